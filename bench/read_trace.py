@@ -1,4 +1,4 @@
-"""Reading Kineto traces: lab.recordings against the standard library's json, CPU seconds and peak memory."""
+"""Reading Kineto traces: scanner, plain reader and the standard library's json; CPU seconds and memory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from bench import traces
 from bench.measure import Cost, cost, side_by_side
 
 OURS = "import sys; from lab.recordings.kineto import read_kineto; read_kineto(sys.argv[1])"
+PLAIN = "import os; os.environ['LAB_READER'] = 'plain'; " + OURS
 CACHED = """
     import sys; from pathlib import Path; from lab.recordings.cache import load_trace
     load_trace(sys.argv[1], cache=Path(sys.argv[2]))
@@ -32,14 +33,16 @@ def main() -> None:
 
 def show(path: Path, folder: Path) -> None:
     cost(CACHED, str(path), str(folder / "cache"))
-    ours, cached, peer = side_by_side(
+    cost(OURS, str(path))  # compiles the scanner
+    ours, plain, cached, peer = side_by_side(
         3,
         partial(cost, OURS, str(path)),
+        partial(cost, PLAIN, str(path)),
         partial(cost, CACHED, str(path), str(folder / "cache")),
         partial(cost, PEER, str(path)),
     )
     print(
-        f"{path.name}: lab {_of(ours)}, from the cache {_of(cached)}, json {_of(peer)}: "
+        f"{path.name}: lab {_of(ours)}, plain {_of(plain)}, from the cache {_of(cached)}, json {_of(peer)}: "
         f"{peer.cpu_s / ours.cpu_s:.1f}x faster, {peer.peak_mb / ours.peak_mb:.1f}x leaner"
     )
 

@@ -100,6 +100,7 @@ def _checks() -> list[Check]:
     return [
         _check_python(),
         *(_check_package(*row) for row in PACKAGES),
+        _check_reader(),
         *gpu_rows,
         *_check_engine(gpus),
         *_check_shm(),
@@ -129,6 +130,14 @@ def _check_package(name: str, extra: str) -> Check:
         return Check(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Check(name, "-", f"not installed (pip install 'lab[{extra}]')")
+
+
+def _check_reader() -> Check:
+    try:
+        from lab.recordings.kineto.native.find import library_state
+    except ModuleNotFoundError as error:
+        return Check("reader", "-", f"{error.name} is not installed (pip install 'lab[analysis]')")
+    return Check("reader", "ok", f"traces: {library_state()}")
 
 
 def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:

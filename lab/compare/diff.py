@@ -226,6 +226,12 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
                 f"{side}: {work.unlinked} of {total} have no known op and are aligned by kernel name"
             )
         found += [f"{side}: {text}" for text in sentences(work.lacks)]
+        if of.empty:
+            whole = plural(len(work.steps_ns), "step")
+            found.append(
+                f"{side}: {of.empty} of {whole} launched no GPU operation and are in no mean: "
+                f"means are over the other {int(of.count)}"
+            )
         if of.outside:
             found.append(
                 f"{side}: {plural(of.outside, 'GPU operation')} launched outside every step, left out"

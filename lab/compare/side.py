@@ -15,14 +15,12 @@ from lab.recordings.as_trace import load_traces
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, holes
 from lab.recordings.nsys.export import is_folder
+from lab.recordings.phase_names import step_family
 from lab.recordings.tables import MEMSET, Trace
 from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
 
 _GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace")
 RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
-STEP = re.compile(
-    r"(ProfilerStep#|(?:.*[^a-z])?(?:train_?|eval_?)?(?:step|iteration|iter)[ _#:.-]*)(\d+)", re.IGNORECASE
-)
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 Key = tuple[str, str, str, str]  # op, dims, types, kernel; op is "" where no op is known
 
@@ -189,15 +187,20 @@ def kernel_name(text: str) -> str:
 
 
 def marked_steps(trace: Trace) -> np.ndarray:
-    """Ranges on the CPU that are numbered steps, of the kind with most of them, profiler steps first."""
+    """Ranges on the CPU that are steps, of the kind with most of them that do not overlap, profiler steps
+    first; names as in lab.recordings.phase_names."""
     families: dict[str, set[int]] = {}
     used = set(np.unique(trace.ranges.name_id[~trace.ranges.on_gpu]).tolist()) - {-1}
     for index in used:
-        found = STEP.fullmatch(trace.strings[index])
-        if found:
-            families.setdefault(found[1], set()).add(index)
-    for prefix in sorted(families, key=lambda one: (not one.startswith("ProfilerStep"), -len(families[one]))):
-        mask = np.isin(trace.ranges.name_id, list(families[prefix])) & ~trace.ranges.on_gpu
+        family = step_family(trace.strings[index])
+        if family is not None:
+            families.setdefault(family, set()).add(index)
+    host = ~trace.ranges.on_gpu
+    masks = {one: np.isin(trace.ranges.name_id, list(ids)) & host for one, ids in families.items()}
+    for family in sorted(
+        masks, key=lambda one: (not one.startswith("ProfilerStep"), -int(masks[one].sum()), one)
+    ):
+        mask = masks[family]
         spans = np.stack([trace.ranges.ts_ns[mask], (trace.ranges.ts_ns + trace.ranges.dur_ns)[mask]], axis=1)
         spans = spans[np.argsort(spans[:, 0], kind="stable")]
         if (spans[1:, 0] >= spans[:-1, 1]).all():

@@ -31,6 +31,7 @@ class Units:
     calls: dict[str, float]
     sequence: list[Key]  # of the unit with the usual number of operations, in order of launch
     outside: int  # operations launched outside every unit
+    empty: int = 0  # steps without any operation, which no mean is over
 
     def mean_ns(self, name: str) -> float:
         return float(self.times_ns[name].mean())
@@ -54,7 +55,7 @@ def units(work: Work, unit: str) -> Units:
 
 
 def by_step(work: Work) -> Units:
-    """Each operation belongs to the step in which it was launched."""
+    """Each operation belongs to the step that launched it; steps that launched none are counted apart."""
     edges = work.steps_ns
     step = np.searchsorted(edges[:, 0], work.launched_ns, side="right") - 1
     inside = (step >= 0) & (work.launched_ns < edges[np.maximum(step, 0), 1])
@@ -70,6 +71,7 @@ def by_step(work: Work) -> Units:
         calls=calls_of(work, work.trace.runtime.ts_ns >= edges[0, 0], len(steps)),
         sequence=usual_sequence(work, step, steps),
         outside=int((step < 0).sum()),
+        empty=len(edges) - len(steps),
     )
 
 

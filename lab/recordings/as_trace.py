@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -10,6 +10,7 @@ import numpy as np
 
 from lab.recordings.cache import load_trace
 from lab.recordings.capture import GRAPH, KERNEL, OP, Capture
+from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.lacks import Lack
 from lab.recordings.load import kind_of, look, read_found
 from lab.recordings.tables import (
@@ -32,21 +33,60 @@ from lab.recordings.tables import (
 _MOST_DEVICES = 1024
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """A recording of any format as traces, one per process.
+
+    annotated: torch.profiler made it, as one trace; capture: what the others were made from, None for it.
+    """
+
+    traces: list[Trace]
+    annotated: bool
+    capture: Capture | None = None
+
+    def masks(self, ops: np.ndarray, ranges: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Masks of the rows of `whole()` as masks of each trace's `kernels` and `ops`."""
+        capture = self.whole()
+        is_op = capture.ranges.kind == OP
+        if self.capture is None:
+            return [(ops, ranges[is_op])]
+        return [
+            (ops[capture.ops.process == one], ranges[is_op & (capture.ranges.process == one)])
+            for one in _used_processes(capture)
+        ]
+
+    def whole(self) -> Capture:
+        """The recording in the schema of a capture; its operations and operators in the traces' order."""
+        return self.capture if self.capture is not None else from_kineto(self.traces[0])
+
+
+def load_recording(path: Path | str, *, cache: Path | None = None) -> Loaded:
+    """A recording of any format as traces. Raises what `load_capture` raises."""
+    with look(Path(path)) as found:
+        if kind_of(found).name != "kineto":
+            capture = read_found(found)
+            return Loaded(traces_of(capture), annotated=False, capture=capture)
+    return Loaded([load_trace(path, cache=cache)], annotated=True)
+
+
 def load_traces(path: Path | str, *, cache: Path | None = None) -> tuple[list[Trace], bool]:
     """The traces of a recording of any format, one per process, and whether torch.profiler made it.
 
     Raises what `load_capture` raises.
     """
-    with look(Path(path)) as found:
-        if kind_of(found).name != "kineto":
-            return traces_of(read_found(found)), False
-    return [load_trace(path, cache=cache)], True
+    found = load_recording(path, cache=cache)
+    return found.traces, found.annotated
+
+
+def _used_processes(capture: Capture) -> list[int]:
+    tables = (capture.ops, capture.api, capture.ranges)
+    used: list[int] = np.unique(np.concatenate([np.unique(table.process) for table in tables])).tolist()
+    return used or [0]
 
 
 def traces_of(capture: Capture) -> list[Trace]:
     """One trace per process that has rows, in the order of `capture.processes`; one at least."""
-    tables = (capture.ops, capture.api, capture.ranges)
-    used = np.unique(np.concatenate([np.unique(table.process) for table in tables])).tolist() or [0]
+    used = _used_processes(capture)
     first = used[0]
     return [
         replace(_trace(capture, process), lacks=_lacks(capture, process, also_all=process == first))

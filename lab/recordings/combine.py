@@ -19,10 +19,14 @@ from lab.recordings.capture import (
     Process,
     Strings,
 )
+from lab.recordings.counters import COUNTER_COLUMNS
 from lab.recordings.lacks import Lack
 from lab.recordings.tables import Schema, Table, concat
 
-_TEXTS = {"name_id", "text_id", "domain", "dims_id", "types_id", "strides_id", "concrete_id"}
+_TEXTS = {"name_id", "text_id", "domain", "dims_id", "types_id", "strides_id", "concrete_id"} | {
+    "counter_id",
+    "unit_id",
+}
 
 
 def combined(source: Path, captures: Sequence[Capture]) -> Capture:
@@ -62,6 +66,7 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
         api=together(API_COLUMNS, lambda one: one.api),
         ranges=together(RANGE_COLUMNS, lambda one: one.ranges),
         sync=together(SYNC_COLUMNS, lambda one: one.sync),
+        counters=together(COUNTER_COLUMNS, lambda one: one.counters),
         strings=strings.texts,
         devices=tuple(devices),
         problems=problems,

@@ -11,6 +11,7 @@ from lab.recordings.capture import Capture, Process, by_process, distinct
 from lab.recordings.tables import Table
 
 _TABLES = ("ops", "api", "ranges", "sync", "osrt", "nodes")
+_OF_PROCESSES = (*_TABLES, "counters")  # the last has no pid
 
 
 def with_processes(capture: Capture) -> Capture:
@@ -31,7 +32,7 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
     and `devices` are those of the process and of the whole recording.
     """
     capture = with_processes(capture)
-    found = np.unique(np.concatenate([distinct(getattr(capture, name).process) for name in _TABLES]))
+    found = np.unique(np.concatenate([distinct(getattr(capture, name).process) for name in _OF_PROCESSES]))
     if len(found) <= 1 and len(capture.processes) <= 1:
         return {0: capture}
     indices = [*found[found >= 0].tolist(), *found[found < 0].tolist()]
@@ -40,7 +41,7 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
 
 def only_process(capture: Capture, index: int) -> Capture:
     """The rows of one process, as the process 0 of a capture of its own."""
-    rows: dict[str, Any] = {name: _rows_of(getattr(capture, name), index) for name in _TABLES}
+    rows: dict[str, Any] = {name: _rows_of(getattr(capture, name), index) for name in _OF_PROCESSES}
     return replace(
         capture,
         **rows,

@@ -46,10 +46,12 @@ def grouped(
     start = np.cumsum(count) - count
 
     def at_percent(of: np.ndarray, percent: float) -> np.ndarray:
-        position = start + (count - 1) * (percent / 100)
-        low = np.minimum(np.floor(position).astype(np.int64), len(of) - 1)
-        high = np.minimum(low + 1, start + count - 1)
-        found: np.ndarray = np.where(count > 0, of[low] + (of[high] - of[low]) * (position - low), np.nan)
+        # Within the group: a fraction of a position in all values would depend on the groups before it.
+        position = np.maximum(count - 1, 0) * (percent / 100)
+        below = np.floor(position).astype(np.int64)
+        low = np.minimum(start + below, len(of) - 1)
+        high = np.minimum(low + 1, np.maximum(start + count - 1, 0))
+        found: np.ndarray = np.where(count > 0, of[low] + (of[high] - of[low]) * (position - below), np.nan)
         return found
 
     if len(ordered) == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 
 import pytest
@@ -11,9 +12,11 @@ from click.testing import CliRunner
 
 from lab.compare.cli import diff as command
 from lab.compare.diff import compare
-from lab.compare.side import recordings_at
+from lab.compare.side import read_works, recordings_at
 from lab.compare.split import PARTS
 from lab.errors import MissingError
+from lab.recordings.load import load_capture
+from lab.recordings.projection import project
 from tests.compare.made import layer, trace
 from tests.conftest import SHARED
 from tests.recordings.rocpdgen import GUIDS, Process, write
@@ -143,12 +146,64 @@ def test_a_difference_turned_around_is_its_negative(tmp_path):
     assert there.span_ns == pytest.approx(-back.span_ns)
 
 
-@pytest.mark.parametrize("prefix", ["ProfilerStep#", "step_", "train_step ", "iteration:"])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        *("ProfilerStep#", "step_", "train_step ", "iteration:"),
+        *(
+            "training step ",
+            "measure_step_",
+            "megatron/iteration ",
+            "rank0: step ",
+            "my_global_step_",
+            "Iter.",
+        ),
+    ],
+)
 def test_a_shifted_clock_and_another_name_of_steps_change_nothing(tmp_path, prefix):
     a = trace(tmp_path / "a.json", BASE, prefix=prefix)
     b = trace(tmp_path / "b.json", BASE, prefix=prefix, shift_us=123_456)
     found = compare(a, b).shown
     assert found.unit == "step" and found.units_b == 4 and found.findings == [] and found.span_ns == 0
+
+
+@pytest.mark.parametrize("name", ["[pl][profile]run_training_batch", "SFTTrainer.training_step"])
+def test_steps_without_numbers_in_their_names_are_steps_too(tmp_path, name):
+    for one in "ab":
+        path = trace(tmp_path / f"{one}.json", BASE, prefix="step ")
+        path.write_text(re.sub(r'"step \d+"', json.dumps(name), path.read_text()))
+    found = compare(tmp_path / "a.json", tmp_path / "b.json").shown
+    assert found.unit == "step" and found.units_a == 4 and found.findings == []
+
+
+def test_parts_of_steps_that_are_numbered_are_no_unit(tmp_path):
+    paths = [trace(tmp_path / f"{one}.json", BASE, prefix="optimizer_step ") for one in "ab"]
+    assert compare(*paths).shown.unit == "call of gemm_128"
+
+
+def test_the_steps_of_a_diff_are_those_of_the_summary(tmp_path):
+    """One list: what `lab nsys summary` takes for a measured step is a unit of `lab diff`."""
+    for prefix in ("train step: ", "dataloader_iter ", "forward_step_", "micro_step "):
+        path = trace(tmp_path / "a.json", BASE, prefix=prefix)
+        (work,) = read_works(path)
+        steps = project(load_capture(path)).steps
+        assert len(work.steps_ns) == len(steps) == (4 if prefix in ("train step: ", "forward_step_") else 0)
+
+
+def test_steps_without_gpu_operations_are_in_no_mean_and_said(tmp_path):
+    a, b = [*BASE, [], []], [[], *BASE]
+    found = of(tmp_path, a, b)
+    assert (found.units_a, found.units_b) == (4, 4) and found.delta_kernel_ns == pytest.approx(0)
+    for text in (
+        "A: 2 of 6 steps launched no GPU operation and are in no mean: means are over the other 4",
+        "B: 1 of 5 steps launched no GPU operation and are in no mean: means are over the other 4",
+    ):
+        assert text in found.notes
+    assert not any("in no mean" in note for note in of(tmp_path).notes)
+    done = CliRunner().invoke(
+        command, [str(tmp_path / "a.json"), str(trace(tmp_path / "c.json", a))], standalone_mode=False
+    )
+    assert "2 of 6 steps launched no GPU operation" in done.output
 
 
 def test_without_steps_a_call_of_the_longest_kernel_is_the_unit_and_windows_may_differ(tmp_path):

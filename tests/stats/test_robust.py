@@ -131,3 +131,14 @@ def test_a_small_value_after_a_group_of_huge_ones_stays_exact():
 def test_groups_of_a_small_type_do_not_overflow():
     found = robust.grouped(np.array([-100, 100], dtype=np.int8), np.array([0, 0]), 1)
     assert (found["median"][0], found["mad"][0], found["max"][0]) == (0, 100, 100)
+
+
+def test_the_figures_of_a_group_do_not_depend_on_the_groups_around_it():
+    random = np.random.default_rng(5)
+    own = random.lognormal(4, 1, 137)
+    others = random.lognormal(4, 1, 50_000)
+    alone = robust.grouped(own, np.zeros(137, dtype=np.int64), 1, [5, 95])
+    values = np.concatenate([others, own])
+    group = np.concatenate([np.arange(50_000) % 900, np.full(137, 900)])
+    among = robust.grouped(values, group, 901, [5, 95])
+    assert {name: among[name][900] for name in alone} == {name: alone[name][0] for name in alone}

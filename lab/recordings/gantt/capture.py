@@ -9,6 +9,7 @@ import pandas as pd
 
 from lab.recordings.capture import GRAPH, MEMCPY, MEMSET, OP, Capture
 from lab.recordings.gantt.bars import FAMILY_OF, UNKNOWN_DEVICE, Bars, Span, assemble
+from lab.recordings.gantt.sources import sources_of
 from lab.recordings.names import kernel_class
 from lab.recordings.projection import Projection
 
@@ -36,6 +37,7 @@ def bars_of_capture(projection: Projection) -> Bars:
             "module": _texts(capture, ranges.name_id, module),
             "phase": _phases(projection),
             "shapes": _texts(capture, ranges.dims_id, operator),
+            "source": sources_of(capture, operator),
         }
     )
     return assemble(frame, _marks(projection, zero_ns), _process_names(capture))

@@ -13,8 +13,8 @@ import numpy as np
 from lab.core.words import plural
 from lab.recordings.capture import Capture
 from lab.recordings.lacks import Lack
+from lab.recordings.phase_names import is_step
 
-_STEPS = ("ProfilerStep#", "step_", "Iteration", "iteration")
 FEWEST = 2
 
 
@@ -31,7 +31,7 @@ class Shape:
 
 
 def shape_of(capture: Capture) -> Shape:
-    wanted = [i for i, text in enumerate(capture.strings) if text.startswith(_STEPS)]
+    wanted = [i for i, text in enumerate(capture.strings) if is_step(text)]
     rows = np.flatnonzero(np.isin(capture.ranges.text_id, wanted))
     rows = rows[np.argsort(capture.ranges.start_ns[rows], kind="stable")]
     steps = tuple(capture.name(int(i)) for i in capture.ranges.text_id[rows])

@@ -66,6 +66,7 @@ def from_kineto(trace: Trace) -> Capture:
         strings=words.texts,
         devices=tuple(Device(device=i, name=name) for i, name in enumerate(trace.meta.devices)),
         problems=[*trace.problems, *problems],
+        info={"python frames": "recorded"} if trace.meta.stacks else {},
         processes=_described(trace, processes),
         lacks=trace.lacks,
     )

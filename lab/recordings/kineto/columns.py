@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import chain, compress
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -13,12 +12,11 @@ import numpy as np
 
 from lab.recordings import tables
 from lab.recordings.kineto.decode import EventDecoder, clean_text
-from lab.recordings.kineto.events import (
-    NO_SIZE,
-    Args,
-)
+from lab.recordings.kineto.fields import Decoded, Fields
 from lab.recordings.kineto.frame import integer_of, trace_meta
 from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here, untimed
+from lab.recordings.kineto.native.pieces import ScannedPiece, ScannedPieces
+from lab.recordings.kineto.native.scanner import ARROW_END
 from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 from lab.recordings.pieces import EventPieces, Piece
@@ -41,9 +39,9 @@ TABLE_OF = {
 }
 
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")
-_PH, _CAT, _NAME, _TS, _DUR = (attrgetter(name) for name in ("ph", "cat", "name", "ts", "dur"))
-_ARGS = attrgetter("args")
-_COPY_KIND = attrgetter("copy_kind")
+TIMED = ("kernels", "ops", "runtime", "ranges")
+_PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
+_ID = attrgetter("id")
 _FLOW = re.compile(rb"\d{1,18}")
 
 
@@ -62,11 +60,15 @@ class Columns:
         self._num_untimed: Counter[str] = Counter()  # of them, those whose times cannot be read
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
+        self._scanned = ScannedPieces.of(self._encode, self._table_of)
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
         self._named: dict[tuple[str, int, int], int] = {}
 
     def feed(self, piece: Piece) -> None:
         """Decode one piece and append its rows; raises BadDataError for text that is not JSON."""
+        if self._scanned and (found := self._scanned.scan(piece.text)):
+            self._add_scanned(found)
+            return
         if functions := self._decoder.functions(piece):
             self._indices.add({"functions": functions})
             return
@@ -98,7 +100,7 @@ class Columns:
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
             truncated=self._pieces.cut is not None,
             lacks=(
-                *self._indices.lacks(owners_are_here(found)),
+                *self._indices.lacks(lambda: owners_are_here(found)),
                 *cut_short(self._pieces.cut),
                 *untimed(self._num_untimed, self._num_slices),
             ),
@@ -117,117 +119,131 @@ class Columns:
                 sizes = _int32(launches[at, column])
                 columns[name] = np.where(known & (columns[name] < 0), sizes, columns[name])
 
+    def _add_scanned(self, found: ScannedPiece) -> None:
+        self._decoder.exact |= found.exact
+        timed = {}
+        for table, (fields, ts_ns, dur_ns) in found.timed.items():
+            self._num_slices[table] += len(fields)
+            timed[table] = fields, self._place(fields, ts_ns, dur_ns)
+        self._add_timed(timed)
+        self._add_names(found.names())
+        self._add_arrows(found)
+        self._indices.add_numbers(*found.indices)
+
     def _add(self, events: Iterable[Any]) -> None:
         rows: dict[str, list[Any]] = defaultdict(list)
         for event in events:
             rows[self._table_of[event.cat]].append(event)
         # Times first: if they are too large, nothing of the piece has been added.
-        timed = {table: self._timed(table, rows[table]) for table in ("kernels", "ops", "runtime", "ranges")}
+        timed = {table: self._timed(table, rows[table]) for table in TIMED}
         flows = [event for event in rows["flows"] if event.ph in ("s", "f")]
         flow_starts = self._starts_ns(flows)
-        self._add_gpu(*timed["kernels"])
-        self._add_ops(*timed["ops"])
-        self._add_runtime(*timed["runtime"])
-        self._add_ranges(*timed["ranges"])
+        self._add_timed(timed)
         self._add_names([event for event in rows["names"] if event.ph == "M"])
         self._add_flows(flows, *flow_starts)
         self._indices.add(rows)
 
-    def _add_gpu(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
-        if not events:
-            return
-        args = list(map(_ARGS, events))
-        columns["kind"] = np.fromiter(map(self._kind_of.__getitem__, map(_CAT, events)), np.int8, len(events))
-        device, stream = self._encode.ints(args, "device"), self._encode.ints(args, "stream")
+    def _add_timed(self, timed: Mapping[str, tuple[Fields, dict[str, np.ndarray]]]) -> None:
+        add = {
+            "kernels": self._add_gpu,
+            "ops": self._add_ops,
+            "runtime": self._add_runtime,
+            "ranges": self._add_ranges,
+        }
+        for table, (fields, columns) in timed.items():
+            if len(fields):
+                add[table](fields, columns)
+
+    def _add_gpu(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+        columns["kind"] = fields.by_category(self._kind_of.__getitem__, np.int8)
+        device, stream = fields.ints("device"), fields.ints("stream")
         columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
-        moved = self._encode.ints(args, "original_stream")
+        moved = fields.ints("original_stream")
         columns["stream"] = np.where(moved >= 0, moved, np.where(stream < 0, columns.pop("tid"), stream))
-        columns["correlation"] = self._encode.ints(args, "correlation")
-        columns["external_id"] = self._encode.ints(args, "external_id")
-        columns["bytes"] = self._encode.ints(args, "bytes_")
+        columns["correlation"] = fields.ints("correlation")
+        columns["external_id"] = fields.ints("external_id")
+        columns["bytes"] = fields.ints("bytes_")
         for name in ("grid", "block"):
-            sizes = self._encode.integers(chain.from_iterable(map(attrgetter(name), args)), 3 * len(args))
+            sizes = _int32(fields.sizes(name))
             for index, axis in enumerate("xyz"):
-                columns[f"{name}_{axis}"] = _int32(sizes[index::3])
+                columns[f"{name}_{axis}"] = sizes[:, index]
         for name in ("smem_bytes", "regs"):
-            columns[name] = _int32(self._encode.ints(args, name))
+            columns[name] = _int32(fields.ints(name))
         for name in ("graph", "graph_node"):
-            ids = self._encode.ints(args, name)
+            ids = fields.ints(name)
             columns[name] = np.where(ids > 0, ids, -1)
-        self._name_copies(args, columns)
-        self._append("kernels", columns, events)
-        self._add_collectives("collectives", "kernel", "kernels", args)
+        for row, *kinds in fields.copies():  # Kineto's name for the copies of torch's CUPTI monitor
+            columns["name_id"][row] = self._encode.strings[copy_name(*kinds)]
+        self._append("kernels", columns)
+        self._add_collectives("collectives", "kernel", "kernels", fields)
 
     def _add_flows(self, events: list[Any], ts_ns: np.ndarray, known: np.ndarray) -> None:
         """Ends of arrows; one without a time or a number is no arrow."""
-        ids = [bytes(event.id).strip(b'"') for event in events]
-        numbers = np.array([int(one) if _FLOW.fullmatch(one) else -1 for one in ids], dtype=np.int64)
+        if not events:
+            return
+        numbers = _flow_numbers(events)
+        fields = Decoded(events, self._encode)
         columns = {
             "ts_ns": ts_ns,
-            "pid": self._encode.numbers_or_texts(events, attrgetter("pid")),
-            "tid": self._encode.numbers_or_texts(events, attrgetter("tid")),
+            "pid": fields.ids("pid"),
+            "tid": fields.ids("tid"),
             "flow": numbers,
-            "is_end": np.array([event.ph == "f" for event in events], dtype=bool),
+            "is_end": np.fromiter(map("f".__eq__, map(_PH, events)), bool, len(events)),
         }
         kept = known & (numbers >= 0)
         if kept.any():
-            self._append("flows", {name: column[kept] for name, column in columns.items()}, events)
+            self._append("flows", {name: column[kept] for name, column in columns.items()})
 
-    def _name_copies(self, args: list[Args], columns: dict[str, np.ndarray]) -> None:
-        """Kineto's name for the copies of torch's CUPTI monitor, whose kinds are arguments."""
-        for row in compress(range(len(args)), map(_COPY_KIND, args)):
-            one = args[row]
-            name = copy_name(one.copy_kind, one.src_kind, one.dst_kind)
-            columns["name_id"][row] = self._encode.strings[name]
-
-    def _add_collectives(self, table: str, row: str, of: str, args: list[Args]) -> None:
-        """Rows for those of the last `args` of the table `of` that describe a collective."""
-        index = list(compress(range(len(args)), map(attrgetter("collective"), args)))
-        if not index:
+    def _add_arrows(self, found: ScannedPiece) -> None:
+        fields, numbers = found.arrows(flow_number)
+        if not len(fields):
             return
-        chosen, first = [args[i] for i in index], self._num_rows[of] - len(args)
-        columns = {row: np.array(index, dtype=np.int64) + first}
+        columns = {
+            "ts_ns": fields.ints("ts_ns"),
+            "pid": fields.ids("pid"),
+            "tid": fields.ids("tid"),
+            "flow": numbers,
+            "is_end": fields.ints("ph") == ARROW_END,
+        }
+        kept = numbers >= 0
+        if kept.any():
+            self._append("flows", {name: column[kept] for name, column in columns.items()})
+
+    def _add_collectives(self, table: str, row: str, of: str, fields: Fields) -> None:
+        """Rows for those of the last events of the table `of` that describe a collective."""
+        index = fields.with_text("collective")
+        if not len(index):
+            return
+        chosen, first = fields.take(index), self._num_rows[of] - len(fields)
+        columns = {row: index + first}
         for name in ("in_nelems", "out_nelems", "group_size", "seq"):
-            columns[name] = self._encode.ints(chosen, name)
+            columns[name] = chosen.ints(name)
         for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks"):
-            columns[f"{name}_id"] = self._encode.texts(chosen, attrgetter(name))
+            columns[f"{name}_id"] = chosen.texts(name)
         for name in ("in_split", "out_split"):
-            columns[f"{name}_id"] = self._encode.raws(chosen, name)
-        self._append(table, columns, chosen)
+            columns[f"{name}_id"] = chosen.raws(name)
+        self._append(table, columns)
 
-    def _add_ops(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
-        if not events:
-            return
-        args = list(map(_ARGS, events))
-        columns["external_id"] = self._encode.ints(args, "external_id")
-        columns["rf_id"] = self._encode.ints(args, "rf_id")
-        columns["sequence"] = self._encode.ints(args, "sequence")
+    def _add_ops(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+        for name in ("external_id", "rf_id", "sequence"):
+            columns[name] = fields.ints(name)
         for name in ("dims", "types", "strides", "concrete"):
-            columns[f"{name}_id"] = self._encode.raws(args, name)
-        self._append("ops", columns, events)
-        self._add_collectives("comm_ops", "op", "ops", args)
+            columns[f"{name}_id"] = fields.raws(name)
+        self._append("ops", columns)
+        self._add_collectives("comm_ops", "op", "ops", fields)
 
-    def _add_runtime(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
-        if events:
-            args = list(map(_ARGS, events))
-            columns["correlation"] = self._encode.ints(args, "correlation")
-            columns["external_id"] = self._encode.ints(args, "external_id")
-            columns["kernel_id"] = self._encode.texts(args, attrgetter("kernel"))
-            self._append("runtime", columns, events)
-            if any(map(_has_grid, args)):
-                self._geometry.update(
-                    (one.correlation, (*one.grid, *one.block, one.smem_bytes))
-                    for one in args
-                    if _has_grid(one)
-                )
+    def _add_runtime(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+        for name in ("correlation", "external_id"):
+            columns[name] = fields.ints(name)
+        columns["kernel_id"] = fields.texts("kernel")
+        self._append("runtime", columns)
+        self._geometry.update(fields.geometry())
 
-    def _add_ranges(self, events: list[Any], columns: dict[str, np.ndarray]) -> None:
-        if events:
-            args = list(map(_ARGS, events))
-            columns["on_gpu"] = np.array([event.cat == "gpu_user_annotation" for event in events])
-            for name in ("dims", "types"):
-                columns[f"{name}_id"] = self._encode.raws(args, name)
-            self._append("ranges", columns, events)
+    def _add_ranges(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
+        columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
+        for name in ("dims", "types"):
+            columns[f"{name}_id"] = fields.raws(name)
+        self._append("ranges", columns)
 
     def _add_names(self, events: Iterable[Any]) -> None:
         """Kineto may repeat a name; the last one counts, as in the viewers."""
@@ -249,16 +265,16 @@ class Columns:
             columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
             self._chunks[table] = [dict(zip(tables.SCHEMAS[table], columns, strict=True))]
 
-    def _append(self, table: str, columns: dict[str, np.ndarray], rows: Sequence[Any]) -> None:
+    def _append(self, table: str, columns: dict[str, np.ndarray]) -> None:
         self._chunks[table].append(columns)
-        self._num_rows[table] += len(rows)
+        self._num_rows[table] += len(next(iter(columns.values())))
 
-    def _timed(self, table: str, events: list[Any]) -> tuple[list[Any], dict[str, np.ndarray]]:
+    def _timed(self, table: str, events: list[Any]) -> tuple[Fields, dict[str, np.ndarray]]:
         """The events that have a start and a duration, and the columns that every table has."""
         if list(map(_PH, events)).count("X") < len(events):
             events = [event for event in events if event.ph == "X"]
         if not events:
-            return [], {}
+            return Decoded([], self._encode), {}
         ts_ns, starts = self._starts_ns(events)
         dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
         known &= starts & (dur_ns >= 0)
@@ -270,14 +286,17 @@ class Columns:
             self._num_untimed[table] += int((~known).sum())
             events = [event for event, is_known in zip(events, known, strict=True) if is_known]
             ts_ns, dur_ns = ts_ns[known], dur_ns[known]
-        if not events:
-            return [], {}
-        return events, {
+        fields = Decoded(events, self._encode)
+        return fields, self._place(fields, ts_ns, dur_ns) if events else {}
+
+    def _place(self, fields: Fields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns that every table of slices has."""
+        return {
             "ts_ns": ts_ns,
             "dur_ns": dur_ns,
-            "pid": self._encode.numbers_or_texts(events, attrgetter("pid")),
-            "tid": self._encode.numbers_or_texts(events, attrgetter("tid")),
-            "name_id": self._encode.texts(events, _NAME),
+            "pid": fields.ids("pid"),
+            "tid": fields.ids("tid"),
+            "name_id": fields.names(),
         }
 
     def _starts_ns(self, events: list[Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -289,13 +308,24 @@ class Columns:
         return float_us_to_ns(times_us)
 
 
+def _flow_numbers(events: Sequence[Any]) -> np.ndarray:
+    """The number (n,) of each arrow, in quotes or not; -1 where it is none."""
+    ids = list(map(bytes, map(_ID, events)))
+    digits = b"".join(ids)
+    if digits.isdigit() and all(ids) and max(map(len, ids)) <= 18:  # as Kineto writes them
+        return np.array(b",".join(ids).split(b","), dtype="S18").astype(np.int64)
+    return np.array([flow_number(one) for one in ids], dtype=np.int64)
+
+
 def copy_name(kind: str, source: str, target: str) -> str:
     """Kineto's name of a copy."""
     return f"Memcpy {kind} ({source} -> {target})" if source and target else f"Memcpy {kind}"
 
 
-def _has_grid(args: Args) -> bool:
-    return args.grid is not NO_SIZE
+def flow_number(raw: bytes) -> int:
+    """The number of an arrow, -1 for what is none."""
+    digits = raw.strip(b'"')
+    return int(digits) if _FLOW.fullmatch(digits) else -1
 
 
 class _TooLarge(Exception):

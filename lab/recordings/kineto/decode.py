@@ -88,11 +88,12 @@ class EventDecoder:
     def _decode_loosely(self, text: bytes, at: int) -> dict[str, Any] | None:
         try:
             decoded = text.decode("utf-8", "replace")
-            event: dict[str, Any] = json.loads(
-                decoded, strict=False, parse_float=Decimal, parse_constant=lambda _: None
-            )
+            event = json.loads(decoded, strict=False, parse_float=Decimal, parse_constant=lambda _: None)
         except (ValueError, RecursionError, InvalidOperation):
             self._damaged("an event is not JSON", at)
+            return None
+        if not isinstance(event, dict):
+            self._damaged("an event is not an object", at)
             return None
         self._problems[ODD] += 1
         return event

@@ -7,7 +7,8 @@ end of what was kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from lab.core.words import plural
 from lab.recordings.lacks import Axis, Lack, Place
 from lab.recordings.tables import Table
 
-# GPU rows and API calls have none.
-_WITHOUT = ("kernels", "runtime")
+# GPU rows, API calls and arrows have none.
+_WITHOUT = ("kernels", "runtime", "flows")
+_INDEX = attrgetter("args.ev_idx")
 _OPERATORS = ("ops", "ranges")
 _ROWS_OF: dict[str, tuple[Axis, str]] = {
     "kernels": ("gpu", "GPU row"),
@@ -44,10 +46,16 @@ class EventIndices:
             if len(found):
                 (self._operators if table in _OPERATORS else self._others).append(found)
 
-    def lacks(self, owners_here: bool = False) -> tuple[Lack, ...]:
+    def add_numbers(self, operators: np.ndarray, others: np.ndarray) -> None:
+        """The same from numbers (n,) that are known to be such."""
+        for kept, found in ((self._operators, operators), (self._others, others)):
+            if len(found):
+                kept.append(found)
+
+    def lacks(self, owners_here: Callable[[], bool] = lambda: False) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known.
 
-        owners_here: every GPU row still has its operator, so the trace was thinned with care, and nothing
+        owners_here(): every GPU row still has its operator, so the trace was thinned with care, and nothing
         that is said of the GPU rests on what was taken out.
         """
         operators, others = _joined(self._operators), _joined(self._others)
@@ -61,7 +69,7 @@ class EventIndices:
         seen, is_operator = seen[is_new], is_operator[is_new]
         gaps = np.flatnonzero(np.diff(seen) > 1)
         sizes = seen[gaps + 1] - seen[gaps] - 1
-        inside = is_operator[gaps] & is_operator[gaps + 1] & (not owners_here)
+        inside = is_operator[gaps] & is_operator[gaps + 1] & (not owners_here())
         counts: dict[Place, tuple[int, int]] = {
             "head": (int(seen[0]), 1),
             "hole": (int(sizes[inside].sum()), int(inside.sum())),
@@ -75,7 +83,11 @@ def owners_are_here(tables: Mapping[str, Table]) -> bool:
     """Whether GPU rows name operators by External id, and each of these is in the trace."""
     wanted = tables["kernels"].external_id
     wanted = wanted[wanted > 0]
-    return len(wanted) > 0 and bool(np.isin(wanted, tables["ops"].external_id).all())
+    here = np.sort(tables["ops"].external_id)
+    if not len(wanted) or not len(here):
+        return False
+    at = np.minimum(np.searchsorted(here, wanted), len(here) - 1)
+    return bool((here[at] == wanted).all())
 
 
 def cut_short(why: str | None) -> tuple[Lack, ...]:
@@ -106,11 +118,10 @@ def _lack(place: Place, n: int, whole: int, runs: int) -> Lack:
 
 
 def _numbers(events: Sequence[Any]) -> np.ndarray:
-    found = [event.args.ev_idx for event in events]
     try:
-        return np.fromiter(found, np.int64, len(found))
+        return np.fromiter(map(_INDEX, events), np.int64, len(events))
     except (OverflowError, ValueError, TypeError):
-        usable = [i if isinstance(i, int) and 0 <= i < 2**62 else -1 for i in found]
+        usable = [i if isinstance(i, int) and 0 <= i < 2**62 else -1 for i in map(_INDEX, events)]
         return np.array(usable, dtype=np.int64)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from lab.recordings.kineto.decode import ODD
 from lab.recordings.kineto.events import Args
 
-_INT64 = range(-(2**63), 2**63)
+INT64 = range(-(2**63), 2**63)
 
 
 class ColumnEncoder:
@@ -23,7 +24,7 @@ class ColumnEncoder:
     def __init__(self, problems: Counter[str]) -> None:
         self.strings = Strings()
         self.ids = Lookup(self._number_id)
-        self._raw_ids = Lookup(self._text_of_raw)
+        self._raw_ids = Lookup(self.raw_id)
         self._problems = problems
 
     def texts(self, rows: Sequence[Any], text_of: Callable[[Any], str]) -> np.ndarray:
@@ -45,8 +46,16 @@ class ColumnEncoder:
         except (OverflowError, ValueError, TypeError):
             return self.integers(map(values, args), len(args))
 
+    def triples(self, args: Sequence[Args], name: str) -> np.ndarray:
+        """Three integers of each (3n,), one after the other."""
+        values = attrgetter(name)
+        try:
+            return np.fromiter(chain.from_iterable(map(values, args)), np.int64, 3 * len(args))
+        except OverflowError:
+            return self.integers(chain.from_iterable(map(values, args)), 3 * len(args))
+
     def integers(self, values: Iterable[int | str], count: int) -> np.ndarray:
-        found = [value if isinstance(value, int) and value in _INT64 else None for value in values]
+        found = [value if isinstance(value, int) and value in INT64 else None for value in values]
         if None in found:
             self._problems["ids that are not 64-bit integers count as unknown"] += 1
         return np.array([-1 if value is None else value for value in found], dtype=np.int64)
@@ -64,7 +73,7 @@ class ColumnEncoder:
         self._problems[ODD] += 1
         return value
 
-    def _text_of_raw(self, raw: bytes) -> int:
+    def raw_id(self, raw: bytes) -> int:
         """Lists are kept as compact JSON, so that the layout of a file does not change them."""
         if not raw:
             return -1
@@ -75,7 +84,7 @@ class ColumnEncoder:
             return self.strings[json.dumps(value)]
 
     def _number_id(self, value: int | str) -> int:
-        if isinstance(value, int) and value in _INT64:
+        if isinstance(value, int) and value in INT64:
             return value
         return -2 - self.strings[str(value)]
 

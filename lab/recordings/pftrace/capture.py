@@ -53,7 +53,7 @@ def load(path: Path | str) -> Capture:
         return _rocprofv3(slices, Path(path))
     if any(TABLE_OF.get(one.lower(), "") for one in categories if one):
         return _torch(slices, Path(path))
-    if not len(slices.begin) and not slices.dropped["stages"]:
+    if not len(slices.begin):
         raise BadDataError("a Perfetto file without slices", where=path, fix="record it again")
     shown = ", ".join(sorted(one for one in categories if one)[:5]) or "none"
     raise BadDataError(
@@ -106,6 +106,12 @@ def _torch(slices: Slices, path: Path) -> Capture:
         problems.append(
             f"{len(processes)} processes; GPU rows are joined to the one whose call launched them"
         )
+    gpu_ops = _torch_ops(slices, ops, of_process, pid)
+    if slices.dropped["read_stages"] and (touching := _touching(gpu_ops)):
+        problems.append(
+            f"{plural(touching, 'operation')} of {len(gpu_ops)} end exactly where the next one of the stream "
+            "begins: torch cuts what overlaps in GPU render stages, so times of those may be cut short"
+        )
     ranges: list[_Part] = [
         (user, PUSH_POP, {}),
         (cpu, OP, _shapes(slices) | {"seq": slices.numbers("Sequence number", "sequence")}),
@@ -114,7 +120,7 @@ def _torch(slices: Slices, path: Path) -> Capture:
         slices,
         path,
         "torch.profiler" if not merged else "lab",
-        ops=_torch_ops(slices, ops, of_process, pid),
+        ops=gpu_ops,
         api=_table(API_COLUMNS, columns, api),
         ranges=_ranges(slices, columns, ranges),
         processes=processes,
@@ -137,7 +143,7 @@ def _torch_ops(
 ) -> Table:
     kinds = _by_text(slices, slices.category_id, lambda text: GPU_KINDS.get(text.lower(), -1))
     device, stream = slices.numbers("device"), slices.numbers("original_stream")
-    stream = np.where(stream < 0, slices.numbers("stream"), stream)
+    stream = np.where(stream < 0, slices.numbers("stream", "stream id"), stream)
     sizes = {}
     for name in ("grid", "block"):
         listed = slices.texts(name)
@@ -152,8 +158,8 @@ def _torch_ops(
         "bytes": slices.numbers("bytes"),
         "graph": np.where(graph > 0, graph, -1),
         "graph_node": np.where(node > 0, node, -1),
-        "regs": slices.numbers("registers per thread"),
-        "dynamic_smem_bytes": slices.numbers("shared memory"),
+        "regs": slices.numbers("registers per thread", "registers_per_thread"),
+        "dynamic_smem_bytes": slices.numbers("shared memory", "shared_mem_dynamic"),
         "name_id": (names := _copy_names(slices)),
         **{name: codes[names] for name, codes in copy_kinds(slices.strings.texts).items()},
         **sizes,
@@ -249,7 +255,7 @@ def _losses(slices: Slices, num_ops: int) -> tuple[Lack, ...]:
         ("dropped", "packets", "gaps in the packets of a sequence, as Perfetto marked them"),
         ("lost", "buffer", "packets or chunks that Perfetto's own statistics count as lost"),
         ("unpaired", "pairs", "begins or ends of slices without their partner"),
-        ("stages", "stages", "GPU render stages, which lab does not read"),
+        ("stages", "stages", "GPU render stages of kinds that lab does not know"),
     ):
         count = slices.dropped[key]
         if count:
@@ -278,6 +284,8 @@ def _capture(
     problems: list[str],
     lacks: tuple[Lack, ...],
 ) -> Capture:
+    if slices.dropped["samples"]:
+        problems.append(f"{plural(slices.dropped['samples'], 'sample')} of GPU counters left out")
     if slices.dropped["instants"]:
         problems.append(f"{plural(slices.dropped['instants'], 'instant')} left out")
     return Capture(

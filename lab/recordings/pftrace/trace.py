@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -15,14 +15,15 @@ from lab.recordings.pftrace import values
 from lab.recordings.pftrace.clocks import Clocks
 from lab.recordings.pftrace.packets import Batch, batches
 from lab.recordings.pftrace.pairing import paired
+from lab.recordings.pftrace.stages import COMPUTE_ARG, COMPUTE_KERNEL, SPECIFICATION, Found, Stages
 from lab.recordings.pftrace.wire import BadWire, Fields, fields
 
 # Field numbers of google/perfetto, protos/perfetto/trace.
 _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _STATS = 6, 8, 10, 11, 12, 13, 35
-_CLEARED, _DROPPED, _COMPRESSED, _STAGE, _CLOCK, _DEFAULTS, _TRACK = 41, 42, 50, 53, 58, 59, 60
+_CLEARED, _DROPPED, _COMPRESSED, _COUNTER, _STAGE, _CLOCK, _DEFAULTS, _TRACK = 41, 42, 50, 52, 53, 58, 59, 60
 _TRACK_UUID = 11  # of an event, and of the defaults of events
 _BEGIN, _END, _INSTANT = 1, 2, 3
-CATEGORY, NAME, KEY, TEXT, STAGE = 1, 2, 3, 29, 24  # kinds of interned texts
+CATEGORY, NAME, KEY, TEXT = 1, 2, 3, 29  # kinds of interned texts
 MOST_EVENTS = 1 << 27
 _FLAG_CLEARED = 1
 
@@ -153,11 +154,12 @@ class _Reader:
         self._default_track: dict[int, int] = {}
         self._clocks = Clocks()
         self._interned: dict[int, list[tuple[int, int, int]]] = {
-            kind: [] for kind in (CATEGORY, NAME, KEY, TEXT, STAGE)
+            kind: [] for kind in (CATEGORY, NAME, KEY, TEXT, SPECIFICATION, COMPUTE_KERNEL, COMPUTE_ARG)
         }
         self._events: list[dict[str, np.ndarray]] = []
         self._arguments: list[dict[str, np.ndarray]] = []
         self._num_events = 0
+        self._stages = Stages(self._strings)
 
     def feed(self, batch: Batch) -> None:
         if not len(batch.starts):
@@ -170,13 +172,14 @@ class _Reader:
         cleared = (top.column(_FLAGS, count, 0) & _FLAG_CLEARED) | (top.column(_CLEARED, count, 0) > 0)
         state = self._states(sequence, cleared > 0)
         self._counts["dropped"] += int((top.column(_DROPPED, count, 0) > 0).sum())
-        self._counts["stages"] += int((top.number == _STAGE).sum())
+        self._counts["samples"] += int((top.number == _COUNTER).sum())
         self._intern(data, top.of(_INTERNED), state)
         self._describe(data, top.of(_TRACK))
         self._defaults(data, top.of(_DEFAULTS), state)
         self._lost(data, top.of(_STATS))
         ts_ns = self._clocks.on_one(data, top, state, count, _CLOCKS, _TIMESTAMP, _CLOCK, _DEFAULTS)
         self._add(data, top.of(_EVENT), state, ts_ns)
+        self._stages.add(data, top.of(_STAGE), state, ts_ns)
 
     def _states(self, sequence: np.ndarray, cleared: np.ndarray) -> np.ndarray:
         """The state (n,) of each packet."""
@@ -203,8 +206,9 @@ class _Reader:
             parts = fields(data, entries.value, entries.end)
             iids = parts.column(1, len(entries.message), 0)
             texts = np.full(len(entries.message), -1, dtype=np.int64)
-            named = parts.of(2)
-            texts[named.message] = values.texts(data, named.value, named.end, self._strings)
+            for number in (2, 3) if kind == COMPUTE_KERNEL else (2,):  # 3: a kernel's demangled name
+                named = parts.of(number)
+                texts[named.message] = values.texts(data, named.value, named.end, self._strings)
             owner = state[found.message[entries.message]]
             known += zip(owner.tolist(), iids.tolist(), texts.tolist(), strict=True)
 
@@ -307,7 +311,7 @@ class _Reader:
         pairs = paired(events["track"], events["ts_ns"], events["begins"])
         problems += pairs.problems()
         begin = pairs.begin
-        return Slices(
+        found = Slices(
             begin=begin,
             track=events["track"][begin],
             start_ns=events["ts_ns"][begin],
@@ -322,6 +326,7 @@ class _Reader:
             dropped=self._counts + Counter(unpaired=pairs.open_begins + pairs.lone_ends),
             problems=problems,
         )
+        return _with_stages(found, self._stages.finish(self._resolved)) if self._stages.count else found
 
     def _resolved(self, kind: int, state: np.ndarray, iid: np.ndarray, own: np.ndarray) -> np.ndarray:
         """Text ids (n,): the event's own text, else the interned one of its state, else -1."""
@@ -357,6 +362,41 @@ def _joined(parts: list[dict[str, np.ndarray]], names: list[str]) -> dict[str, n
     if not parts:
         return {name: np.empty(0, dtype=bool if name == "begins" else np.int64) for name in names}
     return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+
+def _with_stages(slices: Slices, stages: Found) -> Slices:
+    """The slices and, behind them, the render stages: slices of no track, with a device and lane."""
+    count, first, more = len(stages.slices["start_ns"]), slices.num_events, stages.arguments
+    unknown = np.full(count, -1, dtype=np.int64)
+    rows = np.arange(count) + first
+    keys = [np.full(count, slices.strings.id(name)) for name in ("device", "lane")]
+    given = slices.arguments
+    arguments = Arguments(
+        event=np.concatenate([given.event, more["row"] + first, rows, rows]),
+        key_id=np.concatenate([given.key_id, more["key_id"], *keys]),
+        number=np.concatenate([given.number, more["number"], stages.slices["device"], unknown]),
+        text_id=np.concatenate([given.text_id, more["text_id"], unknown, stages.slices["lane_id"]]),
+    )
+    own = stages.slices
+    return replace(
+        slices,
+        begin=np.concatenate([slices.begin, rows]),
+        track=np.concatenate([slices.track, unknown]),
+        start_ns=np.concatenate([slices.start_ns, own["start_ns"]]),
+        end_ns=np.concatenate([slices.end_ns, own["end_ns"]]),
+        name_id=np.concatenate([slices.name_id, own["name_id"]]),
+        category_id=np.concatenate([slices.category_id, own["category_id"]]),
+        flow=np.concatenate([slices.flow, unknown]),
+        arguments=arguments,
+        num_events=first + count,
+        dropped=slices.dropped + Counter(stages=stages.unknown.total(), read_stages=count),
+        problems=[*slices.problems, *_unknown_stages(stages.unknown)],
+    )
+
+
+def _unknown_stages(unknown: Counter[str]) -> list[str]:
+    some = ", ".join(f"{name} ({count})" for name, count in unknown.most_common(5))
+    return [f"GPU render stages of kinds that lab does not know: {some}"] if unknown else []
 
 
 def _number(text: str) -> int:

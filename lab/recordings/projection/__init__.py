@@ -12,8 +12,8 @@ Limits: an operation whose API call was not recorded stays `unattributed`. An op
 launched, however late it ran; which range *needed* its result is not known.
 """
 
+from lab.recordings.phase_names import PHASES, STEPS, WARMUPS, PhaseNames
 from lab.recordings.projection.offers import Offer, offers
-from lab.recordings.projection.phase_names import PHASES, STEPS, WARMUPS, PhaseNames
 from lab.recordings.projection.project import project
 from lab.recordings.projection.result import Projection
 from lab.recordings.projection.rules import AMBIGUOUS, RULES

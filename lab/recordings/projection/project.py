@@ -12,12 +12,12 @@ from lab.errors import BadDataError
 from lab.recordings.capture import GRAPH, OP, Capture, Strings
 from lab.recordings.graphs.calls import in_graph
 from lab.recordings.graphs.origins import Origins
+from lab.recordings.phase_names import PHASES
 from lab.recordings.processes import with_processes
 from lab.recordings.projection.loose import loose_pairs
 from lab.recordings.projection.nest import RangeForest, nearest_ancestor
 from lab.recordings.projection.origins import forward_origins
 from lab.recordings.projection.paths import Paths, path_tree
-from lab.recordings.projection.phase_names import PHASES
 from lab.recordings.projection.result import Projection
 from lab.recordings.projection.rules import (
     AMBIGUOUS,

@@ -9,8 +9,9 @@ import numpy as np
 
 from lab.recordings.capture import Capture
 from lab.recordings.graphs.origins import Origins
+from lab.recordings.phase_names import is_step, is_warmup
 from lab.recordings.projection.nest import nearest_ancestor
-from lab.recordings.projection.rules import RULES, is_step, is_warmup
+from lab.recordings.projection.rules import RULES
 from lab.recordings.projection.sums import sums_by_group
 from lab.recordings.tables import Table
 
@@ -19,12 +20,13 @@ from lab.recordings.tables import Table
 class Part:
     """A part of a recording, as `select` made it.
 
-    `capture.ops` holds its operations alone; api and ranges (masks as those tables, which stay whole, because
-    operations refer to them) mark the calls and ranges in it, osrt the calls of the operating system; steps
-    are rows of ranges. text says what was asked for.
+    `capture.ops` holds its operations alone; ops is their mask in the whole recording. api and ranges
+    (masks as those tables, which stay whole, because operations refer to them) mark the calls and ranges in
+    it, osrt the calls of the operating system; steps are rows of ranges. text says what was asked for.
     """
 
     text: str
+    ops: np.ndarray
     api: np.ndarray
     ranges: np.ndarray
     osrt: np.ndarray

@@ -9,10 +9,10 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.errors import MissingError
-from lab.recordings.capture import Capture
+from lab.recordings.capture import OP, Capture
+from lab.recordings.phase_names import PHASES
 from lab.recordings.projection.nest import RangeForest, nearest_ancestor
 from lab.recordings.projection.paths import path_tree
-from lab.recordings.projection.phase_names import PHASES
 from lab.recordings.projection.result import Part, Projection
 from lab.recordings.projection.sums import instance_sums
 from lab.recordings.projection.threads import phases_of_other_threads
@@ -61,10 +61,15 @@ def select(projection: Projection, wanted: Wanted, phases: re.Pattern[str] = PHA
             steps = steps[capture.ranges.end_ns[steps] <= wanted.end_ns]
         words.append(_window_text(wanted, capture))
     if not any(mask.any() for mask in whole.all):
-        raise MissingError(f"nothing was recorded in {', '.join(words)}", where=capture.source)
+        raise MissingError(
+            f"nothing was recorded in {', '.join(words)}; the recording is {_length_ms(capture):g} ms long",
+            where=capture.source,
+        )
     used = np.unique(projection.owners(steps)[whole.ops])
     steps = steps[used[used >= 0]]
-    return _reduced(projection, whole, Part(", ".join(words), whole.api, whole.ranges, whole.osrt, steps))
+    return _reduced(
+        projection, whole, Part(", ".join(words), whole.ops, whole.api, whole.ranges, whole.osrt, steps)
+    )
 
 
 def _tables(capture: Capture) -> tuple[Table, Table, Table, Table]:
@@ -127,13 +132,20 @@ def _ranges_named(projection: Projection, name: str) -> np.ndarray:
     fits = [text == name or pattern.fullmatch(text) is not None for text in capture.strings]
     rows = np.flatnonzero(np.array([*fits, False])[capture.ranges.name_id])
     if not len(rows):
-        used = {capture.name(int(index)) for index in np.unique(capture.ranges.name_id)}
-        near = sorted(one for one in used if name.lower() in one.lower())[:5]
-        hint = (
-            f"there are {', '.join(near)}" if near else f"{plural(len(used), 'name')} of ranges are recorded"
-        )
-        raise MissingError(f"no range is named {name!r}: {hint}", where=capture.source)
+        raise MissingError(f"no range is named {name!r}: {_other_names(capture, name)}", where=capture.source)
     return rows
+
+
+def _other_names(capture: Capture, name: str) -> str:
+    """Names of ranges with this text in them, else the program's own, most frequent first."""
+    used = {capture.name(int(index)) for index in np.unique(capture.ranges.name_id)} - {""}
+    near = sorted(one for one in used if name.lower() in one.lower())
+    if near:
+        return f"there are {', '.join(near[:5])}"
+    own, counts = np.unique(capture.ranges.name_id[capture.ranges.kind != OP], return_counts=True)
+    often = [capture.name(int(index)) for index in own[np.argsort(-counts, kind="stable")][:5]]
+    some = f", such as {', '.join(often)}" if often else ""
+    return f"{plural(len(used), 'name')} of ranges are recorded{some}"
 
 
 def _launched_in(projection: Projection, rows: np.ndarray, phases: re.Pattern[str]) -> _Masks:
@@ -180,6 +192,11 @@ def first_ns(capture: Capture) -> int:
     """The earliest time in a recording, 0 in an empty one."""
     starts = [int(table.start_ns.min()) for table in _tables(capture) if len(table)]
     return min(starts, default=0)
+
+
+def _length_ms(capture: Capture) -> float:
+    ends = [int(table.end_ns.max()) for table in _tables(capture) if len(table)]
+    return (max(ends, default=0) - first_ns(capture)) / 1e6
 
 
 def _reduced(projection: Projection, masks: _Masks, part: Part) -> Projection:

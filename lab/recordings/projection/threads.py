@@ -7,8 +7,8 @@ import re
 import numpy as np
 
 from lab.recordings.capture import Capture
+from lab.recordings.phase_names import is_step, is_warmup
 from lab.recordings.projection.nest import RangeForest, by_thread, innermost_around, nearest_ancestor
-from lab.recordings.projection.rules import is_step, is_warmup
 
 
 def phases_of_other_threads(

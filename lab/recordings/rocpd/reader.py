@@ -20,10 +20,11 @@ from lab.recordings.capture import (
     Process,
     Strings,
 )
+from lab.recordings.counters import COUNTER_COLUMNS
 from lab.recordings.lacks import Lack
 from lab.recordings.rocm import dispatch_lacks, repeated_dispatches
 from lab.recordings.rocpd.people import People, people_of
-from lab.recordings.rocpd.rows import read_calls, read_copies, read_dispatches
+from lab.recordings.rocpd.rows import read_calls, read_copies, read_counters, read_dispatches
 from lab.recordings.rocpd.section import Section, sections_of
 from lab.recordings.tables import Schema, Table, concat
 
@@ -37,6 +38,7 @@ class _Read:
     ranges: list[Table] = field(default_factory=list)
     processes: list[Process] = field(default_factory=list)
     devices: list[Device] = field(default_factory=list)
+    counters: list[Table] = field(default_factory=list)
     nodes: set[int] = field(default_factory=set)
     lacks: list[Lack] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -76,6 +78,7 @@ def load(path: Path | str) -> Capture:
         info={"vendor": "amd", "ids": " ".join(str(one.guid) for one in sections)},
         processes=tuple(read.processes),
         lacks=tuple(read.lacks),
+        counters=_joined(read.counters, COUNTER_COLUMNS),
     )
 
 
@@ -96,8 +99,7 @@ def _add(section: Section, strings: Strings, read: _Read) -> None:
     read.processes += people.processes
     read.devices += people.devices
     read.nodes |= set(people.nodes)
-    if counters := len(section.integers("pmc_event", "id")["id"]):
-        read.problems.append(f"{plural(counters, 'counter value')} in the file: lab shows no counters")
+    read.counters.append(read_counters(section, kernels, strings))
 
 
 def _untraced_kernels(people: People, index: int, num_kernels: int) -> list[Lack]:

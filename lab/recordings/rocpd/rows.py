@@ -19,6 +19,7 @@ from lab.recordings.capture import (
     Strings,
     filled,
 )
+from lab.recordings.counters import counter_table
 from lab.recordings.rocm import (
     API_CATEGORIES,
     MARKERS,
@@ -83,6 +84,25 @@ def _kernel_names(section: Section, kernels: np.ndarray, strings: Strings) -> np
         return found or f"kernel {kernel} (no symbol recorded)"
 
     return _by_id(kernels, lambda kernel: strings.id(name(kernel)))
+
+
+def read_counters(section: Section, kernels: Table, strings: Strings) -> Table:
+    """The hardware counters of `kernels`, which are all rows of the table of dispatches, in its order."""
+    found = section.integers("pmc_event", "event_id pmc_id")
+    values = section.numbers("pmc_event", "value")
+    events = section.integers("kernel_dispatch", "event_id")["event_id"]
+    row = lookup(events, np.arange(len(events)), found["event_id"])
+    sound = (row >= 0) & np.isfinite(values)
+    if lost := int((~sound).sum()):
+        section.database.problems.append(
+            f"{plural(lost, 'counter value')} of no dispatch, or no number: left out"
+        )
+    names, units = section.texts("info_pmc", "name"), section.texts("info_pmc", "units")
+    row, pmc, event = row[sound], found["pmc_id"][sound], found["event_id"][sound]
+    counter = _by_id(pmc, lambda one: strings.id(names.get(one) or f"counter {one}"))
+    unit = _by_id(pmc, lambda one: strings.id(units[one]) if units.get(one) else -1)
+    keys = np.column_stack([kernels.process[row], kernels.name_id[row], counter, unit])
+    return counter_table(keys, event, values[sound])
 
 
 def read_copies(section: Section, people: People, strings: Strings) -> Table:

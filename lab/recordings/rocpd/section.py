@@ -36,6 +36,10 @@ class Section:
         wanted, more = ({name: name for name in names.split()} for names in (needed, optional))
         return self.database.integers(self.name(table), wanted, more, only, values)
 
+    def numbers(self, table: str, column: str) -> np.ndarray:
+        """A column (n,) of float64; see `Database.numbers`."""
+        return self.database.numbers(self.name(table), column, *self._only)
+
     def texts(self, table: str, text: str, key: str = "id") -> dict[int, str]:
         return self.database.texts(self.name(table), key, text, *self._only)
 

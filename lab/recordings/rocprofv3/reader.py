@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lab.core.words import plural
 from lab.recordings.capture import (
     API_COLUMNS,
     KERNEL,
@@ -26,6 +25,7 @@ from lab.recordings.capture import (
     Strings,
     filled,
 )
+from lab.recordings.counters import COUNTER_COLUMNS, Total, sum_by_counter, totals_table
 from lab.recordings.lacks import Lack
 from lab.recordings.rocm import (
     MARKERS,
@@ -46,7 +46,6 @@ from lab.recordings.sqlite import lookup
 from lab.recordings.tables import Table, concat
 
 KEY = "rocprofiler-sdk-tool"
-_ANY = msgspec.json.Decoder(list[msgspec.Raw])
 _DECODERS: dict[str, tuple[str, msgspec.json.Decoder[Any]]] = {
     "kernel_dispatch": ("dispatch", records.DISPATCHES),
     "memory_copy": ("copy", records.COPIES),
@@ -68,7 +67,8 @@ class _Element:
     agents: list[dict[str, Any]] = field(default_factory=list)
     symbols: dict[int, records.Symbol] = field(default_factory=dict)
     pieces: dict[str, list[Columns]] = field(default_factory=lambda: {"dispatch": [], "copy": [], "call": []})
-    counters: int = 0
+    counters: dict[int, str] = field(default_factory=dict)  # names by handle
+    totals: dict[tuple[int, int], Total] = field(default_factory=dict)  # by kernel and counter
 
     def table(self, what: str) -> Columns:
         return records.together(what, self.pieces[what])
@@ -82,7 +82,7 @@ def load(path: Path | str) -> Capture:
     """
     path = Path(path)
     strings, problems = Strings(), list[str]()
-    ops, api, ranges = list[Table](), list[Table](), list[Table]()
+    ops, api, ranges, counters = list[Table](), list[Table](), list[Table](), list[Table]()
     processes, devices, lacks = list[Process](), list[Device](), list[Lack]()
     for process, element in enumerate(_elements(Scan(path))):
         kernels, dispatches = _kernels(element, process, strings, problems)
@@ -94,8 +94,7 @@ def load(path: Path | str) -> Capture:
         ranges.append(marks)
         processes.append(_process(element.metadata))
         devices += _devices(element.agents, process)
-        if element.counters:
-            problems.append(f"{plural(element.counters, 'record')} of counters in the file: lab shows none")
+        counters.append(_counters(element, process, strings))
     return Capture(
         source=path,
         collector="rocprofv3",
@@ -111,6 +110,7 @@ def load(path: Path | str) -> Capture:
         info={"vendor": "amd"},
         processes=tuple(processes) or (Process(),),
         lacks=tuple(lacks),
+        counters=concat([one.as_dict() for one in counters], COUNTER_COLUMNS),
     )
 
 
@@ -137,13 +137,16 @@ def _element(scan: Scan) -> _Element:
             _read_strings(scan, found)
         elif key == "agents" and scan.is_list():
             found.agents = [one for one in _list(scan.value()) if isinstance(one, dict)]
+        elif key == "counters" and scan.is_list():
+            for known in scan.rows(records.COUNTERS):
+                found.counters |= {one.id.handle: one.name for one in known}
         elif key == "kernel_symbols" and scan.is_list():
             for symbols in scan.rows(records.SYMBOLS):
                 found.symbols |= {one.kernel_id: one for one in symbols}
         elif key == "buffer_records" and scan.is_object():
             _read_records(scan, found)
         elif key == "callback_records" and scan.is_object():
-            found.counters += _count_counters(scan)
+            _read_counters(scan, found)
         else:
             scan.skip()
     return found
@@ -170,14 +173,27 @@ def _read_records(scan: Scan, into: _Element) -> None:
             into.pieces[what].append(records.columns_of(what, rows))
 
 
-def _count_counters(scan: Scan) -> int:
-    count = 0
+def _read_counters(scan: Scan, into: _Element) -> None:
     for kind in scan.members():
-        if kind == "counter_collection" and scan.is_list():
-            count += sum(len(rows) for rows in scan.rows(_ANY))
-        else:
+        if kind != "counter_collection" or not scan.is_list():
             scan.skip()
-    return count
+            continue
+        for rows in scan.rows(records.COUNTER_RECORDS):
+            for row in rows:
+                kernel = row.dispatch_data.dispatch_info.kernel_id
+                values = ((one.counter_id.handle, one.value) for one in row.records)
+                for counter, value in sum_by_counter(values).items():
+                    into.totals.setdefault((kernel, counter), Total()).add(value)
+
+
+def _counters(element: _Element, process: int, strings: Strings) -> Table:
+    """The counters by the names of kernels; symbols of one name are one kernel."""
+    totals: dict[tuple[int, int, int], Total] = {}
+    for (kernel, counter), total in element.totals.items():
+        name = strings.id(_kernel_name(kernel, element.symbols.get(kernel)))
+        key = name, strings.id(element.counters.get(counter) or f"counter {counter}"), -1
+        totals[key] = totals[key].with_(total) if key in totals else total
+    return totals_table(process, totals)
 
 
 def _list(value: object) -> list[Any]:

@@ -36,6 +36,14 @@ CAPTURE = click.option(
     help="Where the graphs' operators are: the trace of their capture, the folder that vLLM or SGLang wrote, "
     "an eager trace of the same model. Repeat it for several.",
 )
+INDUCTOR = click.option(
+    "--inductor",
+    multiple=True,
+    metavar="FOLDER",
+    type=click.Path(path_type=Path),
+    help="What torch.compile wrote (torch_compile_debug, or its cache): fused ops and lines of the model. "
+    "Such folders beside the trace are found. Repeatable.",
+)
 OUT = out("Where files go. [default: the run; for a bare trace, experiments/NAME_analysis]")
 TABLE_OUTPUT = with_options(
     OUT,

@@ -11,7 +11,7 @@ import pandas as pd
 from lab.recordings.capture import Process
 from lab.recordings.lacks import Lack
 from lab.recordings.names import is_matmul, kernel_class
-from lab.recordings.projection.phase_names import BACKWARD, FORWARD, OPTIMIZER
+from lab.recordings.phase_names import BACKWARD, FORWARD, OPTIMIZER
 
 PHASES = (FORWARD, BACKWARD, OPTIMIZER)
 STEP = "step"

@@ -6,10 +6,9 @@ import numpy as np
 import pandas as pd
 
 from lab.recordings.capture import KERNEL, OP, Capture
+from lab.recordings.phase_names import FORWARD, is_step
 from lab.recordings.projection import AMBIGUOUS, RULES, PhaseNames, Projection, offers
 from lab.recordings.projection.nest import nearest_ancestor
-from lab.recordings.projection.phase_names import FORWARD
-from lab.recordings.projection.rules import is_step
 from lab.rooms.nsys.cpu_ops import cpu_ops_of
 from lab.rooms.nsys.measured import (
     OPS,

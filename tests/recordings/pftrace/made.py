@@ -150,6 +150,66 @@ def torch_trace(*, intern: bool = True, clear: bool = False) -> Writer:
     return made
 
 
+def _raw(into: object, number: int, message: object) -> None:
+    """A field that the official definitions have in an extension."""
+    body, tag = message.SerializeToString(), number << 3 | 2
+    into.MergeFromString(bytes([tag & 0x7F | 0x80, tag >> 7, len(body)]) + body)
+
+
+def staged_trace(*, clear: bool = False) -> Writer:
+    """torch_trace() as newer versions write it: GPU operations are render stages, counters samples."""
+    made = Writer()
+    made.process(1, 20, "python")
+    made.thread(2, 20, 21, "main", parent=1)
+    shapes = {"Input__Dims": [[2, 3], [3, 4]], "Input__type": ["float", "float"]}
+    made.begin(2, 1000, "cpu_op", "aten::mm", External__id=5, **shapes)
+    made.begin(2, 900, "user_annotation", "forward")
+    made.end(2, 2000)
+    made.end(2, 2100)
+    for ts, corr in ((1100, 31), (1300, 32), (1500, 33)):
+        made.begin(2, ts, "cuda_runtime", "cudaLaunchKernel", correlation=corr)
+    for ts in (1200, 1400, 1600):
+        made.end(2, ts)
+    if clear:
+        made.clear_names()
+    packet = made.packet()
+    for iid, name in (
+        (1, "Kernel"),
+        (2, "Memcpy"),
+        (4, "Annotation"),
+        (5, "EventRecord"),
+        (100, "[7] stream 7"),
+    ):
+        packet.interned_data.gpu_specifications.add(iid=iid, name=name)
+    for iid, name in ((1, "registers_per_thread"), (2, "shared_mem_dynamic")):
+        _raw(packet.interned_data, 1001, pb.InternedComputeArgName(iid=iid, name=name))
+    for iid, name in ((1, "first"), (2, "second")):
+        _raw(packet.interned_data, 1000, pb.InternedComputeKernel(iid=iid, demangled_name=name))
+    for kernel, start, dur, corr in ((2, 3100, 150, 32), (1, 3000, 100, 31)):
+        stage = _stage(made, start, dur, 1, corr)
+        stage.kernel_iid = kernel
+        stage.launch.grid_size.x, stage.launch.grid_size.y, stage.launch.grid_size.z = 8, 2, 1
+        size = stage.launch.workgroup_size
+        size.x, size.y, size.z = 256, 1, 1
+        stage.launch.args.add(name_iid=1, uint_value=40)
+        stage.launch.args.add(name_iid=2, uint_value=512)
+    _stage(made, 3300, 50, 2, 33).extra_data.add(name="bytes", value="64")
+    _stage(made, 2990, 400, 4, 0)
+    _stage(made, 3400, 0, 5, 0)
+    made.packet().gpu_counter_event.counter_descriptor_iid = 1
+    return made
+
+
+def _stage(made: Writer, start: int, dur: int, stage: int, corr: int) -> pb.GpuRenderStageEvent:
+    packet = made.packet()
+    packet.timestamp, one = start, packet.gpu_render_stage_event
+    one.event_id, one.duration, one.hw_queue_iid, one.stage_iid, one.gpu_id = start, dur, 100, stage, 0
+    for name, value in (("device id", 0), ("stream id", 7), ("correlation", corr), ("process_id", 20)):
+        if value or name.endswith("id"):
+            one.extra_data.add(name=name, value=str(value))
+    return one
+
+
 def rocm_trace() -> Writer:
     """rocprofv3's categories, tracks and arguments: two kernels cut where they overlapped, a copy."""
     made = Writer()

@@ -11,11 +11,13 @@ import pytest
 pytest.importorskip("perfetto")
 
 from lab.errors import BadDataError
+from lab.recordings.as_trace import traces_of
 from lab.recordings.cache import load_trace
 from lab.recordings.capture import KERNEL, MEMCPY, OP, PUSH_POP
 from lab.recordings.load import format_of, load_capture
 from lab.recordings.merge.pftrace.merge import merge_pftrace
-from tests.recordings.pftrace.made import Writer, rocm_trace, torch_trace
+from lab.recordings.views import link_ops
+from tests.recordings.pftrace.made import Writer, rocm_trace, staged_trace, torch_trace
 from tests.tracegen import TraceWriter, training_step
 
 
@@ -97,11 +99,63 @@ def test_slices_without_an_end_are_counted_not_invented(tmp_path):
     assert [(lack.rule, lack.n) for lack in capture.lacks] == [("pairs", 1)]
 
 
-def test_render_stages_are_named_as_not_read(tmp_path):
+@pytest.mark.parametrize("form", ["plain", "gz", "compressed", "cleared"])
+def test_render_stages_are_the_operations_that_slices_would_be(tmp_path, form):
+    made = staged_trace(clear=form == "cleared")
+    data = made.compressed() if form == "compressed" else made.data()
+    path = tmp_path / "staged"
+    path.write_bytes(gzip.compress(data) if form == "gz" else data)
+    capture, slices = load_capture(path), load_capture(torch_trace().write(tmp_path / "slices"))
+    assert capture.text(capture.ops.name_id).tolist() == ["first", "second", "Memcpy"]
+    other = {"name_id", "copy_kind", "src_kind", "dst_kind", "external_id", "regs", "dynamic_smem_bytes"}
+    for name in set(capture.ops) - other:
+        assert getattr(capture.ops, name).tolist() == getattr(slices.ops, name).tolist(), name
+    assert capture.ops.regs.tolist() == [40, 40, -1]
+    assert capture.ops.dynamic_smem_bytes.tolist() == [512, 512, -1]
+    for name in ("start_ns", "end_ns", "corr", "tid"):
+        assert getattr(capture.api, name).tolist() == getattr(slices.api, name).tolist()
+    assert capture.lacks == ()
+    cut, samples = capture.problems
+    assert cut.startswith("1 operation of 3 end exactly where the next one of the stream begins: torch cuts")
+    assert samples == "1 sample of GPU counters left out"
+
+
+def test_a_kernel_that_was_launched_from_a_stage_has_its_op(tmp_path):
+    (trace,) = traces_of(load_capture(staged_trace().write(tmp_path / "a")))
+    owners = link_ops(trace)
+    assert trace.text(trace.ops.name_id[owners]).tolist() == ["aten::mm"] * 3
+
+
+def test_render_stages_of_unknown_kinds_are_a_hole(tmp_path):
     made = torch_trace()
     made.packet().gpu_render_stage_event.duration = 5
-    lacks = load_capture(made.write(tmp_path / "a")).lacks
-    assert [(lack.rule, lack.n) for lack in lacks] == [("stages", 1)]
+    packet = made.packet()
+    packet.interned_data.gpu_specifications.add(iid=9, name="Binning")
+    packet.gpu_render_stage_event.stage_iid = 9
+    capture = load_capture(made.write(tmp_path / "a"))
+    assert [(lack.rule, lack.place, lack.n) for lack in capture.lacks] == [("stages", "hole", 2)]
+    assert "GPU render stages of kinds that lab does not know: ? (1), Binning (1)" in capture.problems
+
+
+def test_a_file_of_a_graphics_driver_alone_is_refused(tmp_path):
+    made = Writer()
+    packet = made.packet()
+    packet.interned_data.gpu_specifications.add(iid=9, name="Binning")
+    packet.gpu_render_stage_event.stage_iid = 9
+    with pytest.raises(BadDataError, match=r"no profiler that lab knows|without slices"):
+        load_capture(made.write(tmp_path / "a"))
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_render_stages_with_damaged_bytes_are_errors_never_crashes(tmp_path, cut):
+    data = bytearray(staged_trace().data())
+    place = len(data) * cut // 40
+    data[place : place + 3] = b"\xff\xff\x7f"
+    (tmp_path / "a").write_bytes(data)
+    try:
+        load_capture(tmp_path / "a")
+    except BadDataError as error:
+        assert str(tmp_path / "a") in str(error.where)
 
 
 def test_gpu_rows_of_two_processes_join_the_one_that_launched_them(tmp_path):

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from lab.recordings.load import load_capture
+from lab.recordings.phase_names import is_step
 from lab.recordings.projection import project
-from lab.recordings.projection.rules import is_step
 from lab.rooms.nsys import flops
 from lab.rooms.nsys.analyze import tables_of
 from lab.rooms.nsys.config import spec_of

@@ -10,11 +10,13 @@ import click
 
 from lab.errors import BadDataError, StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
-from lab.rooms.kernels.options import CAPTURE, OUT, TABLE_OUTPUT, TRACES
+from lab.rooms.kernels.options import CAPTURE, INDUCTOR, OUT, TABLE_OUTPUT, TRACES
 from lab.terminal.integrity import REQUIRE, raise_for_lacks
+from lab.terminal.part import PART, PHASE, check_part, part_options, phase_names
 
 if TYPE_CHECKING:
     from lab.rooms.kernels.catalogue.build import Catalogue
+    from lab.rooms.kernels.catalogue.parts import Ask
     from lab.rooms.kernels.catalogue.rank import RankData
 
 _UNIQUE = (
@@ -26,14 +28,9 @@ _LAUNCHES = "ts_us dur_us kernel category op op_rule layer phase grid block rank
 @click.command("unique")
 @TRACES
 @CAPTURE
-@click.option(
-    "--inductor",
-    multiple=True,
-    metavar="FOLDER",
-    type=click.Path(path_type=Path),
-    help="What torch.compile wrote (torch_compile_debug, or its cache): fused ops and lines of the model. "
-    "Such folders beside the trace are found. Repeatable.",
-)
+@PART
+@PHASE
+@INDUCTOR
 @click.option(
     "--bucketed", is_flag=True, help="Without arguments and geometry in the key: a growing cache is one row."
 )
@@ -43,19 +40,22 @@ def unique(
     traces: tuple[Path, ...],
     captures: tuple[Path, ...],
     inductor: tuple[Path, ...],
+    phases: tuple[str, ...],
     bucketed: bool,
     out: Path | None,
     as_json: bool,
     top: int,
     require: str | None,
+    **flags: Any,
 ) -> None:
     """Distinct launches of TRACES (a RUN, or recordings of any format), with counts and times.
 
     Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the
     original scripts' format; compiled_kernels.csv for what torch.compile made. Counts sum to all launches of
-    the traces, times to their kernel time.
+    the traces, times to their kernel time. --range, --step, --from, --to and --process take a part of them,
+    by the rules of `lab nsys summary`; its files go to parts/ unless -o says where.
     """
-    found, home = _read(traces, captures, out, inductor)
+    found, home = _read(traces, captures, out, _ask(flags, phases), inductor)
     from lab.rooms.kernels.catalogue import files
     from lab.rooms.kernels.catalogue.compiled import compiled_kernels, sentences
     from lab.rooms.kernels.catalogue.unique import bucketed as without_arguments
@@ -71,21 +71,25 @@ def unique(
 @click.command("launches")
 @TRACES
 @CAPTURE
+@PART
+@PHASE
 @TABLE_OUTPUT
 @REQUIRE
 def launches(
     traces: tuple[Path, ...],
     captures: tuple[Path, ...],
+    phases: tuple[str, ...],
     out: Path | None,
     as_json: bool,
     top: int,
     require: str | None,
+    **flags: Any,
 ) -> None:
     """Every launch of TRACES with grid, block, stream, op and phase.
 
     Writes tables/launches.jsonl and ops.jsonl, and CSV files of parameters and counts.
     """
-    found, home = _read(traces, captures, out)
+    found, home = _read(traces, captures, out, _ask(flags, phases))
     from lab.recordings.names import short_name
     from lab.rooms.kernels.catalogue import files
 
@@ -101,6 +105,7 @@ def launches(
 @click.command("gantt")
 @TRACES
 @CAPTURE
+@INDUCTOR
 @click.option(
     "--step",
     metavar="NAME",
@@ -111,6 +116,7 @@ def launches(
 def gantt(
     traces: tuple[Path, ...],
     captures: tuple[Path, ...],
+    inductor: tuple[Path, ...],
     step: str | None,
     out: Path | None,
     require: str | None,
@@ -119,17 +125,20 @@ def gantt(
     from lab.core.words import plural
 
     with needs("analysis"):
-        from lab.recordings.integrity.words import integrity_lines
+        from lab.recordings.integrity.words import bound, integrity_lines
         from lab.rooms.kernels.catalogue.gantt.bars import bars_of
         from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
         from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
         from lab.rooms.kernels.catalogue.rank import read_ranks
-    ranks = read_ranks(trails_of(traces), captures=captures)
+    ranks = read_ranks(trails_of(traces), captures=captures, inductor=inductor)
     bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.lacks]
     if not len(bars.row):
         raise BadDataError("the trace holds neither kernels nor ops", where=traces[0])
     home = out or home_of(traces)
-    written = [*write_gantt(bars, home, step=step), write_gantt_page(bars, home, traces, lacks)]
+    written = [
+        *write_gantt(bars, home, step=step, bound=bound(lacks)),
+        write_gantt_page(bars, home, traces, lacks),
+    ]
     click.echo(f"{plural(len(bars.row), 'launch')} on {plural(len(bars.rows), 'row')}")
     click.echo("\n".join(integrity_lines(lacks)))
     for path in written:
@@ -140,12 +149,28 @@ def gantt(
     _raise_for(ranks, require)
 
 
+def _ask(flags: dict[str, Any], phases: Sequence[str]) -> Ask:
+    """The part that was asked for. Raises UsageError for what is no time, step or phase."""
+    with needs("analysis"):
+        from lab.rooms.kernels.catalogue.parts import Ask
+    part, _ = part_options(flags)
+    check_part(part)
+    return Ask(part, phase_names(phases))
+
+
 def _read(
-    traces: Sequence[Path], captures: Sequence[Path], out: Path | None, inductor: Sequence[Path] = ()
+    traces: Sequence[Path],
+    captures: Sequence[Path],
+    out: Path | None,
+    ask: Ask,
+    inductor: Sequence[Path] = (),
 ) -> tuple[Catalogue, Path]:
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.build import read_catalogue
-    return read_catalogue(trails_of(traces), captures, inductor), out or home_of(traces)
+        from lab.rooms.kernels.catalogue.parts import folder_name
+    home = home_of(traces)
+    home = home / "parts" / folder_name(ask.part) if ask else home
+    return read_catalogue(trails_of(traces), captures, inductor, ask), out or home
 
 
 def _raise_for(ranks: Sequence[RankData], require: str | None) -> None:
@@ -170,9 +195,10 @@ def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top:
     if as_json:
         click.echo(table.to_json(orient="records"))
         doubts = [integrity_lines(found.lacks)[0], *(f"! {problem}" for problem in found.problems)]
+        doubts = [found.left_out, *doubts] if found.part else doubts
         click.echo("\n".join(doubts), err=True)
         return
-    from lab.core.words import plural
+    from lab.core.words import plural, printable
     from lab.report.tables import terminal_table
     from lab.rooms.kernels.report.terminal import shortened
 
@@ -181,6 +207,8 @@ def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top:
     rows, launches = plural(len(table), "row"), plural(len(found.launches), "launch")
     at_least = marked(bound(found.lacks, "gpu"))
     click.echo(f"\n{rows} of {at_least}{launches}, {at_least}{total_us / 1000:.3f} ms in all")
+    if found.part:
+        click.echo(printable(found.left_out))
     click.echo(integrity_lines(found.lacks)[0])
     for problem in found.problems:
         click.echo(f"! {problem}")

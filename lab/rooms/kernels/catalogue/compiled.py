@@ -138,11 +138,11 @@ def compiled_kernels(found: Catalogue) -> pd.DataFrame:
     groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
     start = 0
     for index, rank in enumerate(found.ranks):
-        for line in range(start, start + len(rank.rows)):
+        for line in range(start, start + rank.num_launches):
             one = found.launches[line]
             if rank.compiled is not None and one.kind == "kernel" and is_inductor(one.name):
                 groups.setdefault((one.name, one.kernel_hash), []).append((index, line))
-        start += len(rank.rows)
+        start += rank.num_launches
     modules = {(op.rank, op.op_id): op.module_path for op in found.ops}
     rows = [_row(found, key, members, modules, total_us) for key, members in groups.items()]
     rows.sort(key=lambda row: (-row["dur_sum_us"], row["kernel"]))

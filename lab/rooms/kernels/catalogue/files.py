@@ -31,13 +31,15 @@ def write_unique(found: Catalogue, out: Path) -> list[Path]:
     """Distinct launches: the room's CSV and JSON, the bucketed view, and the original's JSONL."""
     tables = out / TABLES
     write_atomic(tables / SIGNATURES, msgspec.json.encode(found.signatures))
-    compiled = compiled_kernels(found)
+    compiled = compiled_kernels(found).assign(**found.marks)
     return [
         *([write_csv(compiled, tables / COMPILED)] if len(compiled) else []),
         write_csv(found.unique, tables / UNIQUE),
         tables / SIGNATURES,
         write_csv(bucketed(found.unique), tables / BUCKETS),
-        write_json_lines(tables / SEED_UNIQUE, map(_seed_unique, found.signatures.signatures)),
+        write_json_lines(
+            tables / SEED_UNIQUE, (_seed_unique(one) | found.marks for one in found.signatures.signatures)
+        ),
     ]
 
 
@@ -47,8 +49,8 @@ def write_launches(found: Catalogue, out: Path) -> list[Path]:
     return [
         write_lines(tables / LAUNCHES, found.launches),
         write_lines(tables / OPS, found.ops),
-        write_csv(launch_params(found), tables / PARAMS),
-        write_csv(kernel_counts(found.launches), tables / COUNTS),
+        write_csv(launch_params(found).assign(**found.marks), tables / PARAMS),
+        write_csv(kernel_counts(found.launches).assign(**found.marks), tables / COUNTS),
     ]
 
 

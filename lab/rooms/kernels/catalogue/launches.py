@@ -18,9 +18,11 @@ TIMES = ("ts_ns", "dur_ns", "device", "stream", "correlation")
 
 
 def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
-    """Every launch of a rank by time; launches with the same `sig_id` are the same."""
+    """Every launch of a rank, or of the part that was asked for, by time; launches with the same `sig_id` are
+    the same."""
     columns = _columns(rank)
     order = np.argsort(columns["ts_ns"], kind="stable")
+    order = order[rank.kept[order]]
     phases = rank.marks.phases
     found = []
     for index in order.tolist():

@@ -12,10 +12,10 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
-from lab.recordings.as_trace import load_traces
+from lab.recordings.as_trace import load_recording
 from lab.recordings.compiled import is_inductor
 from lab.recordings.graphs import Source
-from lab.recordings.graphs.frames import layers_of, read_frames
+from lab.recordings.graphs.frames import Frames, layers_of, read_frames
 from lab.recordings.graphs.loss import RULE as REPLAYS
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack
@@ -25,6 +25,7 @@ from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
 from lab.rooms.kernels.catalogue.classes import moves_no_data
 from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
 from lab.rooms.kernels.catalogue.cpu_work import working_ops
+from lab.rooms.kernels.catalogue.parts import Ask, Kept, kept_of
 from lab.rooms.kernels.catalogue.replayed import Replayed, read_replayed
 from lab.rooms.kernels.schema import Generation, RecordedOp
 from lab.rooms.kernels.trails import Trail, read_json, read_lines
@@ -67,6 +68,30 @@ class RankData:
     layers: list[str] = field(default_factory=list)  # (ops,) of these
     replayed: Replayed | None = None  # its owners are numbered from len(trace.ops) upwards
     compiled: Compiled | None = None
+    frames: Frames | None = None  # Python's, where they were recorded
+    part: Kept | None = None  # what was asked for of the recording; None: all of it
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Mask (n,) of the launches in the part that was asked for."""
+        if self.part is None:
+            return np.ones(len(self.rows), dtype=bool)
+        found: np.ndarray = self.part.kernels if self.on_gpu else self.part.ops[self.rows]
+        return found
+
+    @property
+    def num_launches(self) -> int:
+        """How many launches are in the part that was asked for."""
+        return int(self.kept.sum())
+
+    @property
+    def marks_kept(self) -> Marks:
+        """The forwards with a launch in the part that was asked for."""
+        if self.part is None:
+            return self.marks
+        used = np.unique(self.mark[self.kept])
+        rows = used[used >= 0].tolist()
+        return Marks([self.marks.names[row] for row in rows], self.marks.spans_ns[rows])
 
     @property
     def lacks(self) -> tuple[Lack, ...]:
@@ -92,11 +117,12 @@ class Beside:
     """What was given beside the traces.
 
     captures: recordings, or folders of them, with the operators of the graphs that a trace replays;
-    inductor: folders of the files that torch.compile wrote.
+    inductor: folders of the files that torch.compile wrote; ask: the part of each trace that counts.
     """
 
     captures: Sequence[Path] = ()
     inductor: Sequence[Path] = ()
+    ask: Ask = field(default_factory=Ask)
 
 
 def read_ranks(
@@ -105,12 +131,19 @@ def read_ranks(
     cache: Path | None = None,
     captures: Sequence[Path] = (),
     inductor: Sequence[Path] = (),
+    ask: Ask | None = None,
 ) -> list[RankData]:
-    """The ranks of all traces. A recording of several processes is as many ranks."""
+    """The ranks of all traces. A recording of several processes is as many ranks.
+
+    Raises MissingError where none of them has anything of the part that is asked for.
+    """
     found: list[RankData] = []
-    beside = Beside(captures, inductor)
+    beside = Beside(captures, inductor, ask or Ask())
     for trail in trails:
         found += read_trail(trail, {one.rank for one in found}, cache=cache, beside=beside)
+    empty = [one.part.error for one in found if one.part is not None and one.part.error is not None]
+    if empty and not any(one.kept.any() for one in found):
+        raise empty[0]
     return found
 
 
@@ -133,19 +166,38 @@ def read_trail(
 
     Ranks in `taken` are not given again.
     """
-    traces, annotated = load_traces(trail.trace, cache=cache)
+    recording = load_recording(trail.trace, cache=cache)
+    traces = recording.traces
     ranks = _ranks_of(trail, [one.meta.rank for one in traces], taken)
     several = len(traces) > 1
-    return [
+    found = [
         _rank_of(
             msgspec.structs.replace(trail, rank=rank),
             trace,
             f"{trail.trace.name}, rank {rank}" if several else trail.trace.name,
-            annotated,
+            recording.annotated,
             beside,
         )
         for rank, trace in zip(ranks, traces, strict=True)
     ]
+    if beside.ask:
+        for one, part in zip(found, kept_of(recording, beside.ask), strict=True):
+            one.part = part
+            one.problems += _of_part(one, window=beside.ask.part.is_window)
+    return found
+
+
+def _of_part(rank: RankData, *, window: bool) -> list[str]:
+    """What the part leaves out of a rank, what it cuts, and what other names of phases would add."""
+    assert rank.part is not None
+    if not rank.kept.any():
+        return [f"none of the launches of rank {rank.rank} is in the part"]
+    marks, counts = np.unique(rank.mark[(rank.mark >= 0)], return_counts=True)
+    inside = np.bincount(rank.mark[rank.kept & (rank.mark >= 0)], minlength=int(marks.max(initial=-1)) + 1)
+    cut = [rank.marks.names[mark] for mark in marks[(inside[marks] > 0) & (inside[marks] < counts)].tolist()]
+    some = ", ".join(cut[:3]) + (f" and {len(cut) - 3} more" if len(cut) > 3 else "")
+    note = [f"the window cuts {some}: counts per forward take it for whole"] if cut and window else []
+    return [*note, *rank.part.notes]
 
 
 def _ranks_of(trail: Trail, known: Sequence[int | None], taken: Set[int]) -> list[int]:
@@ -211,6 +263,7 @@ def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Be
         layers=layers_of(paths),
         replayed=replayed,
         compiled=compiled,
+        frames=frames,
     )
 
 
@@ -222,7 +275,8 @@ def _lacks(trace: Trace, replayed: Replayed | None) -> tuple[Lack, ...]:
 
 def _rules(trace: Trace, owner: np.ndarray) -> np.ndarray:
     """How each launch (n,) found its owner, of those that no graph replayed."""
-    by_id = np.append(trace.ops.external_id, -1)[owner] == trace.kernels.external_id
+    external_id = trace.kernels.external_id
+    by_id = (external_id >= 0) & (np.append(trace.ops.external_id, -1)[owner] == external_id)
     rules = np.where(by_id, "external_id", "correlation").astype(object)
     rules[owner < 0] = "none"
     return rules

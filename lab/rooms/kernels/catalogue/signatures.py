@@ -23,7 +23,7 @@ def signatures_of(ranks: list[RankData], launches: list[Launch]) -> Signatures:
     made.sort(key=lambda one: (-one.dur_us.sum, one.sig_id))
     meta = ranks[0].trace.meta
     return Signatures(
-        ranks=[rank.rank for rank in ranks],
+        ranks=[rank.rank for rank in ranks if rank.part is None or rank.num_launches],
         device="gpu" if any(rank.on_gpu for rank in ranks) else "cpu",
         gpu=meta.devices[0] if meta.devices else "",
         num_sms=meta.num_sms[0] if meta.num_sms else 0,
@@ -36,7 +36,7 @@ def count_forwards(ranks: list[RankData]) -> dict[str, int]:
     """Forwards per phase and rank as the traces hold them; the maximum if ranks differ."""
     found: Counter[str] = Counter()
     for rank in ranks:
-        for phase, count in Counter(rank.marks.phases).items():
+        for phase, count in Counter(rank.marks_kept.phases).items():
             found[phase] = max(found[phase], count)
     return dict(found)
 

@@ -11,11 +11,11 @@ from lab.rooms.kernels.catalogue.trace_args import summary
 from lab.rooms.kernels.schema import UNIQUE_COLUMNS, Durations, Launch, Signature, Signatures
 
 
-def unique_table(found: Signatures, launches: list[Launch], bound: str = "") -> pd.DataFrame:
-    """`unique_kernels.csv`: one row per signature, most time first; bound marks counts and times."""
+def unique_table(found: Signatures, launches: list[Launch]) -> pd.DataFrame:
+    """`unique_kernels.csv`: one row per signature, most time first; `bound` is the catalogue's."""
     total_us = sum(one.dur_us.sum for one in found.signatures) or 1.0
     rows = [_row(one, launches, total_us) for one in found.signatures]
-    table: pd.DataFrame = pd.DataFrame(rows, columns=list(UNIQUE_COLUMNS)).assign(bound=bound)
+    table: pd.DataFrame = pd.DataFrame(rows, columns=list(UNIQUE_COLUMNS))
     return table
 
 
@@ -64,7 +64,7 @@ def bucketed(unique: pd.DataFrame) -> pd.DataFrame:
         dur_max_us=("dur_max_us", "max"),
         time_share=("time_share", "sum"),
         arg_summary=("arg_summary", "first"),
-        bound=("bound", "first"),
+        **{mark: (mark, "first") for mark in ("bound", "part") if mark in unique.columns},
     ).reset_index()
     table: pd.DataFrame = found.sort_values("dur_sum_us", ascending=False, kind="stable", ignore_index=True)
     return table

@@ -87,7 +87,7 @@ def write_report(
     paths = [write_csv(table, out / "tables" / f"{name}.csv") for name, table in tables.items()]
     bars = bars_of(found.ranks)
     busy = busy_table(bars, found.lacks)
-    chart = write_gantt(bars, out)
+    chart = write_gantt(bars, out, bound=found.signatures.bound)
     verdict = verdict_sentences(found, tables, busy)
     status: Status = "warn" if found.problems or missing or found.signatures.device == "cpu" else "ok"
     sections = [
@@ -123,7 +123,7 @@ def write_report(
 
 def _tables(found: Catalogue) -> dict[str, pd.DataFrame]:
     signatures, frame = found.signatures, analyze.frame_of(found)
-    return {
+    tables = {
         "by_phase": analyze.phases(frame, signatures.forwards, len(signatures.ranks)),
         "by_class": analyze.shares(frame, "class"),
         "by_op": analyze.shares(frame, "op"),
@@ -131,6 +131,7 @@ def _tables(found: Catalogue) -> dict[str, pd.DataFrame]:
         "products": analyze.products(signatures.signatures, roof_of(signatures.gpu)),
         "argument_sources": analyze.sources(found),
     }
+    return {name: table.assign(**found.marks) for name, table in tables.items()}
 
 
 def write_result_page(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lab.rooms.nsys.captures.part import PHASE, phase_names
 from lab.terminal.integrity import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option
+from lab.terminal.part import PHASE, phase_names
 
 if TYPE_CHECKING:
     from lab.core.run import Run

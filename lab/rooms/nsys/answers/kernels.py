@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from lab.recordings.projection.phase_names import FORWARD
+from lab.recordings.phase_names import FORWARD
 from lab.rooms.nsys.analyze import MATMUL_CLASSES
 from lab.rooms.nsys.answers.answer import (
     Answer,

@@ -18,9 +18,9 @@ from lab.report.page import Files, Page, Section, Status, Table, write_page
 from lab.report.tables import write_csv
 from lab.rooms.nsys.captures.metrics import FORMAT, NO_TIMELINE, write_metrics
 from lab.rooms.nsys.captures.page import NO_KERNELS, Written, write_recording
-from lab.rooms.nsys.captures.part import PartOptions, phase_names, projections_of
 from lab.rooms.nsys.captures.summary import Summary, summaries
 from lab.rooms.nsys.captures.summary_text import summaries_text
+from lab.terminal.part import PartOptions, phase_names, projections_of
 
 MOST_FILES = 256  # of a folder
 _SMALL_JSON = 1 << 16  # bytes below which a JSON file is searched for events before it counts as a trace
@@ -95,7 +95,7 @@ def _one(path: Path, out: Path) -> Findings:
         metrics, text = write_metrics(path, out)
         return Findings(metrics.verdict, metrics.status, metrics.files, text, incomplete=[NO_TIMELINE])
     capture = with_processes(load_capture(path))
-    if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync))):
+    if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync, capture.counters))):
         raise BadDataError(
             "the recording holds no events",
             where=path,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.rooms.nsys.captures.part import PART, PHASE, part_options, phase_names, projections
 from lab.terminal.integrity import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option, out
+from lab.terminal.part import PART, PHASE, part_options, phase_names, projections
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
@@ -79,14 +79,14 @@ def summary(
         click.echo(line, err=True)
     for reason in missing:
         click.echo(f"not written: {reason}", err=True)
+    raise_for_lacks(_lacks(every), file, require=require)
+    _raise_for_captures([one for _, one in every], captures)
     if not any(len(one.capture.ranges) for _, one in used):
         raise MissingError(
             "the capture has no ranges, so there are no phases",
             where=file,
             fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
-    raise_for_lacks(_lacks(every), file, require=require)
-    _raise_for_captures([one for _, one in every], captures)
 
 
 def _json(found: Sequence[Summary]) -> str:
@@ -193,9 +193,11 @@ def stats(
                 click.echo(heading + made.csv(), nl=bool(heading))
             for problem in made.problems:
                 click.echo(f"{name}: {problem}", err=True)
+    for reason in reasons:
+        click.echo(f"not written: {reason}", err=True)
+    raise_for_lacks(_lacks(parts), file, require=require)
     if reasons:
         raise MissingError("no data for some reports:\n  " + "\n  ".join(reasons), where=file)
-    raise_for_lacks(_lacks(parts), file, require=require)
 
 
 def _reason(name: str, why: str, projection: Projection, several: bool) -> str:

@@ -16,7 +16,7 @@ from lab.recordings.gantt.bars import FAMILIES, LABELS, Bars, busy_table
 from lab.recordings.gantt.capture import bars_of_capture
 from lab.recordings.gantt.packed import packed
 from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound, idle_bound, marked, sentences
-from lab.recordings.lacks import AXES, verdict_of
+from lab.recordings.lacks import AXES, Axis, verdict_of
 from lab.recordings.names import kernel_class, short_name
 from lab.recordings.processes import process_label
 from lab.recordings.projection import project
@@ -24,9 +24,9 @@ from lab.report.page import Block, Card, Page, Points, Prose, Section, Status, T
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.report.terminal import number
-from lab.rooms.nsys.captures.part import with_origins
 from lab.rooms.nsys.captures.summary import TOP, Summary
 from lab.rooms.nsys.captures.summary_text import TOOLS
+from lab.terminal.part import with_origins
 
 CAPTION = (
     "Every GPU operation by process, device and stream. Grey bands are steps; red shade is compute beside "
@@ -51,7 +51,8 @@ def write_recording(capture: Capture, found: Sequence[Summary], out: Path) -> Wr
     bars = bars_of_capture(project(capture, origins=with_origins(capture)[1])) if len(capture.ops) else None
     tables = _tables(capture, found)
     if bars is not None:
-        tables |= {"gantt": bar_table(bars), "busy": busy_table(bars, capture.lacks)}
+        gantt = bar_table(bars).assign(bound=bound(capture.lacks, "gpu"))
+        tables |= {"gantt": gantt, "busy": busy_table(bars, capture.lacks)}
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
     unknown = unknowns(capture)
     verdict = _sentences(capture, found, unknown)
@@ -175,6 +176,8 @@ def _tables(capture: Capture, found: Sequence[Summary]) -> dict[str, pd.DataFram
     ]
     made = {"phases": phases, "classes": classes, "gpus": gpus}
     tables = {name: pd.DataFrame(rows) for name, rows in made.items() if rows}
+    if len(capture.counters):
+        tables["counters"] = _counter_table(capture)
     columns = ["axis", "place", "rule", "process", "missing", "of", "share_percent", "proven", "what"]
     return tables | {
         "kernels": _kernel_table(capture),
@@ -216,9 +219,39 @@ def _kernel_table(capture: Capture) -> pd.DataFrame:
     return ordered
 
 
+def _counter_table(capture: Capture) -> pd.DataFrame:
+    """A row per process, kernel and counter: over the dispatches that measured it, by kernel time."""
+    rows, bounds = capture.counters, _bounds(capture)
+    measured = np.maximum(rows.measured, 1)
+    ops = capture.ops.where(capture.kernels)
+    used, which = np.unique(ops.name_id, return_inverse=True)
+    dur_ns = np.bincount(which.ravel(), ops.end_ns - ops.start_ns, minlength=len(used))
+    time_ns = dict(zip(used.tolist(), dur_ns.tolist(), strict=True))
+    names = capture.text(rows.name_id)
+    table = pd.DataFrame(
+        {
+            "process": [_process_of(capture, int(one)) for one in rows.process],
+            "kernel": [short_name(name) for name in names],
+            "counter": capture.text(rows.counter_id),
+            "unit": capture.text(rows.unit_id),
+            "dispatches": rows.measured,
+            "mean": rows.sum / measured,
+            "min": rows.min,
+            "max": rows.max,
+            "sum": rows.sum,
+            "name": names,
+            "bound": [bounds[int(one)] for one in rows.process],
+            "_time": [time_ns.get(int(one), 0) for one in rows.name_id],
+        }
+    )
+    by, ascending = ["process", "_time", "name", "counter"], [True, False, True, True]
+    ordered: pd.DataFrame = table.sort_values(by, ascending=ascending, kind="stable").drop(columns="_time")
+    return ordered
+
+
 def _process_table(capture: Capture) -> pd.DataFrame:
     """A row per process: rows of each table, and when its GPU operations began and ended."""
-    rows, bounds = [], _bounds(capture)
+    rows, bounds = [], _bounds(capture, *AXES)
     for index in range(len(capture.processes)):
         ops = capture.ops.where(capture.ops.process == index)
         rows.append(
@@ -235,11 +268,13 @@ def _process_table(capture: Capture) -> pd.DataFrame:
     return table
 
 
-def _bounds(capture: Capture) -> dict[int, str]:
-    """How to read counts and times of each process, by its index; of -1, those of no process."""
+def _bounds(capture: Capture, *axes: Axis) -> dict[int, str]:
+    """How to read counts and times of each process that rest on `axes` (the GPU's if none is named), by its
+    index; of -1, those of no process."""
     found = {}
     for index in (*range(len(capture.processes)), -1):
-        found[index] = bound([one for one in capture.lacks if one.process in (-1, index)], "gpu")
+        mine = [one for one in capture.lacks if one.process in (-1, index)]
+        found[index] = bound(mine, *(axes or ("gpu",)))
     return found
 
 
@@ -293,6 +328,12 @@ def _sections(
         caption = f"The {TOP} costliest kernels by name, over the whole recording; the CSV has all"
         sections.append(
             Section("Costliest kernels", [Table(most, caption, "tables/kernels.csv", open_rows=60)])
+        )
+    if "counters" in tables:
+        caption = "Hardware counters by kernel; a dispatch's value is the sum over instances of the block"
+        shown = few("counters").drop(columns="name")
+        sections.append(
+            Section("Counters", [Table(shown, caption, "tables/counters.csv", limit=300, open_rows=40)])
         )
     if bars is not None:
         chart = Timeline("gantt", packed(bars), CAPTION, "tables/gantt.csv")

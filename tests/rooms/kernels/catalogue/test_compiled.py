@@ -8,6 +8,9 @@ import pandas as pd
 import pytest
 
 from lab.cli.main import main
+from lab.rooms.kernels.catalogue.gantt.bars import bars_of
+from lab.rooms.kernels.catalogue.rank import read_ranks
+from lab.rooms.kernels.trails import Trail
 from tests.recordings.graphs.made import Events, Launched
 
 HASHES = {"a": "c" + "a" * 51, "b": "c" + "b" * 51}
@@ -109,3 +112,23 @@ def test_a_replayed_model_has_the_line_of_its_generated_code(table, shared_data,
     assert rows.loc["triton_poi_fused__to_copy_1", "source"].endswith(".py:232 call")
     assert (rows["source_rule"] == "stack").all()
     assert rows.loc["triton_poi_fused_0", "ops_rule"] == "none"
+
+
+def test_the_chart_names_the_model_s_line_as_inductor_tells_it_else_the_generated_file(tmp_path):
+    name = "triton_poi_fused_0"
+    trace = compiled(tmp_path, (name, HASHES["a"]), ("triton_poi_fused_1", HASHES["b"]))
+    folder = tmp_path / "torch_compile_debug"
+    folder.mkdir()
+    (folder / "inductor_provenance_tracking_node_mappings.json").write_text(
+        json.dumps({"cppCodeToPost": {name: ["add"]}})
+    )
+    (folder / "inductor_provenance_tracking_kernel_stack_traces.json").write_text(
+        json.dumps({name: ['File "/home/me/net.py", line 31, in forward\n  x + 1']})
+    )
+    bars = bars_of(read_ranks([Trail(rank=0, trace=trace)]))
+    names = [bars.names[one] for one in bars.name]
+    sources = [bars.texts[one] if one >= 0 else "" for one in bars.labels["source"]]
+    assert dict(zip(names, sources, strict=True)) == {
+        name: "net.py:31 forward",
+        "triton_poi_fused_1": f"{HASHES['b']}.py",
+    }

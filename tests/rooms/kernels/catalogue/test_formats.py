@@ -13,6 +13,11 @@ from lab.rooms.kernels.catalogue.rank import read_rank, read_ranks
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 from lab.rooms.kernels.trails import Trail
 from tests.recordings.rocpdgen import GUIDS, Process, two, write
+from tests.recordings.rpdgen import Rpd
+from tests.recordings.sdkgen import Element
+from tests.recordings.sdkgen import write as write_sdk
+from tests.recordings.sqlgen import PREFIX, Export
+from tests.recordings.sqlgen import training_step as nsys_steps
 from tests.rooms.kernels.test_cli import run
 from tests.tracegen import TraceWriter, training_step
 
@@ -142,7 +147,61 @@ def test_a_hole_in_the_dispatch_ids_is_written_marked_and_fails(tmp_path, work, 
     done = run(f"kernels {command}", path, cwd=work, monkeypatch=monkeypatch)
     assert isinstance(done.exception, StepFailed) and done.exception.exit_code == 1
     assert "1 of 4 dispatches are missing between others: ids 2" in done.output
-    assert (work / "experiments" / "a_analysis" / "tables").is_dir()
+    tables = sorted((work / "experiments" / "a_analysis" / "tables").glob("*.csv"))
+    assert tables
+    for table in tables:
+        with table.open(newline="") as file:
+            assert all("at least" in row["bound"] for row in csv.DictReader(file)), table.name
+
+
+def torn_kineto(path):
+    writer = TraceWriter()
+    for number in range(4):
+        training_step(writer, number, 1000 * number)
+    kernels = [one for one in writer.events if one["cat"] == "kernel"]
+    writer.events = [one for one in writer.events if one not in kernels[2:5]]
+    return writer.write(path)
+
+
+def torn_nsys(path):
+    export = nsys_steps(Export())
+    del export.rows[f"{PREFIX}KERNEL"][5:9]
+    return export.write(path)
+
+
+def torn_rpd(path):
+    made = Rpd()
+    for index in range(6):
+        made.kernel(f"k{index}", (100 * index, 100 * index + 10), (100 * index + 20, 100 * index + 60))
+    del made.rows["rocpd_op"][2:4]
+    return made.write(path)
+
+
+def torn_sdk(path):
+    element = Element()
+    for index in range(6):
+        element.call("hipLaunchKernel", (100 * index, 100 * index + 10), index + 1)
+        element.kernel(1, (100 * index + 20, 100 * index + 60), index + 1, index + 1)
+    del element.records["kernel_dispatch"][2:4]
+    return write_sdk(path, element)
+
+
+TORN = {"a.json": torn_kineto, "a.sqlite": torn_nsys, "a.rpd": torn_rpd, "b.json": torn_sdk}
+
+
+@pytest.mark.parametrize("name", TORN)
+def test_every_table_of_a_torn_recording_is_marked_whatever_its_format(tmp_path, work, monkeypatch, name):
+    path = TORN[name](tmp_path / name)
+    for command in ("kernels unique", "kernels launches", "kernels gantt", "analyze"):
+        out = tmp_path / command
+        done = run(command, path, "-o", out, cwd=work, monkeypatch=monkeypatch)
+        assert isinstance(done.exception, StepFailed) and done.exception.exit_code == 1, command
+        assert "gpu lossy" in done.output
+        tables = [one for one in out.rglob("*.csv") if one.name != "integrity.csv"]
+        assert tables
+        for table in tables:
+            with table.open(newline="") as file:
+                assert all("at least" in row["bound"] for row in csv.DictReader(file)), (command, table.name)
 
 
 def test_names_from_the_file_reach_table_and_terminal_neutralised(tmp_path, work, monkeypatch):
@@ -154,3 +213,12 @@ def test_names_from_the_file_reach_table_and_terminal_neutralised(tmp_path, work
     with (work / "experiments/a_analysis/tables/unique_kernels.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 and not any(row["name"].startswith("=") for row in rows)
+
+
+def test_an_op_that_no_external_id_names_was_found_by_the_call(tmp_path):
+    """nsys and AMD's tools record none: -1 on both sides is no agreement."""
+    export = Export()
+    export.range("aten::mm, seq = 7, op_id = 9", (1, 1), 0, 100)
+    export.launch("k", (1, 1), (10, 20), (30, 40))
+    found = read_catalogue([Trail(rank=0, trace=export.write(tmp_path / "a.sqlite"))])
+    assert found.unique[["op", "op_rule"]].to_numpy().tolist() == [["aten::mm", "correlation"]]

@@ -5,18 +5,23 @@ from __future__ import annotations
 import csv
 import io
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.cli.main import main
 from lab.errors import MissingError, UsageError
+from lab.recordings.lacks import Lack
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from lab.rooms.nsys.captures.stats.reports import REPORTS, available, report
 from lab.rooms.nsys.captures.stats.table import grouped, rounded
-from tests.recordings.sqlgen import START_END, Export, global_tid
+from lab.rooms.nsys.cli import nsys
+from tests.recordings.sqlgen import PREFIX, START_END, Export, global_tid, training_step
 from tests.tracegen import TraceWriter
 
 # Reports of which no output of nsys itself is at hand; their columns are the documented ones.
@@ -214,3 +219,40 @@ def test_grouped_figures_are_those_of_the_statistics_module(pairs):
 )
 def test_exact_halves_go_up_as_in_sql(value, digits, text):
     assert rounded(value, digits).lstrip("-") == text
+
+
+AXES_OF = {
+    "cuda_gpu_kern_sum": "gpu",
+    "cuda_api_sum": "host",
+    "nvtx_sum": "ops",
+    "nvtx_kern_sum": "gpu host ops",
+}
+
+
+@pytest.mark.parametrize("axis", ["gpu", "host", "ops"])
+def test_reports_that_rest_on_lost_rows_have_a_column_bound_and_others_are_nsys_own(trained, axis):
+    projection = project(load_capture(trained), "nsys")
+    lost = Lack(axis, "tail", "G", 0, 1, 10, 0.1, "lost")
+    torn = replace(projection, capture=replace(projection.capture, lacks=(lost,)))
+    for name, axes in AXES_OF.items():
+        whole, found = report(name, projection), report(name, torn)
+        assert whole.header[-1] != "Bound"
+        if axis in axes:
+            assert found.header == [*whole.header, "Bound"]
+            assert found.rows == [[*row, "at least"] for row in whole.rows]
+        else:
+            assert found.csv() == whole.csv()
+
+
+def test_a_hole_ends_with_1_though_some_reports_have_no_data(tmp_path, capsys):
+    export = training_step(Export())
+    kernels = export.rows[f"{PREFIX}KERNEL"]
+    del kernels[5:9]
+    path = export.write(tmp_path / "a.sqlite")
+    for command in (["stats", path, "-r", "all"], ["summary", path]):
+        with pytest.raises(SystemExit) as ended:
+            main(["nsys", *map(str, command)])
+        said = capsys.readouterr()
+        assert ended.value.code == 1 and "the recording is incomplete" in said.err
+    main_code = CliRunner().invoke(nsys, ["stats", str(path), "-r", "all"])
+    assert "not written: osrt_sum: the capture has no calls of the OS runtime" in main_code.stderr

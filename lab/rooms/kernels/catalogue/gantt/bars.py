@@ -8,6 +8,8 @@ import numpy as np
 import pandas as pd
 
 from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
+from lab.recordings.gantt.sources import lines_of
+from lab.recordings.tables import Table
 from lab.rooms.kernels.catalogue.classes import class_of_launch
 from lab.rooms.kernels.catalogue.rank import KINDS, RankData, no_launches
 
@@ -40,6 +42,7 @@ def _frame(rank: RankData) -> pd.DataFrame:
             "module": _modules(rank),
             "phase": np.array([*rank.marks.phases, ""], dtype=object)[rank.mark],
             "shapes": rank.trace.text(np.append(ops.dims_id, -1)[own]),
+            "source": _sources(rank, own),
         }
     )
     return bars
@@ -82,6 +85,30 @@ def _modules(rank: RankData) -> np.ndarray:
         of_ops = np.where(of_ops == "", np.array(rank.modules, dtype=object), of_ops)
     borrowed = [op.module_path for op in rank.replayed.ops] if rank.replayed else []
     found: np.ndarray = np.concatenate([of_ops, np.array([*borrowed, ""], dtype=object)])[rank.owner]
+    return found
+
+
+def _sources(rank: RankData, own: np.ndarray) -> np.ndarray:
+    """Where each launch (n,) comes from: the model's line as Inductor or the Python stack tell it, else the
+    line or file that Inductor generated, "" where nothing is known. own: rows of `ops`, -1 for none."""
+    found = np.full(len(own), "", dtype=object)
+    if rank.frames is not None and (own >= 0).any():
+        ops = rank.trace.ops
+        used, which = np.unique(own, return_inverse=True)
+        at = np.maximum(used, 0)
+        lines = lines_of(
+            rank.frames, Table({"pid": ops.pid[at], "tid": ops.tid[at], "start_ns": ops.ts_ns[at]})
+        )
+        lines[used < 0] = ""
+        found = lines[which.reshape(-1)]
+    if rank.compiled is None:
+        return found
+    kernels = rank.trace.text(rank.trace.kernels.name_id)
+    for row in np.flatnonzero(rank.compiled.hashes != "").tolist():
+        hash_ = str(rank.compiled.hashes[row])
+        origin = rank.compiled.provenance.of(str(kernels[row]), hash_)
+        model = "; ".join(origin.lines) if origin else ""
+        found[row] = model or found[row] or rank.compiled.lines[row] or f"{hash_}.py"
     return found
 
 

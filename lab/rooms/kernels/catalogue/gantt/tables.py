@@ -14,10 +14,10 @@ from lab.rooms.kernels.catalogue.gantt.picture import draw
 from lab.rooms.kernels.schema import TABLES
 
 
-def write_gantt(bars: Bars, out: Path, *, step: str | None = None) -> list[Path]:
-    """gantt.csv and gantt.png in `out`; the page is the report's."""
+def write_gantt(bars: Bars, out: Path, *, step: str | None = None, bound: str = "") -> list[Path]:
+    """gantt.csv, with its `bound`, and gantt.png in `out`; the page is the report's."""
     return [
-        write_csv(bar_table(bars), out / TABLES / "gantt.csv"),
+        write_csv(bar_table(bars).assign(bound=bound), out / TABLES / "gantt.csv"),
         save_png(draw(bars, step=step), out / "figures" / "gantt.png", dpi=150),
     ]
 

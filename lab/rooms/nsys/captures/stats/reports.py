@@ -10,6 +10,8 @@ import numpy as np
 from lab.core.files import write_atomic
 from lab.errors import MissingError, UsageError
 from lab.recordings.capture import MEMCPY, MEMSET, START_END, Capture
+from lab.recordings.integrity.words import bound
+from lab.recordings.lacks import AXES, Axis
 from lab.recordings.projection import Projection
 from lab.rooms.nsys.captures.stats.kernels import execution_sum, execution_trace, range_kernel_sum
 from lab.rooms.nsys.captures.stats.operations import gpu_trace
@@ -29,14 +31,17 @@ from lab.rooms.nsys.captures.stats.table import Report
 def report(name: str, projection: Projection) -> Report:
     """One report of a projected capture (`attribution="nsys"` for nsys' own numbers).
 
+    Where the recording is known to lack rows that it rests on, it has a last column `Bound`.
     Raises UsageError for a name that is not in REPORTS, MissingError where the capture lacks what the
     report is about.
     """
     check_name(name)
-    make, why_not = REPORTS[name]
+    make, why_not, axes = REPORTS[name]
     if reason := why_not(projection.capture):
         raise MissingError(f"{name}: {reason}", where=projection.capture.source)
-    return make(name, projection)
+    made = make(name, projection)
+    lost = bool(axes) and bound(projection.capture.lacks, *axes)
+    return made.with_column("Bound", str(lost)) if lost else made
 
 
 def check_name(name: str) -> None:
@@ -47,7 +52,7 @@ def check_name(name: str) -> None:
 
 def available(capture: Capture) -> dict[str, str]:
     """For each report "", or why this capture has no data for it."""
-    return {name: why_not(capture) for name, (_, why_not) in REPORTS.items()}
+    return {name: why_not(capture) for name, (_, why_not, _) in REPORTS.items()}
 
 
 def write_reports(projection: Projection, folder: Path, stem: str) -> list[str]:
@@ -102,21 +107,24 @@ def _no_joined_kernels(capture: Capture) -> str:
     return _no_kernels(capture) or _no_calls(capture)
 
 
-REPORTS: dict[str, tuple[Callable[[str, Projection], Report], Callable[[Capture], str]]] = {
-    "cuda_gpu_kern_sum": (kernel_sum, _no_kernels),
-    "cuda_gpu_sum": (gpu_sum, _no_ops),
-    "cuda_api_sum": (api_sum, _no_calls),
-    "cuda_api_gpu_sum": (api_gpu_sum, _no_calls_and_ops),
-    "osrt_sum": (os_sum, _no_os_calls),
-    "cuda_gpu_mem_time_sum": (memory_time, _no_copies),
-    "cuda_gpu_mem_size_sum": (memory_size, _no_copies),
-    "nvtx_sum": (range_sum, _no_ranges),
-    "nvtx_pushpop_sum": (range_sum, _no_ranges),
-    "nvtx_startend_sum": (range_sum, _no_start_end),
-    "nvtx_gpu_proj_sum": (projected_sum, _no_ranges_or_ops),
-    "nvtx_gpu_proj_trace": (projected_trace, _no_ranges_or_ops),
-    "nvtx_kern_sum": (range_kernel_sum, _no_kernels),
-    "cuda_gpu_trace": (gpu_trace, _no_ops),
-    "cuda_kern_exec_sum": (execution_sum, _no_joined_kernels),
-    "cuda_kern_exec_trace": (execution_trace, _no_joined_kernels),
+GPU: tuple[Axis, ...] = ("gpu",)
+JOINED: tuple[Axis, ...] = ("gpu", "host")
+# What makes it, why it cannot be made, and the axes that its figures rest on (none: of the OS alone).
+REPORTS: dict[str, tuple[Callable[[str, Projection], Report], Callable[[Capture], str], tuple[Axis, ...]]] = {
+    "cuda_gpu_kern_sum": (kernel_sum, _no_kernels, GPU),
+    "cuda_gpu_sum": (gpu_sum, _no_ops, GPU),
+    "cuda_api_sum": (api_sum, _no_calls, ("host",)),
+    "cuda_api_gpu_sum": (api_gpu_sum, _no_calls_and_ops, JOINED),
+    "osrt_sum": (os_sum, _no_os_calls, ()),
+    "cuda_gpu_mem_time_sum": (memory_time, _no_copies, GPU),
+    "cuda_gpu_mem_size_sum": (memory_size, _no_copies, GPU),
+    "nvtx_sum": (range_sum, _no_ranges, ("ops",)),
+    "nvtx_pushpop_sum": (range_sum, _no_ranges, ("ops",)),
+    "nvtx_startend_sum": (range_sum, _no_start_end, ("ops",)),
+    "nvtx_gpu_proj_sum": (projected_sum, _no_ranges_or_ops, AXES),
+    "nvtx_gpu_proj_trace": (projected_trace, _no_ranges_or_ops, AXES),
+    "nvtx_kern_sum": (range_kernel_sum, _no_kernels, AXES),
+    "cuda_gpu_trace": (gpu_trace, _no_ops, GPU),
+    "cuda_kern_exec_sum": (execution_sum, _no_joined_kernels, JOINED),
+    "cuda_kern_exec_trace": (execution_trace, _no_joined_kernels, JOINED),
 }

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import cast
 
@@ -26,6 +26,10 @@ class Report:
     header: list[str]
     rows: list[list[str]]
     problems: tuple[str, ...] = ()
+
+    def with_column(self, heading: str, cell: str) -> Report:
+        """The report with one more column, the same in every row."""
+        return replace(self, header=[*self.header, heading], rows=[[*row, cell] for row in self.rows])
 
     def csv(self) -> str:
         """The report as nsys' CSV: lines end in a newline, quotes where a name needs them."""

@@ -53,8 +53,14 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
+# Parts of a step that are numbered, too, are no steps: `dataloader_iter_3`, `optimizer_step 3`.
+_PART = (
+    r"(?!.*(load|fetch|data|optim|backward|sched|micro|sub|inner|grad|warm)\w{0,12}[ _.:/-]{0,3}(step|iter))"
+)
 STEP_NAMES: dict[str, tuple[str, ...]] = {
-    "any program": (r"(training|train|forward|measure)?[_ ]?step[_ #]?\d+", r"iter(ation)?[_ ]?\d+"),
+    "any program": (
+        _PART + r"(.*[^a-z])?(training|train|eval|forward|measure)?[_ ]?(step|iter(ation)?)[ _#:.-]*\d+",
+    ),
     "PyTorch": (r"ProfilerStep#\d+",),
     "Lightning": (r"\[pl\]\[profile\]run_training_batch",),
     "Hugging Face": (r"\w*Trainer\.training_step",),
@@ -73,7 +79,23 @@ _OF_PHASE = {
 }
 PHASES = _any([one.pattern for one in _OF_PHASE.values()])
 STEPS = _any([one for names in STEP_NAMES.values() for one in names])
+_AT_THE_END = re.compile(r"\d+\Z")
 WARMUPS = _any(list(WARMUP_NAMES))
+
+
+def is_step(text: str) -> bool:
+    """Whether a range of this name is a step; most texts of a recording are told by a word that they lack."""
+    lower = text.lower()
+    return ("step" in lower or "iter" in lower or "train" in lower) and STEPS.fullmatch(text) is not None
+
+
+def is_warmup(text: str) -> bool:
+    return bool(WARMUPS.fullmatch(text))
+
+
+def step_family(text: str) -> str | None:
+    """What names of one kind of step have in common: `train step ` of `train step 7`; None for no step."""
+    return _AT_THE_END.sub("", text) if is_step(text) else None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,15 @@ import re
 
 import pytest
 
+from lab.recordings.phase_names import (
+    BACKWARD,
+    FORWARD,
+    NAMES,
+    OPTIMIZER,
+    is_step,
+    step_family,
+)
 from lab.recordings.projection import PHASES, STEPS, PhaseNames
-from lab.recordings.projection.phase_names import BACKWARD, FORWARD, NAMES, OPTIMIZER
 
 KNOWN = {
     FORWARD: [
@@ -61,3 +68,39 @@ def test_a_persons_own_names_come_first_and_add_to_the_list():
     assert [bool(names.pattern.fullmatch(text)) for text in ("bwd_1", "Eval", "eval", "forward", "x")] == [
         *(True, True, False, True, False),
     ]
+
+
+STEP_FAMILIES = {
+    "ProfilerStep#": ["ProfilerStep#12"],
+    "step_": ["step_3"],
+    "train step: ": ["train step: 9"],
+    "rank0/step ": ["rank0/step 7"],
+    "my_global_step_": ["my_global_step_12"],
+    "megatron/iteration ": ["megatron/iteration 5"],
+    "eval_iter.": ["eval_iter.3"],
+    "forward_step_": ["forward_step_2"],
+    "[pl][profile]run_training_batch": ["[pl][profile]run_training_batch"],
+    "SFTTrainer.training_step": ["SFTTrainer.training_step"],
+    None: [
+        *(
+            "dataloader_iter_3",
+            "data fetch iter 3",
+            "optimizer_step_3",
+            "Optimizer step 3",
+            "backward_step 2",
+        ),
+        *("warmup_step_1", "micro step 3", "substep 4", "footstep 3", "literature 3", "step", "aten::mm", ""),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [(one, name) for one in STEP_FAMILIES for name in STEP_FAMILIES[one]]
+)
+def test_steps_are_told_from_numbered_parts_of_steps(family, name):
+    assert step_family(name) == family and is_step(name) == (family is not None)
+
+
+@pytest.mark.parametrize("text", ["load" * 16_000 + "7", "step_" * 13_000 + "x", "step" + "_" * 64_000 + "x"])
+def test_a_hostile_name_is_read_in_no_time_that_grows_with_its_square(text):
+    assert not is_step(text)

@@ -56,6 +56,20 @@ class PartOptions:
     to_time: str | None = None
     process: str | None = None
 
+    @property
+    def is_window(self) -> bool:
+        """Whether it is cut by time, which may cut a step."""
+        return self.from_time is not None or self.to_time is not None
+
+
+def check_part(part: PartOptions) -> None:
+    """Raises UsageError for times and steps that are none, before anything is read."""
+    for text, option in ((part.from_time, "--from"), (part.to_time, "--to")):
+        if text is not None:
+            parse_time_ns(text, option)
+    if part.step:
+        parse_steps(part.step)
+
 
 def part_options(flags: dict[str, Any]) -> tuple[PartOptions, dict[str, Any]]:
     """The flags of PART, and the others."""
@@ -94,8 +108,8 @@ def phase_names(given: Sequence[str], *, named: bool = False) -> Any:
 
     named: each needs its phase, which the first letter of the expression may tell. Raises UsageError.
     """
+    from lab.recordings.phase_names import BACKWARD, FORWARD, OPTIMIZER
     from lab.recordings.projection import PhaseNames
-    from lab.recordings.projection.phase_names import BACKWARD, FORWARD, OPTIMIZER
 
     known = (FORWARD, BACKWARD, OPTIMIZER)
     own = []

@@ -1,4 +1,4 @@
-"""The part of a recording that a command is about."""
+"""The part of a recording that `lab nsys` is about."""
 
 from __future__ import annotations
 
@@ -8,45 +8,14 @@ import json
 
 import pytest
 
-from lab.errors import UsageError
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
-from lab.rooms.nsys.captures.part import parse_steps, parse_time_ns, phase_names
 from lab.rooms.nsys.captures.summary import summarise
 from lab.rooms.nsys.captures.summary_text import summary_text
 from tests.recordings.projection.made import call as api_call
 from tests.recordings.projection.made import kernel, made, named
 from tests.recordings.sqlgen import Export, training_step
 from tests.rooms.nsys.captures.test_cli import call, exit_code
-
-
-@pytest.mark.parametrize(
-    ("text", "ns"),
-    [("12.5ms", 12_500_000), ("300 us", 300_000), ("2s", 2 * 10**9), ("7", 7 * 10**6), ("9ns", 9), ("0", 0)],
-)
-def test_times_have_units_and_are_exact(text, ns):
-    assert parse_time_ns(text, "--from") == ns
-
-
-@pytest.mark.parametrize("text", ["", "-3ms", "1h", "1e9", "nan", "3 ms x", "9" * 50])
-def test_what_is_no_time_is_refused(text):
-    with pytest.raises(UsageError, match="is not a time"):
-        parse_time_ns(text, "--from")
-
-
-def test_steps_are_numbers_and_spans():
-    assert parse_steps("3,7-9, 8") == {3, 7, 8, 9}
-    for text in ("", "9-7", "a", "1-99999999999", "-1"):
-        with pytest.raises(UsageError):
-            parse_steps(text)
-
-
-def test_a_phase_of_ones_own_may_be_named_or_guessed():
-    names = phase_names(["backward=grad", "fwd.*"], named=True)
-    assert (names.phase_of("grad"), names.phase_of("fwd_1")) == ("backward", "forward")
-    with pytest.raises(UsageError, match="which phase is it"):
-        phase_names(["x.*"], named=True)
-    assert phase_names(["x=y"]).phase_of("x=y") == "x=y"
 
 
 def found_of(*words):

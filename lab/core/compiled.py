@@ -1,0 +1,154 @@
+"""A C or C++ source of lab compiled into a shared library by this machine's compiler, once, and loaded.
+
+It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under a hash of what it was made of: a
+change of any part gives another file. The file gets its name only when it is complete, so processes that
+compile at the same time do not interfere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.errors import LabError, MissingError, storage_error
+
+COMPILER_S = 120.0
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """How the sources of one kind are compiled. instead: what a user can do without a compiler.
+
+    portable: the library runs on any processor of this machine's kind, so that neither the compiler's version
+    nor the processor is part of its name, and a compiled one needs no compiler to be found.
+    """
+
+    language: str
+    variable: str
+    names: tuple[str, ...]
+    flags: tuple[str, ...]
+    instead: str
+    portable: bool = False
+
+    def built(self, source: Path) -> ctypes.CDLL:
+        """The library, compiled if the cache has none. Raises MissingError with the compiler's own words."""
+        if self.portable:
+            place = folder(self.instead) / f"{source.stem}-{self.key(source, [], '')}.so"
+            if not place.exists():
+                self.compile_to(place, source, self.find_compiler()[0])
+        else:
+            compiler, version = self.find_compiler()
+            place = folder(self.instead) / f"{source.stem}-{self.key(source, compiler, version)}.so"
+            if not place.exists():
+                self.compile_to(place, source, compiler)
+        return self.loaded(place)
+
+    def loaded(self, place: Path) -> ctypes.CDLL:
+        """Raises MissingError for a file that is no library of this machine."""
+        try:
+            return ctypes.CDLL(str(place))
+        except OSError as error:
+            fix = "remove the file, or set XDG_CACHE_HOME to a folder from which programs may be run"
+            raise MissingError(
+                f"the compiled library does not load: {error}", where=place, fix=f"{fix}; {self.instead}"
+            ) from error
+
+    def find_compiler(self) -> tuple[list[str], str]:
+        """The variable's command, or the first usual name that answers; its version. Raises MissingError."""
+        own = os.environ.get(self.variable)
+        for name in [own] if own else self.names:
+            command = shlex.split(name)
+            if command and shutil.which(command[0]):
+                return command, self._version_of(command)
+        what = f"no {self.language} compiler here"
+        raise MissingError(
+            f"${self.variable} is {own!r}, which is not a program here" if own else what,
+            where=f"PATH, for {own or ', '.join(self.names)}",
+            fix=f"install {' or '.join(self.names[1:])}, or name one in {self.variable}; {self.instead}",
+        )
+
+    def key(self, source: Path, compiler: list[str], version: str) -> str:
+        headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
+        machine = platform.machine() if self.portable else processor()
+        parts = (source.read_text(), *headers, shlex.join(compiler), *self.flags, version, machine)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+    def compile_to(self, place: Path, source: Path, compiler: list[str]) -> None:
+        """Compile beside `place` and rename. Raises MissingError."""
+        try:
+            with tempfile.TemporaryDirectory(prefix=".compiling-", dir=place.parent) as own:
+                made = Path(own) / place.name
+                self.run_compiler([*compiler, *self.flags, str(source), "-o", str(made)], own)
+                os.replace(made, place)
+        except OSError as error:
+            raise not_kept(storage_error(error, place).what, place.parent, self.instead) from error
+
+    def run_compiler(self, command: list[str], scratch: str) -> None:
+        try:
+            done = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=COMPILER_S,
+                check=False,
+                env={**os.environ, "TMPDIR": scratch, "LC_ALL": "C"},
+            )
+        except subprocess.TimeoutExpired as error:
+            raise self._no_use(f"took more than {COMPILER_S:.0f} s", command) from error
+        if done.returncode:
+            output = (done.stderr or done.stdout).strip() or "no output"
+            raise self._no_use(f"failed ({done.returncode}):\n{output[-4000:]}", command)
+
+    def _version_of(self, command: list[str]) -> str:
+        try:
+            done = subprocess.run(
+                [*command, "--version"], capture_output=True, text=True, timeout=COMPILER_S, check=True
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise self._no_use(f"did not report its version: {error}", command) from error
+        return done.stdout
+
+    def _no_use(self, what: str, command: list[str]) -> MissingError:
+        fix = f"name another in {self.variable}; {self.instead}"
+        return MissingError(f"the {self.language} compiler {what}", where=shlex.join(command), fix=fix)
+
+
+def folder(instead: str) -> Path:
+    """The folder for compiled libraries, created if necessary. Raises MissingError if it cannot be."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if root.startswith("~"):
+        raise not_kept("this user has no home", root, instead)
+    found = Path(root).absolute() / "lab" / "native"
+    try:
+        found.mkdir(parents=True, exist_ok=True, mode=0o700)
+        about = found.stat()
+    except OSError as error:
+        raise not_kept(storage_error(error, found).what, found, instead) from error
+    # What lies here is run.
+    if about.st_uid not in (os.getuid(), 0) or about.st_mode & 0o022:
+        raise not_kept("others may write to the folder", found, instead)
+    return found
+
+
+def processor() -> str:
+    """What -march=native depends on: a cache may be shared by machines of several kinds."""
+    names = ("model name", "flags", "Features", "CPU part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = [platform.processor()]  # no Linux: the kind of processor must do
+    kept = sorted({line for line in lines if line.split("\t")[0].strip(" :") in names})
+    return "\n".join([platform.machine(), *(kept or lines)])
+
+
+def not_kept(why: str, place: Path | str, instead: str) -> LabError:
+    fix = f"set XDG_CACHE_HOME to a folder that you can write to; {instead}"
+    return MissingError(f"the compiled library cannot be kept: {why}", where=place, fix=fix)

@@ -1,0 +1,86 @@
+"""The fields of scanned rows as numpy columns: the same as `Decoded` gives for the same events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from lab.recordings.kineto.native.scanner import HAS_GRID, PID_TEXT, TID_TEXT, Rows, Scanner, text_of
+from lab.recordings.kineto.values import ColumnEncoder, Lookup
+
+_TEXT_MARKS = {"pid": PID_TEXT, "tid": TID_TEXT}
+
+
+class Texts:
+    """What the scanner of one file numbered, as ids of the file's strings."""
+
+    def __init__(self, scanner: Scanner, encode: ColumnEncoder) -> None:
+        self.scanner, self.encode = scanner, encode
+        self._raw_id = encode.raw_id
+        self.text = Lookup(lambda number: "" if number < 0 else text_of(scanner.texts[number]))
+
+    def ids(self, numbers: np.ndarray) -> np.ndarray:
+        return self.scanner.texts.ids(numbers, lambda raw: self.encode.strings[text_of(raw)])
+
+    def raw_ids(self, numbers: np.ndarray) -> np.ndarray:
+        return self.scanner.raws.ids(numbers, self._raw_id)
+
+
+class Scanned:
+    """Fields of scanned rows."""
+
+    def __init__(self, rows: Rows, texts: Texts) -> None:
+        self._rows, self._texts = rows, texts
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def ids(self, name: str) -> np.ndarray:
+        found: np.ndarray = getattr(self._rows, name).copy()
+        is_text = (self._rows.marks & _TEXT_MARKS[name]) != 0
+        if is_text.any():
+            found[is_text] = -2 - self._texts.ids(found[is_text])
+        return found
+
+    def names(self) -> np.ndarray:
+        return self._texts.ids(self._rows.name).astype(np.int32)
+
+    def by_category(self, value_of: Callable[[str], Any], kind: type) -> np.ndarray:
+        used, which = np.unique(self._rows.cat, return_inverse=True)
+        values: np.ndarray = np.array([value_of(self._texts.text[one]) for one in used.tolist()], dtype=kind)
+        return values[which.ravel()]
+
+    def ints(self, name: str) -> np.ndarray:
+        found: np.ndarray = getattr(self._rows, name).copy()
+        return found
+
+    def texts(self, name: str) -> np.ndarray:
+        return self._texts.ids(getattr(self._rows, name)).astype(np.int32)
+
+    def raws(self, name: str) -> np.ndarray:
+        return self._texts.raw_ids(getattr(self._rows, name)).astype(np.int32)
+
+    def sizes(self, name: str) -> np.ndarray:
+        return np.stack([getattr(self._rows, f"{name}_{axis}") for axis in "xyz"], axis=1)
+
+    def with_text(self, name: str) -> np.ndarray:
+        return np.flatnonzero(getattr(self._rows, name) >= 0)
+
+    def copies(self) -> Iterator[tuple[int, str, str, str]]:
+        index = self.with_text("copy_kind")
+        kinds = (getattr(self._rows, name)[index].tolist() for name in ("copy_kind", "src_kind", "dst_kind"))
+        for row, *numbers in zip(index.tolist(), *kinds, strict=True):
+            kind, source, target = (self._texts.text[number] for number in numbers)
+            yield row, kind, source, target
+
+    def geometry(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        some = self._rows.where((self._rows.marks & HAS_GRID) != 0)
+        sizes = [getattr(some, f"{name}_{axis}") for name in ("grid", "block") for axis in "xyz"]
+        columns = np.stack([some.correlation, *sizes, some.smem_bytes], axis=1)
+        for correlation, *geometry in columns.tolist():
+            yield correlation, tuple(geometry)
+
+    def take(self, index: np.ndarray) -> Scanned:
+        return Scanned(self._rows.where(index), self._texts)

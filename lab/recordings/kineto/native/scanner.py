@@ -1,0 +1,141 @@
+"""The compiled scanner and what it numbered: rows (n, columns) of int64 from the text of whole events."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from lab.recordings.kineto.native.find import library
+
+MISSING = -(2**63)  # a time that was not recorded
+SLICE, META, ARROW_START, ARROW_END = 1, 2, 3, 4  # phases X, M, s, f
+LEAST_EVENT_BYTES = 16
+
+# In the order of the enum in scan.c.
+_NAMES = (
+    "ph pid tid ts_ns dur_ns name cat id start end marks external_id sequence rf_id device stream "
+    "original_stream kernel correlation graph graph_node regs smem_bytes bytes_ copy_kind src_kind dst_kind "
+    "grid_x grid_y grid_z block_x block_y block_z collective in_nelems out_nelems group_size dtype in_split "
+    "out_split pg_name pg_desc pg_ranks seq concrete types strides dims ev_idx"
+)
+COLUMNS = {name: at for at, name in enumerate(_NAMES.split())}
+PID_TEXT, TID_TEXT, DEVICE_TEXT, STREAM_TEXT, ORIGINAL_STREAM_TEXT, BYTES_TEXT, EV_IDX_TEXT, HAS_GRID = (
+    1 << bit for bit in range(8)
+)
+
+
+class Rows:
+    """The rows of some events; a field is a column (n,) of int64."""
+
+    def __init__(self, block: np.ndarray) -> None:
+        self._block = block
+
+    def __len__(self) -> int:
+        return len(self._block)
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        column: np.ndarray = self._block[:, COLUMNS[name]]
+        return column
+
+    def where(self, mask: np.ndarray) -> Rows:
+        return Rows(self._block[mask])
+
+
+class Scanner:
+    """Scans pieces of one file. The numbers of texts and of lists count over the whole file.
+
+    Raises RuntimeError for a library of another version, MemoryError without memory.
+    """
+
+    def __init__(self, loaded: ctypes.CDLL) -> None:
+        self._library, self._state = loaded, None
+        if loaded.scan_columns() != len(COLUMNS):
+            raise RuntimeError("scan.c and COLUMNS name different columns")
+        self._state = loaded.scan_new()
+        if not self._state:
+            raise MemoryError
+        self._rows = np.empty((0, len(COLUMNS)), dtype=np.int64)
+        self.texts = Distinct(lambda since: self._distinct(0, since))
+        self.raws = Distinct(lambda since: self._distinct(1, since))
+
+    def __del__(self) -> None:
+        self._library.scan_free(self._state)
+
+    def scan(self, text: bytes) -> Rows | None:
+        """The events of a text, valid until the next call; None if it has anything unusual."""
+        if not text.isascii():
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                return None
+        most = len(text) // LEAST_EVENT_BYTES + 1
+        if most > len(self._rows):
+            self._rows = np.empty((most, len(COLUMNS)), dtype=np.int64)
+        count = self._library.scan(self._state, text, len(text), self._rows.ctypes.data, most)
+        if count == -2:
+            raise MemoryError
+        return Rows(self._rows[:count]) if count >= 0 else None
+
+    def _distinct(self, which: int, since: int) -> list[bytes]:
+        """The byte strings from number `since` on, in the order of their numbers."""
+        bytes_at, ends_at = ctypes.c_void_p(), ctypes.c_void_p()
+        count = self._library.scan_distinct(self._state, which, ctypes.byref(bytes_at), ctypes.byref(ends_at))
+        if count <= since:
+            return []
+        array = ctypes.cast(ends_at, ctypes.POINTER(ctypes.c_int64))
+        ends = np.ctypeslib.as_array(array, (count,))[max(since - 1, 0) :].tolist()
+        start = ends.pop(0) if since else 0
+        whole = ctypes.string_at((bytes_at.value or 0) + start, ends[-1] - start)
+        marks = [end - start for end in ends]
+        return [whole[a:b] for a, b in zip([0, *marks[:-1]], marks, strict=True)]
+
+
+class Distinct:
+    """Numbered byte strings, and the ids that a caller gives them when a row first needs one."""
+
+    def __init__(self, fetch: Callable[[int], list[bytes]]) -> None:
+        self._fetch = fetch
+        self._known: list[bytes] = []
+        self._ids = np.empty(0, dtype=np.int64)
+
+    def __getitem__(self, number: int) -> bytes:
+        """The bytes of one number."""
+        if number >= len(self._known):
+            self._known += self._fetch(len(self._known))
+        return self._known[number]
+
+    def ids(self, numbers: np.ndarray, id_of: Callable[[bytes], int]) -> np.ndarray:
+        """`id_of` the bytes of each number (n,), asked once a number, in the order of rows; -1 for -1."""
+        if not len(numbers):
+            return np.empty(0, dtype=np.int64)
+        most = int(numbers.max()) + 1
+        if most > len(self._ids) - 1:
+            room = np.full(max(2 * most, 1024) + 1, MISSING, dtype=np.int64)
+            room[: max(len(self._ids) - 1, 0)] = self._ids[:-1]
+            room[-1] = -1  # number -1 is "not there"
+            self._ids = room
+        found = self._ids[numbers]
+        new = found == MISSING
+        if new.any():
+            for number in dict.fromkeys(numbers[new].tolist()):
+                self._ids[number] = id_of(self[number])
+            found = self._ids[numbers]
+        ids: np.ndarray = found
+        return ids
+
+
+def text_of(raw: bytes) -> str:
+    """What stands between the quotes of a JSON string. Raises ValueError for what is not one."""
+    if b"\\" not in raw:
+        return raw.decode()
+    text: str = msgspec.json.decode(b'"' + raw + b'"', type=str)
+    return text
+
+
+def scanner() -> Scanner | None:
+    """A scanner for one file; None where it is not compiled and cannot be."""
+    loaded = library()
+    return None if loaded is None else Scanner(loaded)
