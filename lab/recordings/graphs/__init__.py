@@ -22,6 +22,7 @@ launches are compared (confidence `count`).
 from lab.recordings.graphs.batches import executed_batches
 from lab.recordings.graphs.calls import replays_graphs
 from lab.recordings.graphs.join import Join, join
+from lab.recordings.graphs.loss import lacks_of
 from lab.recordings.graphs.rows import CONFIDENCES, LAYER_RULES, RULES
 from lab.recordings.graphs.sources import Source, load_sources, own_source
 
@@ -33,6 +34,7 @@ __all__ = [
     "Source",
     "executed_batches",
     "join",
+    "lacks_of",
     "load_sources",
     "own_source",
     "replays_graphs",

@@ -16,7 +16,6 @@ from lab.recordings.graphs.replays import Replays, Words, replays_of, words_of_r
 from lab.recordings.graphs.rows import NONE, RULES, RowMaker, Rows, no_rows
 from lab.recordings.graphs.sequences import Sequence, captured, eager
 from lab.recordings.graphs.sources import Source
-from lab.recordings.lacks import Lack
 
 _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
@@ -55,12 +54,6 @@ class Join:
             if mine.any():
                 found[rule] = (int(mine.sum()), int(dur_ns[mine].sum()))
         return found
-
-    def lacks(self) -> tuple[Lack, ...]:
-        """Rule R: rows that replays lack."""
-        from lab.recordings.graphs.loss import lacks_of
-
-        return lacks_of(self)
 
 
 def join(own: Source, beside: Many[Source] = ()) -> Join:

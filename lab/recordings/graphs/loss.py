@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.graphs.fit import Fit
+from lab.recordings.graphs.join import Join
 from lab.recordings.integrity.evidence import of_capture
 from lab.recordings.integrity.replays import replay_lacks
 from lab.recordings.lacks import Lack, Place
-
-if TYPE_CHECKING:
-    from lab.recordings.graphs.join import Join
 
 RULE = "R"
 

@@ -12,6 +12,7 @@ from lab.recordings.capture import OP, START_END, Capture
 from lab.recordings.graphs import calls
 from lab.recordings.graphs.frames import class_of
 from lab.recordings.graphs.join import Join, join
+from lab.recordings.graphs.loss import lacks_of
 from lab.recordings.graphs.rows import NONE, RULES
 from lab.recordings.graphs.sources import Source
 from lab.recordings.lacks import Lack
@@ -74,7 +75,7 @@ def origins_of(capture: Capture, beside: Sequence[Source] = (), own: Source | No
         op=joined.rows.op_name,
         op_names=joined.texts,
         problems=problems,
-        lacks=joined.lacks(),
+        lacks=lacks_of(joined),
     )
 
 

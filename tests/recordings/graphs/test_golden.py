@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, load_sources, own_source
+from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, lacks_of, load_sources, own_source
 from lab.recordings.graphs.origins import origins_of
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
@@ -102,7 +102,7 @@ def test_sglang_ops_and_modules(sglang):
         modules[path.split(".")[-1].rpartition("_")[0]] += us
     assert {name: round(us, 1) for name, us in modules.items()} == SGLANG_MODULES
     assert found.counts() == {"order": (544, 9656404)}
-    assert found.unattributed == (0, 0) and found.lacks() == ()
+    assert found.unattributed == (0, 0) and lacks_of(found) == ()
 
 
 def test_sglang_layers_are_36_of_15_launches_and_4_outside(sglang):
@@ -119,7 +119,7 @@ def test_vllm_ops_and_the_calls_of_its_compiled_graphs(vllm):
     assert (count, round(ns / 1000, 1)) == (421, 10388.5)
     layers = {layer: count for layer, (count, _) in sums(found, "layer").items()}
     assert set(layers) == {f"CompiledFxGraph_{index}" for index in range(25)}
-    assert found.lacks() == ()
+    assert lacks_of(found) == ()
 
 
 def test_flux_has_993_of_994_and_says_which_is_lost(graphs):
@@ -132,7 +132,7 @@ def test_flux_has_993_of_994_and_says_which_is_lost(graphs):
     )
     assert sum(count for count, _ in ops.values()) == 993
     assert "Torch-Compiled Region: 0/0" not in ops
-    (lack,) = found.lacks()
+    (lack,) = lacks_of(found)
     assert (lack.axis, lack.place, lack.rule, lack.n, lack.of) == ("gpu", "hole", "R", 1, 994)
     assert lack.share == pytest.approx(1 / 994) and not lack.unknown
 
@@ -142,7 +142,7 @@ def test_flux_without_its_capture_is_unknown(graphs):
     api = own.capture.api
     names = own.capture.text(api.name_id)
     bare = replace(own.capture, api=api.where(names != "hipStreamBeginCapture"))
-    (lack,) = join(replace(own, capture=bare)).lacks()
+    (lack,) = lacks_of(join(replace(own, capture=bare)))
     assert lack.unknown and lack.n == 993 and lack.share == pytest.approx(0.554, abs=0.001)
 
 
@@ -175,7 +175,7 @@ def test_the_replay_on_an_h200_is_attributed_as_its_eager_run(shared_data, captu
     by_time = np.argsort(own.start_ns, kind="stable")
     right = sum(int(dur_ns[row]) for index, row in enumerate(by_time) if told[row] == truth[index % 47])
     assert right >= 0.98 * dur_ns.sum()
-    assert found.lacks() == ()
+    assert lacks_of(found) == ()
 
 
 def test_a_cuda_capture_alone_gives_ops_and_says_that_it_only_counted(shared_data):
@@ -249,7 +249,7 @@ def test_lossy_replays_are_never_certain_of_a_wrong_place(request, which, seed):
         assert placed.mean() >= CERTAIN[which][damage], damage
         ops = [found.texts[one] for one in found.rows.op_name[told]]
         assert ops == [whole.texts[one] for one in whole.rows.op_name[true]], damage
-        lack = [one for one in found.lacks() if not one.unknown]
+        lack = [one for one in lacks_of(found) if not one.unknown]
         assert sum(one.n for one in lack) == len(inside) - len(kept), damage
         assert {one.of for one in lack} == {len(inside)}
 

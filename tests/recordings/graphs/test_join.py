@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, load_sources
+from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, lacks_of, load_sources
 from lab.recordings.kineto import read_kineto
 from lab.recordings.views import link_ops
 from tests.recordings.graphs.made import (
@@ -61,7 +61,7 @@ def test_a_replay_has_the_ops_modules_and_layers_of_its_capture(tmp_path):
     assert layers(found) == LAYERS * 2
     assert set(rules(found)) == {"order"}
     assert {CONFIDENCES[one] for one in found.rows.confidence} == {"exact"}
-    assert found.lacks() == () and found.unattributed == (0, 0)
+    assert lacks_of(found) == () and found.unattributed == (0, 0)
 
 
 def test_a_graph_launched_inside_an_op_gives_that_op_nothing(tmp_path):
@@ -101,7 +101,7 @@ def test_lost_rows_never_give_another_row_a_wrong_layer(tmp_path, lost):
         assert found.texts[found.rows.op_name[index]] == TRUTH[row][0]
         if LAYER_RULES[found.rows.layer_rule[index]] not in ("unknown", "none"):
             assert layers(found)[index] == LAYERS[row]
-    assert sum(one.n for one in found.lacks()) == len(lost)
+    assert sum(one.n for one in lacks_of(found)) == len(lost)
 
 
 def test_a_lost_layer_leaves_layers_unknown_and_ops_right(tmp_path):
@@ -387,7 +387,7 @@ def test_damaged_and_absent_captures_are_errors_that_name_the_file(tmp_path):
 
 def test_an_empty_recording_and_one_without_graphs_join_to_nothing(tmp_path):
     empty = source(Events().write(tmp_path / "empty.json"))
-    assert not join(empty).inside.any() and join(empty).lacks() == ()
+    assert not join(empty).inside.any() and lacks_of(join(empty)) == ()
     found = join(empty, [captured(tmp_path)])
     assert "no graph replays" in found.problems[0]
 

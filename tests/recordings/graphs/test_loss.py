@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.recordings.graphs import Source, join
+from lab.recordings.graphs import Source, join, lacks_of
 from lab.recordings.lacks import verdict_of
 from tests.recordings.graphs.made import Events, capture_into, decoder, replay_into, source
 
@@ -25,7 +25,7 @@ def recorded(tmp_path, *replays, captured=False, after=False, before=False):
 
 
 def replay_lacks(capture):
-    return join(Source(capture.source, capture)).lacks()
+    return lacks_of(join(Source(capture.source, capture)))
 
 
 @pytest.mark.parametrize("lost", [[3], [17], [0], [2, 8, 9]])
@@ -87,7 +87,7 @@ def test_a_refused_capture_proves_nothing(tmp_path):
     own = source_of(tmp_path, NAMES)
     wrong = Events()
     capture_into(wrong, [one._replace(kernel=one.kernel + "_x") for one in decoder()])
-    (lack,) = join(own, [source(wrong.write(tmp_path / "wrong.json"))]).lacks()
+    (lack,) = lacks_of(join(own, [source(wrong.write(tmp_path / "wrong.json"))]))
     assert lack.unknown
 
 

@@ -57,10 +57,10 @@ def unique(
     """
     found, home = _read(traces, captures, out, _ask(flags, phases), inductor)
     from lab.rooms.kernels.catalogue import files
-    from lab.rooms.kernels.catalogue.compiled import compiled_kernels, sentences
+    from lab.rooms.kernels.catalogue.inductor import compiled_kernels, sentences
     from lab.rooms.kernels.catalogue.unique import bucketed as without_arguments
 
-    written = [*files.write_unique(found, home), *files.write_launches(found, home)]
+    written = files.write_unique(found, home)
     found.problems += sentences(compiled_kernels(found))
     table = without_arguments(found.unique) if bucketed else found.unique
     table = table[[name for name in _UNIQUE.split() if name in table.columns]] if not as_json else table

@@ -1,29 +1,19 @@
-"""Inductor's Triton kernels: what they fused, where in the model, in which compiled region.
-
-A kernel is (name, hash of its file). `compiled_kernels.csv` has one row per kernel, with the rule that gave
-its operators (`ops_rule`) and its line (`source_rule`), and whether it can be replayed (`replay`).
-"""
+"""Inductor's Triton kernels of one rank: in which compiled region and graph, and which files explain them."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from lab.core.words import plural
 from lab.recordings.capture import Capture
 from lab.recordings.compiled import (
     InductorKernel,
     Provenance,
-    fused_ops,
     is_inductor,
-    name_of_category,
     read_inductor,
     read_provenance,
 )
@@ -32,14 +22,6 @@ from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.tables import Table, Trace
 from lab.recordings.views.launches import innermost
 
-if TYPE_CHECKING:
-    from lab.rooms.kernels.catalogue.build import Catalogue
-
-_COLUMNS = """
-    kernel kernel_hash category count dur_sum_us time_share region graph fused_ops ops_rule
-    source source_rule module block_sizes num_warps num_stages replay
-"""
-COLUMNS = tuple(_COLUMNS.split())
 _REGION = re.compile(r"Torch-Compiled Region: .+")
 _GRAPH = re.compile(r"## Call CompiledFxGraph (\w+) ##")
 # Where an execution trace observer, TORCH_COMPILE_DEBUG and a copied cache leave their files.
@@ -130,101 +112,3 @@ def _around(
     return [
         texts[ranges.name_id[row]] if row >= 0 else "" for row in innermost(table, pid, tid, at_ns).tolist()
     ]
-
-
-def compiled_kernels(found: Catalogue) -> pd.DataFrame:
-    """`compiled_kernels.csv`: one row per kernel of Inductor, most time first; empty if there are none."""
-    total_us = sum(one.dur_us for one in found.launches) or 1.0
-    groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
-    start = 0
-    for index, rank in enumerate(found.ranks):
-        for line in range(start, start + rank.num_launches):
-            one = found.launches[line]
-            if rank.compiled is not None and one.kind == "kernel" and is_inductor(one.name):
-                groups.setdefault((one.name, one.kernel_hash), []).append((index, line))
-        start += rank.num_launches
-    modules = {(op.rank, op.op_id): op.module_path for op in found.ops}
-    rows = [_row(found, key, members, modules, total_us) for key, members in groups.items()]
-    rows.sort(key=lambda row: (-row["dur_sum_us"], row["kernel"]))
-    table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS))
-    return table
-
-
-def _row(
-    found: Catalogue,
-    key: tuple[str, str],
-    members: list[tuple[int, int]],
-    modules: dict[tuple[int, int], str],
-    total_us: float,
-) -> dict[str, Any]:
-    name, hash_ = key
-    rank = found.ranks[members[0][0]]
-    compiled = rank.compiled
-    assert compiled is not None
-    launches = [found.launches[line] for _, line in members]
-    places = [(index, found.launches[line].row) for index, line in members]
-
-    def seen(column: str) -> list[str]:
-        texts = [str(getattr(found.ranks[index].compiled, column)[row]) for index, row in places]
-        return [text for text, _ in Counter(filter(None, texts)).most_common()]
-
-    origin = compiled.provenance.of(name, hash_)
-    by_name = fused_ops(name, compiled.op_names)
-    lines = origin.lines if origin else ()
-    generated = seen("lines")
-    kernel = compiled.kernels.get(hash_, InductorKernel(name))
-    dur_us = sum(one.dur_us for one in launches)
-    inside = [modules.get((one.rank, one.op_id), "") for one in launches]
-    return {
-        "kernel": name,
-        "kernel_hash": hash_,
-        "category": name_of_category(name),
-        "count": len(launches),
-        "dur_sum_us": dur_us,
-        "time_share": dur_us / total_us,
-        "region": _first(seen("regions")),
-        "graph": _first(seen("graphs")),
-        "fused_ops": " ".join(origin.ops if origin else by_name),
-        "ops_rule": origin.rule if origin else "name" if by_name else "none",
-        "source": "; ".join(lines) or _first(generated),
-        "source_rule": origin.rule if origin and lines else "stack" if generated else "none",
-        "module": _first([path for path, _ in Counter(filter(None, inside)).most_common()]),
-        "block_sizes": kernel.kwargs,
-        "num_warps": kernel.num_warps if kernel.num_warps >= 0 else None,
-        "num_stages": kernel.num_stages if kernel.num_stages >= 0 else None,
-        "replay": why_not(hash_, compiled.provenance) or "yes",
-    }
-
-
-def _first(texts: list[str]) -> str:
-    """The most frequent text, and how many others there are."""
-    more = f" (+{len(texts) - 1} more)" if len(texts) > 1 else ""
-    return texts[0] + more if texts else ""
-
-
-def why_not(hash_: str, provenance: Provenance) -> str:
-    """Why `lab run kernels replay --inductor` cannot replay a kernel from its file; "" if it can."""
-    if not hash_:
-        return "no: the recording has no kernel_hash (record_shapes=True with torch 2.6 or newer has)"
-    if hash_ not in provenance.sources:
-        return f"no: its file {hash_}.py is not beside the trace (name its folder with --inductor)"
-    return ""
-
-
-def sentences(table: pd.DataFrame) -> list[str]:
-    """One sentence on how much of Inductor's kernels is explained; none without such kernels."""
-    if not len(table):
-        return []
-    share = table["time_share"].sum()
-    rules = Counter(table["ops_rule"])
-    unplaced = int((table["source_rule"] == "none").sum())
-    known = ", ".join(f"{n} by {rule}" for rule, n in rules.most_common() if rule != "none")
-    lost = f", {plural(rules['none'], 'kernel')} with no op known" if rules["none"] else ""
-    where = (
-        f"; no line of the model known for {plural(unplaced, 'kernel')} (TORCH_COMPILE_DEBUG=1 writes it: "
-        "give that folder with --inductor)"
-        if unplaced
-        else ""
-    )
-    whole = plural(len(table), "Inductor kernel")
-    return [f"{whole} ({share:.1%} of the time): fused ops {known or 'unknown'}{lost}{where}"]

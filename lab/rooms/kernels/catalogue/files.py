@@ -12,7 +12,7 @@ import pandas as pd
 from lab.core.files import replacing, write_atomic
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
-from lab.rooms.kernels.catalogue.compiled import compiled_kernels
+from lab.rooms.kernels.catalogue.inductor import compiled_kernels
 from lab.rooms.kernels.catalogue.launches import GEOMETRY
 from lab.rooms.kernels.catalogue.unique import bucketed
 from lab.rooms.kernels.schema import LAUNCHES, OPS, SIGNATURES, TABLES, UNIQUE, Launch, Signature

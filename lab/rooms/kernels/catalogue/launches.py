@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lab.rooms.kernels.catalogue.classes import class_of_launch
-from lab.rooms.kernels.catalogue.identity import args_key, sig_id_of
+from lab.rooms.kernels.catalogue.identity import sig_id_of
 from lab.rooms.kernels.catalogue.ops import OpBook
 from lab.rooms.kernels.catalogue.rank import KINDS, RankData
 from lab.rooms.kernels.schema import Launch
@@ -53,7 +53,14 @@ def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
             op_rule=rank.op_rule[index],
             layer_rule="none",
         )
-        key: tuple[Any, ...] = (name, kind, sizes, op, record.overload if record else None, args_key(record))
+        key: tuple[Any, ...] = (
+            name,
+            kind,
+            sizes,
+            op,
+            record.overload if record else None,
+            book.args_key(record),
+        )
         key = (*key, launch.phase)
         if rank.on_gpu and rank.replayed is not None and rank.replayed.inside[index]:
             launch.layer_rule = rank.replayed.layer_rule[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lab.recordings.tables import Trace
+from lab.rooms.kernels.catalogue.identity import args_key
 from lab.rooms.kernels.catalogue.rank import RankData, mark_of
 from lab.rooms.kernels.catalogue.trace_args import args_of
 from lab.rooms.kernels.schema import Arg, OpRecord
@@ -16,6 +17,17 @@ class OpBook:
         self.names = rank.trace.text(rank.trace.ops.name_id)
         self.mark = mark_of(rank.trace.ops.ts_ns, rank.marks)
         self.kept: dict[int, OpRecord] = {}
+        self._keys: dict[tuple[int, ...], str] = {}  # of arguments from the trace, by the ids of their texts
+
+    def args_key(self, record: OpRecord | None) -> str:
+        """`identity.args_key`, made once for all ops whose trace has the same arguments."""
+        if record is None or record.recorded >= 0 or record.op_id >= len(self.names):
+            return args_key(record)
+        ops, row = self.rank.trace.ops, record.op_id
+        texts = tuple(int(ids[row]) for ids in (ops.dims_id, ops.types_id, ops.strides_id, ops.concrete_id))
+        if texts not in self._keys:
+            self._keys[texts] = args_key(record)
+        return self._keys[texts]
 
     def own(self, row: int) -> OpRecord:
         """The record of the op at `row`, which owns one more launch; the ops around it are kept too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -41,7 +42,7 @@ class Marks:
     names: list[str]
     spans_ns: np.ndarray
 
-    @property
+    @cached_property
     def phases(self) -> list[str]:
         return [_phase_of(name) for name in self.names]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, Join, Source, join, load_sources
+from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, Join, Source, join, lacks_of, load_sources
 from lab.recordings.graphs.batches import executed_batches
 from lab.recordings.graphs.frames import Frames
 from lab.recordings.kineto.capture import from_kineto
@@ -53,7 +53,7 @@ def read_replayed(
     ops = _Ops(rank, found, first_id)
     rows, texts = found.rows, np.array([*found.texts], dtype=object)
     lost, lost_ns = found.unattributed
-    lacks = found.lacks()
+    lacks = lacks_of(found)
     problems = [*notes, *found.problems, *_counted(found)]
     refused = list(found.problems)
     if captures and lost:

@@ -126,13 +126,13 @@ def _tables(capture: Capture, found: Sequence[Summary]) -> dict[str, pd.DataFram
                 where
                 | {
                     "phase": "/".join(phase.path) or ("step" if one.steps else "the whole recording"),
-                    "instances_per_step": phase.instances_per_step,
+                    "instances_per_step": phase.instances_per_step if phase.path or one.steps else None,
                     "kernels": "-".join(map(str, sorted({min(phase.kernels), max(phase.kernels)}))),
                     "kernel_ms": phase.kernel_ms,
-                    "kernel_sd_ms": phase.kernel_sd_ms,
+                    "kernel_sd_ms": phase.kernel_sd_ms if len(one.steps) > 1 else None,
                     "busy_ms": phase.busy_ms,
                     "span_ms": phase.span_ms,
-                    "host_ms": phase.host_ms,
+                    "host_ms": phase.host_ms if phase.path or one.steps else None,
                     "share_percent": None if phase.share is None else 100 * phase.share,
                     "bound": bound(one.lacks),
                 }
@@ -321,7 +321,10 @@ def _sections(
             words = f"No range is a step: the whole recording, {warmup}"
         sections.append(Section("Phases", [table("phases", words, few("phases"))]))
     if "classes" in tables:
-        sections.append(Section("Kernel classes", [table("classes", "Kernel time by class", few("classes"))]))
+        steps = {len(one.steps) for one in found}
+        over = "all measured steps together" if max(steps, default=0) else "the whole recording"
+        caption = f"Kernel time by class, over {over}"
+        sections.append(Section("Kernel classes", [table("classes", caption, few("classes"))]))
     if capture.kernels.any():
         most = tables["kernels"].groupby("process", sort=False).head(TOP)
         most = most.drop(columns=["name"] if len(capture.processes) > 1 else ["name", "process"])

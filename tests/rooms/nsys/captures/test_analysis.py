@@ -240,3 +240,22 @@ def test_a_recording_of_counters_alone_has_its_table(tmp_path):
     found = analyse_recordings(path, tmp_path / "out", lambda _: None)
     assert len(pd.read_csv(tmp_path / "out" / "tables" / "counters.csv")) == 1
     assert any("no kernels were recorded" in text for text in found.lacking)
+
+
+def test_what_a_recording_without_steps_cannot_say_is_absent_not_zero(tmp_path):
+    """No step: no deviation, and the recording as a whole has no time on the host."""
+    export = Export()
+    export.launch("k", (1, 1), (10, 20), (30, 40))
+    analyse_recordings(export.write(tmp_path / "a.sqlite"), tmp_path / "a", lambda _: None)
+    (row,) = rows(tmp_path / "a" / "tables" / "phases.csv")
+    assert (row["kernels"], row["instances_per_step"], row["kernel_sd_ms"], row["host_ms"]) == (
+        "1",
+        "",
+        "",
+        "",
+    )
+    assert "over the whole recording" in (tmp_path / "a" / "report.html").read_text()
+    analyse_recordings(training_step(Export()).write(tmp_path / "b.sqlite"), tmp_path / "b", lambda _: None)
+    first = rows(tmp_path / "b" / "tables" / "phases.csv")[0]
+    assert float(first["host_ms"]) > 0 and first["kernel_sd_ms"] and first["instances_per_step"] == "1.0"
+    assert "over all measured steps together" in (tmp_path / "b" / "report.html").read_text()
