@@ -123,5 +123,5 @@ $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.demo
-	$(PIP) install -e '.[host,analysis,workload,test,dev]'
+	$(PIP) install -e '.[host,analysis,workload,serve,query,mcp,test,dev]'
 	touch $@

@@ -23,6 +23,10 @@ HEAVY = {
     "pyarrow",
     "jinja2",
     "openpyxl",
+    "starlette",
+    "uvicorn",
+    "duckdb",
+    "mcp",
     "transformers",
 }
 

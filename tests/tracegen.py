@@ -71,16 +71,23 @@ class TraceWriter:
         return op
 
     def all_reduce(
-        self, nelems: int, ts_us: float, dur_us: float, *, grid: int = 28, block: int = 288
+        self,
+        nelems: int,
+        ts_us: float,
+        dur_us: float,
+        *,
+        grid: int = 28,
+        block: int = 288,
+        stream: int = 28,
     ) -> None:
-        """An all-reduce of float32 with NCCL metadata on its own stream."""
+        """An all-reduce of float32 with NCCL metadata, by default on its own stream."""
         op = self.op("record_param_comms", ts_us - 6, 4)
         self.kernel(
             "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)",
             ts_us,
             dur_us,
             op=op,
-            stream=28,
+            stream=stream,
             grid=[grid, 1, 1],
             block=[block, 1, 1],
             **{

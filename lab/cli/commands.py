@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from lab.cli.options import EARLIER, KNOBS, PLACE, SLURM, make_options
+from lab.cli.options import BOTH, EARLIER, KNOBS, PLACE, SLURM, make_options
 from lab.cli.registry import run_commands
 from lab.core.options import Options
 from lab.core.plan import Experiment
@@ -22,7 +22,32 @@ from lab.terminal.lazy import LazyGroup
 from lab.terminal.options import as_json, out, quiet
 
 
-def _run(ctx: click.Context, /, resume_run: Path | None, attach_run: Path | None, **flags: Any) -> None:
+class RunGroup(LazyGroup):
+    """Rooms' experiments; with --repeat-both the words are a program that `lab check` runs on both sides."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        both = ctx.params.get("repeat_both")
+        if not both:
+            return super().resolve_command(ctx, args)
+        from lab.compare.cli import check
+
+        words = [*both, "--max-slowdown", ctx.params["max_slowdown"]]
+        words += ["-o", str(ctx.params["output_dir"])] if ctx.params.get("output_dir") else []
+        words += ["--json"] if ctx.params.get("as_json") else []
+        return "check", check, [*words, "--", *args]
+
+
+def _run(
+    ctx: click.Context,
+    /,
+    resume_run: Path | None,
+    attach_run: Path | None,
+    repeat_both: tuple[str, str] | None,
+    max_slowdown: str,
+    **flags: Any,
+) -> None:
     """Run a room's experiment: plan, execute, analyse, report.
 
     \b
@@ -31,8 +56,12 @@ def _run(ctx: click.Context, /, resume_run: Path | None, attach_run: Path | None
     lab run --dry-run --json --image cuda nixnan baseline
     lab run --resume experiments/sweep_20260101_120000   only what is missing or failed
     lab run --attach experiments/sweep_20260101_120000   its containers outlived a killed driver
+    lab run --repeat-both main HEAD -o gate -- python train.py --trace {out}   is HEAD slower? (lab check)
     """
     ctx.obj = make_options(**flags)
+    if repeat_both:
+        _only_repeat(ctx, flags)
+        return
     earlier = resume_run or attach_run
     if resume_run and attach_run:
         raise UsageError(
@@ -52,8 +81,28 @@ def _run(ctx: click.Context, /, resume_run: Path | None, attach_run: Path | None
         )
 
 
-run = click.group("run", cls=LazyGroup, lazy=run_commands(), invoke_without_command=True)(
-    click.pass_context(with_options(*PLACE, *KNOBS, *SLURM, *EARLIER)(_run))
+def _only_repeat(ctx: click.Context, flags: dict[str, Any]) -> None:
+    """Raises UsageError for --repeat-both without a program, or with what belongs to an experiment."""
+    if not ctx.invoked_subcommand:
+        raise UsageError(
+            "no program to run on both sides",
+            fix="lab run --repeat-both BASE HEAD -o OUT -- python train.py --trace {out}",
+        )
+    theirs = ("output_dir", "as_json")
+    given = [
+        name
+        for name in flags
+        if name not in theirs and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} does not go with --repeat-both",
+            fix="the sides are git revisions, folders, or image:NAME",
+        )
+
+
+run = click.group("run", cls=RunGroup, lazy=run_commands(), invoke_without_command=True)(
+    click.pass_context(with_options(*PLACE, *KNOBS, *SLURM, *EARLIER, *BOTH)(_run))
 )
 
 

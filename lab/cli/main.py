@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 EXTRAS = {
     "analysis": "numpy pandas openpyxl jinja2 matplotlib isal pyarrow",
     "host": "docker",
+    "mcp": "mcp",
+    "query": "duckdb",
+    "serve": "starlette uvicorn",
     "slurm": "submitit",
     "workload": "torch transformers triton",
 }

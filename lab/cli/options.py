@@ -115,6 +115,16 @@ EARLIER: list[Decorator] = [
         help="Follow this run's containers, which outlived a killed driver, then continue the run.",
     ),
 ]
+BOTH: list[Decorator] = [
+    click.option(
+        "--repeat-both",
+        nargs=2,
+        metavar="BASE HEAD",
+        help="Instead of an experiment: run the program after -- on both sides (git revisions, folders, "
+        "image:NAME) in fresh processes, interleaved, until `lab check` can decide.",
+    ),
+    option("--max-slowdown", default="2%", help="With --repeat-both: the largest slowdown that passes."),
+]
 
 
 def make_options(as_json: bool = False, **flags: Any) -> Options:

@@ -66,7 +66,10 @@ ROOMS = (
     Room(
         "trials",
         "How often does a command fail, and which change makes it fail less?",
-        run={"trials": "Run a command many times, in cells: how often it fails, what cures it."},
+        run={
+            "trials": "Run a command many times, in cells: how often it fails, what cures it.",
+            "replay": "Run the same training steps again: the first tensor whose bits differ.",
+        },
         smoke="trials -n 3 --cell none --cell tf32_off -- python -c pass",
     ),
 )
@@ -108,6 +111,13 @@ def commands() -> Lazy:
         "diff": ("lab.compare.cli:diff", "What changed between two recordings, split exactly."),
         "check": ("lab.compare.cli:check", "Is HEAD slower than BASE? Exit code 0, 1, or 3 for undecided."),
         "same": ("lab.compare.same.cli:same", "Did two runs compute the same? From which op on not?"),
+        "serve": ("lab.serve.cli:serve", "All runs below a folder as pages on this machine."),
+        "query": ("lab.serve.cli:query", "Ask all runs below a folder in SQL."),
+        "mcp": ("lab.serve.cli:mcp", "Read-only tools over all runs for an assistant (MCP, stdio)."),
+        "export": (
+            "lab.serve.cli:export",
+            "Runs and recordings for Perfetto, Chrome, Excel, Parquet, Chakra.",
+        ),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
         "setup": ("lab.cli.setup:setup", "Bring the image this machine needs, try it, say what is next."),

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.terminal.options import as_json, option, out
+
+if TYPE_CHECKING:
+    from lab.compare.diff import Compared, Difference
+    from lab.compare.replay import Asked
 
 PATH = click.Path(path_type=Path)
 
@@ -15,60 +20,155 @@ PATH = click.Path(path_type=Path)
 @click.command("diff")
 @click.argument("a", type=PATH)
 @click.argument("b", type=PATH)
+@click.argument("more", metavar="[C...]", type=PATH, nargs=-1)
 @click.option("--repeat-a", "repeats_a", type=PATH, multiple=True, help="A further process of A; repeatable.")
 @click.option("--repeat-b", "repeats_b", type=PATH, multiple=True, help="A further process of B; repeatable.")
+@click.option(
+    "--by",
+    type=click.Choice(["phase", "module", "op", "kernel"]),
+    multiple=True,
+    help="Also the change of kernel time by these; each adds up to the whole. Repeatable.",
+)
+@click.option(
+    "--replay",
+    is_flag=True,
+    help="Run the changed kernels again on this GPU: is the kernel slower, or its neighbourhood? Needs -o.",
+)
+@click.option("--execution-trace-a", type=PATH, help="With --replay: A's execution trace, for its memory.")
+@click.option("--execution-trace-b", type=PATH, help="With --replay: that of B.")
+@click.option("--image", metavar="NAME", help="With --replay: run the replays in this image.")
+@option("--repeats", type=click.IntRange(min=2, max=1000), default=10, help="With --replay: of each call.")
 @option("--top", type=click.IntRange(min=1), default=12, help="Findings on the terminal.")
-@out("Folder for diff.html, tables/*.csv and findings.json.")
-@as_json("The comparison")
-def diff(
-    a: Path,
-    b: Path,
-    repeats_a: tuple[Path, ...],
-    repeats_b: tuple[Path, ...],
-    top: int,
-    out: Path | None,
-    as_json: bool,
-) -> None:
-    """What changed from A to B: recordings of any format, or folders with one per rank.
+@out("Folder for diff.html, tables/*.csv and findings.json; with C a folder in it for each pair.")
+@as_json("The comparison; with C a list of them")
+def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **flags: Any) -> None:
+    """What changed from A to B: recordings of any format, or folders with one per rank (runs, sweeps).
 
     The change of a step is split by op, shapes and kernel, and the parts add up. One pair of processes
-    suggests; repeats (--repeat-a, --repeat-b) prove. Exit code 1 where the two are not comparable, or GPU
-    work is missing from one of them.
+    suggests; repeats (--repeat-a, --repeat-b) prove. Further recordings (C...) are each compared with A.
+    Exit code 1 where two are not comparable, or GPU work is missing from one of them; 7 where --replay finds
+    no GPU.
     """
     import msgspec
 
-    from lab.errors import StepFailed, needs
+    from lab.errors import LabError, UsageError
+
+    of_two = [name for name in ("repeats_b", "replay", "execution_trace_b") if flags[name]]
+    if more and of_two:
+        raise UsageError(
+            "--repeat-b and --replay go with A and B alone", fix="compare C in a call of its own"
+        )
+    if flags["replay"]:
+        from lab.compare.replay import need_gpu
+
+        if flags["out"] is None:
+            raise UsageError("--replay keeps what it ran", fix="-o FOLDER")
+        need_gpu()
+    printed, failed = [], None
+    for number, other in enumerate((b, *more), start=1):
+        place = flags["out"] / f"{number}_{other.name}" if more and flags["out"] else flags["out"]
+        compared, written = _compare(a, other, as_json=as_json, **{**flags, "out": place})
+        if as_json:
+            printed.append(_as_json(compared.difference))
+        else:
+            from lab.compare.text import text
+
+            click.echo(text(compared.difference, top, flags["by"]))
+            click.echo("\n".join(map(str, written)))
+        try:
+            _raise_for(compared.difference)
+        except LabError as error:  # the other pairs are compared all the same
+            failed = failed or error
+    if as_json:
+        click.echo(msgspec.json.encode(printed if more else printed[0]))
+    if failed:
+        raise failed
+
+
+def _compare(
+    a: Path,
+    b: Path,
+    *,
+    repeats_a: tuple[Path, ...],
+    repeats_b: tuple[Path, ...],
+    by: tuple[str, ...],
+    replay: bool,
+    execution_trace_a: Path | None,
+    execution_trace_b: Path | None,
+    image: str | None,
+    repeats: int,
+    out: Path | None,
+    as_json: bool,
+) -> tuple[Compared, list[Path]]:
+    """One pair compared, replayed and written as asked; the files."""
+    from lab.errors import needs
 
     with needs("analysis"):
-        from lab.compare.diff import compare
-        from lab.compare.text import text
+        from lab.compare.diff import compare_sides
+        from lab.compare.groups import KINDS
 
-        found = compare(a, b, repeats_a=repeats_a, repeats_b=repeats_b)
-    shown = found.shown
-    if out:
-        from lab.compare.page import write
+        compared = compare_sides(
+            a,
+            b,
+            repeats_a=repeats_a,
+            repeats_b=repeats_b,
+            by=KINDS if out else by,
+            evidence=as_json or out is not None,
+        )
+    if replay and out and compared.difference.shown.unit:
+        from lab.compare.replay import Asked
 
-        written = write(found, out)
-    if as_json:
-        whole = {**msgspec.to_builtins(shown), "ranks": msgspec.to_builtins(found.ranks), "a_path": found.a}
-        whole |= {"b_path": found.b, "missing": found.missing, "problems": found.problems, "torn": found.torn}
-        click.echo(msgspec.json.encode(whole))
-    else:
-        click.echo(text(found, top))
-        if out:
-            click.echo("\n".join(map(str, written)))
-    if not shown.comparable:
-        raise StepFailed(f"not comparable: {shown.reason}", where=f"{a} and {b}")
-    if found.torn:
+        traces = (execution_trace_a, execution_trace_b)
+        _replay(compared, Asked((a, b), traces, out / "replay", image, repeats))
+    if out is None:
+        return compared, []
+    from lab.compare.page import write
+
+    return compared, write(compared, out)
+
+
+def _as_json(found: Difference) -> dict[str, Any]:
+    import msgspec
+
+    whole = {**msgspec.to_builtins(found.shown), "ranks": msgspec.to_builtins(found.ranks)}
+    whole |= {"a_path": found.a, "b_path": found.b, "missing": found.missing, "problems": found.problems}
+    whole |= {"torn": found.torn, "blurred": found.blurred, "lacks": msgspec.to_builtins(found.lacks)}
+    whole |= {"around": msgspec.to_builtins(found.around), "files": msgspec.to_builtins(found.files)}
+    if found.replayed is not None:
+        whole |= {"replay": msgspec.to_builtins(found.replayed), "replay_notes": found.replay_notes}
+    return whole
+
+
+def _raise_for(found: Difference) -> None:
+    """Raises StepFailed where the comparison is known to be incomplete."""
+    from lab.errors import StepFailed
+
+    where = f"{found.a} and {found.b}"
+    if apart := [one for one in found.ranks if not one.comparable]:
+        words = f" ({len(apart)} of {len(found.ranks)} ranks)" if len(found.ranks) > 1 else ""
+        raise StepFailed(f"not comparable{words}: {apart[0].reason}", where=where)
+    if found.torn or found.blurred:
         raise StepFailed(
-            "the recordings are incomplete:\n" + "\n".join(f"  {one}" for one in found.torn[:20]),
-            where=f"{a} and {b}",
-            fix="figures are bounds where GPU work is missing; record again for exact ones",
+            "the recordings are incomplete:\n"
+            + "\n".join(f"  {one}" for one in [*found.torn, *found.blurred][:20]),
+            where=where,
+            fix="figures are bounds where GPU work is missing, rows by op where launches or operators are; "
+            "record again for exact ones",
         )
     if found.missing or found.problems:
         raise StepFailed(
-            "some ranks are not compared", where=f"{a} and {b}", fix="; ".join(found.missing[:3])
+            "some ranks are not compared", where=where, fix="; ".join([*found.missing, *found.problems][:3])
         )
+
+
+def _replay(compared: Compared, asked: Asked) -> None:
+    from lab.compare.replay import replay
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    found, notes = replay(compared.shown, asked, say)
+    compared.difference.replayed, compared.difference.replay_notes = found, notes
 
 
 class Share(click.ParamType[float]):
@@ -93,6 +193,7 @@ class Share(click.ParamType[float]):
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @option("--max-slowdown", type=Share(), default="2%", help="The largest slowdown that passes.")
 @out("With COMMAND: an empty folder for the recordings of every process.")
+@click.option("--junit", type=PATH, metavar="FILE", help="Also the verdict as JUnit's XML.")
 @as_json("The decision of each metric")
 @click.pass_context
 def check(
@@ -102,13 +203,14 @@ def check(
     command: tuple[str, ...],
     max_slowdown: float,
     out: Path | None,
+    junit: Path | None,
     as_json: bool,
 ) -> None:
     """Whether HEAD is slower than BASE: two folders with one recording per process.
 
-    With `-- COMMAND` the processes are run first: BASE and HEAD are git revisions (worktrees) or folders to
-    run in, and {out} in COMMAND is the trace that a process writes. Fresh processes, interleaved, the first
-    of each side dropped, until decided or at most 12 a side.
+    With `-- COMMAND` the processes are run first: BASE and HEAD are git revisions (worktrees), folders to run
+    in, or images (image:NAME), and {out} in COMMAND is the trace, or {"step_ms": [...]}, that a process
+    writes. Fresh processes, interleaved, the first of each side dropped, until decided or at most 12 a side.
 
     Exit code 0: a slowdown beyond --max-slowdown is excluded. 1: proven. 3: undecided, and how many more
     processes would decide. Processes are the samples; at least three a side.
@@ -116,6 +218,7 @@ def check(
     import msgspec
 
     from lab.compare.gate import judge, processes, sentences
+    from lab.core.words import printable
     from lab.errors import UsageError, needs
 
     with needs("analysis"):
@@ -128,5 +231,9 @@ def check(
                 found = repeat(both, command, out, max_slowdown, lambda text: click.echo(text, err=True))
         else:
             found = judge(processes(Path(base)), processes(Path(head)), max_slowdown)
-    click.echo(msgspec.json.encode(found) if as_json else "\n".join(sentences(found)))
+    if junit:
+        from lab.compare.junit import write_junit
+
+        write_junit(found, junit)
+    click.echo(msgspec.json.encode(found) if as_json else printable("\n".join(sentences(found))))
     ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])

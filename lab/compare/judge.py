@@ -1,18 +1,22 @@
 """What a difference is worth: exact figures first, durations only beyond a floor.
 
 Steps of one process are not samples. Kernel sums of equal processes differ by 0.3 % and single kernels by up
-to 2 % (copies below a microsecond more), so one pair can only suggest; counts repeat exactly.
+to 2 % (copies below a microsecond more), so one pair can only suggest; counts repeat exactly. Where the
+durations of a pair scatter more than that, its own scatter is the floor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from lab.compare.split import Row
 from lab.compare.units import Units
 from lab.stats.means import Sample, difference_ci
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
+MOST_FLOOR, SCATTERS, MAD_TO_SD = 0.10, 5.0, 1.4826
+LONG_NS, FEW_ROWS = 10_000.0, 8  # per unit: rows that tell the scatter, and how many it takes
 EXACT = ("count", "other_kernel", "op_gone", "op_new")
 LEAST_COMMON_SHARE = 0.5
 SIGMAS = 3.0
@@ -25,14 +29,42 @@ ONE_PAIR, BELOW, PROVEN, WITHIN = (
 )
 
 
-def judge_rows(rows: Sequence[Row]) -> None:
-    """Give each row its confidence, where no repeats speak."""
+def edge_of(a: Units, b: Units) -> float:
+    """The units by which two recorded windows may differ at their edges; 0 for whole steps."""
+    return 0.0 if a.unit == "step" else 1 / a.count + 1 / b.count
+
+
+def beyond_edge(n_a: float, n_b: float, edge: float) -> bool:
+    """Whether counts per unit differ by more than what a window's edges may cut off, a unit's calls each."""
+    return abs(n_b - n_a) > edge * (1 + max(n_a, n_b)) if edge else n_a != n_b
+
+
+def judge_rows(rows: Sequence[Row], edge: float = 0.0) -> float:
+    """Give each row its confidence, where no repeats speak; the share below which no duration is named."""
+    floor = scatter_floor(rows)
     for row in rows:
-        if row.kind in EXACT:
-            row.confidence = ONE_PAIR if row.ns else BELOW
+        if row.kind in EXACT:  # another kernel of equal duration is another kernel, too
+            exchanged = row.kernel_a is not None and row.kernel_b is not None and row.kind == "other_kernel"
+            named = exchanged or beyond_edge(row.n_a, row.n_b, edge)
+            row.confidence = ONE_PAIR if named else BELOW
         else:
             share = abs(row.ns) / max(row.ns_a, 1.0)
-            row.confidence = ONE_PAIR if share > FLOOR_SHARE and abs(row.ns) > FLOOR_NS else BELOW
+            row.confidence = ONE_PAIR if share > floor and abs(row.ns) > FLOOR_NS else BELOW
+    return floor
+
+
+def scatter_floor(rows: Sequence[Row]) -> float:
+    """Five robust deviations of the changes of shared kernels around their median, from 3 to 10 %.
+
+    A change of all kernels alike moves the median, not the scatter. Above 10 % kernels do not scatter, they
+    changed. Short kernels scatter more, and have a floor in microseconds.
+    """
+    shares = [row.ns / row.ns_a for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
+    if len(shares) < FEW_ROWS:
+        return FLOOR_SHARE
+    middle = median(shares)
+    scatter = MAD_TO_SD * median(abs(share - middle) for share in shares)
+    return min(max(FLOOR_SHARE, SCATTERS * scatter), MOST_FLOOR)
 
 
 def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units]) -> None:
@@ -81,13 +113,24 @@ def incomparable(a: Units, b: Units) -> str:
 
 def _share(units: Units, chosen: object) -> float:
     assert callable(chosen)
-    every = sum(ns for _, ns in units.sums.values())
-    return sum(ns for key, (_, ns) in units.sums.items() if chosen(key)) / every if every else 0.0
+    timed = any(ns for _, ns in units.sums.values())  # else by calls: a recording without any duration
+    sizes = {key: ns if timed else n for key, (n, ns) in units.sums.items()}
+    every = sum(sizes.values())
+    return sum(size for key, size in sizes.items() if chosen(key)) / every if every else 0.0
 
 
 def time_is_named(a: Units, b: Units, name: str) -> bool:
     """Whether idle or exposed time changed by more than its own steps vary, and by 3 % of the unit."""
+    return time_is_large(a, b, name) and not _varies(a, b, name)
+
+
+def time_is_large(a: Units, b: Units, name: str) -> bool:
+    """Whether it changed by 3 % of the unit, however much its steps vary."""
+    floor = max(FLOOR_SHARE * a.mean_ns("span"), FLOOR_NS)
+    return abs(b.mean_ns(name) - a.mean_ns(name)) > floor
+
+
+def _varies(a: Units, b: Units, name: str) -> bool:
     before, after = a.times_ns[name], b.times_ns[name]
     change = abs(float(after.mean() - before.mean()))
-    floor = max(FLOOR_SHARE * a.mean_ns("span"), FLOOR_NS)
-    return change > floor and change > SIGMAS * max(float(before.std()), float(after.std()))
+    return change <= SIGMAS * max(float(before.std()), float(after.std()))

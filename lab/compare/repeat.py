@@ -11,15 +11,17 @@ import contextlib
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
-from lab.compare.gate import Verdict, judge, processes
-from lab.compare.units import Units
+from lab.compare.gate import Process, Verdict, judge, processes
+from lab.compare.in_image import PREFIX, command_in, end, image_named, inside
 from lab.core.files import make_folder
 from lab.core.words import plural
 from lab.errors import BusyError, MissingError, StepFailed, UsageError
+from lab.images.spec import Image
 
 LOOKS = (3, 6, 12)  # processes a side
 PLACE = "{out}"  # in the command: the recording that this process writes
@@ -28,10 +30,11 @@ LAST_LINES = 5
 
 
 class Side(NamedTuple):
-    """`name` is base or head; the command runs in `folder`."""
+    """`name` is base or head; the command runs in `folder`, with an image in a container of it."""
 
     name: str
     folder: Path
+    image: Image | None = None
 
 
 def schedule(looks: Sequence[int] = LOOKS) -> list[tuple[int, str]]:
@@ -42,14 +45,17 @@ def schedule(looks: Sequence[int] = LOOKS) -> list[tuple[int, str]]:
 
 @contextlib.contextmanager
 def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
-    """Where each side's command runs: a folder as it is, a git revision in a worktree that goes away again.
+    """Where each side's command runs: a folder as it is, a git revision in a worktree that goes away again,
+    or an image (`image:NAME`) with the folder that the caller is in.
 
-    Raises MissingError for what is neither.
+    Raises MissingError for what is none of these.
     """
     with tempfile.TemporaryDirectory(prefix="lab-check-") as root, contextlib.ExitStack() as stack:
         found = []
         for name, given in (("base", base), ("head", head)):
-            if Path(given).is_dir():
+            if given.startswith(PREFIX):
+                found.append(Side(name, Path.cwd(), image_named(given.removeprefix(PREFIX))))
+            elif Path(given).is_dir():
                 found.append(Side(name, Path(given)))
             else:
                 found.append(Side(name, stack.enter_context(_worktree(given, Path(root) / name))))
@@ -97,7 +103,7 @@ def repeat(
             raise BusyError("recordings of earlier processes are here", where=folder, fix="name another -o")
         make_folder(folder)
     by_name = {side.name: side for side in both}
-    units: dict[str, list[Units]] = {side.name: [] for side in both}
+    units: dict[str, list[Process]] = {side.name: [] for side in both}
     for turn, name in schedule():
         recording = _one(by_name[name], command, out, turn)
         if turn:
@@ -118,25 +124,11 @@ def _one(side: Side, command: Sequence[str], out: Path, turn: int) -> Path:
     make_folder(folder)
     recording = (folder / f"{side.name}_{turn:02}.json").resolve()
     log = recording.with_suffix(".log")
-    words = [word.replace(PLACE, str(recording)) for word in command]
     with log.open("wb") as file:
-        try:
-            done = subprocess.run(
-                words,
-                cwd=side.folder,
-                env={**os.environ, VARIABLE: str(recording)},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                check=False,
-            )
-        except OSError as error:
-            raise MissingError(f"cannot start {words[0]}: {error.strerror}", where=side.folder) from error
-    if done.returncode:
+        code = _start(side, command, recording, file)
+    if code:
         last = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-        raise StepFailed(
-            f"{side.name}, process {turn}, ended with {done.returncode}: " + " | ".join(last), where=log
-        )
+        raise StepFailed(f"{side.name}, process {turn}, ended with {code}: " + " | ".join(last), where=log)
     if not recording.is_file():
         raise StepFailed(
             f"{side.name}, process {turn}, wrote no recording",
@@ -144,3 +136,29 @@ def _one(side: Side, command: Sequence[str], out: Path, turn: int) -> Path:
             fix=f"write a trace to {PLACE} in the command, or to the path in {VARIABLE}",
         )
     return recording
+
+
+def _start(side: Side, command: Sequence[str], recording: Path, log: BinaryIO) -> int:
+    """Run the command to its end, here or in the side's image; its exit code."""
+    place = inside(recording) if side.image else str(recording)
+    words = [word.replace(PLACE, place) for word in command]
+    env, name = {**os.environ, VARIABLE: place}, f"lab-check-{os.getpid()}-{time.monotonic_ns()}"
+    if side.image:
+        words = command_in(side.image, words, side.folder, recording.parent, {VARIABLE: place}, name)
+        env = dict(os.environ)
+    try:
+        return subprocess.run(
+            words,
+            cwd=side.folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            check=False,
+        ).returncode
+    except OSError as error:
+        raise MissingError(f"cannot start {words[0]}: {error.strerror}", where=side.folder) from error
+    except BaseException:
+        if side.image:
+            end(name)  # the engine goes on with a container whose client was interrupted
+        raise

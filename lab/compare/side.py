@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.as_trace import load_traces
 from lab.recordings.integrity.words import sentences
@@ -21,7 +24,12 @@ from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
 
 _GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace")
 RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
+_LAMBDA = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
+_CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")
+_SUFFIX = re.compile(r"(?<=\d)(?:ull|ul|u|ll|l)\b")
+_WAIT = re.compile(r"(cuda|hip|cu)(\w*Synchronize|Memcpy(?!\w*Async)\w*)(_v\d+)?$")
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
+_SNIFFED = 1 << 20  # of a JSON file in a run: a trace's first key of events stands within
 Key = tuple[str, str, str, str]  # op, dims, types, kernel; op is "" where no op is known
 
 
@@ -31,16 +39,27 @@ class Work:
 
     rank: int
     trace: Trace
+    drop: tuple[str, ...] = ()  # of op, dims and types what is not told apart (lab.compare.detail)
+    plain: bool = False  # names of kernels as nsys and torch.profiler both say them
 
     @property
     def lacks(self) -> list[Lack]:
-        """What is known to be missing of its GPU operations, or may be."""
-        return [lack for lack in self.trace.lacks if lack.axis == "gpu"]
+        """What is known to be missing of its recording, or may be, on every axis."""
+        return list(self.trace.lacks)
 
     @property
     def torn(self) -> list[str]:
-        """A sentence for each hole in them."""
-        return [f"{self.trace.source.name}: {text}" for text in sentences(holes(self.lacks))]
+        """A sentence for each hole in its GPU operations: figures are bounds."""
+        return self._holes(of_gpu=True)
+
+    @property
+    def blurred(self) -> list[str]:
+        """A sentence for each hole in its launches or operators: ops, phases and modules may be wrong."""
+        return self._holes(of_gpu=False)
+
+    def _holes(self, *, of_gpu: bool) -> list[str]:
+        found = [lack for lack in holes(self.lacks) if (lack.axis == "gpu") == of_gpu]
+        return [f"{self.trace.source.name}: {text}" for text in sentences(found)]
 
     @cached_property
     def order(self) -> np.ndarray:
@@ -68,6 +87,22 @@ class Work:
         return found
 
     @cached_property
+    def launch_known(self) -> np.ndarray:
+        """Whether its launch was recorded."""
+        found: np.ndarray = (launch_calls(self.trace) >= 0)[self.order]
+        return found
+
+    @cached_property
+    def waits_ns(self) -> np.ndarray:
+        """(m, 2): the calls in which the host waits for the GPU, by end."""
+        runtime = self.trace.runtime
+        is_wait = np.array([*(bool(_WAIT.match(text)) for text in self.trace.strings), False])
+        rows = np.flatnonzero(is_wait[runtime.name_id])
+        spans = np.stack([runtime.ts_ns[rows], runtime.ts_ns[rows] + runtime.dur_ns[rows]], axis=1)
+        found: np.ndarray = spans[np.argsort(spans[:, 1], kind="stable")]
+        return found
+
+    @cached_property
     def classes(self) -> np.ndarray:
         """COMP, COMM or MEMCOPY; fills count as copies: both wait for memory, and neither computes."""
         classes = classify(self.trace)
@@ -87,7 +122,11 @@ class Work:
             )
         distinct, which = np.unique(np.stack(columns, axis=1), axis=0, return_inverse=True)
         text = [*trace.strings, ""]
-        keys = [(text[o], text[d], text[t], kernel_name(text[k])) for k, o, d, t in distinct.tolist()]
+        named = plain_name if self.plain else kernel_name
+        for at, name in enumerate(("op", "dims", "types"), start=1):
+            if name in self.drop:
+                distinct[:, at] = -1
+        keys = [(text[o], text[d], text[t], named(text[k])) for k, o, d, t in distinct.tolist()]
         return keys, which.reshape(-1)[self.order]
 
     @property
@@ -105,10 +144,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Side:
-    """A recording, or a folder with one per rank."""
+    """A recording, or a folder with one per rank; of a sweep with one per configuration and rank.
+
+    A key is (configuration, rank); the configuration is "" where there is one alone.
+    """
 
     path: Path
-    ranks: dict[int, Work]
+    ranks: dict[tuple[str, int], Work]
     problems: list[str]
 
 
@@ -120,31 +162,61 @@ def read_side(path: Path) -> Side:
     files = recordings_at(path)
     if files == [path]:
         works = read_works(path)
-        return Side(path, {work.rank if len(works) > 1 else 0: work for work in works}, [])
-    ranks: dict[int, Work] = {}
+        return Side(path, {("", work.rank if len(works) > 1 else 0): work for work in works}, [])
+    found: list[tuple[Path, Work]] = []
     problems = []
     for file in files:
+        if _is_of_lab(file, path):
+            continue
         try:
-            works = read_works(file)
+            found += [(file, work) for work in read_works(file)]
         except LabError as error:
             problems.append(f"{file.relative_to(path)} is left out: {error.what}")
-            continue
-        for work in works:
-            if work.rank in ranks:
-                before = ranks[work.rank].trace.source.name
-                raise BadDataError(
-                    f"two recordings of rank {work.rank}: {before} and {file.name}",
-                    where=path,
-                    fix="name a folder that holds one recording per rank",
-                )
-            ranks[work.rank] = work
-    if not ranks:
+    if not found:
         raise MissingError(
             "no recording in this folder",
             where=path,
-            fix=f"lab reads {', '.join(RECORDINGS)}, and nsys' folders of Parquet files",
+            fix="; ".join(problems[:2])
+            or f"lab reads {', '.join(RECORDINGS)}, and nsys' folders of Parquet files",
         )
+    several = len({work.rank for _, work in found}) < len(found)
+    ranks: dict[tuple[str, int], Work] = {}
+    for file, work in found:
+        key = (configuration_of(file, path) if several else "", work.rank)
+        if key in ranks:
+            before = ranks[key].trace.source.name
+            raise BadDataError(
+                f"two recordings of rank {work.rank}: {before} and {file.name}",
+                where=path / key[0],
+                fix="name a folder that holds one recording per rank, or per configuration and rank",
+            )
+        ranks[key] = work
     return Side(path, ranks, problems)
+
+
+def configuration_of(file: Path, path: Path) -> str:
+    """The folders between, without those that name a rank or the profiler."""
+    between = file.relative_to(path).parent.parts
+    return "/".join(part for part in between if not _RANK.fullmatch(part) and part != "torch_profiler")
+
+
+def place_text(key: tuple[str, int]) -> str:
+    return f"{key[0]}, rank {key[1]}" if key[0] else f"rank {key[1]}"
+
+
+def _is_of_lab(file: Path, path: Path) -> bool:
+    """Whether it is one of the files that lab itself writes into a run, and no recording."""
+    if ".json" not in file.suffixes[-2:] and file.suffix != ".json":
+        return False
+    above = [path, *(one for one in file.parents if one.is_relative_to(path))]
+    if not any((one / MANIFEST).is_file() for one in above):
+        return False
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            start = opened.read(_SNIFFED)
+    except (OSError, EOFError, zlib.error):
+        return False  # damaged: the reader says what
+    return b'"traceEvents"' not in start and b'"rocprofiler-sdk-tool"' not in start
 
 
 def recordings_at(path: Path) -> list[Path]:
@@ -181,6 +253,23 @@ def read_works(path: Path) -> list[Work]:
     ]
 
 
+def plain_name(text: str) -> str:
+    """A kernel's name as both nsys and torch.profiler say it: without its arguments, casts and blanks."""
+    name = text.replace("(anonymous namespace)", "unnamed").replace("<unnamed>", "unnamed")
+    name = _LAMBDA.sub(r"{lambda(\1)#\2}", name).removeprefix("void ")
+    name = name.replace("(bool)0", "false").replace("(bool)1", "true")
+    name = re.sub(r"\s+", "", _SUFFIX.sub("", _CAST.sub("", name)))
+    depth = 0
+    for at, letter in enumerate(name):
+        if letter in "<{":
+            depth += 1
+        elif letter in ">}" and name[at - 1 : at] != "-":
+            depth -= 1
+        elif letter == "(" and depth <= 0 and at:
+            return name[:at]
+    return name
+
+
 def kernel_name(text: str) -> str:
     """A kernel's name as both tools of a pair write it."""
     return text.removesuffix(".kd").strip()
@@ -208,5 +297,5 @@ def marked_steps(trace: Trace) -> np.ndarray:
     return np.empty((0, 2), dtype=np.int64)
 
 
-def common_ranks(sides: Sequence[Side]) -> list[int]:
+def common_ranks(sides: Sequence[Side]) -> list[tuple[str, int]]:
     return sorted(set.intersection(*(set(side.ranks) for side in sides)))

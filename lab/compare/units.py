@@ -5,19 +5,22 @@ A fixed window is no unit: two windows of one length hold another number of step
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
+from lab.compare.idle import CAUSES, idle_of
 from lab.compare.side import Key, Work
 from lab.recordings.views import COMM, COMP, MEMCOPY
 from lab.stats.intervals import spans, subtract, total, union
 
 LEAST_CALLS = 4
+_VERSION = re.compile(r"_v\d+$")
 Sums = dict[Key, tuple[float, float]]  # calls and ns per unit
 
-TIMES = ("span", "busy", "idle", "overlap", "compute", "exposed_comm", "exposed_copy", "kernel_sum")
+TIMES = (*CAUSES, "span", "busy", "idle", "overlap", "compute", "exposed_comm", "exposed_copy", "kernel_sum")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Units:
     calls: dict[str, float]
     sequence: list[Key]  # of the unit with the usual number of operations, in order of launch
     outside: int  # operations launched outside every unit
+    chosen: np.ndarray  # mask (n,) of the operations in units, in the order of `Work`
+    usual: np.ndarray  # the rows of `sequence`
     empty: int = 0  # steps without any operation, which no mean is over
 
     def mean_ns(self, name: str) -> float:
@@ -62,6 +67,8 @@ def by_step(work: Work) -> Units:
     step = np.where(inside, step, -1)
     steps = [one for one in range(len(edges)) if (step == one).any()]
     times = [times_of(work, np.flatnonzero(step == one)) for one in steps]
+    usual = usual_rows(work, step, steps)
+    keys, which = work.keys
     return Units(
         unit="step",
         count=len(steps),
@@ -69,8 +76,10 @@ def by_step(work: Work) -> Units:
         times_ns={name: np.array([one[name] for one in times], dtype=float) for name in TIMES},
         # Up to the recording's end: what waits for the last step stands behind it.
         calls=calls_of(work, work.trace.runtime.ts_ns >= edges[0, 0], len(steps)),
-        sequence=usual_sequence(work, step, steps),
+        sequence=[keys[index] for index in which[usual].tolist()],
         outside=int((step < 0).sum()),
+        chosen=step >= 0,
+        usual=usual,
         empty=len(edges) - len(steps),
     )
 
@@ -89,6 +98,8 @@ def by_call(work: Work, kernel: str) -> Units:
         calls=calls_of(work, np.ones(len(work.trace.runtime), dtype=bool), count),
         sequence=[],
         outside=0,
+        chosen=np.ones(len(work.dur_ns), dtype=bool),
+        usual=np.empty(0, dtype=np.int64),
     )
 
 
@@ -104,6 +115,7 @@ def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
         "span": span_ns,
         "busy": busy_ns,
         "idle": span_ns - busy_ns,
+        **idle_of(work, rows, busy),
         "overlap": summed - busy_ns,
         "compute": total(comp),
         "exposed_comm": total(subtract(comm, comp)),
@@ -127,18 +139,21 @@ def sums_of(work: Work, chosen: np.ndarray, count: float) -> Sums:
 def calls_of(work: Work, chosen: np.ndarray, count: float) -> dict[str, float]:
     ids, calls = np.unique(work.trace.runtime.name_id[chosen], return_counts=True)
     text = [*work.trace.strings, ""]
-    pairs = zip(ids.tolist(), calls.tolist(), strict=True)
-    return {text[index]: n / count for index, n in pairs if text[index]}
+    found: dict[str, float] = {}
+    for index, n in zip(ids.tolist(), calls.tolist(), strict=True):
+        if text[index]:  # nsys writes cudaLaunchKernel_v7000
+            name = _VERSION.sub("", text[index]) if work.plain else text[index]
+            found[name] = found.get(name, 0.0) + n / count
+    return found
 
 
-def usual_sequence(work: Work, step: np.ndarray, steps: list[int]) -> list[Key]:
-    """The operations of the first step with the most common number of them, in order of launch."""
+def usual_rows(work: Work, step: np.ndarray, steps: list[int]) -> np.ndarray:
+    """The operations (m,) of the first step with the most common number of them, in order of launch."""
     if not steps:
-        return []
+        return np.empty(0, dtype=np.int64)
     sizes = Counter(np.bincount(step[step >= 0], minlength=max(steps) + 1)[steps].tolist())
     usual = sizes.most_common(1)[0][0]
     one = next(one for one in steps if (step == one).sum() == usual)
     rows = np.flatnonzero(step == one)
-    rows = rows[np.argsort(work.launched_ns[rows], kind="stable")]
-    keys, which = work.keys
-    return [keys[index] for index in which[rows].tolist()]
+    found: np.ndarray = rows[np.argsort(work.launched_ns[rows], kind="stable")]
+    return found

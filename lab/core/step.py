@@ -39,6 +39,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     folder: str = "."  # where the step writes; run_output.log is here
     env: dict[str, str] = {}
     num_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # on each node
+    gpu: str | None = None  # the one GPU that it must have, by number or UUID; None: any
+    node: str | None = None  # the host it must run on, where an engine has several
     # With more than one, the slurm engine fills in {node_rank}, {master_addr} and {master_port}.
     nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
     tools: tuple[str, ...] = ()  # wrapped around the process by the image: "nsys", "nixnan"
@@ -60,8 +62,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def fingerprint(self, *context: str) -> str:
         """Identifies what is measured: command, environment, tools and `context` (image id, config)."""
         hardware = (self.num_gpus,) if self.nodes == 1 else (self.num_gpus, self.nodes)
+        pinned = tuple(f"{at}={one}" for at, one in (("gpu", self.gpu), ("node", self.node)) if one)
         env = sorted(item for item in self.env.items() if item[0] != STALL_LIMIT)
-        measured = (self.argv, env, *hardware, self.tools, context)
+        measured = (self.argv, env, *hardware, *pinned, self.tools, context)
         return hashlib.sha256(msgspec.json.encode(measured)).hexdigest()[:16]
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # C0 but newline and tab, DEL, C1, and what turns the direction of text: a terminal obeys them.
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# A sign before a word or a number, as in `-inf`, is no formula.
+_FORMULA = re.compile(r"[\t\r]|\s*(?:[=@]|[+-](?=.*[(|!]))")
 
 
 def printable(text: str) -> str:
@@ -30,3 +33,13 @@ def size_text(size_bytes: float) -> str:
         if size_bytes >= factor / 10:
             return f"{size_bytes / factor:.1f} {unit}"
     return f"{size_bytes / 1e3:.1f} kB"
+
+
+def inert(value: Any) -> Any:
+    """A cell with a quote before it where a spreadsheet would run it as a formula."""
+    return f"'{value}" if is_formula(value) else value
+
+
+def is_formula(value: Any) -> bool:
+    """Whether a spreadsheet would run this text."""
+    return isinstance(value, str) and _FORMULA.match(value) is not None

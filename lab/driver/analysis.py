@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from lab.core.files import make_folder
+from lab.core.findings import note_lacking
 from lab.core.manifest import ImageRecord
 from lab.core.options import Options
 from lab.core.plan import Findings
@@ -32,7 +33,9 @@ def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
     target = out or home_of(folder)
     if folder.is_dir():  # of a file, only once it could be read
         make_folder(target)
-    return house.analyse(folder, target, run, console.detail)
+    found = house.analyse(folder, target, run, console.detail)
+    note_lacking(target, found.lacking)
+    return found
 
 
 def analyse_run(run: Run, engine: Engine, options: Options, console: Console) -> Findings | None:

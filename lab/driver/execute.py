@@ -16,6 +16,7 @@ from lab.core.stop import Stop
 from lab.driver.which_lab import checked
 from lab.engines.base import Engine, QueueEngine
 from lab.errors import EngineError, EngineLost, GpuError, LabError, UsageError
+from lab.gpus.sampling import sampled
 
 Lease = Callable[[Sequence[Gpu]], AbstractContextManager[bool]]
 
@@ -57,9 +58,12 @@ class StepRunner:
         with together, ThreadPoolExecutor(jobs, thread_name_prefix="lab-step") as pool:
             while waiting or running:
                 go_on = not self.stop.is_set() and trouble is None
-                while go_on and waiting and len(running) < jobs and len(free) >= waiting[0].num_gpus:
+                while go_on and waiting and len(running) < jobs:
+                    mine = pick(waiting[0], free)
+                    if mine is None:
+                        break
                     step = waiting.pop(0)
-                    mine, free = free[: step.num_gpus], free[step.num_gpus :]
+                    free = [gpu for gpu in free if gpu not in mine]
                     running[pool.submit(self._one, step, mine)] = mine
                 if not running:
                     break
@@ -117,8 +121,10 @@ class StepRunner:
 
     def _attempt(self, step: Step, gpus: Sequence[Gpu]) -> Outcome:
         started, began = utc_now(), time.monotonic()
+        here = gpus if self.engine.holds_gpus and self.engine.runs_here else ()
         try:
-            return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
+            with sampled(here, self.run.folder(step)):
+                return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
         except EngineLost:
             raise  # the step may still run: its record stays open, so that --attach can take it up again
         except EngineError as error:
@@ -126,9 +132,23 @@ class StepRunner:
             return Outcome(status=Status.failed, reason=str(error), started_utc=started, seconds=seconds)
 
 
+def pick(step: Step, free: Sequence[Gpu]) -> list[Gpu] | None:
+    """The GPUs that `step` gets now; None: it has to wait for one."""
+    if step.gpu is None:
+        return list(free[: step.num_gpus]) if len(free) >= step.num_gpus else None
+    mine = [gpu for gpu in free if step.gpu in (gpu.number, gpu.uuid)]
+    return mine[:1] or None
+
+
 def check_gpus(steps: Sequence[Step], gpus: Sequence[Gpu]) -> None:
     """Raise GpuError for a step that these GPUs cannot run."""
     for step in steps:
+        if step.gpu is not None and pick(step, gpus) is None:
+            raise GpuError(
+                f"step {step.name!r} needs GPU {step.gpu}, which was not picked",
+                where=", ".join(f"{gpu.number} {gpu.uuid}" for gpu in gpus) or "no GPU",
+                fix="name one of these, or widen --gpus",
+            )
         if step.num_gpus > len(gpus):
             raise GpuError(
                 f"step {step.name!r} needs {step.num_gpus} GPUs, {len(gpus)} were picked",

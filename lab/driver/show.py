@@ -91,7 +91,11 @@ def _plan_lines(
     ours: Lab,
 ) -> list[str]:
     gpus = ", ".join(f"{gpu.number} {gpu.uuid}" for gpu in site.gpus) or "none"
-    gpus += "" if site.resolved else " (not on this machine: architecture and driver are not checked)"
+    gpus += (
+        ""
+        if site.resolved or not site.gpus
+        else " (not on this machine: architecture and driver are not checked)"
+    )
     count = plural(len(steps), "step")
     lines = [f"room {room_name}, engine {engine.name}, {count} into {root}", f"GPUs: {gpus}"]
     lines += [f"lab: {described(ours)}; every step imports this one", *(f"note: {n}" for n in plan.notes)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lab.core.gpu import Gpu
+from lab.errors import GpuError
 
 
 def amd_gpus(env: Mapping[str, str]) -> list[Gpu]:
@@ -41,6 +42,33 @@ def _gpu(index: int, minor: int, properties: dict[str, int], sys_root: Path, dev
         power_limit_w=int(power) / 1e6 if power and power.isdigit() else None,
         render_node=str(dev_root / f"dri/renderD{minor}"),
     )
+
+
+def amd_state(render_node: str | None, env: Mapping[str, str]) -> Callable[[], dict[str, float | None]]:
+    """A function that reads a GPU's present state (lab.gpus.meters.STATE) from the kernel's hwmon files.
+
+    Raises GpuError if there are none. freq1 is the shader clock in Hz, freq2 the memory's, power1 in uW,
+    temp2 the hottest spot (temp1: the edge) in mC; hwmon has no reasons for a lower clock.
+    """
+    device = Path(env.get("LAB_SYS_ROOT", "/sys")) / f"class/drm/{Path(render_node or '-').name}/device"
+    folder = next(iter(sorted((device / "hwmon").glob("hwmon*"))), None)
+    if folder is None:
+        raise GpuError("no hwmon files: clocks, power and temperature are unknown", where=device)
+
+    def value(scale: float, *names: str) -> float | None:
+        found = next((text for name in names if (text := _read(folder / name))), None)
+        return int(found) / scale if found and found.lstrip("-").isdigit() else None
+
+    def read() -> dict[str, float | None]:
+        return {
+            "sm_clock_mhz": value(1e6, "freq1_input"),
+            "mem_clock_mhz": value(1e6, "freq2_input"),
+            "power_w": value(1e6, "power1_input", "power1_average"),
+            "temperature_c": value(1e3, "temp2_input", "temp1_input"),
+            "throttle_bits": None,
+        }
+
+    return read
 
 
 def _properties(path: Path) -> dict[str, int]:

@@ -19,6 +19,8 @@ POWER_AVERAGE, POWER_INSTANT = 185, 186
 CLOCK_SM, CLOCK_MEM, TEMPERATURE_GPU = 1, 2, 0
 MIG_REFUSAL = "MIG is on: the sensors count the whole board, not this instance"
 LIBRARY = "libnvidia-ml.so.1"
+# What a sample of a GPU's state holds; a value that is not reported is None.
+STATE = ("sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c", "throttle_bits")
 
 
 class Meter(Protocol):
@@ -64,11 +66,18 @@ class NvmlMeter:
             "driver": self._text("nvmlSystemGetDriverVersion"),
             "power_limit_w": None if limit is None else limit / 1e3,
             "power_average_w": None if average is None else average / 1e3,
+            **{name: value for name, value in self.state().items() if name != "power_w"},
+            "other_processes": self._others(),
+        }
+
+    def state(self) -> dict[str, float | None]:
+        """The present STATE: clocks, power, temperature in degrees C, throttle reasons as bits."""
+        return {
             "sm_clock_mhz": self._number("nvmlDeviceGetClockInfo", ctypes.c_uint, CLOCK_SM),
             "mem_clock_mhz": self._number("nvmlDeviceGetClockInfo", ctypes.c_uint, CLOCK_MEM),
+            "power_w": self.power_w(),
             "temperature_c": self._number("nvmlDeviceGetTemperature", ctypes.c_uint, TEMPERATURE_GPU),
             "throttle_bits": self._number("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong),
-            "other_processes": self._others(),
         }
 
     def refusal(self) -> str | None:

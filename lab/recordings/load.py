@@ -213,6 +213,12 @@ def _foreign(found: Found) -> BadDataError | MissingError:
             where=found.path,
             fix="for Nsight Systems: nsys export --type sqlite FILE.nsys-rep",
         )
+    if found.start.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return BadDataError(
+            "a text in UTF-16, which no profiler writes",
+            where=found.path,
+            fix="convert it: iconv -f UTF-16 -t UTF-8 FILE",
+        )
     return BadDataError(
         "not a recording: no SQLite (nsys, rocpd, rpd), JSON (torch.profiler, rocprofv3) or Perfetto file",
         where=found.path,

@@ -20,12 +20,15 @@ import pandas as pd
 from markupsafe import Markup
 
 from lab.core.files import write_atomic
+from lab.core.findings import FINDINGS, save
 from lab.report import palette
+from lab.report.evidence import findings_of
 from lab.report.tables import cell_texts, is_numeric
 from lab.report.terminal import Heading, heading
 
 Status = Literal["ok", "warn", "fail"]
 SCRIPTS = {"chart": "charts.js", "timeline": "timeline.js"}  # what a kind of block needs beyond page.js
+REPORT = "report.html"
 _HERE = Path(__file__).parent
 
 
@@ -231,8 +234,13 @@ def render(page: Page) -> str:
 
 
 def write_page(page: Page, path: Path) -> Path:
-    """Render and write atomically. Raises StorageError where the file cannot be written."""
+    """Render and write atomically; report.html gets findings.json beside it, the same facts for machines.
+
+    Raises StorageError where a file cannot be written.
+    """
     write_atomic(path, render(page).encode())
+    if path.name == REPORT:
+        save(findings_of(page, path), path.with_name(FINDINGS))
     return path
 
 

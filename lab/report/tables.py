@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from lab.core.files import write_atomic
+from lab.core.words import inert, is_formula
 from lab.report.terminal import ABSENT, decimals_of, lines_of, number
-
-_FORMULA = re.compile(r"[\t\r]|\s*(?:[=@]|[+-](?=.*[(|!]))")
 
 
 def write_csv(frame: pd.DataFrame, path: Path) -> Path:
@@ -36,15 +34,6 @@ def without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
     for at in found:
         changed.isetitem(at, frame.iloc[:, at].map(inert).to_numpy())
     return changed
-
-
-def inert(value: Any) -> Any:
-    return f"'{value}" if is_formula(value) else value
-
-
-def is_formula(value: Any) -> bool:
-    """Whether a spreadsheet would run this text; a sign before a word or a number, as in `-inf`, is none."""
-    return isinstance(value, str) and _FORMULA.match(value) is not None
 
 
 def is_numeric(values: pd.Series) -> bool:

@@ -2,7 +2,7 @@
 const LANE = { height: 26, bar: 18, top: 30, bottom: 30, right: 10, most: 640, label: 280 };
 const BRANCH = 4, LEVELS = 6; // a node stands for 16 nodes of the level below: far fewer to visit than bars
 const INKS = ["#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#8c6bb1", "#8a6d3b", "#c0504d", "#4f9d9d"];
-const WORDS = { family: "class", op: "op", module: "module", phase: "phase", shapes: "shapes", source: "source" };
+const WORDS = { family: "class", op: "op", module: "module", phase: "phase", shapes: "shapes", source: "source", change: "change" };
 const NONE = 0xffffffff;
 
 async function numbers(text, Kind) {
@@ -30,9 +30,8 @@ function made(parent, tag, words = "", kind = "") {
 
 class Timeline {
   constructor(holder) {
-    const spec = JSON.parse(holder.dataset.timeline);
-    delete holder.dataset.timeline;
-    Object.assign(this, { holder, spec, tick: spec.tickUs, kinds: spec.kinds, left: 16, chosen: -1, hits: null, by: "family" });
+    Object.assign(this, { holder, left: 16, chosen: -1, hits: null, by: "family", cursors: [] });
+    holder.timeline = this;
     this.tools = made(holder, "div", "", "tools");
     this.said = made(holder, "p", "", "said");
     this.said.setAttribute("role", "status");
@@ -42,12 +41,32 @@ class Timeline {
     this.told = made(holder, "div", "", "told");
     this.canvas.tabIndex = 0;
     this.canvas.setAttribute("role", "application");
-    this.canvas.setAttribute("aria-label", `${holder.dataset.name}: arrows move, plus and minus zoom, n and p go to the next and previous launch, 0 shows all, escape forgets the choice`);
+    this.canvas.setAttribute("aria-label", `${holder.dataset.name}: arrows move, plus and minus zoom, n and p go to the next and previous launch, f follows a launch, m sets the cursors, 0 shows all, escape forgets the choice`);
     this.load().catch((error) => { this.said.textContent = `This browser cannot draw the chart (${error.message}).`; });
   }
 
   async load() {
-    const { spec } = this;
+    await (this.holder.dataset.src ? this.fetchColumns() : this.unpackColumns());
+    Object.assign(this, { tick: this.spec.tickUs, kinds: this.spec.kinds });
+    this.split();
+    this.end = Math.max(1, ...this.last) * this.tick;
+    this.whole = [-0.01 * this.end, 1.01 * this.end];
+    this.shown = [...this.whole];
+    this.rank();
+    this.makeTools();
+    this.colour(spec.by && spec.kinds[spec.by] ? spec.by : "family");
+    this.listen();
+    const linked = this.holder.dataset.src && /^#bar=(\d{1,9})$/.exec(location.hash);
+    if (linked && Number(linked[1]) < this.kind.length) this.choose(Number(linked[1]), true);
+    new ResizeObserver(() => this.later()).observe(this.holder);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.later());
+    this.holder.dataset.ready = "true";
+  }
+
+  // Columns inside the page, in base64 of deflate; starts are differences.
+  async unpackColumns() {
+    const spec = this.spec = JSON.parse(this.holder.dataset.timeline);
+    delete this.holder.dataset.timeline;
     [this.start, this.dur, this.row, this.kind] = await Promise.all([
       numbers(spec.start, Int32Array), numbers(spec.dur, Uint32Array), numbers(spec.row, Uint32Array), numbers(spec.kind, Uint32Array),
     ]);
@@ -55,17 +74,19 @@ class Timeline {
     const starts = new Uint32Array(this.start.length);
     for (let at = 0; at < starts.length; at++) starts[at] = sum += this.start[at];
     this.start = starts;
-    this.split();
-    this.end = Math.max(1, ...this.last) * this.tick;
-    this.whole = [-0.01 * this.end, 1.01 * this.end];
-    this.shown = [...this.whole];
-    this.rank();
-    this.makeTools();
-    this.colour("family");
-    this.listen();
-    new ResizeObserver(() => this.later()).observe(this.holder);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.later());
-    this.holder.dataset.ready = "true";
+  }
+
+  // Columns from a server: 8 bytes of magic, the header's length, the header, then arrays as they lie in memory.
+  async fetchColumns() {
+    this.said.textContent = "reading the recording …";
+    const answer = await fetch(this.holder.dataset.src);
+    if (!answer.ok) throw new Error((await answer.text()).trim());
+    const raw = await answer.arrayBuffer(), size = Number(new DataView(raw).getBigUint64(8, true));
+    this.spec = JSON.parse(new TextDecoder().decode(new Uint8Array(raw, 16, size)));
+    const columns = [["start", Uint32Array], ["dur", Uint32Array], ["row", Uint32Array], ["kind", Uint32Array], ["flow", Int32Array]];
+    columns.forEach(([name, Kind], at) => { this[name] = new Kind(raw, 16 + size + at * 4 * this.spec.count, this.spec.count); });
+    this.said.textContent = "";
+    for (const note of this.spec.notes) made(this.holder, "p", note, "note");
   }
 
   // Bars come by row, then start; reach is the furthest end up to each bar of its row, for the search.
@@ -102,7 +123,7 @@ class Timeline {
     return at >= 0 ? this.spec.texts[at] : "";
   }
 
-  // The colours by class, op, module or phase: keys, and for each kind the index of its key.
+  // The colours by class, change, op, module or phase: keys, and for each kind the index of its key.
   colour(by) {
     this.by = by;
     const total = new Map();
@@ -161,12 +182,13 @@ class Timeline {
     all.type = "button";
     all.addEventListener("click", () => this.show(...this.whole));
     if (this.spec.marks.length) this.makeChoice();
-    const ways = ["family", "op", "module", "phase"].filter((by) => this.kinds[by]);
+    const ways = ["family", "change", "op", "module", "phase"].filter((by) => this.kinds[by]);
     if (ways.length > 1) {
       const label = made(this.tools, "label", "colour by ");
       const choice = made(label, "select");
       for (const by of ways) choice.append(new Option(WORDS[by], by));
       choice.className = "by";
+      if (ways.includes(this.spec.by)) choice.value = this.spec.by;
       choice.addEventListener("change", () => this.colour(choice.value));
     }
     this.makeSearch();
@@ -237,7 +259,7 @@ class Timeline {
         return undefined;
       }
     }
-    const hit = this.spec.texts.map(fits), columns = ["name", "op", "module", "phase", "shapes", "source"].filter((name) => this.kinds[name]);
+    const hit = this.spec.texts.map(fits), columns = ["name", "op", "module", "phase", "shapes", "source", "change"].filter((name) => this.kinds[name]);
     return this.light((kind) => columns.some((name) => hit[this.kinds[name][kind]]), wanted);
   }
 
@@ -261,8 +283,11 @@ class Timeline {
     this.choose(at, true);
   }
 
+  follow() { if (this.flow && this.chosen >= 0 && this.flow[this.chosen] >= 0) this.choose(this.flow[this.chosen], true); }
+
   choose(bar, go = false) {
     this.chosen = bar;
+    if (this.holder.dataset.src) history.replaceState(null, "", bar >= 0 ? `#bar=${bar}` : "#");
     this.told.textContent = "";
     if (bar >= 0) this.tellAll(bar);
     if (bar >= 0 && go) this.reveal(bar);
@@ -284,17 +309,33 @@ class Timeline {
     const rows = [
       ["kernel", this.text(kind, "name")], ["class", this.text(kind, "family")], ["op", this.text(kind, "op")],
       ["shapes", this.text(kind, "shapes")], ["module", this.text(kind, "module")], ["phase", this.text(kind, "phase")],
-      ["source", this.text(kind, "source")], ["row", this.spec.rows[this.row[bar]]],
+      ["source", this.text(kind, "source")], ...(this.kinds.change ? [["against the other side", this.text(kind, "change")]] : []), ["row", this.spec.rows[this.row[bar]]],
       ["start", `${(this.start[bar] * this.tick / 1000).toFixed(6)} ms`], ["duration", duration(this.dur[bar] * this.tick)],
       ["launches like it", `${this.times[kind]}, ${duration(this.spent[kind] * this.tick)} in all`],
+      ["all of this name", this.siblings(bar)],
     ];
     for (const [words, value] of rows) { made(list, "dt", words); made(list, "dd", value || "not recorded"); }
+    if (this.flow && this.flow[bar] >= 0) {
+      const go = made(this.told, "button", this.spec.families[this.kinds.family[kind]].name === "host calls" ? "go to what it launched" : "go to the call that launched it");
+      go.type = "button";
+      go.addEventListener("click", () => this.follow());
+    }
     for (const column of ["name", "op", "module"]) {
       if (!this.text(kind, column)) continue;
       const same = made(this.told, "button", `highlight this ${column === "name" ? "kernel" : column}`);
       same.type = "button";
       same.addEventListener("click", () => this.light((other) => this.kinds[column][other] === this.kinds[column][kind], this.text(kind, column)));
     }
+  }
+
+  // Every bar of the same name: how many, how long, and where this one stands among them.
+  siblings(bar) {
+    const name = this.kinds.name[this.kind[bar]], own = Uint8Array.from(this.kinds.name, (one) => (one === name ? 1 : 0)), found = [];
+    for (let at = 0; at < this.kind.length; at++) if (own[this.kind[at]]) found.push(this.dur[at]);
+    const sorted = Uint32Array.from(found).sort(), at = (share) => duration(sorted[Math.floor(share * (sorted.length - 1))] * this.tick);
+    let longer = 0;
+    for (const one of sorted) if (one > this.dur[bar]) longer++;
+    return `${sorted.length}, shortest ${at(0)}, median ${at(0.5)}, 95 % below ${at(0.95)}, longest ${at(1)}; ${longer} take longer than this one`;
   }
 
   show(from, to) {
@@ -352,7 +393,9 @@ class Timeline {
     pen.clip();
     this.shades();
     for (let row = this.visible[0]; row < this.visible[1]; row++) this.bars(row);
+    this.arrow();
     this.outline();
+    this.rulers();
     pen.restore();
     this.axes();
     this.holder.dataset.drawMs = (performance.now() - began).toFixed(2);
@@ -478,6 +521,62 @@ class Timeline {
     this.pen.strokeRect(left - 1, this.top(this.row[this.chosen]) - 1, Math.max(wide, 2) + 2, LANE.bar + 2);
   }
 
+  // From a host call to the first operation that it launched.
+  arrow() {
+    const other = this.chosen >= 0 && this.flow ? this.flow[this.chosen] : -1;
+    if (other < 0) return;
+    const { pen } = this, [call, op] = this.start[this.chosen] <= this.start[other] ? [this.chosen, other] : [other, this.chosen];
+    const x1 = this.px(this.start[call] * this.tick), y1 = this.top(this.row[call]) + LANE.bar / 2;
+    const x2 = this.px(this.start[op] * this.tick), y2 = this.top(this.row[op]) + LANE.bar / 2, bend = Math.max(24, Math.abs(x2 - x1) / 2);
+    pen.strokeStyle = pen.fillStyle = this.inks.fail;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    pen.moveTo(x1, y1);
+    pen.bezierCurveTo(x1 + bend, y1, x2 - bend, y2, x2, y2);
+    pen.stroke();
+    pen.beginPath();
+    pen.moveTo(x2, y2);
+    pen.lineTo(x2 - 7, y2 - 4);
+    pen.lineTo(x2 - 7, y2 + 4);
+    pen.fill();
+  }
+
+  // The two cursors and what lies between them.
+  rulers() {
+    const { pen } = this;
+    pen.fillStyle = this.inks.ink;
+    for (const us of this.cursors) pen.fillRect(this.px(us) - 0.5, LANE.top - 4, 1, this.height - LANE.top - LANE.bottom + 6);
+    if (this.cursors.length < 2) return;
+    pen.globalAlpha = 0.08;
+    pen.fillRect(this.px(Math.min(...this.cursors)), LANE.top - 4, Math.abs(this.px(this.cursors[1]) - this.px(this.cursors[0])), this.height - LANE.top - LANE.bottom + 6);
+    pen.globalAlpha = 1;
+  }
+
+  // Without a pointer: the chosen bar's start, then its end.
+  edge(other) {
+    if (this.chosen < 0) return other;
+    const from = this.start[this.chosen] * this.tick;
+    return this.cursors.length === 1 && this.cursors[0] === from ? from + this.dur[this.chosen] * this.tick : from;
+  }
+
+  // A first and a second cursor, then a first again.
+  mark(us) {
+    this.cursors = this.cursors.length === 1 ? [this.cursors[0], us] : [us];
+    if (this.cursors.length === 1) this.said.textContent = `cursor at ${(us / 1000).toFixed(6)} ms; m at another place measures`;
+    else {
+      const [from, to] = [Math.min(...this.cursors), Math.max(...this.cursors)];
+      let count = 0, busy = 0;
+      for (let row = 0; row < this.spec.rows.length; row++) {
+        for (let at = this.firstAfter(row, from), stop = this.firstBeyond(row, to); at < stop; at++) {
+          const begins = this.start[at] * this.tick, part = Math.min(to, begins + this.dur[at] * this.tick) - Math.max(from, begins);
+          if (part > 0) { count++; busy += part; }
+        }
+      }
+      this.said.textContent = `${duration(to - from)} between the cursors; ${count} bars reach into it, ${duration(busy)} summed over all rows`;
+    }
+    this.later();
+  }
+
   axes() {
     const { pen } = this, bottom = this.height - LANE.bottom;
     pen.save();
@@ -530,6 +629,9 @@ class Timeline {
 
   listen() {
     let held = null;
+    this.pointer = null;
+    this.canvas.addEventListener("pointermove", (event) => { this.pointer = this.us(this.at(event).x); });
+    this.canvas.addEventListener("pointerleave", () => { this.pointer = null; });
     this.canvas.addEventListener("wheel", (event) => {
       if (event.shiftKey) return;
       event.preventDefault();
@@ -558,7 +660,9 @@ class Timeline {
       ArrowUp: () => { this.plot.scrollTop -= LANE.height; }, ArrowDown: () => { this.plot.scrollTop += LANE.height; },
       "+": () => this.zoom(middle, 1 / 1.5), "=": () => this.zoom(middle, 1 / 1.5), "-": () => this.zoom(middle, 1.5),
       0: () => this.show(...this.whole), Home: () => this.show(...this.whole), n: () => this.step(1), p: () => this.step(-1),
-      Escape: () => this.choose(-1), "/": () => this.box.focus(),
+      Escape: () => { this.cursors = []; this.choose(-1); }, "/": () => this.box.focus(), f: () => this.follow(),
+      w: () => this.zoom(middle, 1 / 1.5), s: () => this.zoom(middle, 1.5), a: () => this.pan(-span / 10), d: () => this.pan(span / 10),
+      m: () => this.mark(this.pointer ?? this.edge(middle)),
     };
     if (!keys[event.key]) return;
     event.preventDefault();
@@ -566,4 +670,4 @@ class Timeline {
   }
 }
 
-for (const holder of document.querySelectorAll("[data-timeline]")) new Timeline(holder);
+for (const holder of document.querySelectorAll(".timeline")) new Timeline(holder);

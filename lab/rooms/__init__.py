@@ -6,11 +6,13 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from lab.core.plan import Findings
-from lab.core.run import Run
 from lab.errors import MissingError, UsageError
+
+if TYPE_CHECKING:  # a hook in a program that knows nothing of lab comes through here, without lab's packages
+    from lab.core.plan import Findings
+    from lab.core.run import Run
 
 
 class Room(Protocol):
@@ -39,7 +41,8 @@ def room_of(path: Path) -> Room:
     """The room that analyses a recording, or a folder of some, that lab did not make.
 
     A room that knows the layout of a folder comes first, then the one that reads recordings of any kind.
-    Raises MissingError where none does, UsageError where several know the layout.
+    Raises MissingError where none does, BadDataError for a file that is no recording, UsageError where
+    several know the layout.
     """
     if not path.exists():
         raise MissingError("no such file or folder", where=path)
@@ -53,6 +56,10 @@ def room_of(path: Path) -> Room:
     found = found or [name for name in names() if _reads(room(name), path)]
     if found:
         return room(found[0])
+    if path.is_file():
+        from lab.recordings.load import format_of
+
+        format_of(path)  # says what it is instead, and what to do
     raise MissingError(
         "no room recognises what lies in this folder" if path.is_dir() else "not a recording that lab reads",
         where=path,

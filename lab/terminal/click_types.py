@@ -18,9 +18,12 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class IntList(_IntsParam):
-    """`28,42,56`: integers above zero without repeats."""
+    """`28,42,56`: integers from `least` on, without repeats."""
 
     name = "N,N,..."
+
+    def __init__(self, least: int = 1) -> None:
+        self._least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         if isinstance(value, list):
@@ -28,7 +31,7 @@ class IntList(_IntsParam):
         from lab.errors import UsageError
 
         try:
-            return parse_int_list(value)
+            return parse_int_list(value, self._least)
         except UsageError as error:
             self.fail(f"{error.what} ({error.fix})" if error.fix else error.what, param, ctx)
 
@@ -51,17 +54,16 @@ def options_of(ctx: click.Context) -> Options:
     return ctx.obj if isinstance(ctx.obj, Options) else Options()
 
 
-def parse_int_list(text: str) -> list[int]:
-    """`"28,42"` -> [28, 42]. Raises UsageError for anything but distinct integers above zero."""
+def parse_int_list(text: str, least: int = 1) -> list[int]:
+    """`"28,42"` -> [28, 42]. Raises UsageError for anything but distinct integers from `least` on."""
     from lab.errors import UsageError
 
     values: list[int] = []
     for part in text.split(","):
         # isdecimal alone would let through digits of other scripts.
-        if not (part.strip().isascii() and part.strip().isdecimal()) or int(part) == 0:
-            raise UsageError(
-                f"{part.strip()!r} in {text!r} is not an integer above zero", fix="write 28,42,56"
-            )
+        if not (part.strip().isascii() and part.strip().isdecimal()) or int(part) < least:
+            kind = "an integer above zero" if least else "an integer from 0 on"
+            raise UsageError(f"{part.strip()!r} in {text!r} is not {kind}", fix="write 28,42,56")
         if int(part) in values:
             raise UsageError(f"{int(part)} is twice in {text!r}", fix="use --repeats to run a setting again")
         values.append(int(part))

@@ -110,7 +110,7 @@ def test_a_dry_run_here_shows_the_very_command(tmp_path):
         (["run", "--image", "cuda", "sweep"], 7, "none was found"),
         (["run", "sweep", "-c", "28,x"], 2, "'x' in '28,x' is not an integer"),
         (["run", "sweep", "-c", "28,28"], 2, "twice"),
-        (["run", "sweep", "-t", "0"], 2, "above zero"),
+        (["run", "sweep", "-t=-1"], 2, "not an integer from 0 on"),
         (["run", "sweep", "--ranks", "0"], 2, "ranks"),
         (["run", "sweep", "-f", "missing.yaml"], 4, "missing.yaml"),
         (["run", "sweep", "--override", "model.layers=3"], 3, "unknown key 'layers'"),

@@ -25,7 +25,7 @@ def test_every_command_of_the_registry_is_a_click_command_of_its_name():
 def test_a_name_that_reads_recordings_is_not_run_at_top_level():
     assert "nan" in run_commands() and "nan" not in standalone_commands()
     assert commands()["nan"][0] == "lab.rooms.nan.cli:nan"
-    assert set(standalone_commands()) == {"sweep", "nixnan", "semicrf", "trials"}
+    assert set(standalone_commands()) == {"sweep", "nixnan", "semicrf", "trials", "replay"}
 
 
 def test_every_room_has_a_smallest_experiment_that_is_one_of_its_own():

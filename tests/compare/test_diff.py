@@ -10,11 +10,13 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
+from lab.compare import blocks, timelines
+from lab.compare import diff as diff_module
 from lab.compare.cli import diff as command
-from lab.compare.diff import compare
+from lab.compare.diff import compare, compare_work
 from lab.compare.side import read_works, recordings_at
 from lab.compare.split import PARTS
-from lab.errors import MissingError
+from lab.errors import BadDataError, MissingError
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from tests.compare.made import layer, trace
@@ -36,6 +38,8 @@ def adds_up(found):
     assert found.residual_ns == pytest.approx(0, abs=1e-3)
     span = found.compute_ns + found.exposed_comm_ns + found.exposed_copy_ns + found.idle_ns
     assert span == pytest.approx(found.span_ns, abs=1e-3)
+    causes = found.idle_late_ns + found.idle_wait_ns + found.idle_queued_ns + found.idle_unknown_ns
+    assert causes == pytest.approx(found.idle_ns, abs=1e-3)
 
 
 def test_equal_recordings_differ_in_nothing(tmp_path):
@@ -95,12 +99,22 @@ def test_a_launch_more_is_a_count_and_a_layer_more_is_all_counts(tmp_path):
     found = of(tmp_path, b=once)
     adds_up(found)
     assert found.parts["count"] == pytest.approx(3000) == found.delta_kernel_ns
+    assert {one.kind for one in found.findings} == {"count", "api"}
     deeper = of(tmp_path, b=[step + layer() for step in BASE])
     adds_up(deeper)
     assert deeper.parts["count"] == pytest.approx(55_000)
     assert {row.op: row.n_b - row.n_a for row in deeper.rows if row.kind == "count"} == dict.fromkeys(
         ("aten::mm", "aten::add", "aten::mul", "aten::relu"), 1.0
     )
+
+
+def test_an_op_that_moved_is_named_alone_and_takes_no_time(tmp_path):
+    mm, add, mul, relu = layer()
+    a = [[mm, add, mul, relu]] * 4
+    found = of(tmp_path, a=a, b=[[add, mm, mul, relu]] * 4)
+    adds_up(found)
+    assert [one.kind for one in found.findings] == ["moved"] and found.findings[0].ns is None
+    assert "launched in another order" in found.findings[0].text
 
 
 def test_ops_that_took_the_place_of_others_are_one_block_for_all_layers(tmp_path):
@@ -127,6 +141,7 @@ def test_a_gap_on_the_gpu_is_idle_time_and_nothing_else(tmp_path):
     adds_up(found)
     assert found.idle_ns == found.span_ns == pytest.approx(60_000) and found.delta_kernel_ns == 0
     assert [one.kind for one in found.findings] == ["idle"]
+    assert found.idle_queued_ns == pytest.approx(60_000) and "between queued" in found.findings[0].text
 
 
 def test_a_further_synchronisation_is_named_though_no_time_changed(tmp_path):
@@ -214,6 +229,31 @@ def test_without_steps_a_call_of_the_longest_kernel_is_the_unit_and_windows_may_
     assert found.delta_kernel_ns == pytest.approx(0) and any("edges" in note for note in found.notes)
 
 
+def test_uneven_and_empty_steps_and_a_single_one_are_said(tmp_path):
+    found = of(tmp_path, b=[*BASE[:3], BASE[0] + layer(), []])
+    (uneven,) = [note for note in found.notes if "uneven" in note]
+    assert uneven.startswith("B: steps are uneven: 8 to 12 GPU operations, 8 in 3 of 4")
+    assert any(note.startswith("B: 1 of 5 steps launched no GPU operation") for note in found.notes)
+    even = of(tmp_path)
+    assert not any("uneven" in note or "no GPU operation" in note for note in even.notes)
+    assert any(
+        note.startswith("A and B: one step only") for note in of(tmp_path, a=BASE[:1], b=BASE[:1]).notes
+    )
+
+
+def test_what_a_windows_edges_cut_off_is_not_named_and_what_they_cannot_is(tmp_path):
+    whole = [one for _ in range(10) for one in layer() + layer()]
+    a = trace(tmp_path / "a.json", [whole], prefix="nothing ")
+    cut = trace(tmp_path / "b.json", [whole[3:-2]], prefix="nothing ")
+    found = compare(a, cut).shown
+    assert found.unit == "call of gemm_128" and [one for one in found.findings if one.kind == "count"] == []
+    twice = [one for index in range(20) for one in (*layer(), *layer()[3:])]
+    more = compare(a, trace(tmp_path / "c.json", [twice], prefix="nothing ")).shown
+    assert [one.text.split(": ")[0] for one in more.findings if one.kind == "count"] == [
+        "aten::relu [[64,64]]"
+    ]
+
+
 def test_programs_without_common_work_are_not_comparable_and_end_with_1(tmp_path):
     other = [[("aten::conv2d", [[1, 3, 8, 8]], "conv", 50.0)]] * 4
     a, b = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", other)
@@ -238,6 +278,108 @@ def test_ranks_are_compared_with_their_own_kind_and_a_missing_one_is_said(tmp_pa
         compare(trace(tmp_path / "c" / "rank7.json", BASE, rank=7).parent, tmp_path / "b")
 
 
+def test_a_pair_that_scatters_has_a_higher_floor_and_says_it(tmp_path):
+    draw = random.Random(3)
+    a = [[(f"aten::op{at}", [[64]], f"k{at}", 50.0) for at in range(40)]] * 4
+    b = [[(op, d, k, us * draw.gauss(1, 0.012)) for op, d, k, us in a[0]]] * 4
+    found = of(tmp_path, a=a, b=b)
+    assert 0.04 < found.floor_share < 0.09 and found.findings == []
+    faster = [[(op, d, k, us * (0.8 if op == "aten::op7" else 1)) for op, d, k, us in step] for step in b]
+    assert ["aten::op7" in one.text for one in of(tmp_path, a=a, b=faster).findings] == [True]
+    slower = of(tmp_path, a=a, b=[[(op, d, k, us * 1.04) for op, d, k, us in step] for step in a])
+    assert slower.floor_share == 0.03 and len(slower.findings) == 40
+
+
+def test_a_step_too_long_to_align_is_compared_and_said(tmp_path, monkeypatch):
+    other = [[("aten::exp", *one[1:]) if one[0] == "aten::relu" else one for one in step] for step in BASE]
+    for module in (blocks, diff_module, timelines):
+        monkeypatch.setattr(module, "MOST", 7)
+    done = CliRunner().invoke(
+        command,
+        [
+            str(trace(tmp_path / "a.json", BASE)),
+            str(trace(tmp_path / "b.json", other)),
+            "-o",
+            str(tmp_path / "o"),
+        ],
+    )
+    assert done.exit_code == 0 and "more than 7" in done.output and "aten::exp" in done.output
+    assert "No timelines" in (tmp_path / "o" / "diff.html").read_text()
+
+
+def test_a_sweep_is_compared_configuration_by_configuration(tmp_path):
+    slow = [[(op, d, k, us * (1.5 if op == "aten::mm" else 1)) for op, d, k, us in step] for step in BASE]
+    for side in "ab":
+        for channels in (28, 42):
+            steps = slow if (side, channels) == ("b", 42) else BASE
+            for rank in range(2):
+                folder = tmp_path / side / f"{channels}ch" / "torch_profiler" / f"rank_{rank}"
+                trace(folder / "trace.json", steps, rank=rank)
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert [(one.configuration, one.rank) for one in found.ranks] == [
+        ("28ch", 0),
+        ("28ch", 1),
+        ("42ch", 0),
+        ("42ch", 1),
+    ]
+    assert [len(one.findings) for one in found.ranks] == [0, 0, 1, 1] and found.shown.configuration == "42ch"
+    trace(tmp_path / "a" / "28ch" / "rank_0.json", BASE, rank=0)
+    with pytest.raises(BadDataError, match="two recordings of rank 0"):
+        compare(tmp_path / "a", tmp_path / "b")
+
+
+def test_what_lab_itself_wrote_into_a_run_is_no_recording_that_failed(tmp_path):
+    for side in "ab":
+        trace(tmp_path / side / "steps" / "rank_0" / "trace.json", BASE, rank=0)
+        (tmp_path / side / "manifest.json").write_text("{}")
+        (tmp_path / side / "steps" / "environment.json").write_text('{"smi_before": {"clock": "1"}}')
+    assert compare(tmp_path / "a", tmp_path / "b").problems == []
+    (tmp_path / "a" / "manifest.json").unlink()
+    assert len(compare(tmp_path / "a", tmp_path / "b").problems) == 1
+
+
+def test_further_recordings_are_each_compared_with_the_first(tmp_path):
+    a = trace(tmp_path / "a.json", BASE)
+    slow = trace(tmp_path / "c.json", [[(*one[:3], one[3] * 1.2) for one in step] for step in BASE])
+    done = CliRunner().invoke(command, [str(a), str(a), str(slow), "--json", "-o", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    first, second = json.loads(done.stdout)
+    assert first["findings"] == [] and len(second["findings"]) == 4
+    assert {one.name for one in (tmp_path / "out").iterdir()} == {"1_a.json", "2_c.json"}
+    alone = trace(tmp_path / "d.json", [[("aten::conv2d", [[1, 3, 8, 8]], "conv", 50.0)]] * 4)
+    done = CliRunner().invoke(command, [str(a), str(alone), str(slow)])
+    assert done.exit_code == 1 and "c.json" in done.output and "not comparable" in str(done.exception)
+
+
+def test_one_rank_that_is_not_comparable_ends_with_1_whichever_is_shown(tmp_path):
+    other = [[("aten::conv2d", [[1, 3, 8, 8]], "conv", 110.0)]] * 4
+    slow = [[(op, d, k, us * 3) for op, d, k, us in step] for step in BASE]
+    for side, steps in (("a", (BASE, BASE)), ("b", (other, slow))):
+        for rank, one in enumerate(steps):
+            trace(tmp_path / side / f"rank{rank}.json", one, rank=rank)
+    done = CliRunner().invoke(command, [str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "not comparable (1 of 2 ranks)" in str(done.exception) and "Rank 1" in done.output
+
+
+@pytest.mark.skipif(not (SHARED / "ranks").exists(), reason="the shared recordings are not here")
+@pytest.mark.parametrize(
+    ("planted", "rank"), [("slow_gemm", 5), ("dropped", 2), ("host_late", 3), ("slow_link", 6)]
+)
+def test_the_rank_that_changed_is_shown_not_one_that_waits_for_it(planted, rank):
+    found = compare(SHARED / "ranks" / "planted" / "base", SHARED / "ranks" / "planted" / planted)
+    assert found.shown.rank == rank and (found.shown.findings or found.shown.unnamed)
+
+
+def test_idle_time_whose_steps_vary_as_much_is_said_and_no_all_clear(tmp_path):
+    gap = [BASE[0], [(*launch, 400.0) if at == 3 else launch for at, launch in enumerate(BASE[0])]]
+    a, b = trace(tmp_path / "a.json", BASE[:2]), trace(tmp_path / "b.json", gap)
+    found = compare(a, b).shown
+    assert found.findings == [] and found.unnamed == ["idle time: 0.0 µs -> 200.0 µs per unit"]
+    done = CliRunner().invoke(command, [str(a), str(b)])
+    assert "Not named, because its steps vary as much" in done.output
+    assert "Nothing differs by more" not in done.output
+
+
 def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_path):
     def process(name, scale, noise):
         random.seed(name)
@@ -258,6 +400,28 @@ def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_pa
     wild_b, *wild_more_b = (process(f"d{n}", 1.0, 0.5) for n in range(6))
     noisy = compare(wild_a, wild_b, repeats_a=wild_more, repeats_b=wild_more_b).shown
     assert not any(row.confidence == "proven by repeats" for row in noisy.rows)
+
+
+@pytest.mark.parametrize("scatter", [0.003, 0.008, 0.015])
+def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_path, scatter):
+    """Kernels of equal processes scatter by 0.3, 0.8 or 1.5 %, copies below a microsecond by 5 %."""
+    draw = random.Random(8)
+    shapes = [[[2**at, 64], [64, 2**at]] for at in range(12)]
+    works = []
+    for number in range(16):
+        own = {(at, k): draw.gauss(1, scatter) for at in range(12) for k in range(4)}
+        step = [
+            (op, shapes[at], kernel, us * own[at, k])
+            for at in range(12)
+            for k, (op, _, kernel, us) in enumerate(layer(1 + at))
+        ]
+        step.append(("aten::copy_", [[8]], "copy", 0.6 * draw.gauss(1, 0.05)))
+        steps = [[(op, d, k, us * draw.gauss(1, 0.01)) for op, d, k, us in step] for _ in range(4)]
+        (work,) = read_works(trace(tmp_path / f"{number}.json", steps))
+        works.append(work)
+    pairs = draw.sample([(a, b) for a in range(16) for b in range(16) if a != b], 100)
+    named = [pair for pair in pairs if compare_work(works[pair[0]], works[pair[1]]).findings]
+    assert len(named) <= 1
 
 
 @shared

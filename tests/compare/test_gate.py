@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from lab.compare.cli import check
+from lab.errors import BadDataError
 from tests.compare.made import layer, trace
 
 
@@ -59,3 +61,58 @@ def test_a_recording_without_steps_or_an_empty_folder_is_an_error(tmp_path):
     (tmp_path / "none").mkdir()
     assert "no step is marked" in str(run(tmp_path / "a", tmp_path / "a").exception)
     assert "no recording" in str(run(tmp_path / "none", tmp_path / "a").exception)
+
+
+def step_times(folder, count, scale=1.0, noise=0.002, seed=0):
+    random.seed(seed)
+    folder.mkdir()
+    for number in range(count):
+        own = scale * random.uniform(1 - noise, 1 + noise)
+        times = [10 * own * random.uniform(0.99, 1.01) for _ in range(40)]
+        (folder / f"p{number}.json").write_text(json.dumps({"step_ms": times, "host": "any"}))
+    return folder
+
+
+def test_step_times_of_any_program_are_judged_as_one_metric(tmp_path):
+    base, slow = step_times(tmp_path / "a", 5), step_times(tmp_path / "b", 5, 1.1, seed=1)
+    found = json.loads(run(base, slow, "--json").stdout)
+    (metric,) = found["metrics"]
+    assert (metric["name"], metric["outcome"], metric["level"]) == ("step time", "regression", 0.99)
+    assert metric["change"] == pytest.approx(0.1, abs=0.01) and found["exact"] == []
+    assert run(base, step_times(tmp_path / "c", 5, seed=2)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "text", ['{"step_ms": []}', '{"step_ms": [1, -2]}', '{"step_ms": [1e999]}', '{"step_ms": [1']
+)
+def test_step_times_that_are_none_are_an_error_and_no_sample(tmp_path, text):
+    base = step_times(tmp_path / "a", 3)
+    (base / "p3.json").write_text(text)
+    assert isinstance(run(base, base).exception, BadDataError)
+
+
+def test_recordings_and_step_times_have_no_metric_in_common(tmp_path):
+    base = processes(tmp_path / "a", 3)
+    found = run(base, step_times(tmp_path / "b", 3))
+    assert isinstance(found.exception, BadDataError) and "no metric in common" in str(found.exception)
+
+
+def test_junit_fails_what_is_proven_and_skips_what_is_undecided(tmp_path):
+    base, slow = processes(tmp_path / "base", 5), processes(tmp_path / "slow", 5, 1.1, seed=1)
+    assert run(base, slow, "--junit", tmp_path / "slow.xml").exit_code == 1
+    suite = ElementTree.parse(tmp_path / "slow.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "2", "0")
+    assert {case.get("name"): [part.tag for part in case] for case in suite.iter("testcase")} == {
+        "kernel time": ["failure"],
+        "step time on the GPU": ["failure"],
+    }
+    noisy = processes(tmp_path / "noisy", 3, noise=0.2, seed=3)
+    assert run(base, noisy, "--junit", tmp_path / "noisy.xml").exit_code == 3
+    assert ElementTree.parse(tmp_path / "noisy.xml").getroot().get("skipped") == "2"
+
+
+def test_names_that_xml_cannot_hold_are_written_as_text(tmp_path):
+    base, head = processes(tmp_path / "a", 3), processes(tmp_path / "b", 3, more=("\x00\x1b[31m<&\ud800",))
+    run(base, head, "--junit", tmp_path / "x.xml")
+    text = ElementTree.parse(tmp_path / "x.xml").getroot().findtext("system-out")
+    assert "<&" in text and "\x1b" not in text

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from lab.cli.commands import run as lab_run
+from lab.compare import in_image
 from lab.compare.cli import check
 from lab.compare.gate import METRICS
 from lab.compare.repeat import LOOKS, schedule, sides
@@ -17,6 +19,7 @@ from lab.errors import BusyError, MissingError, StepFailed, UsageError
 from lab.stats.gate import LEVEL
 from lab.stats.student import cdf
 from tests.compare.made import layer, trace
+from tests.engines.docker.fixtures import REF, busybox, own_caches  # noqa: F401
 
 PROGRAM = """
 import json, os, random, sys
@@ -89,6 +92,9 @@ def test_git_revisions_run_in_worktrees_that_go_away(tmp_path, monkeypatch):
     for name in ("no-such", "--help"):
         with pytest.raises(MissingError), sides(name, "HEAD"):
             pass
+    for name in ("image:", "image:--privileged"):
+        with pytest.raises(UsageError), sides(name, "HEAD"):
+            pass
 
 
 def test_a_process_that_fails_or_records_nothing_ends_the_check(tmp_path):
@@ -127,3 +133,68 @@ def test_three_looks_at_equal_sides_keep_the_false_alarms_of_one():
     one = 1 - (1 - LEVEL) / len(METRICS)
     assert false_alarms(1 - (1 - one) / len(LOOKS)) <= 0.0035 * 6000
     assert false_alarms(one) > 0.0035 * 6000
+
+
+STEPS = """
+import json, os, sys
+assert sys.argv[1] == os.environ["LAB_CHECK_OUT"]
+scale = float(open("scale").read())
+json.dump({"step_ms": [scale * (1 + 0.001 * (n % 3)) for n in range(9)]}, open(sys.argv[1], "w"))
+"""
+
+
+def timed(folder, scale):
+    folder.mkdir()
+    (folder / "scale").write_text(str(scale))
+    (folder / "work.py").write_text(STEPS)
+    return folder
+
+
+def test_lab_run_repeats_both_sides_as_lab_check_does(tmp_path):
+    base, slow = timed(tmp_path / "b", 10.0), timed(tmp_path / "h", 11.0)
+    both = ["--repeat-both", str(base), str(slow), "-o", str(tmp_path / "out")]
+    words = ["--", sys.executable, "work.py", "{out}"]
+    done = CliRunner().invoke(lab_run, [*both, *words])
+    assert done.exit_code == 1 and "step time: +10.00%" in done.stdout
+    again = [*both[:3], "--max-slowdown", "20%", "-o", str(tmp_path / "again"), "--json", *words]
+    done = CliRunner().invoke(lab_run, again)
+    assert done.exit_code == 0 and json.loads(done.stdout)["max_slowdown"] == 0.2
+    for more in ([], ["--image", "cpu", *words]):
+        assert isinstance(CliRunner().invoke(lab_run, [*both, *more]).exception, UsageError)
+
+
+def test_a_side_in_an_image_gets_its_work_read_only_and_nothing_is_pulled(tmp_path, monkeypatch):
+    monkeypatch.setattr(in_image, "engine_cli", lambda: ["docker"])
+    monkeypatch.setattr(in_image, "discover", list)
+    monkeypatch.setattr(in_image, "ask", lambda *_: None)
+    image = in_image.image_named("example.org/own/train:1")
+    assert (image.ref, image.vendor) == ("example.org/own/train:1", "none")
+    words = in_image.command_in(
+        image,
+        ["python", "work.py", "/out/a.json"],
+        tmp_path,
+        tmp_path / "out",
+        {"LAB_CHECK_OUT": "/out/a.json"},
+        "n",
+    )
+    typed = " ".join(words)
+    assert words[:7] == ["docker", "run", "--rm", "--pull", "never", "--name", "n"]
+    assert f"src={tmp_path},dst=/work,readonly" in typed and f"src={tmp_path / 'out'},dst=/out" in typed
+    assert "--network none" in typed and "--cap-drop ALL" in typed and "LAB_CHECK_OUT=/out/a.json" in typed
+    assert words[words.index(image.ref) + 1 :] == ["python3", "work.py", "/out/a.json"]
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("busybox", "own_caches")
+def test_both_sides_run_in_images_and_a_missing_image_ends_the_check(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "work.sh").write_text(
+        'echo "{\\"step_ms\\": [10.0, 10.1]}" >"$LAB_CHECK_OUT" && ! touch /work/x\n'
+    )
+    side = f"image:{REF}"
+    done = CliRunner().invoke(check, [side, side, "-o", "out", "--", "/bin/sh", "work.sh"])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    lost = CliRunner().invoke(
+        check, [side, "image:localhost/lab-test/none:x", "-o", "two", "--", "/bin/sh", "work.sh"]
+    )
+    assert isinstance(lost.exception, StepFailed) and "head, process 0" in lost.exception.what

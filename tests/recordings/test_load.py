@@ -102,6 +102,14 @@ def test_a_journal_beside_a_database_is_read_with_it_and_nothing_is_written_ther
     assert sorted(one.name for one in copy.parent.iterdir()) == ["a.db", "a.db-wal"]
 
 
+def test_a_text_in_utf_16_is_named_as_one(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes('{"traceEvents":[]}'.encode("utf-16"))
+    with pytest.raises(BadDataError, match="UTF-16") as caught:
+        load_capture(path)
+    assert "iconv" in caught.value.fix
+
+
 def test_text_and_folders_that_are_no_recordings_say_so(tmp_path):
     path = tmp_path / "a.json"
     path.write_text("<html>")

@@ -111,7 +111,7 @@ def test_a_figure_links_its_image_and_its_data() -> None:
 
 def test_a_page_is_written_whole_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     write_page(page(), tmp_path / "new" / "report.html")
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.html"]
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"report.html", "findings.json"}
     assert (tmp_path / "new" / "report.html").read_text() == render(page())
 
 

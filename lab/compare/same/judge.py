@@ -18,6 +18,8 @@ FEW = 8  # sampled elements, below which an output's own floor is a matter of lu
 OWN = 50.0  # times the peers' own error; the worst of equal runs was 1.9
 PAIRED = 0.5  # the share of A's rows that must have a partner
 LISTED = 2000  # rows in the JSON; the counts are of all
+# What draws random numbers, by its name: torch, in A's first differing output.
+RANDOM = ("bernoulli", "dropout", "rand", "aten.normal", "uniform", "multinomial", "exponential", "philox")
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
 
 
@@ -84,6 +86,9 @@ class Verdict(msgspec.Struct, kw_only=True):
     samples: int
     ops: int  # paired outputs of ops
     with_own_error: int  # of them, those whose own error both runs recorded (at another precision: either)
+    renamed: int  # pairs whose module or weight has another name in B: paired by the order of equal ops
+    masked: int  # pairs with NaN or infinity in both runs whose bits differ: norms say nothing of the rest
+    not_finite: int  # pairs with NaN or infinity in both runs
     problems: list[str]
 
 
@@ -122,6 +127,10 @@ def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Re
     made = places.made_by(_own_errors(first, second, bool(other)))
     equal_inputs = places.on_equal_inputs()
     beyond = np.flatnonzero(columns.beyond) if not other else np.flatnonzero(_counts_differ(first, second))
+    not_finite = np.array(
+        [bool(x.nan or x.inf) and bool(y.nan or y.inf) for x, y in zip(first, second, strict=True)],
+        dtype=bool,
+    )
     known = ~np.isnan(columns.floor)
     ratio = columns.rel[known] / columns.floor[known]
     verdict = Verdict(
@@ -151,6 +160,12 @@ def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Re
         samples=int(max((len(row.sample) for row in first), default=0)),
         ops=sum(row.kind == "op" for row in first),
         with_own_error=_with_own_error(first, second, bool(other)),
+        renamed=sum(
+            x.module != y.module or (x.kind in ("weight", "grad") and x.op != y.op)
+            for x, y in zip(first, second, strict=True)
+        ),
+        masked=int((not_finite & (columns.bits != 1) & ~columns.beyond).sum()),
+        not_finite=int(not_finite.sum()),
         problems=[f"{one.path.name}: {lack}" for one in (a, b, *used) for lack in one.lacks],
     )
     verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
@@ -190,6 +205,14 @@ def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[st
         return "undecided", "; ".join(unseen)
     if found.bits.compared == found.paired and not found.bits.differ:
         return "same bits", "every output is equal bit by bit"
+    if (first := found.bits.first) and any(word in first.op for word in RANDOM):
+        return "undecided", f"the first that differs is random ({first.op}): seed both runs alike"
+    if found.masked:
+        return (
+            "undecided",
+            f"{found.masked:,} outputs hold NaN or infinity in both runs and differ in bits: norms, which "
+            "would show how much, say nothing of them",
+        )
     if found.precision != "equal":
         return (
             "undecided",

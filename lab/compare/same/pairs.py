@@ -17,6 +17,12 @@ KEYS: tuple[Callable[[Row], tuple[object, ...]], ...] = (
 )
 
 
+def _in_order(row: Row) -> tuple[object, ...]:
+    """What a row shares with its partner in a model whose modules have other names."""
+    named = row.kind in ("op", "module")
+    return (row.kind, row.phase, row.op if named else "", row.out, row.shape)
+
+
 class Pairs(NamedTuple):
     """Row numbers of A and B, in A's order (n,), and those without a partner."""
 
@@ -27,11 +33,12 @@ class Pairs(NamedTuple):
 
 
 def pair(a: Sequence[Row], b: Sequence[Row]) -> Pairs:
-    """Equal sequences pair by position; otherwise the n-th of a key with the n-th, if both have as many."""
-    strict = KEYS[0]
-    if len(a) == len(b) and all(strict(x) == strict(y) for x, y in zip(a, b, strict=True)):
-        every = np.arange(len(a))
-        return Pairs(every, every, (), ())
+    """Equal sequences pair by position, also where modules and weights alone have other names; otherwise the
+    n-th of a key with the n-th, if both have as many."""
+    for same in (KEYS[0], _in_order):
+        if len(a) == len(b) and all(same(x) == same(y) for x, y in zip(a, b, strict=True)):
+            every = np.arange(len(a))
+            return Pairs(every, every, (), ())
     found: list[tuple[int, int]] = []
     left_a, left_b = list(range(len(a))), list(range(len(b)))
     for key in KEYS:

@@ -17,6 +17,13 @@ def text(found: Verdict, a: Recording, b: Recording, top: int) -> str:
         _bits(found),
         _values(found),
     ]
+    if found.not_finite:
+        lines.append(f"! {plural(found.not_finite, 'output')} with NaN or infinity in both runs")
+    if found.renamed:
+        renamed = plural(found.renamed, "output")
+        lines.append(
+            f"modules or weights have other names in B ({renamed}): paired by the order of equal ops"
+        )
     lines += _made_by(found, top)
     if found.on_equal_inputs:
         first = found.on_equal_inputs[0]

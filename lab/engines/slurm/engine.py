@@ -203,7 +203,7 @@ def _site(options: Options, image: Image | None) -> Site:
             raise UsageError(
                 "--gpus needs --vendor here", fix="--vendor nvidia or amd, or an --image that implies it"
             )
-        return Site(vendor="none")
+        return Site(vendor="none", resolved=False)
     if not isinstance(wanted, int):
         raise UsageError(
             "on Slurm --gpus takes a number: how many GPUs on each node",

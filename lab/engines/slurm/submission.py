@@ -35,7 +35,8 @@ def step_parameters(options: SlurmOptions, steps: Sequence[Step], *, jobs: int) 
         longest_s = max(limit or 0 for limit in limits) if all(limits) else 60 * UNLIMITED_MIN
         requested["slurm_time"] = int(longest_s / 60) + LIMIT_MARGIN_MIN
     gres = options.gres or (f"gpu:{first.num_gpus}" if first.num_gpus else None)
-    more = extra_parameters(options.extra) | ({"gres": gres} if gres else {})
+    node = {"nodelist": first.node} if first.node else {}
+    more = extra_parameters(options.extra) | ({"gres": gres} if gres else {}) | node
     return requested | ({"slurm_additional_parameters": more} if more else {})
 
 
@@ -66,9 +67,9 @@ def extra_parameters(extra: Sequence[str]) -> dict[str, str | bool]:
 
 def alike(steps: Sequence[Step]) -> list[list[Step]]:
     """Steps that can share an array: same nodes, GPUs and limit, in their order."""
-    groups: dict[tuple[int, int, float | None], list[Step]] = {}
+    groups: dict[tuple[object, ...], list[Step]] = {}
     for step in steps:
-        groups.setdefault((step.nodes, step.num_gpus, step.timeout_s), []).append(step)
+        groups.setdefault((step.nodes, step.node, step.num_gpus, step.timeout_s), []).append(step)
     return list(groups.values())
 
 

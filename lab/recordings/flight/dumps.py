@@ -29,6 +29,7 @@ _GETS, _STORES = {"GET", "BINGET", "LONG_BINGET"}, {"SETITEM", "SETITEMS", "APPE
 Known = dict[tuple[str, int], tuple[Any, ...]]
 _RANK = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
+_DIGITS = re.compile(r"\d+")
 _STACK = re.compile(r"stack|py-?spy|traceback", re.IGNORECASE)
 _DUMPS = ("", ".pkl", ".pickle", ".json", ".bin", ".dump", ".trace")
 
@@ -76,8 +77,9 @@ def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, 
 
     unread: takes the errors of files that cannot be read, if any other can; without it the first is raised.
 
-    Files of one set differ in their rank alone; of a pickle and a JSON of one rank the pickle is read, for it
-    has the source lines. Raises MissingError without dumps, BadDataError where one cannot be read.
+    Files of one set differ in their rank alone, or in host and rank (host1_rank0, host2_rank1); of a pickle
+    and a JSON of one rank the pickle is read, for it has the source lines. Raises MissingError without dumps,
+    BadDataError where one cannot be read.
     """
     if folder.is_file():
         files = [folder]
@@ -97,10 +99,11 @@ def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, 
                 known[rank] = path
     found: dict[str, dict[int, Dump]] = {}
     failed: list[LabError] = []
-    for name, paths in sets.items():
+    for name, paths in _jobs(sets).items():
         for rank, path in sorted(paths.items()):
             try:
-                found.setdefault(name, {})[rank] = _read(path, rank, _stack(stacks, name, rank))
+                stack = _stack(stacks, _rank_and_set(path)[1], rank)
+                found.setdefault(name, {})[rank] = _read(path, rank, stack)
             except LabError as error:
                 failed.append(error)
     found = {name: dumps for name, dumps in found.items() if dumps}
@@ -115,6 +118,31 @@ def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, 
             fix="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or use `lab run --stall-timeout`",
         )
     return {"": next(iter(found.values()))} if len(found) == 1 else found
+
+
+def _jobs(sets: Mapping[str, dict[int, Path]]) -> dict[str, dict[int, Path]]:
+    """The sets, with those joined that are one job's on several hosts: no rank is in two of them.
+
+    Names that differ in numbers alone (host1, host2) are joined first, then all that is left if it fits.
+    """
+    by_name: dict[str, list[str]] = {}
+    for name in sets:
+        by_name.setdefault(_DIGITS.sub("#", name), []).append(name)
+    joined: dict[str, dict[int, Path]] = {}
+    for common, names in by_name.items():
+        whole = _joined([sets[name] for name in names])
+        if whole is None:
+            joined.update({name: sets[name] for name in names})
+        else:
+            joined[common if len(names) > 1 else names[0]] = whole
+    every = _joined(list(joined.values()))
+    return joined if every is None else {"": every}
+
+
+def _joined(parts: Sequence[Mapping[int, Path]]) -> dict[int, Path] | None:
+    """All parts in one, None where a rank is in two of them."""
+    whole = {rank: path for part in parts for rank, path in part.items()}
+    return whole if len(whole) == sum(len(part) for part in parts) else None
 
 
 def has_rank(path: Path) -> bool:

@@ -271,7 +271,8 @@ def _of_stall(dumps: Mapping[int, Dump], stall: _Stall, missing: tuple[int, ...]
 
     if stall.absent:
         where = "; ".join(_whereabouts(dumps, stall, rank) for rank in stall.absent[:8])
-        text = f"{_ranks(stall.absent)} never entered {call}, in which {_ranks(stall.waiting)} stand"
+        verb = "waits" if len(stall.waiting) == 1 else "wait"
+        text = f"{_ranks(stall.absent)} never entered {call}, in which {_ranks(stall.waiting)} {verb}"
         return found(NOT_JOINED, stall.absent, f"{text}{_at(_source(waiting))}; {where}")
     if not stall.states_known:
         text = (

@@ -26,7 +26,7 @@ FAMILIES = (
 )
 FAMILY_OF = {kind: index for index, (_, _, kinds) in enumerate(FAMILIES) for kind in kinds}
 GROUP_OF_FAMILY = np.array([COMPUTE, COMPUTE, COMPUTE, COMPUTE, COMM, COPY], dtype=np.int8)
-LABELS = ("op", "module", "phase", "shapes", "source")  # what a bar may say beside its name
+LABELS = ("op", "module", "phase", "shapes", "source", "change")  # what a bar may say beside its name
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ class Bars:
     overlap: dict[tuple[int, int], np.ndarray]  # (rank, device) -> union of spans (m, 2), us
     labels: dict[str, np.ndarray]
     texts: list[str]
+    order: np.ndarray  # of each bar: the row of the frame that it was made of
 
     @property
     def end_us(self) -> float:
@@ -76,7 +77,8 @@ def assemble(frame: pd.DataFrame, marks: Sequence[Span], ranks: dict[int, str] |
     if not names and frame["rank"].nunique() > 1:
         names = {rank: f"rank {rank}" for rank in frame["rank"].unique().tolist()}
     grouped = frame.groupby(keys, sort=True)
-    frame = frame.assign(row=grouped.ngroup()).sort_values(["row", "start_us"], kind="stable")
+    frame = frame.assign(row=grouped.ngroup(), order=np.arange(len(frame)))
+    frame = frame.sort_values(["row", "start_us"], kind="stable")
     lanes = frame[keys].drop_duplicates().to_numpy().tolist()
     codes, kernel_names = pd.factorize(frame["name"])
     labels, texts = _labels(frame)
@@ -95,6 +97,7 @@ def assemble(frame: pd.DataFrame, marks: Sequence[Span], ranks: dict[int, str] |
         overlap=_overlaps(frame),
         labels=labels,
         texts=texts,
+        order=frame["order"].to_numpy(),
     )
 
 
@@ -136,7 +139,7 @@ def head(bars: Bars, most: int) -> Bars:
     """The first `most` bars by time, rows as they are."""
     kept = np.zeros(len(bars.row), dtype=bool)
     kept[np.argsort(bars.start_us, kind="stable")[:most]] = True
-    columns = ("row", "start_us", "dur_us", "family", "name", "device", "stream")
+    columns = ("row", "start_us", "dur_us", "family", "name", "device", "stream", "order")
     labels = {name: ids[kept] for name, ids in bars.labels.items()}
     return replace(bars, labels=labels, **{name: getattr(bars, name)[kept] for name in columns})
 

@@ -40,7 +40,7 @@ def bars_of_capture(projection: Projection) -> Bars:
             "source": sources_of(capture, operator),
         }
     )
-    return assemble(frame, _marks(projection, zero_ns), _process_names(capture))
+    return assemble(frame, _marks(projection, zero_ns), process_names(capture))
 
 
 def _named(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
@@ -91,7 +91,7 @@ def _marks(projection: Projection, zero_ns: int) -> list[Span]:
     ]
 
 
-def _process_names(capture: Capture) -> dict[int, str]:
+def process_names(capture: Capture) -> dict[int, str]:
     """Words for each process, where there are several."""
     if len(capture.processes) < 2:
         return {}

@@ -23,7 +23,7 @@ def packed(bars: Bars) -> dict[str, Any]:
     """
     tick_us = max(0.001, bars.end_us / (2**31 - 1))
     start = np.rint(bars.start_us / tick_us).astype(np.int64)
-    which, kinds, texts = _kinds(bars)
+    which, kinds, texts = kinds_of(bars)
     return {
         "tickUs": tick_us,
         "count": len(bars.row),
@@ -45,7 +45,7 @@ def packed(bars: Bars) -> dict[str, Any]:
     }
 
 
-def _kinds(bars: Bars) -> tuple[np.ndarray, dict[str, list[int]], list[str]]:
+def kinds_of(bars: Bars) -> tuple[np.ndarray, dict[str, list[int]], list[str]]:
     """The kind (n,) of each bar, the columns of the kinds, and their texts: names first, then labels."""
     shift = len(bars.names)
     columns = {"name": bars.name, "family": bars.family}

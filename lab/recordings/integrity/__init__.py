@@ -6,6 +6,7 @@
 | H | does every row on the GPU have the call that launched it? |
 | R | do replays of one graph have equal rows, and those of its capture? |
 | S | does a process or rank have launches and no GPU rows, or stop before the others? |
+| K | do GPU rows begin after their calls, as far as clocks and queues allow? |
 | T | was a whole domain (copies) never recorded? |
 
 What a format can prove about itself, its reader puts into `Capture.lacks`: C (Kineto's event indices), N

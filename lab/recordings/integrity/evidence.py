@@ -44,6 +44,23 @@ class Evidence:
         return joined(self.ops, self.api)
 
     @cached_property
+    def delay_ns(self) -> np.ndarray:
+        """From the begin of its call (the first with its correlation) to that of each row on the GPU (n,);
+        FOREVER where no call is known."""
+        found = np.full(len(self.ops), FOREVER)
+        for process in range(self.num_processes):
+            api = np.flatnonzero((self.api.process == process) & (self.api.corr > 0))
+            ops = np.flatnonzero((self.ops.process == process) & (self.ops.corr > 0))
+            if not len(api) or not len(ops):
+                continue
+            api = api[np.lexsort((self.api.start_ns[api], self.api.corr[api]))]
+            at = np.minimum(np.searchsorted(self.api.corr[api], self.ops.corr[ops]), len(api) - 1)
+            known = self.api.corr[api[at]] == self.ops.corr[ops]
+            delay = self.ops.start_ns[ops] - self.api.start_ns[api[at]]
+            found[ops[known]] = delay[known]
+        return found
+
+    @cached_property
     def windows(self) -> np.ndarray:
         """Stream captures (m, 4): process, thread (an index of `threads`), first and last ns."""
         return _capture_windows(self)

@@ -9,13 +9,16 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH
-from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
+from lab.recordings.integrity.evidence import FOREVER, Evidence, of_capture, of_trace
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.tables import GRAPH, MEMCPY, Trace
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
     from lab.recordings.integrity.replays import Windows
+
+# A kernel may seem to begin a little before its call (clocks drift); a queue may hold it for seconds.
+EARLIEST_NS, LATEST_NS = 10_000_000, 60_000_000_000
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
@@ -66,6 +69,7 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
             continue
         found += _gpu_rows(of, process, api[due[api]], len(ops))
         found += _host_rows(of, process, ops, api)
+        found += _clocks(of, process, ops, api)
     if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
         from lab.recordings.integrity.replays import replay_lacks
 
@@ -181,6 +185,27 @@ def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> 
         )
         all_of_it: Place = "all" if len(rows) == len(ops) and place == "hole" else place
         found.append(Lack("host", all_of_it, "H", process, len(rows), len(ops), share, text))
+    return found
+
+
+def _clocks(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule K: rows that begin before their call, or later than a queue explains: two clocks, or two units."""
+    delay_ns = of.delay_ns[ops]
+    delay_ns = delay_ns[delay_ns < FOREVER]
+    if not len(delay_ns):
+        return []
+    calls_ns = of.api.start_ns[api]
+    most_ns = max(LATEST_NS, 10 * int(calls_ns.max() - calls_ns.min()))
+    early, late = delay_ns < -EARLIEST_NS, delay_ns > most_ns
+    found = []
+    for rows, words in ((early, "before"), (late, "after")):
+        if n := int(rows.sum()):
+            far_s = int(np.abs(delay_ns[rows]).max()) / 1e9
+            text = (
+                f"{n:,} of {plural(len(ops), 'GPU row')} begin up to {far_s:,.3g} s {words} the call that "
+                "launched them: clocks or units of GPU and host differ, and times across them mean nothing"
+            )
+            found.append(Lack("gpu", "all", "K", process, n, len(ops), None, text, unknown=True))
     return found
 
 

@@ -101,7 +101,7 @@ def _grid(rows: CallRows, group: int, match: Match) -> _Grid | None:
     if match is NO_MATCH or not len(match.call):
         return None
     members = rows.of_group(group)
-    wanted = (match.call >= 0) & rows.blocking[members]
+    wanted = (match.call >= 0) & rows.blocking[members] & (rows.dur[members] > 0)
     if not wanted.any():
         return None
     index, call = members[wanted], match.call[wanted]

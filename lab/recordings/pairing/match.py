@@ -112,9 +112,10 @@ def _offsets(
 def _all_met(rows: CallRows, members: np.ndarray, call: np.ndarray, start: np.ndarray) -> bool:
     """Whether in every blocking call the last rank started before the first one ended.
 
-    If most calls need the tolerance of the clocks, they are different calls.
+    If most calls need the tolerance of the clocks, they are different calls. Rows of 0 ns say nothing, for
+    their length was lost.
     """
-    wanted = (call >= 0) & rows.blocking[members]
+    wanted = (call >= 0) & rows.blocking[members] & (rows.dur[members] > 0)
     if not wanted.any():
         return True
     which = call[wanted] - call[wanted].min()

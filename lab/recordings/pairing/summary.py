@@ -119,7 +119,7 @@ class CallSummary:
 
 def _ranks_of(text: str, given: Sequence[int]) -> list[int]:
     """The ranks of a group from the profiler's text, such as `[0, 1, 7]`; all given ones if it has none."""
-    if "..." in text or not re.search(r"\d", text):
+    if "..." in text or not re.search(r"\d", text) or re.search(r"\d{8}", text):
         return list(given)
     return sorted({int(digits) for digits in re.findall(r"\d{1,7}", text)})
 

@@ -10,26 +10,31 @@ from lab.recordings.projection.paths import Paths
 from lab.recordings.tables import Table
 
 
-def forward_origins(
-    capture: Capture, nest: RangeForest, paths: Paths, call: np.ndarray, inner: np.ndarray
-) -> np.ndarray:
+def forward_origins(capture: Capture, nest: RangeForest, paths: Paths, inner: np.ndarray) -> np.ndarray:
     """For each backward operation (n,) the path of the range around its forward operator, or -1.
 
     Sequence numbers link the two. They count per forward thread; several operators carry one number, and the
     last of them made the backward node.
     """
     ranges = capture.ranges
-    result = np.full(len(call), -1, dtype=np.int64)
-    numbered = ranges.seq >= 0
-    if not numbered.any():
-        return result
-    back = nearest_ancestor(nest.parent, inner, numbered)
-    asked = np.flatnonzero(back >= 0)
-    found = _last_before_elsewhere(ranges, np.flatnonzero(numbered), back[asked])
+    found = forward_operators(ranges, nest.parent, inner)
     by_user = np.array([*("::" not in text for text in capture.strings), False])[ranges.name_id]
     by_user &= ranges.kind == PUSH_POP
     outer = nearest_ancestor(nest.parent, found, by_user)
-    result[asked] = np.where(outer >= 0, paths.of_range[outer], -1)
+    found_paths: np.ndarray = np.append(paths.of_range, -1)[outer]
+    return found_paths
+
+
+def forward_operators(ranges: Table, parent: np.ndarray, inner: np.ndarray) -> np.ndarray:
+    """For each backward operation (n,), by the innermost range around it, the row of its forward operator in
+    `ranges`, or -1."""
+    result = np.full(len(inner), -1, dtype=np.int64)
+    numbered = ranges.seq >= 0
+    if not numbered.any():
+        return result
+    back = nearest_ancestor(parent, inner, numbered)
+    asked = np.flatnonzero(back >= 0)
+    result[asked] = _last_before_elsewhere(ranges, np.flatnonzero(numbered), back[asked])
     return result
 
 

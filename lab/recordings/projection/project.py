@@ -69,7 +69,7 @@ def project(
     _note_problems(nest, ambiguous, problems)
     columns = {"api": call, "range": inner, "inherited": inherited, "path": path}
     columns["rule"] = _rules(capture, call, inner, inherited, ambiguous, replayed)
-    columns["origin"] = forward_origins(capture, nest, paths, call, inner)
+    columns["origin"] = forward_origins(capture, nest, paths, inner)
     return Projection(
         capture=capture,
         attribution=attribution,

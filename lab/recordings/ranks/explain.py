@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import mean
 
 import numpy as np
@@ -66,7 +66,7 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Explained:
-    """One account with its replays. withheld says why a step has no what-if."""
+    """One account with its replays. withheld says why a step has no what-if; steps are those that have."""
 
     account: Account
     findings: tuple[Finding, ...]
@@ -74,7 +74,7 @@ class Explained:
     path: dict[int, list[Piece]]
     host_ms: dict[tuple[int, int], float]
     withheld: tuple[str, ...]
-    notes: tuple[str, ...] = field(default=())
+    steps: tuple[Step, ...] = ()
 
     def length_ms(self, change: str) -> float | None:
         """The median length over steps with this change, None where it is not known."""
@@ -138,6 +138,7 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
             for rank, one in step.ranks.items()
         },
         withheld=tuple(withheld),
+        steps=tuple(step for step, _ in played.values()),
     )
 
 

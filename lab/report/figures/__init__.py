@@ -7,6 +7,7 @@ from lab.report.figures.points import distributions, lines, ranges
 from lab.report.figures.roofline import roofline
 from lab.report.figures.style import SERIES
 from lab.report.figures.timeline import timeline
+from lab.report.figures.waterfall import waterfall
 
 __all__ = [
     "SERIES",
@@ -21,4 +22,5 @@ __all__ = [
     "stacked_bars",
     "stacked_panels",
     "timeline",
+    "waterfall",
 ]

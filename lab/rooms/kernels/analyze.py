@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.gpus.roofs import Roof
 from lab.rooms.kernels.catalogue.build import Catalogue
-from lab.rooms.kernels.catalogue.roofs import Roof, Work, product_of
+from lab.rooms.kernels.catalogue.roofs import Work, product_of
 from lab.rooms.kernels.schema import Signature
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +92,7 @@ def config_of(flags: dict[str, Any]) -> Any:
     from lab.rooms.nsys import config
     from lab.terminal.click_types import parse_int_list
 
-    readers = {
+    readers: dict[str, Callable[[Any], Any]] = {
         "parts": config.parse_parts,
         "model_sizes": config.parse_sizes,
         "context_lengths": parse_int_list,

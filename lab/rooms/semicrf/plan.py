@@ -133,7 +133,7 @@ def _check_step(config: CheckConfig, site: Site, backend: str) -> Step:
         num_gpus=1 if site.gpus else 0,
         argv=("python", *_module("check", CHECK, folder, backend=backend)),
         env=_threads(site),
-        timeout_s=config.step_timeout_s,
+        timeout_s=config.step_timeout_s + config.batches,  # 0.1 to 0.4 s each on a CPU
         expects=(f"{folder}/checks.json",),
         labels={"backend": backend},
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from lab.rooms.sweep.gemm.cli import gemm
 from lab.rooms.sweep.ranks.cli import ranks
@@ -19,8 +20,20 @@ __all__ = ["gemm", "ranks", "run_sweep"]
 
 
 @click.command("sweep")
-@option("-c", "--channels", type=IntList(), default="28,42,56,70", help="NCCL/RCCL channel counts.")
-@option("-t", "--threads", type=IntList(), default="256,512", help="Threads per block of the collectives.")
+@option(
+    "-c",
+    "--channels",
+    type=IntList(least=0),
+    default="28,42,56,70",
+    help="NCCL/RCCL channel counts; 0: its own choice.",
+)
+@option(
+    "-t",
+    "--threads",
+    type=IntList(least=0),
+    default="256,512",
+    help="Threads per block of collectives; 0: its own choice.",
+)
 @option(
     "-p",
     "--ranks",
@@ -32,7 +45,8 @@ __all__ = ["gemm", "ranks", "run_sweep"]
 @option(
     "-f",
     "--config",
-    help="Training config: a YAML file or a preset. [default: llm with GPUs, tiny without]",
+    help="Training config: a YAML file or a preset. [default: llm_wide on GPUs of 70 GB, llm on others, "
+    "tiny without]",
 )
 @option(
     "--override",
@@ -45,6 +59,12 @@ __all__ = ["gemm", "ranks", "run_sweep"]
 @choice("--order", "random given", "Order of the settings within a repeat.")
 @seed(2025, "Seed of the random order.")
 @choice("--channels-as", "pin max", "Set MIN and MAX channels, or only MAX.")
+@click.option(
+    "--tuner",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Run under this tuner file (lab ranks tuner): -c 0 -t 0 unless given.",
+)
+@click.option("--tuner-plugin", metavar="PATH", help="NCCL's tuner plugin, as the step sees its path.")
 @option(
     "--pause",
     "pause_s",
@@ -62,6 +82,7 @@ def run_sweep(
     channels: list[int],
     threads: list[int],
     skip_existing: bool,
+    tuner: Path | None,
     overrides: tuple[str, ...],
     **knobs: object,
 ) -> Experiment:
@@ -73,8 +94,19 @@ def run_sweep(
     from lab.rooms.sweep.config.sweep import SweepConfig
     from lab.rooms.sweep.plan import plan
 
+    if tuner:  # its rows say the channels
+        given = {name: ctx.get_parameter_source(name) for name in ("channels", "threads")}
+        channels = [0] if given["channels"] == ParameterSource.DEFAULT else channels
+        threads = [0] if given["threads"] == ParameterSource.DEFAULT else threads
     config = msgspec.convert(
-        {"channels": channels, "threads": threads, "overrides": list(overrides), **knobs}, SweepConfig
+        {
+            "channels": channels,
+            "threads": threads,
+            "overrides": list(overrides),
+            "tuner": str(tuner) if tuner else None,
+            **knobs,
+        },
+        SweepConfig,
     )
 
     if config.nodes > 1 and options_of(ctx).engine != "slurm":

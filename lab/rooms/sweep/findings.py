@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from lab.core.run import Run
 from lab.core.words import plural
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
+from lab.recordings.gpu_state import GpuState
 from lab.recordings.views import device_of
 from lab.report.figures import save
 from lab.report.page import Block, Figure, Files, Points, Section, Table
@@ -26,11 +27,13 @@ from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.pairs import explained_of
 from lab.rooms.sweep.gemm.places import Places, within
 from lab.rooms.sweep.gemm.report import Report as GemmReport
+from lab.rooms.sweep.gemm.states import states_of
 from lab.rooms.sweep.gemm.steps import run_all
 from lab.rooms.sweep.layout import configs_of
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.ranks.page import SPAN_CAPTION
 from lab.rooms.sweep.ranks.picture import step_picture
+from lab.rooms.sweep.ranks.read import gpus_of
 from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import Findings, report
 from lab.rooms.sweep.unprofiled import sentences, unprofiled_table
@@ -61,9 +64,9 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         )
         progress("  GEMM pipeline: reports, variance, overlap, cause, plots, merged traces")
         tables, done = data.tables, run_all(where, data, MergeOptions(workers=workers))
-        explained = explained_of(data)
+        explained, states = explained_of(data), states_of(data)
     else:
-        explained = {}
+        explained, states = {}, {}
         tables, done = analyze(folder, expected=expected, workers=workers, progress=each), None
     manifest = run.manifest if run else None
     steps = unprofiled_table(configs_of(folder, may_be_empty=True))
@@ -74,7 +77,7 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         title=f"Sweep {folder.resolve().name}",
         provenance=provenance(folder, manifest),
         kind=manifest.kind.value if manifest else "measured",
-        more=[rank_section(explained, out), gemm_section(done, out)] if done else (),
+        more=[rank_section(explained, states, out), gemm_section(done, out)] if done else (),
         ranks=explained,
         outcome=sentences(steps),
     )
@@ -92,8 +95,17 @@ def on_gpu(where: Places) -> bool:
     return False
 
 
-def rank_section(settings: Settings, out: Path) -> Section:
+def rank_section(settings: Settings, states: Mapping[tuple[int, int, int], GpuState], out: Path) -> Section:
     """Settings as measured and without waiting; the account of the setting whose ranks wait longest."""
+    gpus = pd.DataFrame(
+        [
+            {"threads": threads, "channel": channel, "repeat": repeat, **row}
+            for (threads, channel, repeat), one in settings.items()
+            for row in gpus_of(one.account, states.get((threads, channel, repeat)))
+        ]
+    )
+    if len(gpus):
+        write_csv(gpus, out / "tables" / "gpu_clocks.csv")
     table = ranking(settings)
     write_csv(table, out / "tables" / "ranking.csv")
     frames = [
@@ -114,6 +126,7 @@ def rank_section(settings: Settings, out: Path) -> Section:
             svg = save(step_picture(one, step), out / "figures", name)
             caption = f"{long_name(*worst[:2])}, step {step}. {SPAN_CAPTION}"
             blocks.append(Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
+    blocks.append(Table(gpus, "Clocks, power and temperature beside each run", "tables/gpu_clocks.csv"))
     blocks.append(Table(account, "Every rank and step, ns; the parts sum to the step", "tables/ranks.csv"))
     return Section(
         "Which rank makes the others wait", [b for b in blocks if not isinstance(b, Table) or len(b.frame)]

@@ -10,15 +10,15 @@ from lab.rooms.sweep.tables import GEMM_SHAPE
 
 
 def long_name(threads: int, channel: int) -> str:
-    """`256 threads, 28 channels`; 0 means unknown."""
+    """`256 threads, 28 channels`; 0 means unknown, or left to the library."""
     known = [plural(value, noun) for value, noun in ((threads, "thread"), (channel, "channel")) if value]
-    return ", ".join(known) or "unnamed configuration"
+    return ", ".join(known) or "default or unnamed setting"
 
 
 def short_name(threads: int, channel: int) -> str:
     """`256t 28ch`, for axes and table cells."""
     known = [f"{value}{unit}" for value, unit in ((threads, "t"), (channel, "ch")) if value]
-    return " ".join(known) or "unnamed"
+    return " ".join(known) or "default or unnamed"
 
 
 def size_text(size_bytes: float) -> str:

@@ -16,28 +16,46 @@ from lab.rooms.sweep.config.load import dump_train_config, load_train_config
 from lab.rooms.sweep.config.sweep import SweepConfig
 from lab.rooms.sweep.config.train import TrainConfig
 from lab.rooms.sweep.design import design_note
+from lab.rooms.sweep.tuner.file import read_rows
 
-TRAIN_CONFIG = "train.yaml"
+TRAIN_CONFIG, TUNER = "train.yaml", "tuner.conf"
 CPU_RANKS = 2
+LARGE_BYTES = (
+    70e9  # memory from which on a GPU holds the wide model on one rank, and is fast enough to need it
+)
 
 
 def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = False) -> Plan:
     """One step per (repeat, threads, channels); every repeat is a pass of its own in random order."""
     ranks = ranks_per_node(config, site)
-    config = msgspec.structs.replace(
-        config, ranks=ranks, config=config.config or ("llm" if site.gpus else "tiny")
-    )
+    config = msgspec.structs.replace(config, ranks=ranks, config=config.config or default_preset(site))
     train = load_train_config(str(config.config), config.overrides)
     planned_steps(train, ranks * config.nodes)
     steps = tuple(_step(config, train, site, *cell) for cell in _order(config))
     done = {step.name: "its traces exist already" for step in steps if skip_existing and complete(root, step)}
     return Plan(
         steps=steps,
-        inputs={TRAIN_CONFIG: dump_train_config(train)},
+        inputs={TRAIN_CONFIG: dump_train_config(train), **_tuner_input(config)},
         config=msgspec.to_builtins(config),
         skipped=done,
         notes=_notes(config, train, site),
     )
+
+
+def default_preset(site: Site) -> str:
+    """The training that keeps these GPUs busy: without GPUs the dry run, on large ones the wide model."""
+    if not site.gpus:
+        return "tiny"
+    return "llm_wide" if all((gpu.mem_bytes or 0) >= LARGE_BYTES for gpu in site.gpus) else "llm"
+
+
+def _tuner_input(config: SweepConfig) -> dict[str, str]:
+    """The tuner's file as an input of the run, once it has been checked: NCCL's example does not check."""
+    if config.tuner is None:
+        return {}
+    path = Path(config.tuner)
+    read_rows(path)
+    return {TUNER: path.read_text(encoding="utf-8", errors="replace")}
 
 
 def ranks_per_node(config: SweepConfig, site: Site) -> int:
@@ -84,7 +102,10 @@ def _step(
         num_gpus=ranks if site.gpus else 0,
         nodes=config.nodes,
         argv=(*launcher, "-m", "lab.rooms.sweep.workload", "--config", TRAIN_CONFIG, "--out", folder),
-        env=collective_env(site.vendor, threads, channels, folder, config.channels_as),
+        env={
+            **collective_env(site.vendor, threads, channels, folder, config.channels_as),
+            **_tuner_env(config, site),
+        },
         timeout_s=config.step_timeout_s,
         settle_s=config.pause_s if site.gpus else 0.0,
         expects=traces if train.profiling.enabled else metrics,
@@ -113,25 +134,38 @@ def torchrun(ranks: int, name: str, nodes: int = 1) -> tuple[str, ...]:
 
 
 def collective_env(vendor: str, threads: int, channels: int, folder: str, channels_as: str) -> dict[str, str]:
-    """The variables that request this setting, by vendor; gloo (vendor "none") has no such setting."""
+    """The variables that request this setting, by vendor; gloo (vendor "none") has no such setting.
+
+    0 threads or channels request nothing. TUNING logs one line per call, on rank 0: algorithm and protocol.
+    """
     if vendor == "none":
         return {"OMP_NUM_THREADS": "1"}  # what torchrun sets too, without its warning
-    channel_env = {"NCCL_MAX_NCHANNELS": str(channels)}
-    if channels_as == "pin":
+    channel_env = {"NCCL_MAX_NCHANNELS": str(channels)} if channels else {}
+    if channels and channels_as == "pin":
         channel_env["NCCL_MIN_NCHANNELS"] = str(channels)
     logs = {
         "NCCL_DEBUG": "INFO",
-        "NCCL_DEBUG_SUBSYS": "INIT,ENV",
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,TUNING",
         "NCCL_DEBUG_FILE": f"{folder}/nccl.%h.%p.log",
     }
     if vendor == "amd":
         # Without SDMA, copies are kernels that compete for the same units as the GEMMs: the case under study.
-        return {"RCCL_THREADS_PER_BLOCK": str(threads), **channel_env, "HSA_ENABLE_SDMA": "0", **logs}
-    return {"NCCL_NTHREADS": str(threads), **channel_env, **logs}
+        asked = {"RCCL_THREADS_PER_BLOCK": str(threads)} if threads else {}
+        return {**asked, **channel_env, "HSA_ENABLE_SDMA": "0", **logs}
+    return {**({"NCCL_NTHREADS": str(threads)} if threads else {}), **channel_env, **logs}
+
+
+def _tuner_env(config: SweepConfig, site: Site) -> dict[str, str]:
+    if config.tuner is None or site.vendor == "none":
+        return {}
+    plugin = {"NCCL_TUNER_PLUGIN": config.tuner_plugin} if config.tuner_plugin else {}
+    return {"NCCL_TUNER_CONFIG_FILE": TUNER, **plugin}
 
 
 def _notes(config: SweepConfig, train: TrainConfig, site: Site) -> tuple[str, ...]:
     notes = []
+    if config.config == "llm" and site.gpus and default_preset(site) == "llm_wide":
+        notes.append("on these GPUs the hosts set the pace of `llm`: -f llm_wide compares NCCL's settings")
     if site.gpus and (note := design_note(len(config.threads) * len(config.channels), config.repeats)):
         notes.append(note)
     if keys := ignored_keys(train):

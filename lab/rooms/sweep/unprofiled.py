@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lab.core.words import plural
 from lab.rooms.sweep.layout import ConfigDir
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import SETTING, column_names, grouped
+from lab.stats.best import best_of
 from lab.stats.means import mean_interval
 
 WARM_UP_STEPS = 3
@@ -58,20 +60,31 @@ def sentences(table: pd.DataFrame) -> list[str]:
 
 
 def _fastest(known: pd.DataFrame) -> str:
+    """The fastest setting with its interval, and what the blocks allow to say about the others."""
     rows = []
     for setting, runs in grouped(known, SETTING):
-        rows.append((*mean_interval(runs["unprofiled_ms"].tolist()), long_name(*setting), len(runs)))
+        rows.append((*mean_interval(runs["unprofiled_ms"].tolist()), long_name(*setting)))
     rows.sort()
-    mean, low, high, name, count = rows[0]
+    mean, low, high, name = rows[0]
     edges = "" if math.isnan(low) else f" ({low:.1f} to {high:.1f})"
-    said = f"Without the profiler {name} is fastest: {mean:.1f} ms per step{edges}"
     if len(rows) == 1:
         return f"Without the profiler {name} takes {mean:.1f} ms per step{edges}."
-    other, other_low, _, second, _ = rows[1]
-    if count < 2 or math.isnan(other_low):
-        return f"{said}, {second} takes {other:.1f} ms; with one run each this order may be chance."
-    verdict = "apart" if high < other_low else "within each other's interval: neither is shown to be faster"
-    return f"{said}, {second} takes {other:.1f} ms; they lie {verdict}."
+    said = f"Without the profiler {name} is fastest: {mean:.1f} ms per step{edges}"
+    other, _, _, second = rows[1]
+    return f"{said}, {second} takes {other:.1f} ms; {_judged(known)}."
+
+
+def _judged(known: pd.DataFrame) -> str:
+    """What the repeats prove; each is a block, a pass over all settings. Logs compare shares."""
+    table = known.pivot_table(index="repeat", columns=SETTING, values="unprofiled_ms").dropna()
+    if len(table) < 2:
+        return "with one run each this order may be chance"
+    found = best_of(np.log(table.to_numpy()))
+    lead, needed = (f"{100 * math.expm1(value):.1f} %" for value in (found.lead, found.needed))
+    blocks = plural(len(table), "block")
+    names = [long_name(*(int(value) for value in table.columns[at])) for at in found.candidates]
+    may = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else f"{names[0]} alone"
+    return f"{may} may be the best (a lead of {lead}, {needed} needed over {blocks})"
 
 
 def _cost(table: pd.DataFrame) -> str | None:

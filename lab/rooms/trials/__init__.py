@@ -18,22 +18,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.core.plan import Silent
-
 if TYPE_CHECKING:
+    from lab.core.plan import Findings, Silent
     from lab.core.run import Run
-    from lab.rooms.trials.findings import Findings
 
 
 def recognises(folder: Path) -> bool:
-    """Whether `folder` holds a trials.csv of cells, trials and verdicts, whoever made it."""
+    """Whether `folder` holds a trials.csv of cells, trials and verdicts, or records of bits."""
     from lab.rooms.trials.analyze import is_table
 
-    return is_table(folder / "trials.csv")
+    return is_table(folder / "trials.csv") or _is_replay(folder) or _is_of_gpus(folder)
 
 
 def watcher(run: Run) -> Silent:
     """Each trial leaves its result when it ends."""
+    from lab.core.plan import Silent
+
     return Silent()
 
 
@@ -42,5 +42,26 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
     from lab.errors import needs
 
     with needs("analysis"):
+        if _is_of_gpus(folder):
+            from lab.rooms.trials.gpus.page import report as compared
+
+            return compared(folder, out, run)
+        if _is_replay(folder):
+            from lab.rooms.trials.replay.page import report as replayed
+
+            return replayed(folder, out, run)
         from lab.rooms.trials.findings import report
     return report(folder, out, run)
+
+
+def _is_of_gpus(folder: Path) -> bool:
+    from lab.rooms.trials.gpus.config import CONFIG
+
+    return (folder / CONFIG).is_file()
+
+
+def _is_replay(folder: Path) -> bool:
+    from lab.rooms.trials.replay.config import CONFIG
+    from lab.rooms.trials.replay.read import PATTERN
+
+    return (folder / CONFIG).is_file() or any(folder.glob(PATTERN)) or any(folder.glob(f"steps/*/{PATTERN}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lab.rooms.trials.rows import read_settings, read_trial
 
 COLUMNS = {"cell", "trial", "verdict"}
 MOST_ROWS = 1_000_000
+UNREADABLE = "its row cannot be used"
 LOST = (Status.failed, Status.oom, Status.timeout)
 
 
@@ -45,21 +47,27 @@ def gather(run: Run) -> Gathered:
     trials = [_row(run, record) for record in run.manifest.steps]
     lost = [t for t in trials if t.verdict == NOT_RUN and t.reason != "decided before"]
     missing = [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
+    missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
     return Gathered(trials, [one.name for one in config.cells], config.baseline, config, missing)
 
 
 def _row(run: Run, record: StepRecord) -> Trial:
     step, outcome = record.step, record.outcome
+    unreadable = ""
     if outcome is not None and outcome.status is Status.ok:
-        row = read_trial(run.folder(step))
-        if row is not None:
+        try:
+            row = read_trial(run.folder(step))
+        except BadDataError as error:
+            row, unreadable = None, f"{UNREADABLE}: {error.what}"
+        if row is not None and (row.cell, row.trial) == (step.labels["cell"], step.labels["trial"]):
             return row
+        unreadable = unreadable or f"{UNREADABLE}: there is none, or another trial's"
     lost = outcome is not None and (outcome.status in LOST or outcome.status is Status.ok)
     return Trial(
         cell=str(step.labels["cell"]),
         trial=int(step.labels["trial"]),
         verdict="error" if lost else NOT_RUN,
-        reason=(outcome.reason or outcome.status.value) if outcome else "did not run",
+        reason=unreadable or (outcome.reason or outcome.status.value if outcome else "did not run"),
         order=int(step.labels["order"]),
         seed=int(step.labels["seed"]),
         step=step.name,
@@ -93,6 +101,11 @@ def read_table(path: Path) -> Gathered:
     return Gathered(trials, names, baseline, None)
 
 
+def _float(row: dict[str, Any], name: str) -> float | None:
+    value = float(row[name]) if row.get(name) else math.nan
+    return value if math.isfinite(value) else None
+
+
 def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
     try:
         verdict = row["verdict"]
@@ -109,6 +122,8 @@ def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
             host=row.get("host") or row.get("node") or "",
             gpus=row.get("gpus") or "",
             started_utc=row.get("started_utc") or "",
+            temperature_c=_float(row, "temperature_c"),
+            sm_clock_mhz=_float(row, "sm_clock_mhz"),
             step=row.get("step") or "",
             log=row.get("log") or "",
         )

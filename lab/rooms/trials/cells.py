@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lab.rooms.trials.config import Cell
 from lab.rooms.trials.presets import MITIGATIONS
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,47}\Z")
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}\Z")  # one host: no list, no option of sbatch
 VARIABLE = re.compile(r"[A-Za-z_]\w*\Z")
 LIMIT_BYTES = 1 << 20
 
@@ -26,6 +28,9 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mitigations: tuple[str, ...] = ()
     env: dict[str, str | int | float] = {}
     args: tuple[str | int | float, ...] = ()
+    seed: int | None = None
+    gpu: int | str | None = None
+    node: str | None = None
 
 
 class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,7 +72,8 @@ def msgspec_of(text: bytes | str, kind: Any, *, where: str) -> Any:
         raise ConfigError(
             f"does not fit: {error}",
             where=where,
-            fix="a cell has name, mitigations, env and args; the image is one per run: lab run --image NAME",
+            fix="a cell has name, mitigations, env, args, seed, gpu and node; the image is one per run: "
+            "lab run --image NAME",
         ) from error
 
 
@@ -85,6 +91,9 @@ def cells_of(matrix: Matrix) -> tuple[Cell, ...]:
                         mitigations=tuple(m for part in parts for m in part.mitigations),
                         env={k: v for part in parts for k, v in part.env.items()},
                         args=tuple(a for part in parts for a in part.args),
+                        seed=_one(parts, "seed"),
+                        gpu=_one(parts, "gpu"),
+                        node=_one(parts, "node"),
                     ),
                 )
             )
@@ -121,14 +130,39 @@ def _made(name: str | None, part: Part) -> Cell:
     if bad := [name for name in env if not VARIABLE.match(name)]:
         raise UsageError(f"{bad[0]!r} is not the name of an environment variable")
     args = tuple(_text(value) for value in part.args)
-    name = name or "-".join(part.mitigations) or _slug(env, args)
+    place = {"gpu": part.gpu, "node": part.node, "seed": part.seed}
+    shown = {**env, **{at: str(value) for at, value in place.items() if value is not None}}
+    name = name or "-".join(part.mitigations) or _slug(shown, args)
     if not NAME.match(name):
         raise UsageError(
             f"{name!r} is not the name of a cell",
             fix="at most 48 of a-z 0-9 . _ -, and a letter or digit first",
         )
     changes = "; ".join(MITIGATIONS[one].changes for one in part.mitigations)
-    return Cell(name=name, env=env, args=args, changes=changes)
+    if part.node is not None and not NODE.match(part.node):
+        raise UsageError(f"{part.node!r} is not the name of a node")
+    if part.seed is not None and part.seed < 0:
+        raise UsageError(f"the seed of cell {name!r} is below 0")
+    used = [MITIGATIONS[one] for one in part.mitigations]
+    return Cell(
+        name=name,
+        env=env,
+        args=args,
+        changes=changes,
+        settings=tuple(one for each in used for one in each.settings),
+        read_by=tuple(each.read_by for each in used if each.read_by),
+        seed=part.seed,
+        gpu=None if part.gpu is None else str(part.gpu),
+        node=part.node,
+    )
+
+
+def _one(parts: Sequence[Part], name: str) -> Any:
+    """The value that one level of a product gives; two that differ contradict each other."""
+    given = {getattr(part, name) for part in parts} - {None}
+    if len(given) > 1:
+        raise UsageError(f"two axes give a cell another {name}", fix=f"name {name} in one axis only")
+    return next(iter(given), None)
 
 
 def _slug(env: dict[str, str], args: tuple[str, ...]) -> str:

@@ -1,16 +1,18 @@
-"""`lab run trials`: one command, many times, in cells."""
+"""`lab run trials`: one command, many times, in cells; `lab run replay`: the same steps, bit by bit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lab.terminal.click_types import options_of
-from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, PATH, ZERO_OR_MORE, as_json, option, seed
+from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, PATH, ZERO_OR_MORE, as_json, choice, option, seed
 
 if TYPE_CHECKING:
+    from lab.core.options import Options
     from lab.core.plan import Experiment
     from lab.rooms.trials.config import TrialsConfig
 
@@ -25,7 +27,7 @@ UNTIL_TRIALS = 160
     "cells",
     multiple=True,
     metavar="NAME|YAML",
-    help="A cell: none, a preset, presets joined by +, or {name: x, env: {A: 1}, args: [--flag]}.",
+    help="A cell: none, a preset, presets joined by +, or {name: x, env: {A: 1}, args: [--flag], gpu: 0}.",
 )
 @option("--baseline", help="The cell that others are compared with. [default: none, else the first]")
 @option(
@@ -52,7 +54,7 @@ UNTIL_TRIALS = 160
 )
 @seed(None, "Seed of the first trial, and of the order. Trial i gets {seed} = SEED + i. [default: 0]")
 @as_json("Rates, comparisons and whether it is decided")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="MATRIX.yaml | -- CMD")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="MATRIX.yaml | gpus | -- CMD")
 @click.pass_context
 def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment:
     """Run a command many times, in cells that differ in one thing: how often does it fail, what cures it?
@@ -62,9 +64,11 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     lab run trials --until fixed --was 0.3 -- python train.py
     lab run trials MATRIX.yaml
     lab run trials --again RUN/steps/none-0007 -n 5
+    lab run trials gpus                # every GPU of the box against the others: bits, speed, counters
 
-    Presets: none, tf32_off, cublas_workspace, launch_blocking, launch_blocking_hip, nccl_ring, nccl_simple,
-    nccl_no_p2p, one_queue, no_caching_allocator, expandable_segments, one_thread.
+    Presets: none, tf32_off, tf32_torch_off, deterministic, cudnn_deterministic, flash_off, sdpa_math,
+    anomaly, cublas_workspace, launch_blocking, launch_blocking_hip, nccl_ring, nccl_tree, nccl_simple,
+    nccl_no_p2p, nccl_no_nvls, one_queue, no_caching_allocator, expandable_segments, one_thread.
     """
     import msgspec
 
@@ -74,12 +78,87 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     options = options_of(ctx)
     if as_json:
         options = msgspec.structs.replace(options, json=True)
+    if flags["command"] == ("gpus",):
+        return _of_gpus(flags, options)
     config = _config(flags, here=options.image is None)
 
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site)
 
     return Experiment("trials", make_plan, options)
+
+
+def _of_gpus(flags: dict[str, Any], options: Options) -> Experiment:
+    from lab.core.plan import Experiment, Plan, Site
+    from lab.errors import UsageError
+    from lab.rooms.trials.gpus.config import GpusConfig
+    from lab.rooms.trials.gpus.plan import plan
+
+    if any(flags[name] for name in flags if name not in ("command", "trials", "seed", "num_gpus")):
+        raise UsageError("trials gpus takes -n (rounds) and --seed alone", fix="lab run trials -n 5 gpus")
+    config = GpusConfig(rounds=flags["trials"] or 3, seed=flags["seed"] or 0)
+
+    def make_plan(site: Site, root: Path) -> Plan:
+        return plan(config, site)
+
+    return Experiment("trials", make_plan, options)
+
+
+@click.command("replay")
+@option("-k", "--runs", type=ONE_OR_MORE, default=3, help="How often the command runs.")
+@option("--steps", type=ONE_OR_MORE, default=3, help="Training steps that are recorded, from the first.")
+@option("--repeats", type=ZERO_OR_MORE, default=2, help="How often each step runs again inside its process.")
+@choice("--level", "op module", "op: every operator; module: outputs and gradients only, cheap.")
+@option("--to-the-end", is_flag=True, help="Let the command run on after the recorded steps.")
+@option("--against", type=PATH, metavar="RUN", help="An earlier replay of this command, of another machine.")
+@as_json("The verdict and the first difference")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD")
+@click.pass_context
+def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment:
+    """Run the same training steps again and again: which tensor is the first that differs in its bits?
+
+    \b
+    lab run replay -k 3 -- python train.py
+    lab run replay --steps 100 --level module -- torchrun --nproc-per-node 8 train.py
+
+    The command runs K times, and inside each run every recorded step runs again from the inputs, random
+    numbers and buffers that it began with. It needs torch 2.4, and knows nothing of lab.
+    """
+    import msgspec
+
+    from lab.core.plan import Experiment, Plan, Site
+    from lab.errors import UsageError
+    from lab.rooms.trials.replay.config import ReplayConfig
+    from lab.rooms.trials.replay.plan import plan
+
+    options = options_of(ctx)
+    if as_json:
+        options = msgspec.structs.replace(options, json=True)
+    if not flags["command"]:
+        raise UsageError("no command to replay", fix="lab run replay -k 3 -- python train.py")
+    _refuse_secrets(flags["command"])
+    against = flags.pop("against")
+    config = ReplayConfig(
+        **flags,
+        against=None if against is None else str(_replayed(against)),
+        cwd=str(Path.cwd()) if options.image is None else None,
+    )
+
+    def make_plan(site: Site, root: Path) -> Plan:
+        return plan(config, site)
+
+    return Experiment("trials", make_plan, options)
+
+
+def _replayed(folder: Path) -> Path:
+    from lab.errors import MissingError
+    from lab.rooms.trials.replay.read import PATTERN
+
+    if not any(folder.glob(f"steps/*/{PATTERN}")):
+        raise MissingError(
+            "no replay with records", where=folder, fix="name the run folder of a lab run replay"
+        )
+    return folder.resolve()
 
 
 def _config(flags: dict[str, Any], *, here: bool) -> TrialsConfig:
@@ -196,20 +275,27 @@ def _words(command: str | tuple[str, ...]) -> tuple[str, ...]:
 def _made(settings: dict[str, Any]) -> TrialsConfig:
     import msgspec
 
-    from lab.errors import ConfigError, UsageError
+    from lab.errors import ConfigError
     from lab.rooms.trials.config import TrialsConfig
-    from lab.secrets import redact, secret_values
 
-    secrets = secret_values()
-    words = [*settings["command"], *(v for one in settings["cells"] for v in (*one.env.values(), *one.args))]
-    if any(redact(word, secrets) != word for word in words):
-        raise UsageError(
-            "a secret stands in the command or in a cell, and a run keeps both on disk",
-            fix="leave it in its environment variable, which every trial inherits",
-        )
+    _refuse_secrets(
+        [*settings["command"], *(v for one in settings["cells"] for v in (*one.env.values(), *one.args))]
+    )
     try:
         return msgspec.convert(
             {**settings, "cells": [msgspec.to_builtins(c) for c in settings["cells"]]}, TrialsConfig
         )
     except msgspec.ValidationError as error:
         raise ConfigError(f"these settings do not fit: {error}") from error
+
+
+def _refuse_secrets(words: Sequence[str]) -> None:
+    from lab.errors import UsageError
+    from lab.secrets import redact, secret_values
+
+    secrets = secret_values()
+    if any(redact(word, secrets) != word for word in words):
+        raise UsageError(
+            "a secret stands in the command or in a cell, and a run keeps both on disk",
+            fix="leave it in its environment variable, which every trial inherits",
+        )

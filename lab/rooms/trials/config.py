@@ -15,12 +15,21 @@ ALPHA = 0.05
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to run the command: its variables and arguments on top of the baseline's."""
+    """One way to run the command: its variables and arguments on top of the baseline's.
+
+    settings: torch's own, switched in every Python process of the command that imports torch. read_by:
+    regular expressions on libraries' names, one of which must be loaded if the variables change anything.
+    """
 
     name: str
     env: dict[str, str] = {}
     args: tuple[str, ...] = ()
     changes: str = ""
+    settings: tuple[str, ...] = ()
+    read_by: tuple[str, ...] = ()
+    seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of its first trial, instead of the run's
+    gpu: str | None = None  # number or UUID of the one GPU it runs on
+    node: str | None = None  # Slurm's name of the host it runs on
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,9 +57,10 @@ class TrialsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     num_gpus: Annotated[int, msgspec.Meta(ge=0)] = 1
 
 
-def seed_of(config: TrialsConfig, trial: int) -> int:
-    """Trials of one block share a seed, so that cells meet the same draws."""
-    return config.seed if config.same_seed else config.seed + trial
+def seed_of(config: TrialsConfig, trial: int, cell: Cell) -> int:
+    """Trials of one block share a seed, so that cells meet the same draws; unless a cell has its own."""
+    first = config.seed if cell.seed is None else cell.seed
+    return first if config.same_seed else first + trial
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +78,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     started_utc: str = ""
     host: str = ""
     gpus: str = ""
+    temperature_c: float | None = None  # the highest while it ran
+    sm_clock_mhz: float | None = None  # the median while it ran
+    throttled: bool | None = None  # a GPU was slowed by heat or power at some time
+    effect: str = ""  # "yes"; why its cell's settings had none; "" is not known
     first_bad_line: int | None = None
     step: str = ""
     log: str = ""

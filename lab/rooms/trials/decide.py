@@ -25,6 +25,7 @@ LESS, MORE = "fails less", "fails more"  # the verdicts that decide a comparison
 SLOWER = "fails less, but slower"
 BY_PLACE = "confounded with the place"
 NO_EVIDENCE, NO_TRIALS = "no evidence", "no trials"
+NO_EFFECT = "no effect"  # nothing reads what the cell sets: a second baseline, and no comparison
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
 
 
@@ -65,6 +66,8 @@ class Decision:
     until: Answer | None = None  # of the sequential test
     p_order: float | None = None  # failures move with time, within cells
     p_place: float | None = None  # hosts and GPUs fail at different rates
+    p_heat: float | None = None  # failing trials ran at another temperature, within cells
+    p_clock: float | None = None  # failing trials ran at another clock, within cells
 
 
 def decide(
@@ -84,8 +87,10 @@ def decide(
         comparisons=compared,
         decided=answer != "undecided" if answer else decided and (stop or complete),
         until=answer,
-        p_order=_order_p(judged),
+        p_order=_within_cells_p(judged, "order"),
         p_place=_place_p(judged),
+        p_heat=_within_cells_p(judged, "temperature_c"),
+        p_clock=_within_cells_p(judged, "sm_clock_mhz"),
     )
 
 
@@ -127,6 +132,8 @@ def _comparison(
 ) -> Comparison:
     if p is None or corrected is None:
         return Comparison(name, baseline, None, None, NO_TRIALS)
+    if all(trial.effect not in ("", "yes") for trial in cell):
+        return Comparison(name, baseline, p, corrected, NO_EFFECT)
     slowdown, low, high = _slowdown(base, cell)
     by_place = _stratified(base, cell)
     share = [float(np.mean([t.verdict == "fail" for t in side])) for side in (cell, base)]
@@ -183,16 +190,19 @@ def _sequential(trials: Sequence[Trial], until: Until) -> Answer:
     return first_answer(Sprt(until.fixed, until.was), [t.verdict == "fail" for t in _judged(trials)])
 
 
-def _order_p(judged: Sequence[Trial]) -> float | None:
-    """Whether failing trials come earlier or later than passing ones, within their cells."""
-    ordered = [t for t in judged if t.order is not None]
-    if len(ordered) < 4:
+def _within_cells_p(judged: Sequence[Trial], name: str) -> float | None:
+    """Whether failing trials have another order, temperature or clock than passing ones, within their cells.
+
+    None: too few trials have the number, or it never changes.
+    """
+    known = [t for t in judged if getattr(t, name) is not None]
+    if len(known) < 4 or len({getattr(t, name) for t in known}) < 2:
         return None
-    codes = {name: at for at, name in enumerate(sorted({t.cell for t in ordered}))}
+    codes = {cell: at for at, cell in enumerate(sorted({t.cell for t in known}))}
     p = permutation_p(
-        np.array([t.order for t in ordered], dtype=float),
-        np.array([t.verdict == "fail" for t in ordered]),
-        np.array([codes[t.cell] for t in ordered]),
+        np.array([getattr(t, name) for t in known], dtype=float),
+        np.array([t.verdict == "fail" for t in known]),
+        np.array([codes[t.cell] for t in known]),
     )
     return None if np.isnan(p) else p
 

@@ -1,7 +1,8 @@
 """What a failure is: terms joined by `or`, judged on the exit code and the output, line by line.
 
 exit!=0          the exit code (also == < > <= >=)
-nan in loss      the output names loss as NaN: `loss: nan`, `loss=nan`, `{"loss": NaN}`; inf in loss
+nan in loss      the output names loss as NaN: `loss: nan`, `loss=-nan`, `loss nan`, `{"loss": NaN}` or null
+                 (JSON has no NaN), `NaN loss`, `1.#QNAN`; inf in loss alike
 loss > 3         the number, at any place of the output
 eval.acc < 0.9   a field of a JSON line
 /REGEX/          any line
@@ -14,6 +15,7 @@ import json
 import math
 import operator
 import re
+import signal
 import statistics
 from collections.abc import Callable
 
@@ -22,8 +24,10 @@ import msgspec
 from lab.errors import UsageError
 
 NAME = r"[A-Za-z_][\w./-]*"
-NUMBER = r"[+-]?(?:nan|inf(?:inity)?|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
-VALUE = rf"[\"']?\s*[:=]\s*(?:tensor\()?\s*({NUMBER})"
+WORD = r"[+-]?(?:\d\.#(?:qnan|snan|ind|inf)\d*|nan|inf(?:inity)?)"  # 1.#IND is how Microsoft's C writes it
+DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+NUMBER = rf"(?:{WORD}|{DIGITS})"
+VALUE = rf"[\"']?\s*[:=]\s*(?:tensor\(|array\()?[\[\"'\s]*({NUMBER})"
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
     "==": operator.eq,
@@ -32,6 +36,7 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _OP = r"(!=|==|<=|>=|<|>)"
 
 
@@ -64,9 +69,13 @@ def _term(text: str) -> Term:
     if hit := re.fullmatch(rf"({NAME}?)\s*{_OP}\s*([+-]?[\d.]+(?:e[+-]?\d+)?)", text):
         name, op, number = hit.groups()
         try:
-            return Term("exit" if name == "exit" else "number", text, name, op, float(number))
-        except ValueError:
-            pass  # such as 1.2.3: told like any other term that is none
+            value = float(number)
+        except ValueError:  # such as 1.2.3
+            value = math.nan
+        if name == "exit" and math.isfinite(value):
+            return Term("exit", text, name, op, float(shell_code(int(value))) if value < 0 else value)
+        if math.isfinite(value):
+            return Term("number", text, name, op, value)
     raise UsageError(
         f"{text!r} does not say what a failure is",
         where="--fail",
@@ -93,6 +102,8 @@ class Reader:
 
     def line(self, line: str) -> None:
         self._at += 1
+        if "\x1b" in line:
+            line = COLOURS.sub("", line)
         for text, regex in self._regexes.items():
             if text not in self.hits and regex.search(line):
                 self.hits[text] = self._at
@@ -105,7 +116,7 @@ class Reader:
                     self.hits[term.text] = self._at
 
     def _numbers(self, line: str) -> dict[str, list[float]]:
-        found = {name: [float(v) for v in p.findall(line)] for name, p in self._patterns.items()}
+        found = {name: [_value(v) for v in _texts(p, line)] for name, p in self._patterns.items()}
         if line.lstrip().startswith("{"):
             fields = _fields(line)
             for name in self._patterns:
@@ -124,16 +135,16 @@ class Reader:
             if term.kind == "timeout" and timed_out:
                 return "fail", "timeout"
             if term.kind == "exit" and not timed_out and COMPARE[term.op](exit_code, term.value):
-                return "fail", f"exit code {exit_code}"
+                return "fail", code_text(exit_code)
         if self.hits:
             text = min(self.hits, key=lambda one: self.hits[one])
             return "fail", f"{text}: line {self.hits[text]}"
         if timed_out:
             return "error", "ran past --trial-timeout"
         if exit_code != 0 and not any(term.kind == "exit" and term.op != "!=" for term in self.terms):
-            return "error", f"exit code {exit_code}, which --fail does not name"
+            return "error", f"{code_text(exit_code)}, which --fail does not name"
         if exit_code != 0:
-            return "error", f"exit code {exit_code} is not the failure that --fail names"
+            return "error", f"{code_text(exit_code)} is not the failure that --fail names"
         unseen = [
             t.name for t in self.terms if t.kind in ("nan", "inf", "number") and t.name not in self.seen
         ]
@@ -142,8 +153,33 @@ class Reader:
         return "pass", ""
 
 
+def shell_code(code: int) -> int:
+    """An exit code as a shell shows it: 128 + N for signal N, which Python counts as -N."""
+    return 128 - code if code < 0 else code
+
+
+def code_text(code: int) -> str:
+    """`exit code 139 (SIGSEGV)`."""
+    name = next((one.name for one in signal.Signals if one == code - 128), "") if code > 128 else ""
+    return f"exit code {code}{f' ({name})' if name else ''}"
+
+
 def _named(name: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![\w.]){re.escape(name)}{VALUE}(?![\w])", re.IGNORECASE)
+    """`loss: 1`, or `loss nan` and `nan loss`, which need no sign between them; one group per form."""
+    word = rf"(?<![\w.]){re.escape(name)}"
+    spoken = rf"(?:\s+(?:is|was|became|went|turned|of|value))?\s+({WORD})"
+    before = rf"(?<![\w.])({WORD})\s+(?:in\s+)?(?:the\s+)?{re.escape(name)}(?!\s*[\w\"']*\s*[:=])"
+    return re.compile(rf"(?:{word}(?:{VALUE}|{spoken})|{before})(?!\w|\.\w)", re.IGNORECASE)
+
+
+def _texts(pattern: re.Pattern[str], line: str) -> list[str]:
+    return [next(filter(None, found.groups())) for found in pattern.finditer(line)]
+
+
+def _value(text: str) -> float:
+    if "#" in text:
+        return math.inf if text.lower().endswith("inf") else math.nan
+    return float(text.replace(",", ""))
 
 
 def _bad(term: Term, value: float) -> bool:
@@ -160,6 +196,23 @@ def _fields(line: str) -> object:
 
 
 def _at_path(fields: object, path: str) -> float | None:
-    for part in path.split("."):
+    """The number at `a.b`, which may also be one key. JSON has no NaN, and writers make it null."""
+    if isinstance(fields, dict) and path in fields:
+        return _of_json(fields[path])
+    *parents, last = path.split(".")
+    for part in parents:
         fields = fields.get(part) if isinstance(fields, dict) else None
-    return float(fields) if isinstance(fields, (int, float)) and not isinstance(fields, bool) else None
+    return _of_json(fields[last]) if isinstance(fields, dict) and last in fields else None
+
+
+def _of_json(value: object) -> float | None:
+    if value is None:
+        return math.nan
+    if isinstance(value, str) and re.fullmatch(NUMBER, value.strip(), re.IGNORECASE):
+        return _value(value.strip())
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -23,6 +23,7 @@ from lab.rooms.trials.decide import (
     BY_PLACE,
     LESS,
     MORE,
+    NO_EFFECT,
     NO_TRIALS,
     SLOWER,
     UNRELIABLE,
@@ -41,6 +42,7 @@ PILLS = {
     MORE: "fail",
     SLOWER: "warn",
     BY_PLACE: "warn",
+    NO_EFFECT: "warn",
 }
 COLUMNS = 48  # of the timeline; more blocks are counted together
 MOST_AGAIN = 5  # failing trials whose command to run again is on the page
@@ -137,6 +139,9 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
         lines.append(f"Failures drift with time (p {decision.p_order:.2g}): no cell has one fixed rate.")
     if decision.p_place is not None and decision.p_place <= ALPHA:
         lines.append(f"Hosts or GPUs fail at different rates (p {decision.p_place:.2g}).")
+    for what, p in (("temperature", decision.p_heat), ("clock", decision.p_clock)):
+        if p is not None and p <= ALPHA:
+            lines.append(f"Failing trials ran at another {what} of the GPU (p {p:.2g}).")
     errors = sum(one.error for one in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"
@@ -169,6 +174,8 @@ def _against(one: Comparison, rates: dict[str, Rate]) -> str:
     slower = "" if one.slowdown is None else f"; steps take {one.slowdown:.2f} times the baseline's"
     if one.verdict == NO_TRIALS:
         return f"{counts}: not compared, because a side has no trial that passed or failed."
+    if one.verdict == NO_EFFECT:
+        return f"{counts}: not compared, because nothing in the command reads what the cell sets."
     if one.verdict == LESS:
         at_most = f"; a rate of up to {cell.high:.1%} stays possible"
         return f"{counts}: fails less{p}{at_most}{slower}."
@@ -224,7 +231,12 @@ def _confounds(decision: Decision) -> list[str]:
         lines.append(f"Host and GPU: {differ} (chi-squared, p {decision.p_place:.2g}).")
     if not any(one.slowdown for one in decision.comparisons):
         lines.append("Speed of the cells: not measured; --step-time NAME reads it from the output.")
-    lines.append("Temperature and clocks are not recorded per trial.")
+    for what, p in (("Temperature", decision.p_heat), ("SM clock", decision.p_clock)):
+        if p is None:
+            lines.append(f"{what} of the GPU: not tested; it was not recorded, or never changed.")
+        else:
+            other = "failing trials had another" if p <= ALPHA else "no difference of failing trials shown"
+            lines.append(f"{what} of the GPU: {other} (permutation within cells, p {p:.2g}).")
     return lines
 
 

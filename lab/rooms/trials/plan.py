@@ -9,7 +9,7 @@ import msgspec
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.core.words import plural
-from lab.errors import GpuError
+from lab.errors import GpuError, UsageError
 from lab.rooms.trials.config import CONFIG, RESULT, Cell, TrialsConfig, seed_of
 from lab.stats.sprt import Sprt
 
@@ -24,6 +24,10 @@ def plan(config: TrialsConfig, site: Site) -> Plan:
             f"a trial needs {plural(num_gpus, 'GPU')}, {len(site.gpus)} were picked",
             fix="lower --num-gpus or widen --gpus",
         )
+    if site.resolved and (placed := [one.name for one in config.cells if one.node]):
+        raise UsageError(f"cell {placed[0]!r} names a node, and one machine runs this", fix="--engine slurm")
+    if not site.resolved and (placed := [one.name for one in config.cells if one.gpu is not None]):
+        raise UsageError(f"cell {placed[0]!r} names a GPU, and Slurm picks it", fix="name a node instead")
     ordered = [(trial, cell) for trial in range(config.trials) for cell in block(config, trial)]
     return Plan(
         steps=tuple(_step(config, at, trial, cell, num_gpus) for at, (trial, cell) in enumerate(ordered)),
@@ -47,11 +51,13 @@ def _step(config: TrialsConfig, order: int, trial: int, cell: Cell, num_gpus: in
     return Step(
         name=name,
         folder=folder,
-        num_gpus=num_gpus,
+        num_gpus=1 if cell.gpu is not None else num_gpus,
+        gpu=cell.gpu,
+        node=cell.node,
         argv=("python", "-m", "lab.rooms.trials.workload", "--config", CONFIG, *where, "--out", folder),
         timeout_s=None if config.trial_timeout_s is None else config.trial_timeout_s + GRACE_S,
         expects=(f"{folder}/{RESULT}",),
-        labels={"cell": cell.name, "trial": trial, "order": order, "seed": seed_of(config, trial)},
+        labels={"cell": cell.name, "trial": trial, "order": order, "seed": seed_of(config, trial, cell)},
     )
 
 
@@ -71,5 +77,5 @@ def _notes(config: TrialsConfig) -> tuple[str, ...]:
             f"{plural(n, 'trial')} per cell: without a failure a rate of up to {bound:.1%} stays possible"
         )
     if cells > 1:
-        notes.append("whether a cell's variables and arguments take effect inside the command is not checked")
+        notes.append("whether a cell's own variables and arguments take effect in the command is not checked")
     return tuple(notes)

@@ -28,7 +28,7 @@ from lab.engines.slurm.cancel import cancel_run
 from lab.engines.slurm.engine import SlurmEngine
 from lab.engines.slurm.node import on_this_node
 from lab.engines.slurm.records import read_jobs
-from lab.engines.slurm.submission import setup, step_parameters
+from lab.engines.slurm.submission import alike, setup, step_parameters
 from lab.errors import EngineError, GpuError, UsageError
 from lab.images import spec as images
 from tests.core.test_manifest import a_manifest
@@ -348,3 +348,12 @@ def test_what_slurm_refuses_is_told_before_anything_is_lost(tmp_path):
 
 def _scontrol(*words: str) -> None:
     subprocess.run(["scontrol", *words], check=True, timeout=30)
+
+
+def test_steps_that_name_a_node_are_asked_for_there_and_share_no_array_with_others():
+    steps = [Step(name=f"s{n}", argv=("x",), node=node) for n, node in enumerate((None, "n1", "n2", "n1"))]
+    groups = alike(steps)
+    assert [[one.name for one in group] for group in groups] == [["s0"], ["s1", "s3"], ["s2"]]
+    asked = [step_parameters(SlurmOptions(), group, jobs=1) for group in groups]
+    lists = [one.get("slurm_additional_parameters", {}).get("nodelist") for one in asked]
+    assert lists == [None, "n1", "n2"]

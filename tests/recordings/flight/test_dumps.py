@@ -122,3 +122,30 @@ def test_tuples_that_entries_share_are_read(tmp_path, protocol):
     assert [(one.group, one.seq, one.input_sizes) for one in dumps[0].entries] == [
         ("0", n, ((n, 2),)) for n in range(3)
     ]
+
+
+def _write_dumps(folder: Path, *names: str) -> dict[str, list[int]]:
+    for name in names:
+        (folder / name).write_text(json.dumps({"entries": []}))
+    return {name: sorted(dumps) for name, dumps in read_dumps(folder).items()}
+
+
+def test_dumps_of_one_job_on_several_hosts_are_one_set(tmp_path):
+    assert _write_dumps(tmp_path, "host1_rank0.json", "host2_rank1.json") == {"": [0, 1]}
+
+
+def test_hosts_without_numbers_are_one_job_too_unless_a_rank_is_there_twice(tmp_path):
+    assert _write_dumps(tmp_path, "alpha_rank0.json", "beta_rank1.json") == {"": [0, 1]}
+    assert _write_dumps(tmp_path, "beta_rank0.json") == {"alpha": [0], "beta": [0, 1]}
+
+
+def test_several_cases_on_several_hosts_stay_apart(tmp_path):
+    names = [f"{case}_host{rank + 1}_rank{rank}.json" for case in ("ok", "stuck") for rank in (0, 1)]
+    assert _write_dumps(tmp_path, *names) == {"ok_host#": [0, 1], "stuck_host#": [0, 1]}
+
+
+def test_a_stack_belongs_to_its_rank_where_hosts_are_joined(tmp_path):
+    (tmp_path / "host2_rank1.stack.txt").write_text('File "train.py", line 3')
+    _write_dumps(tmp_path, "host1_rank0.json", "host2_rank1.json")
+    (dumps,) = read_dumps(tmp_path).values()
+    assert "line 3" in dumps[1].stack and not dumps[0].stack

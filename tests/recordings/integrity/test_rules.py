@@ -1,6 +1,8 @@
-"""Rules G, H, S and T on made captures, where every loss is planted."""
+"""Rules G, H, K, S and T on made captures, where every loss is planted."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +19,10 @@ from lab.recordings.integrity.calls import (
 )
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines
 from lab.recordings.lacks import Lack, holes, verdict_of
+from lab.recordings.load import load_capture
+from lab.recordings.tables import Table
 from tests.recordings.integrity.made import judged, made
+from tests.tracegen import TraceWriter, training_step
 
 LAUNCHES = [("cudaLaunchKernel", i) for i in range(1, 11)]
 
@@ -170,3 +175,41 @@ def test_figures_of_a_lossy_axis_are_bounds_and_unknown_ones_are_not_marked():
     first, second = integrity_lines([lost])
     assert first == "recording: lossy (gpu lossy, host complete, ops complete)"
     assert "\x1b" not in second and "\n" not in second
+
+
+def shifted(by_ns, rows=slice(None)):
+    """Launches 10 ns apart, whose rows begin 1 us after them, and these rows later by `by_ns`."""
+    capture = made([("cudaLaunchKernel", i) for i in range(1, 9)], [("k", i) for i in range(1, 9)])
+    start, end = capture.ops.start_ns.copy(), capture.ops.end_ns.copy()
+    start[rows] += by_ns
+    end[rows] += by_ns
+    ops = Table(capture.ops.as_dict() | {"start_ns": start, "end_ns": end})
+    return judged(replace(capture, ops=ops))
+
+
+def test_rows_far_from_their_calls_are_two_clocks_and_unknown():
+    for by_ns, words in ((10**13, "begin up to 1e+04 s after the call"), (-(10**9), "s before the call")):
+        found = shifted(by_ns)
+        assert set(found) == {("gpu", "all", "K")}
+        lack = found["gpu", "all", "K"]
+        assert lack.unknown and (lack.n, lack.of) == (8, 8) and words in lack.text
+
+
+def test_a_jump_in_the_middle_of_a_recording_counts_the_rows_behind_it():
+    assert shifted(10**12, slice(5, None))["gpu", "all", "K"].n == 3
+
+
+@pytest.mark.parametrize("by_ns", [0, -9_000_000, 50 * 10**9])
+def test_drift_and_a_deep_queue_are_no_two_clocks(by_ns):
+    assert shifted(by_ns) == {}
+
+
+def test_nanoseconds_written_as_microseconds_are_noticed(tmp_path):
+    writer = TraceWriter()
+    for number in range(3):
+        training_step(writer, number, 1000 * number + 10_000)
+    for event in writer.events:
+        if event["cat"] == "kernel":
+            event["ts"] *= 100_000
+    lacks = load_capture(writer.write(tmp_path / "a.json")).lacks
+    assert any(one.rule == "K" for one in lacks)

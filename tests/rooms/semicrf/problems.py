@@ -91,7 +91,7 @@ def extended_problem(
 
 def inputs_of(problem: Problem, transition: str = "transition_CC") -> dict[str, torch.Tensor | None]:
     """The arguments of the functions in api.py, or of make_problem with its name for the transition."""
-    given = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    given = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "given_B"}
     return {transition: given.pop("transition"), **given}
 
 

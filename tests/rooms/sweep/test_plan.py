@@ -7,7 +7,7 @@ import pytest
 
 from lab.core.gpu import Gpu
 from lab.core.plan import Site
-from lab.errors import GpuError
+from lab.errors import BadDataError, GpuError
 from lab.rooms.sweep.config.sweep import SweepConfig
 from lab.rooms.sweep.plan import collective_env, plan
 
@@ -102,3 +102,29 @@ def test_existing_results_are_skipped_only_when_every_rank_is_there(tmp_path):
 def test_an_encoded_config_comes_back():
     config = SweepConfig(channels=[1], repeats=2)
     assert msgspec.convert(msgspec.to_builtins(config), SweepConfig) == config
+
+
+def test_a_run_under_a_tuners_file_requests_no_channels_and_has_the_file_as_input(tmp_path):
+    file = tmp_path / "mine.conf"
+    file.write_text("# head\nallreduce,1,2,ring,simple,28,-1,8\n")
+    knobs = {"channels": [0], "threads": [0], "tuner": str(file)}
+    made = planned(eight("nvidia"), **knobs, tuner_plugin="/opt/tuner.so")
+    env = made.steps[0].env
+    assert env["NCCL_TUNER_CONFIG_FILE"] == "tuner.conf" and env["NCCL_TUNER_PLUGIN"] == "/opt/tuner.so"
+    assert not {"NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS"} & set(env)
+    assert made.inputs["tuner.conf"] == file.read_text()
+    assert "NCCL_TUNER_PLUGIN" not in planned(eight("amd"), **knobs).steps[0].env
+    file.write_text("allgathr,1,2,ring,simple,28,-1,8\n")
+    with pytest.raises(BadDataError, match="allgathr"):
+        planned(eight("nvidia"), **knobs)
+
+
+@pytest.mark.parametrize(
+    ("mem_bytes", "preset"), [(150_000_000_000, "llm_wide"), (24_000_000_000, "llm"), (None, "llm")]
+)
+def test_large_gpus_train_the_model_that_keeps_them_busy(mem_bytes, preset):
+    gpus = tuple(Gpu(vendor="nvidia", index=i, uuid=f"GPU-{i}", mem_bytes=mem_bytes) for i in range(2))
+    site = Site(vendor="nvidia", gpus=gpus)
+    assert planned(site).config["config"] == preset and planned(HERE).config["config"] == "tiny"
+    told = [note for note in planned(site, config="llm").notes if "hosts set the pace" in note]
+    assert bool(told) is (preset == "llm_wide")

@@ -45,7 +45,32 @@ def test_the_fastest_is_named_with_what_the_profile_costs(tmp_path):
     ]
     told = sentences(unprofiled_table(configs))
     assert told[0].startswith("Without the profiler 256 threads, 28 channels is fastest: 40.2 ms per step")
-    assert "they lie apart" in told[0] and "times as long: compare by the unprofiled times" in told[1]
+    assert "28 channels alone may be the best (a lead of 14.9 %, " in told[0] and "over 3 blocks" in told[0]
+    assert "times as long: compare by the unprofiled times" in told[1]
+
+
+def test_blocks_take_out_what_all_settings_share(tmp_path):
+    """Repeats 20 % apart, settings 2 %: intervals over runs overlap, the blocks tell them apart."""
+    configs = [
+        run(tmp_path, channels, [9, 9, 9, *[base * slow + repeat / 100] * 9], profiled=[], repeat=repeat)
+        for channels, base in ((28, 100.0), (42, 102.0), (56, 102.1))
+        for repeat, slow in ((1, 1.0), (2, 1.2), (3, 1.4))
+    ]
+    assert "28 channels alone may be the best (a lead of 2.0 %" in sentences(unprofiled_table(configs))[0]
+
+
+def test_settings_that_scatter_as_much_as_they_differ_may_all_be_best(tmp_path):
+    times = {28: [40.0, 41.0, 40.2], 42: [40.6, 40.3, 40.5], 56: [60.0, 60.5, 60.1]}
+    configs = [
+        run(tmp_path, channels, [9, 9, 9, *[ms] * 9], profiled=[], repeat=repeat)
+        for channels, row in times.items()
+        for repeat, ms in enumerate(row, start=1)
+    ]
+    told = sentences(unprofiled_table(configs))[0]
+    assert (
+        "256 threads, 28 channels or 256 threads, 42 channels may be the best" in told
+        and "56 channels" not in told
+    )
 
 
 def test_one_run_each_may_be_chance_and_drift_is_said(tmp_path):

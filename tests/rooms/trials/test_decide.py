@@ -154,3 +154,14 @@ def test_no_false_cure_through_the_whole_decision_with_stopping_on():
                 wrong += 1
                 break
     assert wrong <= 10
+
+
+def test_heat_that_goes_with_failures_is_seen_within_cells():
+    hot = [rows("none", "F" * 10, temperature_c=80.0), rows("none", "." * 10, temperature_c=50.0)]
+    trials = [one for part in hot for one in part]
+    assert decide(trials, ["none"], "none", stop=False, until=None).p_heat < 0.01
+    same = decide(rows("none", "F." * 10, temperature_c=60.0), ["none"], "none", stop=False, until=None)
+    assert same.p_heat is None and same.p_clock is None
+    # A cell that is hotter as a whole says nothing of its failures.
+    cells = [*rows("none", ".F" * 10, sm_clock_mhz=1000.0), *rows("a", "F" * 20, sm_clock_mhz=500.0)]
+    assert decide(cells, ["none", "a"], "none", stop=False, until=None).p_clock > 0.5

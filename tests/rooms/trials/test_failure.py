@@ -70,3 +70,48 @@ def test_step_times_are_the_median_of_what_the_output_says():
     for line in ("step_ms=9000", "step_ms=100", "step_ms=101", "step_ms: nan", '{"step_ms": 102}'):
         reader.line(line)
     assert reader.step_time == 101.5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NaN loss at step 7",
+        "nan in loss",
+        "loss is nan",
+        "loss  -nan",
+        "loss: -nan(ind)",
+        "loss=1.#QNAN",
+        "loss: -1.#IND",
+        '{"loss": null}',
+        '{"step": 3, "loss": "NaN"}',
+        "{'loss': 'nan', 'epoch': 1}",
+        "loss: [nan, 1.0]",
+        "loss: array(nan)",
+        "\x1b[31mloss: NAN\x1b[0m",
+        "  5%| | 1/20 [00:01, loss=0.4]\r 10%| | 2/20 [00:02, loss=nan]",
+    ],
+)
+def test_unusual_ways_to_write_a_nan(line):
+    assert judged("nan in loss", "loss: 1", line)[0] == "fail"
+
+
+@pytest.mark.parametrize("line", ["nan_loss: 1", "nan loss: 0.5", "loss nanny", "no nan found", "loss: None"])
+def test_what_only_resembles_a_nan_passes(line):
+    assert judged("nan in loss", "loss: 1", line) == ("pass", "")
+
+
+def test_numbers_are_read_whole():
+    """A part of a number, taken for it, would pass what failed."""
+    assert judged("loss > 1000", "loss: 1,234.5")[0] == "fail"
+    assert judged("loss > 1", "loss: 12abc")[0] == "error" == judged("loss > 0", "loss: 1.2.3")[0]
+    assert judged("loss > 1e300", '{"loss": 1' + "0" * 400 + "}")[0] == "fail"
+    assert judged("inf in loss", "loss=1.#INF")[0] == "fail"
+
+
+def test_signals_are_the_codes_that_shells_show():
+    assert judged("exit!=0", code=139) == ("fail", "exit code 139 (SIGSEGV)")
+    assert judged("exit==-11", code=139)[0] == "fail" == judged("exit==139", code=139)[0]
+    assert judged("exit==-11", code=134) == (
+        "error",
+        "exit code 134 (SIGABRT) is not the failure that --fail names",
+    )

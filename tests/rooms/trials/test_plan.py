@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from lab.core.gpu import Gpu
 from lab.core.plan import Site
 from lab.errors import ConfigError, LabError, UsageError
 from lab.rooms.trials.cells import Matrix, Part, cell, cells_of, checked, read_matrix
@@ -93,3 +94,39 @@ def test_a_matrix_that_does_not_fit_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError):
         read_matrix(path)
+
+
+def test_cells_have_seeds_gpus_and_nodes_of_their_own():
+    gpus = tuple(Gpu(vendor="nvidia", index=n, uuid=f"GPU-{n}") for n in range(2))
+    texts = ("none", "{gpu: 1}", "{seed: 70}")
+    config = TrialsConfig(
+        command=("true",), cells=tuple(cell(one) for one in texts), baseline="none", trials=2, fail="exit!=0"
+    )
+    steps = plan(config, Site(vendor="nvidia", gpus=gpus)).steps
+    by = {(step.labels["cell"], step.labels["trial"]): step for step in steps}
+    assert {name for name, _ in by} == {"none", "gpu-1", "seed-70"}
+    assert by["gpu-1", 0].gpu == "1" and by["gpu-1", 0].num_gpus == 1 and by["none", 0].gpu is None
+    assert [by["seed-70", n].labels["seed"] for n in range(2)] == [70, 71]
+    assert [by["none", n].labels["seed"] for n in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "text, resolved, word", [("{node: n1}", True, "--engine slurm"), ("{gpu: 0}", False, "node")]
+)
+def test_a_place_that_the_engine_cannot_give_is_refused(text, resolved, word):
+    config = TrialsConfig(command=("true",), cells=(cell(text),), baseline="x", trials=1, fail="exit!=0")
+    with pytest.raises(UsageError) as error:
+        plan(config, Site(vendor="none", resolved=resolved))
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["{node: 'n1,n2'}", "{node: '--wrap=x'}", "{seed: -1}", "{gpu: [0]}"])
+def test_places_and_seeds_that_are_none_are_refused(text):
+    with pytest.raises(LabError):
+        cell(text)
+
+
+def test_two_axes_that_contradict_each_other_are_refused():
+    axes = {"a": {"x": Part(gpu=0)}, "b": {"u": Part(gpu=1)}}
+    with pytest.raises(UsageError, match="another gpu"):
+        cells_of(Matrix(command="true", axes=axes))

@@ -180,3 +180,79 @@ def test_a_trial_that_runs_past_its_limit_is_an_error(tmp_path):
     words = ("trials", "-n", "1", "--trial-timeout", "0.5", "--", "sleep", "60")
     lab("-q", "-o", "out", *words, cwd=tmp_path)
     assert rows(tmp_path / "out")[0]["reason"] == "ran past --trial-timeout"
+
+
+def test_a_flood_of_output_is_judged_to_its_end_and_kept_in_part(tmp_path, monkeypatch):
+    """The only NaN stands in the last line, and a number across two parts of a line is read whole."""
+    import io
+
+    from lab.rooms.trials.failure import Reader, parse
+    from lab.rooms.trials.workload import main
+
+    monkeypatch.setattr(main, "MOST_LOG_BYTES", 1000)
+    out = io.StringIO()
+    monkeypatch.setattr(main.sys, "stdout", out)
+    flood = b"x" * 30 + b" loss: 1\n"
+    reader = Reader(parse("nan in loss or loss > 5"))
+    main._pass_on(io.BytesIO(flood * 5000 + b"loss: nan\n"), reader)
+    assert reader.hits == {"nan in loss": 5001}
+    assert len(out.getvalue()) < 10_000 and out.getvalue().endswith("loss: nan\n")
+    assert "characters judged and not kept" in out.getvalue()
+    half = b"a 1 " * ((main.LONGEST_LINE - 10) // 4) + b" loss: 123456"
+    reader = Reader(parse("loss > 100000"))
+    main._pass_on(io.BytesIO(half), reader)
+    assert reader.verdict(0)[0] == "fail"
+
+
+def test_a_row_that_cannot_be_read_is_one_error_and_said(tmp_path):
+    done = lab("-q", "-o", "out", "trials", "-n", "3", "--", "true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "out/steps/none-0001/trial.json").write_text("{")
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", "analyze", "out"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1 and "none-0001: its row cannot be used" in done.stderr
+    assert [row["verdict"] for row in rows(tmp_path / "out")] == ["pass", "error", "pass"]
+
+
+def test_killed_at_random_moments_every_trial_counts_once(tmp_path):
+    import random
+
+    moment = random.Random(4)
+    code = "import time; time.sleep(0.2); print('loss:', 'nan' if {seed} % 2 else 1)"
+    words = [
+        "-q",
+        "-o",
+        "out",
+        "trials",
+        "-n",
+        "6",
+        "--fail",
+        "nan in loss",
+        "--",
+        sys.executable,
+        "-c",
+        code,
+    ]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for _ in range(3):
+        driver = subprocess.Popen(
+            [sys.executable, "-m", "lab", "run", *words], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL
+        )
+        seen, end = len(list(tmp_path.glob("out/steps/*/trial.json"))), time.monotonic() + 60
+        while len(list(tmp_path.glob("out/steps/*/trial.json"))) == seen and driver.poll() is None:
+            assert time.monotonic() < end
+        time.sleep(moment.random() * 0.8)
+        driver.kill()
+        driver.wait()
+        words = ["-q", "--resume", "out"]
+    done = lab(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [(row["trial"], row["verdict"]) for row in rows(tmp_path / "out")] == [
+        (str(n), "fail" if n % 2 else "pass") for n in range(6)
+    ]

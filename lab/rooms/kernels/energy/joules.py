@@ -16,8 +16,9 @@ from lab.core.words import plural
 from lab.rooms.kernels.energy.choice import RawEnergy, RunEnergy, recorded_us, windows_of
 from lab.rooms.kernels.energy.result import EnergyClosure, EnergyResult, EnergyRow, ModelEnergy
 from lab.rooms.kernels.energy.rows import LIMIT_SLACK, rows_of
-from lab.rooms.kernels.energy.windows import mean_ci, watts
+from lab.rooms.kernels.energy.windows import watts
 from lab.rooms.kernels.replay.args import ReplayPlan
+from lab.stats.means import mean_interval
 
 CLOSURE_BAR = 10.0  # percent
 
@@ -85,7 +86,7 @@ def _model(plan: ReplayPlan, runs: Sequence[RunEnergy], idle_w: float | None) ->
         return None
     each = [one.window.energy_j / one.window.launches for one in good if one.window.energy_j is not None]
     wall = [one.window.seconds / one.window.launches for one in good]
-    mean, low, high = mean_ci(each)
+    mean, low, high = mean_interval(each)
     forwards = good[0].forwards_per_run
     tokens = int(plan.config.get("new_tokens", 0) or forwards)
     return ModelEnergy(

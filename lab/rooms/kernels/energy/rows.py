@@ -8,8 +8,8 @@ from collections import Counter
 from lab.recordings.names import kernel_class, short_name
 from lab.rooms.kernels.energy.choice import RawEnergy, SignatureEnergy, per_call_us
 from lab.rooms.kernels.energy.result import EnergyRow
-from lab.rooms.kernels.energy.windows import mean_ci
 from lab.rooms.kernels.replay.args import Launch, ReplayPlan
+from lab.stats.means import mean_interval
 
 BUSY = 0.95  # below it a row says launch-bound
 AGREE = (0.9, 1.1)  # integral over counter
@@ -39,7 +39,7 @@ def _measured(row: EnergyRow, one: SignatureEnergy, idle_w: float | None, limit:
         row.ratio = statistics.fmean([w.ratio for w in good if w.ratio is not None])
     if good and idle_w is not None:
         net = [g - idle_w * us * 1e-6 for g, us in zip(gross, wall_us, strict=True)]
-        row.net_j, low, high = mean_ci(net)
+        row.net_j, low, high = mean_interval(net)
         row.net_ci = (low, high) if len(net) > 1 else None
         row.run_net_j = row.count * row.net_j
     row.flags = _flags(one, row, limit)

@@ -21,8 +21,6 @@ from lab.core.words import plural
 from lab.gpus.meters import Meter
 
 FEWEST_UPDATES = 20  # with fewer a window has no energy: one step more or less would be over 5 %
-# Student's t at 95 %, by degrees of freedom.
-T_95 = (0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Samples(msgspec.Struct):
@@ -186,17 +184,6 @@ def integrate(samples: Samples, start_s: float, end_s: float) -> tuple[float | N
 def _between(samples: Samples, a: int, b: int, t_s: float) -> float:
     share = (t_s - samples.t_s[a]) / (samples.t_s[b] - samples.t_s[a])
     return samples.power_w[a] + share * (samples.power_w[b] - samples.power_w[a])
-
-
-def mean_ci(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and its 95 % interval (Student's t); NaN ends below two values."""
-    mean = statistics.fmean(values) if values else math.nan
-    if len(values) < 2:
-        return mean, math.nan, math.nan
-    freedom = len(values) - 1
-    t = T_95[freedom] if freedom < len(T_95) else 2.0
-    half = t * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
 
 
 def watts(window: Window | None) -> float | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.gpus.roofs import roof_of
 from lab.recordings.gantt.bars import busy_table
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
@@ -17,7 +18,6 @@ from lab.rooms.kernels import analyze
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt.bars import bars_of
 from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
-from lab.rooms.kernels.catalogue.roofs import roof_of
 from lab.rooms.kernels.energy.result import EnergyResult
 from lab.rooms.kernels.replay.result import Result as ReplayResult
 from lab.rooms.kernels.report.energy import energy_section

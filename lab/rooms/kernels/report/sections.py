@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.gpus.roofs import Roof, roof_of
 from lab.recordings.gantt.bars import Bars, head
 from lab.recordings.gantt.packed import packed
 from lab.report.figures import roofline, save, stacked_bars
@@ -14,7 +15,6 @@ from lab.report.page import Block, Figure, Points, Prose, Section, Table, Timeli
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt.page import CAPTION
-from lab.rooms.kernels.catalogue.roofs import Roof, roof_of
 from lab.rooms.kernels.schema import LinearShape
 
 MOST_BARS = 60_000  # on the page; with more it would weigh megabytes

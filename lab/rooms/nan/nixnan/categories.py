@@ -25,6 +25,7 @@ _RULES = (
     ("gemv", re.compile(r"^std::enable_if$"), "cuBLAS' gemvx kernels are cut to their return type"),
     ("gemm", re.compile(r"^(void )?gemmk1_kernel"), "cuBLAS' product over one"),
 )
+_NUMBER = re.compile(r"_\d{2,}$")  # compilers number the kernels they make; no row of a table looks at that
 LABELS = {
     "attention": "flash attention",
     "splitk_reduce": "split-K sum",
@@ -35,9 +36,13 @@ LABELS = {
 }
 
 
-@lru_cache(maxsize=1 << 16)
 def category(function: str) -> str:
     """The category of one function: a word of the table, or one of `lab.recordings.names.CLASSES`."""
+    return _category(_NUMBER.sub("_00", function))
+
+
+@lru_cache(maxsize=1 << 16)
+def _category(function: str) -> str:
     own = next((word for word, pattern, _ in _RULES if pattern.search(function)), None)
     return own or kernel_class(function)
 

@@ -47,7 +47,7 @@ class Gathered:
         self.bytes = self.lines = self.error_lines = self.torn_lines = self.foreign_lines = 0
         self.sites: dict[tuple[str, str, int | None], SiteTally] = {}
         self.further_sites = self.unlisted_function_lines = 0
-        self.functions: dict[str, Counter[tuple[str, ...]]] = {}  # name -> kinds -> lines
+        self.functions: dict[str, dict[tuple[str, ...], int]] = {}  # name -> kinds -> lines
         self.cells: Counter[tuple[str, int | None, str, tuple[str, ...]]] = (
             Counter()
         )  # opcode, operand, label, kinds
@@ -55,6 +55,16 @@ class Gathered:
         self.torn: list[tuple[int, str]] = []
         self.report = ReportReader()
         self.cut: str | None = None  # why the end is missing; None: it is not seen to be
+
+    def add_to_function(self, name: str | None, kinds: tuple[str, ...], lines: int, limit: int = 0) -> None:
+        """Count lines of a function; without a name, or for a new one beyond the limit, as unlisted."""
+        of = self.functions.get(name) if name is not None else None
+        if of is not None:
+            of[kinds] = of.get(kinds, 0) + lines
+        elif name is None or (limit and len(self.functions) >= limit):
+            self.unlisted_function_lines += lines
+        else:
+            self.functions[name] = {kinds: lines}
 
     def count(self, what: str) -> int:
         return sum(self.others.get(what, Counter()).values())

@@ -7,6 +7,7 @@ The report's unique events are the same lines, its repeats the events beyond the
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +36,34 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
         return self.function, self.sass, self.operand
 
 
+class WhenAsked(Sequence[Site]):
+    """The sites of a log, made when somebody looks at them: counts and verdicts do not need them."""
+
+    def __init__(self, count: int, make: Callable[[], list[Site]]) -> None:
+        self._count, self._make = count, make
+        self._made: list[Site] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._all()[at]
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _all(self) -> list[Site]:
+        if self._made is None:
+            self._made = self._make()
+            self._make = list  # what they were made of may go
+        return self._made
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Lines that share opcode, operand, printed type and kinds: exact even if not all sites are listed."""
 
@@ -56,7 +85,7 @@ class Log(msgspec.Struct, kw_only=True):
     torn_lines: int
     foreign_lines: int  # the program's own output, comments, blanks
     site_count: int  # exact, also where `sites` lists only the first
-    sites: list[Site]
+    sites: Sequence[Site]
     integrity: str  # complete | truncated | torn | inconsistent | empty
     reasons: list[str]  # sentences: why, and what else is to be known
     counts: dict[str, Any]  # type -> kind -> lines; under `memory` the same of the memory check
@@ -64,7 +93,7 @@ class Log(msgspec.Struct, kw_only=True):
     report_blocks: int
     differences: list[dict[str, Any]]  # cells where lines and report disagree
     functions: dict[str, int]  # name -> lines
-    function_kinds: dict[str, dict[str, int]]  # name -> kind -> lines
+    function_kinds: Mapping[str, Mapping[str, int]]  # name -> kind -> lines
     unlisted_function_lines: int
     cells: list[Cell]
     categories: dict[str, int]  # category -> lines; they add up to error_lines but for unlisted functions

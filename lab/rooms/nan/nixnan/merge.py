@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def merged(logs: list[Log]) -> Log:
             f"Up to {plural(further, 'site')} may be the same in several logs: counted, not listed."
         )
     functions = _summed(log.functions for log in logs)
-    same = twins_of(sites)
+    same = twins_of(site.key for site in sites)
     return Log(
         file=", ".join(log.file for log in logs),
         files=[log.file for log in logs],
@@ -101,7 +101,7 @@ def _joined(known: Site, site: Site) -> Site:
     )
 
 
-def _summed(tables: Iterable[dict[str, int]]) -> dict[str, int]:
+def _summed(tables: Iterable[Mapping[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for table in tables:
         total.update(table)

@@ -15,7 +15,7 @@ from lab.rooms.nan.nixnan.categories import categories
 from lab.rooms.nan.nixnan.gathered import Gathered, SiteTally
 from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.integrity import by_type, cell_lines, judge
-from lab.rooms.nan.nixnan.log import Cell, Log, Site
+from lab.rooms.nan.nixnan.log import Cell, Log, Site, WhenAsked
 from lab.rooms.nan.nixnan.merge import merged
 from lab.rooms.nan.nixnan.opcodes import opcode_of, type_of
 from lab.rooms.nan.nixnan.reader import Progress, gather
@@ -52,20 +52,22 @@ def _no_collections() -> Iterator[None]:
 
 def as_json(log: Log) -> dict[str, Any]:
     """The object that `lab nan parse --json` prints: counts, not the table of sites."""
-    whole: dict[str, Any] = msgspec.to_builtins(log)
+    whole: dict[str, Any] = msgspec.structs.asdict(log)
+    del whole["sites"], whole["cells"], whole["function_kinds"]
+    whole = msgspec.to_builtins(whole)
     whole["sites"], whole["sites_listed"] = log.site_count, len(log.sites)
     whole["context_seen"] = log.context_seen
-    for name in ("cells", "site_count", "function_kinds"):
-        del whole[name]
+    del whole["site_count"]
     return whole
 
 
 def _log(got: Gathered) -> Log:
     verdict, others = judge(got), got.others
     file = str(got.path)
-    sites = [_site(key, tally, file) for key, tally in got.sites.items()]
+    tallies = got.sites
+    sites = WhenAsked(len(tallies), lambda: [_site(key, tally, file) for key, tally in tallies.items()])
     functions = {name: sum(kinds.values()) for name, kinds in got.functions.items()}
-    same = twins_of(sites)
+    same = twins_of(tallies)
     report = {
         cell: {"unique": unique, "repeats": got.report.repeats[cell]}
         for cell, unique in got.report.unique.items()

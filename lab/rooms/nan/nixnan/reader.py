@@ -145,10 +145,7 @@ class _Reader:
         got = self.got
         got.error_lines += lines
         got.cells[opcode_of(event.sass), event.operand, event.label, event.kinds] += lines
-        if event.function in got.functions or len(got.functions) < FUNCTION_LIMIT:
-            got.functions.setdefault(event.function, Counter())[event.kinds] += lines
-        else:
-            got.unlisted_function_lines += lines
+        got.add_to_function(event.function, event.kinds, lines, FUNCTION_LIMIT)
         if tally is None:
             self._beyond.append((event.function, event.sass, event.operand))
             return
@@ -173,10 +170,7 @@ class _Reader:
         for row, label, kinds, lines in self._bulk.listed():
             tallies[row].add(kinds, label, lines)
         for name, kinds, lines in self._bulk.by_function():
-            if name is None:
-                got.unlisted_function_lines += lines
-            else:
-                got.functions.setdefault(name, Counter())[kinds] += lines
+            got.add_to_function(name, kinds, lines)
         for opcode, operand, label, kinds, lines in self._bulk.cells():
             got.cells[opcode, operand, label, kinds] += lines
         got.further_sites = self._bulk.distinct.count()

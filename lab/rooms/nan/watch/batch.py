@@ -45,6 +45,7 @@ class Batch:
         self._known: dict[Any, int] = {}
         self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
         self.put_out: np.ndarray | None = None
+        self.open: list[int] | None = None
 
     def add_inputs(self, at: int, args: Any, kwargs: Any, call: int, plain: Label, place: int) -> None:
         for number, value in enumerate(args):
@@ -98,20 +99,18 @@ class Batch:
 
     def _index_of(self, tensor: Tensor, first: tuple[int, str]) -> int:
         """The place of this tensor among the distinct ones; -1 if what passed is no longer there."""
-        if self._written is None:
-            version = 0
-        elif version := tensor._version:
-            noted = self._written.get(first, 0)
-            if (id(tensor), version) not in self._known:
-                self.ever_written += 1
-            if noted != version:
+        version = 0 if self._written is None else tensor._version
+        u = self._known.get((id(tensor), version))
+        if u is not None:  # it passed before with the version that it has now, so nothing was written since
+            return u
+        if version and self._written is not None:
+            self.ever_written += 1
+            if self._written.get(first, 0) != version:
                 self.overwritten += 1
                 return -1
-        u = self._known.get((id(tensor), version))
-        if u is None:
-            u = self._known[id(tensor), version] = len(self.tensors)
-            self.tensors.append(tensor)  # type: ignore[attr-defined]
-            self.fp8 |= tensor.dtype in FP8
+        u = self._known[id(tensor), version] = len(self.tensors)
+        self.tensors.append(tensor)  # type: ignore[attr-defined]
+        self.fp8 |= tensor.dtype in FP8
         return u
 
     def outputs(self) -> np.ndarray:
@@ -122,6 +121,15 @@ class Batch:
             found[np.asarray(self.index, np.int64)[sides == OUT]] = True
             self.put_out = found[:-1]  # -1 marked the added one
         return self.put_out
+
+    def exposed(self) -> list[int]:
+        """The distinct tensors that the program itself holds: inputs and outputs of the outermost call."""
+        if self.open is None:
+            self.open = sorted(
+                {int(u) for u, call in zip(self.index, self.leaf_call, strict=True) if not call}
+            )
+            self.open = [u for u in self.open if u >= 0]
+        return self.open
 
     def bytes(self) -> int:
         """What the tensors hold; a template's batches keep the figure of the first."""

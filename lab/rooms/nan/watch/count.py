@@ -1,11 +1,13 @@
 """Counts of NaN, infinities and subnormals of many tensors, with one wait for the GPU.
 
-Four ways that agree wherever they count:
+Five ways that agree wherever they count:
 
 - `plain_counts`: torch's own predicates, tensor by tensor. Slow and obvious; every other way is tested
   against it.
 - `norm_counts`: one infinity norm over the whole list says whether anything is bad; only then exact counts.
 - `bits_counts`: all tensors of a dtype in one array, read as integers. For CPUs, where each operator costs.
+- `screen_counts`: one dot product of each tensor with itself; only then exact counts. For CPUs, in steps in
+  which nobody asks for magnitudes.
 - the Triton kernel (`kernel_counter`): exact counts of all tensors in one launch per dtype.
 
 Every function returns float64 rows (nan, posinf, neginf, subnormal, absmax), one per tensor; absmax is the
@@ -32,6 +34,8 @@ FORMATS = {
 DTYPE = attrgetter("dtype")
 UNSIGNED = {2: np.uint16, 4: np.uint32}
 PIECE = 1 << 15  # numbers that `bits_counts` looks at together
+CLEAN = (0.0, 0.0, 0.0, -1.0, -1.0)
+DOTTED = (torch.float32, torch.float64)
 LARGE = 1 << 13  # from this size on a tensor is not copied beside others
 Counter = Callable[[Sequence[Tensor]], np.ndarray]
 
@@ -154,6 +158,33 @@ def _bad(signed: np.ndarray, magnitude: np.ndarray, infinity: int) -> tuple[list
     plus = int(np.count_nonzero(infinite & (signed > 0)))
     counts = [int(np.count_nonzero(magnitude > infinity)), plus, int(np.count_nonzero(infinite)) - plus]
     return counts, int(np.where(magnitude < infinity, magnitude, 0).max())
+
+
+def screen_counts(tensors: Sequence[Tensor]) -> np.ndarray:
+    """Whether anything is bad, by one dot product of each tensor with itself; exact counts only of those.
+
+    For CPUs: a third of the price of `bits_counts`, or less. A clean tensor has 0, 0, 0, -1, -1: its
+    magnitudes are not known. Squares that overflow look bad, so such tensors are counted exactly, too.
+    """
+    rows = np.empty((len(tensors), len(KINDS)))
+    rows[:] = CLEAN
+    seen = np.zeros(len(tensors))
+    rest = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        for at, tensor in enumerate(tensors):
+            if tensor.dtype not in DOTTED or tensor.device.type != "cpu":
+                rest.append(at)
+                continue
+            flat = tensor.detach().numpy().ravel()
+            if flat.size <= LARGE:
+                seen[at] = flat.dot(flat)
+            else:  # in pieces, because a library would spread a long product over threads
+                pieces = (flat[begin : begin + LARGE] for begin in range(0, flat.size, LARGE))
+                seen[at] = sum(piece.dot(piece) for piece in pieces)
+    rest += np.flatnonzero(~np.isfinite(seen)).tolist()
+    if rest:
+        rows[rest] = bits_counts([tensors[at] for at in rest])
+    return rows
 
 
 def norm_counts(tensors: Sequence[Tensor]) -> np.ndarray:

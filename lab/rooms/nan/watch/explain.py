@@ -29,10 +29,14 @@ class Explainer:
         self._cache_bad: dict[int, int] = {}  # layer -> step since when
         self._parameters: dict[int, list[str]] = {}
 
-    def check_weights(self, count: Counter, only: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    def check_weights(
+        self, count: Counter, only: Sequence[int] | None = None, sentinels: list[str] | None = None
+    ) -> list[dict[str, Any]]:
         """Parameters and buffers that hold something bad now, of all modules or of some.
 
         Their modules are known as producers from now on. Minus infinity is legal in a buffer that is a mask.
+        Buffers that hold infinities and no NaN go to `sentinels` if that is given: the smallest number that
+        an observer has met so far begins at infinity.
         """
         owned = [
             (at, name, part)
@@ -47,6 +51,9 @@ class Explainer:
                 self._weights_bad.add(at)
                 kinds = dict(zip(KINDS, row.tolist(), strict=True))
                 path = f"{self._names[at]}.{name}".lstrip(".")
+                if not row[0] and sentinels is not None and name in self._modules[at]._buffers:
+                    sentinels.append(path)
+                    continue
                 found.append({"name": path, "shape": _sizes(tensor.shape), **kinds})
         return found
 

@@ -73,6 +73,11 @@ class Forward:
         """Whether its counts wait for those of other forwards."""
         return bool(self._parts) and all(isinstance(counted, Later) for _, counted in self._parts)
 
+    def let_go(self) -> None:
+        """Drop the tensors; nobody asks for their shapes any more."""
+        for batch, _ in self._parts:
+            batch.tensors = []
+
     def read_out(self) -> Seen:
         """All parts as one, after the wait for their counts."""
         if len(self._parts) == 1:
@@ -80,7 +85,6 @@ class Forward:
             batch.outputs()
             rows = counted.rows()
             only = _known(np.asarray(batch.index, np.int64), rows)
-            batch.let_go()
             return Seen(batch.labels, batch.leaf_call, only, rows, batch.outputs(), [batch])
         batches = [batch for batch, _ in self._parts]
         parts = [counted.rows() for _, counted in self._parts]

@@ -16,6 +16,7 @@ _FUNCTORCH = getattr(torch._C, "_functorch", None)
 _WRAPPED = getattr(_FUNCTORCH, "is_functorch_wrapped_tensor", None)
 _UNWRAP = getattr(_FUNCTORCH, "get_unwrapped", None)
 _STACK = getattr(_FUNCTORCH, "peek_interpreter_stack", None)
+_UNBUILT: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]
 _ORDINARY = (Tensor, torch.nn.Parameter)
 FP4 = getattr(torch, "float4_e2m1fn_x2", None)
 E8M0 = getattr(torch, "float8_e8m0fnu", None)
@@ -39,6 +40,11 @@ Found = tuple[list[Tensor], str]  # dense tensors, and why something is missing 
 def in_transform() -> bool:
     """Whether vmap, grad or another transform of torch.func runs here."""
     return _STACK is not None and _STACK() is not None
+
+
+def is_unbuilt(tensor: Any) -> bool:
+    """Whether this is the parameter or buffer of a lazy module before its first forward."""
+    return isinstance(tensor, _UNBUILT)
 
 
 def is_odd(tensor: Tensor) -> bool:
@@ -138,5 +144,7 @@ def _together(found: Sequence[Found]) -> Found:
 
 def as_counted(value: Any) -> Found:
     """`plain` of a tensor that may be empty or of whole numbers: nothing to count is no reason."""
+    if is_unbuilt(value):
+        return [], ""
     tensors, why = plain(value)
     return [one for one in tensors if one.numel() and (one.is_floating_point() or one.is_complex())], why

@@ -42,6 +42,7 @@ from lab.rooms.nan.watch.plain import in_transform, is_odd
 from lab.rooms.nan.watch.pool import PASSED
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
+from lab.rooms.nan.watch.shared import new_module, new_parameter
 from lab.rooms.nan.watch.template import Template
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
@@ -66,9 +67,12 @@ class Recorder(ABC):
         self.blind: Tally[str] = Tally()  # why whole forwards were not seen
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
         self.called: set[int] = set()
+        self._last_calls: list[list[Any]] = []
         self._names: list[str] = []
         self._modules: list[nn.Module] = []
         self._plain: list[tuple[tuple[int, int, str], tuple[int, int, str]]] = []
+        self._known: set[int] = set()  # ids of `_modules`
+        self._grown = False  # a module of the model has got a new module or parameter
         self._makers: list[tuple[nn.Module, seam.Make]] = []
         for name, module in model.named_modules():
             self._know(name, module)
@@ -113,9 +117,16 @@ class Recorder(ABC):
     def attach(self) -> None:
         for at, module in enumerate(self._modules):
             self._attach(at, module)
+        for hook in (new_module, new_parameter):
+            hook.add(self._something_was_registered)
 
     def detach(self) -> None:
         self._ended = True
+        for hook in (new_module, new_parameter):
+            hook.remove(self._something_was_registered)
+        missed = [name for name, one in self.model.named_modules() if id(one) not in self._known]
+        if missed:
+            self.blind[f"of {', '.join(missed[:5])}, which became part of the model inside the block"] += 1
         for module, make in self._makers:
             seam.remove(module, make)
         self._makers.clear()
@@ -144,8 +155,23 @@ class Recorder(ABC):
             while self._waiting:
                 self._take_one(self._waiting.popleft())
 
+    @passes_on
+    def _something_was_registered(self, module: nn.Module, *_: Any) -> None:
+        """torch calls this for every module and parameter that becomes part of a module, of any model."""
+        self._grown = self._grown or id(module) in self._known
+
+    @hidden
+    def meet_new_modules(self) -> None:
+        """See modules too that became part of the model after the watch began."""
+        self._grown = False
+        for name, module in self.model.named_modules():
+            if id(module) not in self._known:
+                self._attach(self._know(name, module), module)
+        self._templates.clear()
+
     def _know(self, name: str, module: nn.Module) -> int:
         at = len(self._names)
+        self._known.add(id(module))
         self._names.append(name)
         self._modules.append(module)
         self._plain.append(((at, IN, "args[0]"), (at, OUT, "output")))
@@ -235,6 +261,8 @@ class Recorder(ABC):
         if why := blind():
             return self._aside(lane, why, inner, module, args, kwargs)
         try:
+            if self._grown:
+                self.meet_new_modules()
             phase, length = _phase(args, kwargs)
             phase = RECOMPUTE if recomputing() else phase
             mode = self._mode_for(phase, args, kwargs)
@@ -338,7 +366,7 @@ class Recorder(ABC):
 
     def _begin(self, batch: Batch, may_wait: bool) -> Counted:
         if may_wait and self._patient and not batch.odd:
-            return self._deferred.begin(batch.tensors, batch.bytes())
+            return self._deferred.begin(batch.tensors, batch.bytes(), batch.exposed())
         return quiet(self._begin_count, batch.tensors)
 
     def _absorb_by_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
@@ -439,6 +467,7 @@ class Recorder(ABC):
             self.take(forward, seen)
         except Exception as error:
             forward.failed = forward.failed or f"{type(error).__name__}: {error}"
+        forward.let_go()
         if forward.failed:
             self.failed += 1
             self.note(f"a {forward.phase} could not be counted: {forward.failed[:300]}")
@@ -448,7 +477,9 @@ class Recorder(ABC):
             for (at, leaf, why), times in batch.unseen.items():
                 self.unseen[self._names[at], leaf, why] += times
         self.unknown += int((seen.index < 0).sum())
-        self.called.update(at for at, _, _ in forward.calls)
+        if forward.calls is not self._last_calls:  # forwards read by one template share theirs
+            self._last_calls = forward.calls
+            self.called.update(at for at, _, _ in forward.calls)
 
 
 @passes_on

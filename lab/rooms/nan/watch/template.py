@@ -49,6 +49,7 @@ class Template:
     leaf_call: list[int]
     index: np.ndarray  # for each leaf, in the order of time, its place among the distinct ones
     put_out: np.ndarray
+    exposed: list[int]
     calls: list[list[Any]]
     cache_at: tuple[int, str] | None
     floats: Picker  # numbers of Python, which are read again
@@ -101,6 +102,7 @@ class Template:
             batch.leaf_call,
             np.asarray(batch.index, np.int64),
             batch.outputs(),
+            batch.exposed(),
             forward.calls,
             next(cached, None),
             picker(
@@ -144,7 +146,7 @@ class Template:
         batch.tensors, batch.ever_written = tensors, len(versions) - versions.count(0)
         batch.labels, batch.leaf_call, batch.index = self.labels, self.leaf_call, self.index
         batch.put_out, batch.unseen, batch.num_bytes = self.put_out, self.unseen, self.num_bytes
-        batch.fp8 = self.fp8
+        batch.fp8, batch.open = self.fp8, self.exposed
         return batch
 
     def cache(self, events: list[Any]) -> Any:

@@ -19,6 +19,7 @@ from lab.core.words import plural
 from lab.errors import LabError, UsageError
 from lab.rooms.nan.watch.batch import CACHE, Label
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
+from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.explain import Explainer
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.plain import FP8
@@ -28,6 +29,7 @@ from lab.rooms.nan.watch.steps import Step, Total
 from lab.rooms.nan.watch.totals import RunningTotals, add_counts
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
+MOST_STEPS = 20_000  # forwards in `steps`; `forwards` and `totals` count all
 
 
 class NonFiniteError(LabError, FloatingPointError):
@@ -39,17 +41,17 @@ class NonFiniteError(LabError, FloatingPointError):
 class Watch(Recorder):
     """Watches a model between `__enter__` and `__exit__`.
 
-    counter: "kernel", "bits", "norm" or "plain" (default: the best on the model's device). on_bad: "keep"
-    goes on, "raise" raises NonFiniteError after the forward that went bad, a function is called with its
-    `Step`. budget_bytes: what references may hold before they are counted and let go. keep_rows: keep call by
-    call the first forward of a phase too.
+    counter: "kernel", "bits", "norm" or "plain" (default: the best on the model's device), or a function.
+    on_bad: "keep" goes on, "raise" raises NonFiniteError after the forward that went bad, a function is
+    called with its `Step`. budget_bytes: what references may hold before they are counted and let go.
+    keep_rows: keep call by call the first forward of a phase too.
     """
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        counter: str | None = None,
+        counter: str | Counter | None = None,
         on_bad: str | Callable[[Step], None] = "keep",
         budget_bytes: int | None = None,
         keep_rows: bool = True,
@@ -60,6 +62,8 @@ class Watch(Recorder):
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if counter is None:
             self.counter, count, self.counter_reason = choose_counter(device)
+        elif callable(counter):
+            self.counter, count, self.counter_reason = "own", counter, "given"
         else:
             self.counter, count, self.counter_reason = counter, counter_named(counter), "asked for"
         super().__init__(model, count, budget_bytes or _budget(device), patient=_may_wait(device, on_bad))
@@ -71,6 +75,7 @@ class Watch(Recorder):
         self.recomputed = 0  # forwards that repeated a checkpointed one; they are no steps of their own
         self._steps: list[Step] = []
         self.weights: list[dict[str, Any]] = []
+        self.sentinels: list[str] = []  # buffers that began with infinities
         self._explainer = Explainer(self._names, self._modules)
         self._totals: dict[tuple[str, tuple[Label, ...]], RunningTotals] = {}
         self._last: dict[str, RunningTotals] = {}  # by phase
@@ -79,7 +84,9 @@ class Watch(Recorder):
     def __enter__(self) -> Watch:
         self.refuse_second_use()
         if self.check_weights:
-            self.weights += self._explainer.check_weights(self._count)
+            self.weights += self._explainer.check_weights(self._count, sentinels=self.sentinels)
+            for name in self.sentinels:
+                self.note(f"the buffer {name} begins with infinities, which are taken for its initial values")
         self.attach()
         return self
 
@@ -88,7 +95,7 @@ class Watch(Recorder):
 
     @property
     def steps(self) -> list[Step]:
-        """One per forward of the whole model, all counted."""
+        """One per forward of the whole model, all counted; of very many, the newer ones and the bad ones."""
         self.settle()
         return self._steps
 
@@ -137,7 +144,10 @@ class Watch(Recorder):
                 f"{plural(self.failed, 'forward')} could not be counted: {'; '.join(self.notes[-3:])}"
             )
         if self.unknown:
-            found.append(f"{plural(self.unknown, 'tensor')} overwritten in place before being counted")
+            also = " or not counted" if self._deferred.uncounted else ""
+            found.append(f"{plural(self.unknown, 'tensor')} overwritten in place before being counted{also}")
+        for reason, times in self._deferred.uncounted.items():
+            found.append(f"{plural(times, 'tensor')} could not be counted: {reason}")
         for (module, leaf, why), times in self.unseen.items():
             if why != CACHE:
                 found.append(f"{leaf} of {module or 'the model itself'} not looked into: {why} ({times}x)")
@@ -205,6 +215,9 @@ class Watch(Recorder):
             self._kept += 1
             step.rows = self._explainer.rows(forward, seen, bad)
         self._steps.append(step)
+        if len(self._steps) > MOST_STEPS:  # a server has no end of forwards: the older clean ones go
+            older, newer = self._steps[: MOST_STEPS // 2], self._steps[MOST_STEPS // 2 :]
+            self._steps = [one for one in older if one.bad_leaves][: MOST_STEPS // 4] + newer
         self.stepped(step, forward)
 
     def _note_saturated(self, seen: Seen) -> None:

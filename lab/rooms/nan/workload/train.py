@@ -18,11 +18,11 @@ from pathlib import Path
 
 from lab.errors import MissingError, UsageError
 from lab.rooms.nan.config import PLANTS, NanConfig, TrainConfig
+from lab.workload.hook import hooked
 from lab.workload.start import read_config, start, write_json
 
 log = logging.getLogger("lab.workload")
-HOOK = Path(__file__).parent / "hook"
-ROOT = Path(__file__).parents[4]
+GUARD = "lab.rooms.nan.watch.guard.auto:start_from_env"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def run_command(train: TrainConfig, out: Path) -> int:
     """The command in its own folder, with the guard in every Python process that imports torch."""
-    env = {**os.environ, "LAB_NAN_GUARD": str(out), "LAB_NAN_ON_BAD": train.on_bad, "LAB_NAN_ROOT": str(ROOT)}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HOOK), os.environ.get("PYTHONPATH")]))
+    env = hooked({**os.environ, "LAB_NAN_GUARD": str(out), "LAB_NAN_ON_BAD": train.on_bad}, GUARD)
     command = [sys.executable if train.command[0] == "python" else train.command[0], *train.command[1:]]
     try:
         code = subprocess.run(command, env=env, cwd=train.cwd or None, check=False).returncode

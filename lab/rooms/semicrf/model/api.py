@@ -36,7 +36,7 @@ from lab.rooms.semicrf.model.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
-from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
+from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem, problem_for_kernels
 
 LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
 BACKENDS = ("naive", "torch", "native", "auto")
@@ -72,7 +72,20 @@ def log_partition(
     if compiling():
         given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
         return compiled.log_partition({"score_BTC": score_BTC, **given}, backend)
-    return _log_partition(make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms), backend)
+    if by_kernels(backend, score_BTC, transition_CC, terms):
+        ends = (terms.get("start_C"), terms.get("end_C"))
+        problem = problem_for_kernels(score_BTC, transition_CC, duration_KC, lengths_B, *ends)
+    else:
+        problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    return _log_partition(problem, backend)
+
+
+def by_kernels(backend: str, score_BTC: Tensor, transition: Tensor, terms: dict[str, Tensor | None]) -> bool:
+    """Whether the kernels of native/cuda.py compute this alone: `Problem.plain`, and no transform."""
+    if not (isinstance(score_BTC, Tensor) and score_BTC.is_cuda and isinstance(transition, Tensor)):
+        return False
+    plain = terms.keys() <= {"start_C", "end_C"} and (score_BTC.dim(), transition.dim()) == (3, 2)
+    return plain and not autograd.transforming() and resolve_backend(backend, score_BTC) == "native"
 
 
 @compiled.uncompiled("log_partition calls its alarm, which may raise (SemiCRF: validate=False has none)")

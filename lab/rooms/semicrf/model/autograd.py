@@ -8,6 +8,7 @@ that costs a training step less time, and torch 1.12 knows no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,8 +28,10 @@ class Call:
     Under a torch.func transform nothing is left: the tensors of the backward pass have more dimensions there.
     """
 
-    def __init__(self, engine: Any, alarm: Alarm | None, names: tuple[str, ...]) -> None:
-        self.engine, self.alarm, self.names = engine, alarm, names
+    def __init__(
+        self, engine: Any, alarm: Alarm | None, names: tuple[str, ...], given_B: Tensor | None = None
+    ) -> None:
+        self.engine, self.alarm, self.names, self.given_B = engine, alarm, names, given_B
         self.keeps = False
         self.version = 0
         self.problem: Problem | None = None
@@ -37,7 +40,7 @@ class Call:
 
     def problem_of(self, lengths_B: Tensor, floats: Sequence[Tensor]) -> Problem:
         given = {name: value.detach() for name, value in zip(self.names, floats, strict=True)}
-        return Problem(lengths_B=lengths_B, **given)
+        return Problem(lengths_B=lengths_B, given_B=self.given_B, **given)
 
     def counts(self, problem: Problem, state: Any) -> Posteriors:
         return self.differentiated(problem, state, None)[0]
@@ -54,6 +57,7 @@ class Call:
             found = self.engine.backward(state)
         if self.alarm is not None:
             self.alarm(found)  # before what is wrong is mended: a fault is to be seen
+            found = replace(found, fetched=None)  # the audit as the alarm leaves it
         mended = finish(problem, found)  # waits for a GPU, so the gradients are queued before
         return found, None if mended else own
 
@@ -63,7 +67,7 @@ class Call:
         return self.counts(problem, self.engine.forward(problem, keep=True))
 
     def again(self, found: Posteriors | None = None) -> Call:
-        call = Call(self.engine, self.alarm, self.names)
+        call = Call(self.engine, self.alarm, self.names, self.given_B)
         call.found = found
         return call
 
@@ -223,12 +227,22 @@ def applied(function: Any, *inputs: Any) -> Any:
     return (function if transforming() else OLDER[function]).apply(*inputs)
 
 
+def no_tangents() -> bool:
+    """Whether no forward-mode differentiation is going on."""
+    return bool(torch.autograd.forward_ad._current_level < 0)
+
+
 def log_partition(engine: Any, alarm: Alarm | None, problem: Problem) -> Tensor:
     """log Z (B,), twice differentiable in `problem.floats()`."""
     floats = problem.floats()
-    call = Call(engine, alarm, problem.names())
-    call.keeps = torch.is_grad_enabled() and not transforming() and any(x.requires_grad for x in floats)
-    log_z_B: Tensor = applied(LogPartition, call, problem.lengths_B, *floats)
+    call = Call(engine, alarm, problem.names(), problem.given_B)
+    log_z_B: Tensor
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in floats)
+    if not wanted and not transforming() and no_tangents():
+        log_z_B = engine.forward(problem.detached(), keep=False).log_z_B.detach()
+        return log_z_B
+    call.keeps = wanted and not transforming()
+    log_z_B = applied(LogPartition, call, problem.lengths_B, *floats)
     return log_z_B
 
 

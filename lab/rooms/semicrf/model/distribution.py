@@ -212,7 +212,9 @@ class SegmentDistribution:
 def arguments(problem: Problem) -> dict[str, Any]:
     """The arguments of the functions in api.py."""
     names = {"transition": "transition_CC"}
-    values = {field.name: getattr(problem, field.name) for field in fields(problem)}
+    values = {
+        field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "given_B"
+    }
     return {names.get(name, name): value for name, value in values.items() if value is not None}
 
 

@@ -80,7 +80,7 @@ def stale_messages(
     engine = api.engine_for(api.resolve_backend(backend, problem.score_BTC), problem)
 
     def forward(problem: Problem, keep: bool = True) -> Any:
-        state = engine.forward(problem, keep)
+        state = engine.forward(problem, keep, count=False)
         if keep:
             for name in ("arrived", "source"):
                 state.own.buffer(name)[2] *= 1.5  # before, and after, the third frame

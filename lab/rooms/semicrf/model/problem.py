@@ -36,6 +36,8 @@ class Problem:
     `transition` is (C, C), (K, C, C) or (B, T, C, C). The terms of single segments are None where not given.
     Second derivatives change the model of each sequence on its own: then duration is (B, K, C), transition
     (B, T or 1, K or 1, C, C), and all are complex (`second.py`).
+    `given_B` are lengths that nobody has looked at yet, and `lengths_B` these held to 1..T: where the two
+    differ log Z is NaN, of which the kernels take care, who alone get such a problem.
     """
 
     score_BTC: Tensor
@@ -47,6 +49,7 @@ class Problem:
     seg_start_BTC: Tensor | None = None
     seg_end_BTC: Tensor | None = None
     segment_BTKC: Tensor | None = None
+    given_B: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -88,7 +91,7 @@ class Problem:
         own = ["score_BTC", "lengths_B", *self.names()[5:]]
         own += ["transition"] if self.transition.dim() > 3 else []
         own += ["duration_KC"] if self.duration_KC.dim() > 2 else []
-        return replace(self, **{name: getattr(self, name)[index] for name in own})
+        return replace(self, given_B=None, **{name: getattr(self, name)[index] for name in own})
 
     def detached(self) -> Problem:
         return self.with_floats([value.detach() for value in self.floats()])
@@ -105,7 +108,7 @@ class Problem:
         )
 
 
-FLOATS = tuple(field.name for field in fields(Problem) if field.name != "lengths_B")
+FLOATS = tuple(field.name for field in fields(Problem) if field.name not in ("lengths_B", "given_B"))
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ class Posteriors:
       their own.
     - `mass_error_B`: worst |sum_c P(t, c) - 1| over a sequence's frames as computed; inf for NaN, 0 where
       nothing is feasible. `mass_frame_B`: the first frame where it is reached.
-    - `imbalance_B`: what `ledger.imbalance` would compute, from forms that compute it beside the counts.
+    - `imbalance_B`: what `ledger.imbalance` would compute, from forms that compute it beside the counts; and
+      `fetched`, where it is on its way to the host, gives it there.
 
     `ledger.mass` computes the masses from `label_BTC`.
     """
@@ -135,6 +139,7 @@ class Posteriors:
     mass_frame_B: Tensor
     imbalance_B: Tensor | None = None
     segment_BTKC: Tensor | None = None
+    fetched: Any = None
 
     @classmethod
     def of_parts(cls, values: Sequence[Tensor]) -> Posteriors:
@@ -192,7 +197,7 @@ PARTS = (
     *("log_z_B", "label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition", "segment_BTKC"),
     *("mass_error_B", "mass_frame_B"),
 )
-COUNTS = tuple(f.name for f in fields(Posteriors) if f.name not in ("log_z_B", "imbalance_B"))
+COUNTS = tuple(f.name for f in fields(Posteriors) if f.name not in ("log_z_B", "imbalance_B", "fetched"))
 
 
 def make_problem(
@@ -210,6 +215,36 @@ def make_problem(
 
     A shared parameter with a NaN or +inf makes every end NaN, and so every sequence's log Z.
     """
+    terms = (start_C, end_C, seg_start_BTC, seg_end_BTC, segment_BTKC)
+    return _made(False, score_BTC, transition, duration_KC, lengths_B, *terms)
+
+
+def problem_for_kernels(
+    score_BTC: Tensor,
+    transition: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None = None,
+    start_C: Tensor | None = None,
+    end_C: Tensor | None = None,
+) -> Problem:
+    """The same; but lengths that lie on a GPU also go as they are given, which saves two launches and a copy
+    of the scores: the kernels of native/cuda.py see to those that are out of range.
+    """
+    return _made(True, score_BTC, transition, duration_KC, lengths_B, start_C, end_C)
+
+
+def _made(
+    kernels: bool,
+    score_BTC: Tensor,
+    transition: Tensor,
+    duration_KC: Tensor,
+    lengths_B: Tensor | None,
+    start_C: Tensor | None,
+    end_C: Tensor | None,
+    seg_start_BTC: Tensor | None = None,
+    seg_end_BTC: Tensor | None = None,
+    segment_BTKC: Tensor | None = None,
+) -> Problem:
     given = {"score": score_BTC, "transition": transition, "duration": duration_KC}
     own = {"seg_start": seg_start_BTC, "seg_end": seg_end_BTC, "segment": segment_BTKC}
     for name, value in {**given, "start": start_C, "end": end_C, **own}.items():
@@ -243,12 +278,18 @@ def make_problem(
     ):
         if value is not None and tuple(value.shape) != shape:
             raise UsageError(f"{name} must be {shape}, got {tuple(value.shape)}")
-    held_B, wild_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
-    if wild_B is not None:
-        score_BTC = score_BTC.masked_fill(wild_B[:, None, None], float("nan"))
+    given_B = None
+    if kernels and isinstance(lengths_B, Tensor) and lengths_B.is_cuda:
+        check_kind_of_lengths(lengths_B, batch)
+        given_B = lengths_B.detach().to(score_BTC.device, torch.int64)
+        held_B = given_B.clamp(1, frames)
+    else:
+        held_B, wild_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
+        if wild_B is not None:
+            score_BTC = score_BTC.masked_fill(wild_B[:, None, None], float("nan"))
     end_C = nan_if_spoiled(end_C, tuple(x for x in (transition, duration_KC, start_C) if x.dim() < 4))
     extras = (seg_start_BTC, seg_end_BTC, segment_BTKC)
-    return Problem(score_BTC, transition, duration_KC, held_B, start_C, end_C, *extras)
+    return Problem(score_BTC, transition, duration_KC, held_B, start_C, end_C, *extras, given_B)
 
 
 def default(score_BTC: Tensor, labels: int) -> Tensor:

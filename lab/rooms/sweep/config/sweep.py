@@ -13,10 +13,12 @@ class SweepConfig(Section, frozen=True):
     """The sweep: every (channels, threads) pair, `repeats` times, one training run each."""
 
     channels: Annotated[
-        list[Annotated[int, msgspec.Meta(ge=1)]], doc("NCCL/RCCL channel counts", min_length=1)
+        list[Annotated[int, msgspec.Meta(ge=0)]],
+        doc("NCCL/RCCL channel counts; 0: the library's own choice", min_length=1),
     ] = msgspec.field(default_factory=lambda: [28, 42, 56, 70])
     threads: Annotated[
-        list[Annotated[int, msgspec.Meta(ge=1)]], doc("NCCL/RCCL threads per block", min_length=1)
+        list[Annotated[int, msgspec.Meta(ge=0)]],
+        doc("NCCL/RCCL threads per block; 0: the library's own choice", min_length=1),
     ] = msgspec.field(default_factory=lambda: [256, 512])
     ranks: Annotated[int, msgspec.Meta(ge=1)] | None = None  # on each node
     nodes: Annotated[int, doc("hosts", ge=1)] = 1
@@ -31,5 +33,7 @@ class SweepConfig(Section, frozen=True):
         Literal["pin", "max"],
         doc("pin: NCCL_MIN_NCHANNELS = NCCL_MAX_NCHANNELS; max: only MAX, as the original sweep"),
     ] = "pin"
+    tuner: Annotated[str | None, doc("tuner file that every run is made under")] = None
+    tuner_plugin: Annotated[str | None, doc("NCCL's tuner plugin, as a step sees its path")] = None
     step_timeout_s: Annotated[float, doc("limit of one training run, s", gt=0)] = 1800.0
     pause_s: Annotated[float, doc("pause between two runs, s", ge=0)] = 5.0

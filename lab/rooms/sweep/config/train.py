@@ -134,6 +134,7 @@ class ProfilingConfig(Section, frozen=True):
     profile_memory: Annotated[bool, doc("allocations")] = True
     with_stack: Annotated[bool, doc("Python call stacks: traces grow several times")] = True
     with_flops: Annotated[bool, doc("estimated FLOPs of every op")] = True
+    cuda_sync: Annotated[bool, doc("streams' waits for events (ours; torch >= 2.1 on NVIDIA)")] = False
     tensorboard: Annotated[bool, doc("also (or only) write tensorboard/*.pt.trace.json.gz")] = False
     chrome_trace: Annotated[bool, doc("write torch_profiler/rank{r}/{stem}_step{N}.json.gz")] = True
     trace_filename: Annotated[

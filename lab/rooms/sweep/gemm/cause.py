@@ -22,7 +22,8 @@ from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.effect import BY_RANK, effect, split_effects
 from lab.rooms.sweep.gemm.groups import usable
 from lab.rooms.sweep.gemm.report import Report
-from lab.rooms.sweep.gemm.shares import SHARES, Pooled, in_words, pooled, shares
+from lab.rooms.sweep.gemm.shares import CLOCK, SHARES, Pooled, in_words, pooled, shares
+from lab.rooms.sweep.gemm.states import with_clocks
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import SETTING, column_names, grouped
 
@@ -46,7 +47,7 @@ CAUSES = [
     *column_names("n median_us std_us time_spread_us2"),
     *SHARES,
 ]
-CLOCKS = "traces hold no clocks, so their share is part of the rank's share or of the unexplained one"
+CLOCKS = "no clocks were sampled, so their share is part of the rank's share or of the unexplained one"
 
 
 def write_causes(data: SweepData, out: Path) -> Report:
@@ -61,13 +62,14 @@ def write_causes(data: SweepData, out: Path) -> Report:
         "gemm_variance_causes": causes,
     }
     files = [write_csv(table, out / f"{name}.csv") for name, table in tables.items()]
-    return Report(files, list(data.missing), list(data.problems), findings(effects, pooled_by_setting(data)))
+    spread = pooled_by_setting(data)
+    return Report(files, list(data.missing), list(data.problems), findings(effects, spread))
 
 
 def effect_tables(data: SweepData) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """The tables EFFECT, SPLITS and CAUSES, each by configuration, most GEMM time first."""
     chosen = usable(data)
-    chosen = chosen.join(beside(data)[["collective", "msg_bytes", "channels", "phase"]])
+    chosen = with_clocks(data, chosen.join(beside(data)[["collective", "msg_bytes", "channels", "phase"]]))
     effects: list[dict[str, Any]] = []
     splits: list[dict[str, Any]] = []
     causes: list[dict[str, Any]] = []
@@ -92,7 +94,7 @@ def pooled_by_setting(data: SweepData) -> dict[tuple[int, int], Pooled]:
     """For each configuration what the spread of all its GEMMs goes with."""
     return {
         (int(threads), int(channel)): pooled(rows)
-        for (threads, channel), rows in grouped(usable(data), SETTING)
+        for (threads, channel), rows in grouped(with_clocks(data, usable(data)), SETTING)
     }
 
 
@@ -108,7 +110,8 @@ def findings(effects: pd.DataFrame, spread: Mapping[tuple[int, int], Pooled]) ->
         sentences.append(
             f"{name}: {_slowdown_words(compared)}; {in_words(spread[int(threads), int(channel)])}"
         )
-    return [*sentences, *([CLOCKS] if sentences else [])]
+    unknown = any(CLOCK not in one.shares.share for one in spread.values())
+    return [*sentences, *([CLOCKS] if sentences and unknown else [])]
 
 
 def _slowdown_words(compared: pd.DataFrame) -> str:

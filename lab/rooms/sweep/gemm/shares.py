@@ -17,7 +17,9 @@ OTHER_SHARE = 0.1
 # Two factors that share more than this of the spread cannot be told apart by variance.
 CONFOUNDED = 0.5
 FACTORS = ("overlap", "rank", "other_kernels", "step")
+CLOCK = "clocks"  # a factor where the GPU's clock was sampled beside every instance
 WORDS = {
+    CLOCK: "the clock of its GPU",
     "overlap": "a collective beside it",
     "rank": "which rank (its GPU, host or clock)",
     "other_kernels": "other kernels beside it",
@@ -43,23 +45,25 @@ def shares(rows: pd.DataFrame) -> dict[str, Any]:
     """What one GEMM's spread in one configuration goes with; shares and unexplained add up to 1.
 
     Factors: the share of its time beside a collective, the rank, other kernels beside it for 10 % of its time
-    or more, the step. The shares do not depend on an order; what two factors have in common is split between
+    or more, the step, and the GPU's clock where it was sampled. The shares do not depend on an order; what
+    two factors have in common is split between
     them, so what each adds alone stands beside.
     """
     dur_us = rows["dur_ns"].to_numpy() / 1000
-    sums = _sums(rows)
+    names = factors_of(rows)
+    sums = _sums(rows, names)
     num_columns = sum(len(columns) for columns in sums.columns.values())
     # With about as many columns as instances any fit is perfect.
-    found = attribution([sums] if len(rows) > num_columns + 2 else [], FACTORS)
+    found = attribution([sums] if len(rows) > num_columns + 2 else [], names)
     return {
         "n": len(rows),
         "median_us": median(dur_us),
         "std_us": float(dur_us.std(ddof=1)) if len(dur_us) > 1 else np.nan,
         "time_spread_us2": float(((dur_us - dur_us.mean()) ** 2).sum()),
-        **{f"{name}_share": share for name, share in found.share.items()},
+        **{f"{name}_share": found.share[name] for name in FACTORS},
         **{f"{name}_unique": found.unique[name] for name in FACTORS[:2]},
         "shared_share": found.shared,
-        "clocks_share": np.nan,
+        "clocks_share": found.share.get(CLOCK, np.nan),
         "unexplained_share": found.unexplained,
         "verdict": _verdict(found),
     }
@@ -68,10 +72,11 @@ def shares(rows: pd.DataFrame) -> dict[str, Any]:
 def pooled(rows: pd.DataFrame) -> Pooled:
     """All GEMMs of one configuration together; intervals by rank and step, never by instance."""
     numbered = rows.assign(cluster=rows.groupby(["repeat", "rank", "step"], sort=True).ngroup())
-    groups = [_sums(group) for _, group in numbered.groupby(GROUP, observed=True, sort=True)]
+    names = factors_of(rows)
+    groups = [_sums(group, names) for _, group in numbered.groupby(GROUP, observed=True, sort=True)]
     cells = numbered.groupby([*GROUP, "repeat", "rank", "step"], observed=True, sort=True).ngroup()
     return Pooled(
-        attribution(groups, FACTORS),
+        attribution(groups, names),
         effect_within(
             numbered["dur_ns"].to_numpy() / 1000,
             numbered["comm_share"].to_numpy(dtype=float),
@@ -106,7 +111,13 @@ def confounded(found: Attribution) -> bool:
     return found.shared > CONFOUNDED
 
 
-def _sums(rows: pd.DataFrame) -> Sums:
+def factors_of(rows: pd.DataFrame) -> tuple[str, ...]:
+    """The factors of these instances: with the clock only where every one of them has it."""
+    known = "clock_mhz" in rows and bool(rows["clock_mhz"].notna().all()) and len(rows) > 0
+    return (*FACTORS, CLOCK) if known else FACTORS
+
+
+def _sums(rows: pd.DataFrame, names: tuple[str, ...]) -> Sums:
     length_ns = np.maximum((rows["end_ns"] - rows["ts_ns"]).to_numpy(), 1)
     if "cluster" in rows:
         clusters = rows["cluster"].to_numpy()
@@ -118,6 +129,9 @@ def _sums(rows: pd.DataFrame) -> Sums:
         "other_kernels": (rows["other_ns"].to_numpy() / length_ns >= OTHER_SHARE).astype(int),
         "step": rows["step"].to_numpy(dtype=int),
     }
+    if CLOCK in names:
+        clock = rows["clock_mhz"].to_numpy(dtype=float)
+        factors[CLOCK] = clock - clock.mean()
     return sums_of(rows["dur_ns"].to_numpy() / 1000, factors, clusters)
 
 

@@ -10,6 +10,8 @@ import click
 
 from lab.errors import BadDataError, LabError, StepFailed, UsageError, needs
 from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
+from lab.rooms.sweep.ranks.evidence import import_evidence
+from lab.rooms.sweep.tuner.cli import tuner
 from lab.terminal.click_types import with_options
 from lab.terminal.options import out
 
@@ -122,6 +124,10 @@ def hang(folder: Path, as_json: bool) -> None:
         )
 
 
+ranks.add_command(tuner)
+ranks.add_command(import_evidence)
+
+
 def _verdict_json(one: Any) -> dict[str, Any]:
     return {
         "class": one.kind,
@@ -150,6 +156,7 @@ def _show(settings: Any, files: list[Path], *, as_json: bool) -> None:
                 "repeat": one.config.repeat,
                 **encoded(one.explained),
                 "lacking": one.missing,
+                "gpus": one.gpus,
                 "problems": [*one.problems, *one.account.together.pairs.problems],
             }
             for one in settings

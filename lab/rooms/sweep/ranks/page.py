@@ -84,6 +84,9 @@ def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Wr
 
 def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], list[Block]]:
     frames = tables(setting.explained)
+    gpus = pd.DataFrame(setting.gpus)
+    if len(gpus):
+        frames["gpu_clocks"] = gpus
     files = [write_csv(frame, folder / f"{name}.csv") for name, frame in frames.items()]
     at = folder.relative_to(out).as_posix()
     base = "" if at == "." else f"{at}/"
@@ -103,6 +106,7 @@ def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], 
         Table(frames["findings"], "Findings", f"{base}findings.csv"),
         Table(frames["what_if"], "What if: steps replayed with one change", f"{base}what_if.csv"),
         Table(frames["clocks"], "Clocks against the median rank, with bounds", f"{base}clocks.csv"),
+        Table(gpus, "Each rank's GPU beside the recording", f"{base}gpu_clocks.csv"),
         Table(frames["path"], "Critical path over ranks", f"{base}path.csv", limit=200),
     ]
     return files, [block for block in blocks if not isinstance(block, Table) or len(block.frame)]

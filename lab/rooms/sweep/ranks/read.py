@@ -6,20 +6,27 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
 from lab.recordings.as_trace import load_traces
 from lab.recordings.cache import load_trace
+from lab.recordings.gpu_state import GpuState, read_state, rows_of
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.recordings.pool import map_traces
 from lab.recordings.ranks import Account, RankWork, account_of, work_of
+from lab.recordings.ranks.common import WHOLE
 from lab.recordings.ranks.explain import Explained, explain
+from lab.recordings.ranks.stragglers import MISSING
 from lab.recordings.tables import Trace
 from lab.rooms.sweep.layout import ConfigDir, configs_of
 from lab.rooms.sweep.names import first_few, long_name
 from lab.rooms.sweep.tables import Progress
+
+# Share of operations without a launch above which an account says little about the host.
+MOST_UNLAUNCHED = 0.5
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,12 @@ class Setting:
     world_size: int
     missing: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    state: GpuState | None = None  # of the GPUs, where it was sampled beside the run
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """One row per rank whose GPU was sampled: clocks, power, temperature within the recording."""
+        return gpus_of(self.account, self.state)
 
     @property
     def account(self) -> Account:
@@ -104,8 +117,43 @@ def read_settings(
             collected.append((config, *_collect(mine)))
     explained = explain([account_of(works) for _, works, *_ in collected])
     return [
-        Setting(config, found, world, missing, problems)
+        Setting(
+            config,
+            found,
+            world,
+            [*missing, *lost_calls(found, world), *_without_launches(found), *_without_length(found)],
+            problems,
+            read_state(config.path) if config.path.is_dir() else None,
+        )
         for (config, _, world, missing, problems), found in zip(collected, explained, strict=True)
+    ]
+
+
+def gpus_of(account: Account, state: GpuState | None) -> list[dict[str, Any]]:
+    """One row per rank whose GPU was sampled: clocks, power, temperature within the recording."""
+    windows = [rows for rows in account.together.windows if len(rows)]
+    if state is None or not windows:
+        return []
+    begin = min(int(rows[:, 1].min()) for rows in windows)
+    end = max(int(rows[:, 2].max()) for rows in windows)
+    return rows_of(state, account.ranks, begin, end)
+
+
+def lost_calls(one: Explained, world: int) -> list[str]:
+    """What ranks lack of calls that others recorded in steps that all recorded: the pairing has holes there.
+
+    A rank without any recording is said where ranks are counted, so it is left out here.
+    """
+    ranks, together = one.account.ranks, one.account.together
+    if len(ranks) < 2:
+        return []
+    shared = set.intersection(*({int(number) for number in rows[:, 0]} for rows in together.windows))
+    return [
+        finding.text
+        for finding in one.findings
+        if finding.cause == MISSING
+        and (finding.rank in ranks or finding.rank >= world)
+        and (shared & set(finding.steps) or together.window_kind == WHOLE)
     ]
 
 
@@ -186,6 +234,32 @@ def _steps_not_shared(works: Mapping[int, RankWork]) -> list[str]:
 
 def _renamed(work: RankWork, rank: int) -> RankWork:
     return RankWork(**{**vars(work), "rank": rank})
+
+
+def _without_launches(one: Explained) -> list[str]:
+    """Ranks whose launches were not recorded, so that nobody can tell whether their hosts are late."""
+    found = []
+    for work in one.account.together.works:
+        idle_ns = sum(row.parts["unexplained_ns"] for row in one.account.rows if row.rank == work.rank)
+        lost = float((work.call_begin < 0).mean())
+        if lost > MOST_UNLAUNCHED and idle_ns > 0:
+            found.append(
+                f"rank {work.rank}: {100 * lost:.0f} % of its operations have no recorded launch, so "
+                f"{idle_ns / 1e6:.1f} ms of idle time are unexplained: whether its host is late is not told"
+            )
+    return found
+
+
+def _without_length(one: Explained) -> list[str]:
+    """Ranks some of whose collectives are 0 ns long: neither their waiting nor their transfer is known."""
+    found = []
+    for work in one.account.together.works:
+        num_lost = int((work.collectives.dur_ns == 0).sum())
+        if num_lost:
+            calls = plural(len(work.collectives), "collective")
+            lost = "their length was lost, and with it waiting and transfer"
+            found.append(f"rank {work.rank}: {num_lost} of {calls} are 0 ns long: {lost}")
+    return found
 
 
 def by_setting(

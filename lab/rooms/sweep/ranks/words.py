@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -10,8 +11,10 @@ from lab.core.words import plural
 from lab.recordings.ranks.common import GPU_STEPS, WHOLE
 from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, host_bound, ranks_in_words
 from lab.recordings.ranks.path import shares
+from lab.recordings.ranks.stragglers import SLOW_KERNELS
 from lab.rooms.sweep.ranks.read import Setting
 
+LOWER_CLOCK = 0.02  # a GPU's clock below the others' that is worth a sentence
 CAUSED_MS = 0.5  # smallest wait per step and rank worth a sentence
 
 
@@ -30,6 +33,7 @@ def sentences(setting: Setting) -> list[str]:
             _caused(setting),
             _what_if(setting),
             _path(setting),
+            *gpu_sentences(setting),
             *_clocks(setting),
             _windows(setting),
             *(f"Withheld: {text}." for text in one.withheld),
@@ -143,6 +147,40 @@ def _path(setting: Setting) -> str | None:
     return f"Critical path of step {step}: {', '.join(parts)}."
 
 
+def gpu_sentences(setting: Setting) -> list[str]:
+    """Which GPU is clocked lower than the others, and why; what slow kernels have to do with it."""
+    slow = {finding.rank for finding in setting.explained.findings if finding.cause == SLOW_KERNELS}
+    on_gpu = any(work.device == "gpu" for work in setting.account.together.works)
+    rows = [row for row in setting.gpus if row["samples"] and row["sm_clock_mhz"] > 0]
+    if not rows:
+        text = f"Clocks were not sampled beside the run, so why the kernels of rank {_join(slow)} are slower"
+        return [f"{text} is not seen."] if slow and on_gpu else []
+    found = []
+    clock = {row["rank"]: row["sm_clock_mhz"] for row in rows}
+    for row in rows:
+        others = [mhz for rank, mhz in clock.items() if rank != row["rank"]]
+        usual = float(np.median(others)) if others else row["sm_clock_mhz"]
+        lower = 1 - row["sm_clock_mhz"] / usual
+        if lower > LOWER_CLOCK:
+            why = f" ({row['slowed_by']} of samples)" if row["slowed_by"] else ""
+            explains = ", which fits its slower kernels" if row["rank"] in slow else ""
+            mhz = f"{row['sm_clock_mhz']:.0f} MHz, the others at {usual:.0f} MHz"
+            found.append(f"The GPU of rank {row['rank']} ran at {mhz}{why}{explains}.")
+        elif row["rank"] in slow:
+            mhz = f"{row['sm_clock_mhz']:.0f} MHz as the others ({usual:.0f} MHz)"
+            slower = f"The kernels of rank {row['rank']} are slower"
+            found.append(f"{slower} though its GPU ran at {mhz}: the cause is not seen.")
+    cost = setting.state.cost_share if setting.state else float("nan")
+    if not np.isnan(cost):
+        every = f"{setting.state.interval_s:g} s" if setting.state else ""
+        found.append(f"Sampling clocks every {every} took {100 * cost:.1f} % of one CPU core.")
+    return found
+
+
+def _join(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
 def _clocks(setting: Setting) -> list[str]:
     found = []
     for clock in setting.account.clocks:
@@ -164,10 +202,8 @@ def _clocks(setting: Setting) -> list[str]:
     ]
     if wide:
         most = max(c.high_ns - c.low_ns for c in setting.account.clocks if c.rank in wide) / 1e6
-        verb = ranks_in_words(wide, "is", "are")
-        found.append(
-            f"The clocks of {verb} bounded only to within {most:.1f} ms: a smaller error would not show."
-        )
+        clocks = f"clock{'s' if len(wide) > 1 else ''} of {ranks_in_words(wide, 'is', 'are')}"
+        found.append(f"The {clocks} bounded only to within {most:.1f} ms: a smaller error would not show.")
     return found
 
 

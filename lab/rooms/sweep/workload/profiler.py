@@ -38,8 +38,21 @@ def profiler(config: TrainConfig, out: Path, rank: int, device: torch.device) ->
         profile_memory=options.profile_memory,
         with_stack=options.with_stack,
         with_flops=options.with_flops,
+        **(sync_events() if options.cuda_sync else {}),
     ) as profile:
         yield profile
+
+
+def sync_events() -> dict[str, Any]:
+    """The profiler's argument that records which stream waited for which event; {} where torch has none."""
+    make = getattr(getattr(torch._C, "_profiler", None), "_ExperimentalConfig", None)
+    if make is None or torch.version.hip is not None:
+        return {}
+    try:
+        return {"experimental_config": make(enable_cuda_sync_events=True)}
+    except TypeError:  # before torch 2.1
+        log.info("torch %s records no waits of streams", torch.__version__)
+        return {}
 
 
 def profile_phase(profile: Any) -> str:

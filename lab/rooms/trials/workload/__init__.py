@@ -1,1 +1,3 @@
-"""One trial: the command runs, its output is judged as it comes, and its row is written at its end."""
+"""What runs beside the GPU: a trial, a replay, a GPU's checks. Each name is for `python -m`."""
+
+REPLAY = "lab.rooms.trials.workload.replay.main"

@@ -7,27 +7,39 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import platform
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import IO
 
 import lab
 from lab.core.content import EXPECTED, REPORT
 from lab.core.run import LOG
-from lab.errors import LabError
+from lab.errors import BadDataError, LabError
 from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of
-from lab.rooms.trials.failure import Reader, parse
+from lab.rooms.trials.failure import Reader, parse, shell_code
 from lab.rooms.trials.progress import ended, progress
 from lab.rooms.trials.rows import read_settings, read_trial, write_trial
+from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
+from lab.rooms.trials.workload.sensors import Sensors
+from lab.workload.hook import hooked
 
 LONGEST_LINE = 1 << 16  # bytes judged at a time
+MOST_LOG_BYTES = 64 << 20  # of a trial's output in its log; all of it is judged
+LONGEST_NUMBER = 1 << 10  # bytes of a name with its number
+NAME_BEGINS = re.compile(rb"[\s,{][A-Za-z_\"']")
+LAST_LINES = 200  # which the log has in any case
 GRACE_S = 5.0
 MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 CANNOT_START = 127
@@ -68,46 +80,74 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def command(config: TrialsConfig, cell: Cell, trial: int) -> list[str]:
     """The words to start, with {seed}, {trial} and {cell} filled in."""
-    values = {"{seed}": str(seed_of(config, trial)), "{trial}": str(trial), "{cell}": cell.name}
+    values = {"{seed}": str(seed_of(config, trial, cell)), "{trial}": str(trial), "{cell}": cell.name}
     words = [*config.command, *cell.args]
     for mark, value in values.items():
         words = [word.replace(mark, value) for word in words]
     return words
 
 
-def environment(config: TrialsConfig, cell: Cell, trial: int) -> dict[str, str]:
-    """The caller's environment without what makes a step import lab's copy, and the cell's variables."""
+def callers_environment() -> dict[str, str]:
+    """This process's environment without what makes a step import lab's copy."""
     env = dict(os.environ)
     if env.pop(EXPECTED, None):
         ours = str(Path(lab.__file__).parent.parent)
         paths = [one for one in env.pop("PYTHONPATH", "").split(":") if one and one != ours]
         env.update({"PYTHONPATH": ":".join(paths)} if paths else {})
     env.pop(REPORT, None)
+    return env
+
+
+def environment(config: TrialsConfig, cell: Cell, trial: int) -> dict[str, str]:
+    """The caller's environment, and the cell's variables."""
     trials = {"LAB_TRIAL": str(trial), "LAB_TRIAL_CELL": cell.name}
-    return {**env, **trials, "LAB_TRIAL_SEED": str(seed_of(config, trial)), **cell.env}
+    return {
+        **callers_environment(),
+        **trials,
+        "LAB_TRIAL_SEED": str(seed_of(config, trial, cell)),
+        **cell.env,
+    }
+
+
+def observed(env: dict[str, str], cell: Cell, folder: Path) -> dict[str, str]:
+    """`env` for a cell whose settings are made, or seen to have an effect, from inside the command."""
+    if not cell.settings and not cell.read_by:
+        return env
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    words = json.dumps({"out": str(folder), "settings": cell.settings, "read_by": cell.read_by})
+    return hooked({**env, EFFECTS: words}, APPLY)
 
 
 def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     reader = Reader(parse(config.fail), config.step_time)
     started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
-    env = environment(config, cell, args.trial)
+    witnesses = args.out.resolve() / "effects"
+    env = observed(environment(config, cell, args.trial), cell, witnesses)
     words = command(config, cell, args.trial)
-    code, timed_out, failure = _run(words, env, config, reader)
+    with Sensors(env) as sensors:
+        code, timed_out, failure = _run(words, env, config, reader)
+    code = shell_code(code)
     verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
     step = args.out.name
+    effect = effect_of(cell.settings, cell.read_by, witnesses)
+    if verdict != "error" and cell.settings and effect != "yes":
+        verdict, reason = "error", f"the cell's settings had no effect: {effect}"
     return Trial(
         cell=cell.name,
         trial=args.trial,
         verdict=verdict,
         reason=reason,
         order=args.order,
-        seed=seed_of(config, args.trial),
+        seed=seed_of(config, args.trial, cell),
         exit_code=None if failure else code,
         seconds=round(time.monotonic() - began, 3),
         step_time=reader.step_time,
         started_utc=started,
-        host=platform.node(),
-        gpus=next((env[mask] for mask in MASKS if env.get(mask)), ""),
+        host=env.get("SLURMD_NODENAME") or platform.node(),  # as cells name it
+        gpus=next((env[mask] for mask in MASKS if env.get(mask) not in (None, "", "-1")), ""),
+        **sensors.summary(),  # type: ignore[arg-type]
+        effect=effect,
         first_bad_line=min(reader.hits.values(), default=None),
         step=step,
         log=f"steps/{step}/{LOG}",
@@ -146,14 +186,7 @@ def _follow(
     assert child.stdout is not None
     source = child.stdout
 
-    def read() -> None:
-        while line := source.readline(LONGEST_LINE):
-            text = line.decode(errors="replace")
-            reader.line(text.rstrip("\r\n"))
-            sys.stdout.write(text)
-            sys.stdout.flush()
-
-    thread = threading.Thread(target=read, daemon=True)
+    thread = threading.Thread(target=_pass_on, args=(source, reader), daemon=True)
     thread.start()
     deadline = None if limit_s is None else time.monotonic() + limit_s
     timed_out = False
@@ -166,6 +199,39 @@ def _follow(
     _signal_group(child, signal.SIGKILL)  # what it left running would disturb the next trial
     thread.join(timeout=GRACE_S)
     return timed_out
+
+
+def _pass_on(source: IO[bytes], reader: Reader) -> None:
+    """Judge all of the output; write the first MOST_LOG_BYTES of it and its last lines."""
+    kept, left_out, tail = 0, 0, deque[str](maxlen=LAST_LINES)
+    for text in _lines(source):
+        reader.line(text.rstrip("\r\n"))
+        if kept < MOST_LOG_BYTES:
+            kept += len(text)
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        else:
+            if len(tail) == LAST_LINES:
+                left_out += len(tail[0])
+            tail.append(text)
+    if left_out:
+        sys.stdout.write(f"\nlab: {left_out:,} characters judged and not kept; the last lines follow\n")
+    sys.stdout.write("".join(tail))
+    sys.stdout.flush()
+
+
+def _lines(source: IO[bytes]) -> Iterator[str]:
+    """Lines, the longest in parts that begin with a name: neither a number nor its name is cut off."""
+    rest = b""
+    while read := source.readline(LONGEST_LINE):
+        read, rest = rest + read, b""
+        if not read.endswith(b"\n") and len(read) >= LONGEST_LINE:
+            begin = len(read) - LONGEST_NUMBER
+            names = [one.start() + 1 for one in NAME_BEGINS.finditer(read, begin - LONGEST_NUMBER, begin)]
+            read, rest = (read[: names[-1]], read[names[-1] :]) if names else (read, b"")
+        yield read.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -195,10 +261,16 @@ def _already_decided(config: TrialsConfig, cell: Cell, args: argparse.Namespace)
         verdict=NOT_RUN,
         reason="decided before",
         order=args.order,
-        seed=seed_of(config, args.trial),
+        seed=seed_of(config, args.trial, cell),
         step=args.out.name,
     )
 
 
 def _so_far(steps: Path) -> list[Trial]:
-    return [row for path in sorted(steps.iterdir()) if (row := read_trial(path)) is not None]
+    """A row that cannot be read is told by the analysis; it must not end the trials after it."""
+    rows = []
+    for path in sorted(steps.iterdir()):
+        with contextlib.suppress(BadDataError):
+            if (row := read_trial(path)) is not None:
+                rows.append(row)
+    return rows

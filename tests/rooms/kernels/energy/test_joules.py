@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+
 import msgspec
 import pytest
 
@@ -17,6 +20,15 @@ def test_net_energy_subtracts_idle_power_for_the_time_that_passed():
     assert row.busy == pytest.approx(1.0) and row.watts == pytest.approx(501.0)
     assert row.run_net_j == pytest.approx(2 * row.net_j)
     assert row.net_ci[0] < row.net_j < row.net_ci[1]
+
+
+def test_the_interval_of_eleven_windows_is_students():
+    raw = a_raw()
+    raw.signatures[0].windows = [a_window(50.0 + 0.1 * number) for number in range(11)]
+    row = next(row for row in evaluate(a_plan(), raw).rows if row.sig_id == "big")
+    joules = [(50.0 + 0.1 * number) / 1000 for number in range(11)]
+    half = 2.228 * statistics.stdev(joules) / math.sqrt(11)  # 95 % at 10 degrees of freedom, from a table
+    assert (row.net_ci[1] - row.net_ci[0]) / 2 == pytest.approx(half, rel=1e-3)
 
 
 def test_a_call_that_is_not_measured_takes_its_stand_ins_power_and_says_so():

@@ -14,7 +14,6 @@ from lab.rooms.kernels.energy.windows import (
     Progress,
     Sampler,
     integrate,
-    mean_ci,
     update_period_s,
     window,
 )
@@ -88,12 +87,6 @@ def test_launches_are_counted_as_the_gpu_finished_them():
         500.0,
         0.0,
     )
-
-
-def test_an_interval_needs_two_values():
-    assert math.isnan(mean_ci([1.0])[1])
-    mean, low, high = mean_ci([1.0, 2.0, 3.0])
-    assert mean == 2.0 and high - mean == pytest.approx(4.303 / math.sqrt(3)) and low < mean
 
 
 def test_the_sampler_polls_from_its_own_thread_and_an_absent_sensor_is_nan():

@@ -34,3 +34,14 @@ def test_a_function_belongs_to(name, word):
 
 def test_void_is_stripped_to_be_shown_and_kept_in_data():
     assert shown("void f") == "f" and shown("void ") == "(name cut away)"
+
+
+def test_the_number_that_a_compiler_adds_changes_no_category():
+    for name in (
+        "triton_poi_fused_add",
+        "void cutlass::Kernel2",
+        "flash_fwd_kernel",
+        "layer_norm",
+        "mystery",
+    ):
+        assert category(f"{name}_4977") == category(f"{name}_12") == category(f"{name}_00")

@@ -66,3 +66,26 @@ def test_complex_and_strided_tensors_are_counted_too():
 def test_an_unknown_way_of_counting_is_refused():
     with pytest.raises(UsageError, match="no counter 'fast'"):
         counter_named("fast")
+
+
+def test_the_screen_sees_what_is_bad_wherever_it_lies_and_knows_no_magnitudes():
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64):
+        for size in (1, 7, count.LARGE, count.LARGE + 1, 3 * count.LARGE + 5):
+            for at in {0, size // 2, size - 1}:
+                for value in (float("nan"), float("inf"), float("-inf")):
+                    tensor = torch.ones(size, dtype=dtype)
+                    tensor[at] = value
+                    row = count.screen_counts([torch.ones(3), tensor])[1]
+                    assert row[:3].tolist() == count.plain_counts([tensor])[0, :3].tolist(), (
+                        dtype,
+                        size,
+                        at,
+                        value,
+                    )
+    clean = count.screen_counts([torch.ones(3), torch.ones(4, 5).t(), torch.tensor(2.0), torch.ones(0)])
+    assert (clean[:, :3] == 0).all() and (clean[:3, 3:] == -1).all()
+
+
+def test_squares_that_overflow_are_no_fault():
+    row = count.screen_counts([torch.tensor([3e38, -3e38], requires_grad=True)])[0]
+    assert row[:3].tolist() == [0, 0, 0] and row[4] == pytest.approx(3e38)

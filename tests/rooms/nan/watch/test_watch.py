@@ -184,3 +184,14 @@ def test_a_checkpoints_recomputation_is_no_forward_of_its_own():
         for _ in range(3):
             model(torch.ones(2, 4, requires_grad=True)).sum().backward()
     assert len(w.steps) == 3 and w.recomputed > 0 and w.clean
+
+
+def test_a_server_that_never_ends_keeps_its_bad_forwards_and_the_newer_ones(monkeypatch):
+    monkeypatch.setattr("lab.rooms.nan.watch.watch.MOST_STEPS", 20)
+    model = torch.nn.Linear(2, 2)
+    with lab.nan.watch(model) as w, torch.no_grad():
+        for number in range(100):
+            model(torch.full((1, 2), float("nan") if number == 3 else 1.0))
+    numbers = [step.number for step in w.steps]
+    assert len(numbers) <= 20 and numbers[0] == 3 and numbers[-1] == 99
+    assert w.forwards == 100 and w.first_step.number == 3

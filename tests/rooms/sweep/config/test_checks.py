@@ -13,7 +13,7 @@ from lab.rooms.sweep.config.load import load_train_config, preset_names
 
 
 def test_every_preset_loads_and_its_profiler_windows_end() -> None:
-    assert preset_names() == ["encoder20", "llm", "tiny"]
+    assert preset_names() == ["encoder20", "llm", "llm_wide", "tiny"]
     for name in preset_names():
         config = load_train_config(name)
         total, _ = planned_steps(config, world_size=8)

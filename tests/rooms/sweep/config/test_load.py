@@ -109,7 +109,7 @@ def test_a_missing_file_names_the_presets() -> None:
         load_train_config("encoder2")
 
 
-@pytest.mark.parametrize("name", ["tiny", "encoder20", "llm"])
+@pytest.mark.parametrize("name", ["tiny", "encoder20", "llm", "llm_wide"])
 def test_a_dumped_config_loads_back_equal(tmp_path: Path, name: str) -> None:
     config = load_train_config(name, ["streams.num_streams=3"])
     assert load_train_config(write(tmp_path, dump_train_config(config))) == config

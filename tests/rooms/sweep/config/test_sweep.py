@@ -16,7 +16,7 @@ def test_the_sweep_has_the_published_grid_in_random_order() -> None:
     sweep = SweepConfig()
     assert (sweep.channels, sweep.threads) == ([28, 42, 56, 70], [256, 512])
     assert (sweep.order, sweep.channels_as, sweep.repeats, sweep.seed) == ("random", "pin", 1, 2025)
-    for bad in ({"channels": []}, {"threads": [0]}, {"ranks": 0}, {"order": "sorted"}, {"chanels": [1]}):
+    for bad in ({"channels": []}, {"threads": [-1]}, {"ranks": 0}, {"order": "sorted"}, {"chanels": [1]}):
         with pytest.raises(msgspec.ValidationError):
             msgspec.convert(bad, SweepConfig)
 

@@ -29,6 +29,26 @@ def test_shares_go_to_the_cause_that_was_put_in():
     assert found["verdict"].split(", ")[0].endswith("a collective beside it")
 
 
+def test_a_sampled_clock_is_a_factor_of_its_own():
+    random = np.random.default_rng(5)
+    n = 4000
+    beside, rank = random.random(n) < 0.5, random.integers(0, 4, n)
+    clock = random.choice([1980.0, 1400.0], n)
+    dur_us = 100 + 4 * beside + 12 * (clock < 1500) + random.normal(0, 2, n)
+    rows = instances(dur_us, beside, rank=rank).assign(clock_mhz=clock)
+    found = shares(rows)
+    assert found["clocks_share"] == pytest.approx(36 / 44, abs=0.02)
+    assert "the clock of its GPU" in found["verdict"]
+    rows.loc[0, "clock_mhz"] = np.nan
+    assert math.isnan(shares(rows)["clocks_share"])
+
+
+def test_a_clock_that_never_moved_explains_nothing():
+    random = np.random.default_rng(6)
+    rows = instances(100 + random.normal(0, 1, 200), random.random(200) < 0.5).assign(clock_mhz=1980.0)
+    assert shares(rows)["clocks_share"] == pytest.approx(0, abs=1e-9)
+
+
 def test_factors_that_go_together_share_and_are_said_not_to_be_told_apart():
     random = np.random.default_rng(4)
     rank = np.repeat(np.arange(4), 100)

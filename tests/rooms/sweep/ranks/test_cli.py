@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from lab.errors import BadDataError, MissingError, StepFailed
 from lab.rooms.sweep.ranks.cli import ranks
-from tests.tracegen import TraceWriter
+from tests.recordings.test_gpu_state import write_state
+from tests.tracegen import BASE_NS, TraceWriter
 
 STEPS, STEP_US, CALLS = 2, 8000, 3
 
@@ -42,7 +43,8 @@ def write_job(
 
 
 def call(*words: object, ok: bool = True) -> Result:
-    done = CliRunner().invoke(ranks, [str(word) for word in words])
+    here = [] if words[0] == "hang" else ["--workers", "1"]  # in this process: starting others takes longer
+    done = CliRunner().invoke(ranks, [*(str(word) for word in words), *here])
     if ok and done.exception:
         raise done.exception
     return done
@@ -96,6 +98,26 @@ def test_a_missing_rank_leaves_an_account_and_exit_code_1(tmp_path):
     done = call(tmp_path, "--json", ok=False)
     assert isinstance(done.exception, StepFailed) and "missing: 1" in str(done.exception)
     assert len(json.loads(done.stdout)["steps"]) == STEPS * 2
+
+
+def test_a_rank_that_lacks_calls_of_a_shared_step_ends_with_1(tmp_path):
+    """The text said it and the exit code was 0."""
+    write_job(tmp_path, world=3)
+    path = tmp_path / "rank2/trace_step7.json.gz"
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    kernels = [e for e in document["traceEvents"] if e.get("cat") == "kernel" and "nccl" in e["name"]]
+    gone = kernels[4]["args"]["correlation"]
+    document["traceEvents"] = [
+        event
+        for event in document["traceEvents"]
+        if event.get("args", {}).get("correlation") != gone and event.get("id") != gone
+    ]
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+    done = call(tmp_path, "--json", ok=False)
+    assert isinstance(done.exception, StepFailed) and "rank 2 lacks 1 collective" in str(done.exception)
+    found = json.loads(done.stdout)
+    assert [(f["rank"], f["cause"]) for f in found["findings"] if f["cause"] == "missing"] == [(2, "missing")]
+    assert len(found["lacking"]) == 1 and len(found["steps"]) == STEPS * 3
 
 
 def test_a_rank_without_events_is_unreadable_and_the_rest_is_told(tmp_path):
@@ -260,3 +282,96 @@ def test_steps_that_not_every_rank_recorded_are_said_and_known_to_the_exit_code(
         "rank 0, 1 recorded no step 16, which others did: waiting in it is not told",
         "rank 2 recorded no step 6, which others did: waiting in it is not told",
     ]
+
+
+def write_hot(root: Path) -> Path:
+    """Three ranks; every GEMM of rank 1 takes 1.3 times as long."""
+    for rank in range(3):
+        writer = TraceWriter(rank=rank, world_size=3)
+        for step in range(STEPS):
+            at, slow = 1000 + STEP_US * step, 1.3 if rank == 1 else 1.0
+            writer.step(5 + step, at, STEP_US)
+            for call in range(CALLS):
+                begin = at + 100 + call * 2200
+                writer.gemm(64, 32, 128, begin, 1500 * slow)
+                done = begin + 1500 * slow + 10
+                writer.all_reduce(1024, done, begin + 1500 * 1.3 + 130 - done)
+        writer.write(root / f"rank{rank}" / "trace_step7.json.gz")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("mhz", "said"),
+    [
+        (
+            1500,
+            "The GPU of rank 1 ran at 1500 MHz, the others at 1980 MHz (software power cap 100 % of samples)",
+        ),
+        (1980, "its GPU ran at 1980 MHz as the others (1980 MHz): the cause is not seen"),
+        (None, "Clocks were not sampled beside the run"),
+    ],
+)
+def test_slow_kernels_are_set_beside_the_clock_of_their_gpu(tmp_path, mhz, said):
+    job = write_hot(tmp_path / "job")
+    if mhz:
+        write_state(job, {0: [1980] * 5, 1: [mhz] * 5, 2: [1980] * 5}, begin=BASE_NS, bits=4)
+    done = call(job, "--out", tmp_path / "out")
+    assert said in done.stdout
+    if mhz:
+        rows = list(csv.DictReader((tmp_path / "out/gpu_clocks.csv").open()))
+        assert [row["sm_clock_mhz"] for row in rows] == ["1980.0", f"{mhz}.0", "1980.0"]
+        assert "Sampling clocks every 0.1 s took 0.5 % of one CPU core" in done.stdout
+
+
+def rewritten(job: Path, rank: int, change) -> None:
+    """The rank's trace with its events changed: `change` takes an event and returns it, or None."""
+    path = job / f"rank{rank}/trace_step7.json.gz"
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    changed = [change(event) for event in document["traceEvents"]]
+    document["traceEvents"] = [event for event in changed if event is not None]
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+
+
+def is_collective(event: dict) -> bool:
+    return event.get("cat") == "kernel" and "nccl" in event["name"]
+
+
+def test_collectives_of_no_length_do_not_break_the_pairing_and_are_said(tmp_path: Path) -> None:
+    """Every third one without a length made 50 calls of 48, and no two ranks met in any of those."""
+    job = write_job(tmp_path)
+    for rank in range(3):
+        nth = iter(range(100))
+        rewritten(job, rank, lambda e: {**e, "dur": 0} if is_collective(e) and next(nth) % 3 == 1 else e)  # noqa: B023
+    done = call(job, "--json", "-q", ok=False)
+    assert isinstance(done.exception, StepFailed)
+    assert "rank 1: 2 of 6 collectives are 0 ns long" in str(done.exception)
+    found = json.loads(done.stdout)
+    assert found["collectives"] == {"calls": STEPS * CALLS, "complete": STEPS * CALLS}
+    assert not any(clock["corrected"] for clock in found["clocks"]) and found["findings"] == []
+
+
+def test_a_group_with_an_impossible_rank_invents_no_ranks(tmp_path: Path) -> None:
+    """The digits were cut into ranks 9999999 and 99999, which then lacked every call."""
+    job = write_job(tmp_path)
+    for rank in range(3):
+
+        def odd(event: dict) -> dict:
+            if is_collective(event):
+                event["args"]["Process Group Ranks"] = "[0, 1, 2, 999999999999]"
+            return event
+
+        rewritten(job, rank, odd)
+    found = answer(job, "-q")
+    assert (
+        found["collectives"] == {"calls": STEPS * CALLS, "complete": STEPS * CALLS}
+        and found["findings"] == []
+    )
+
+
+def test_a_rank_without_launches_is_no_all_clear(tmp_path: Path) -> None:
+    """Its idle time was unexplained, no rank was named, and the exit code was 0."""
+    job = write_job(tmp_path, late={1: 2500.0})
+    rewritten(job, 1, lambda event: None if event.get("cat") == "cuda_runtime" else event)
+    done = call(job, "--json", "-q", ok=False)
+    assert isinstance(done.exception, StepFailed)
+    assert "whether its host is late is not told" in str(done.exception)

@@ -8,12 +8,11 @@ and now and then.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
 from lab.rooms.nan.watch import seam
@@ -75,11 +74,6 @@ def start(out: str | Path, on_bad: str = "keep") -> Auto:
     return auto
 
 
-def find_scaler() -> Any:
-    """A GradScaler that the program uses, if it has one: looked for once something bad was scaled."""
-    import gc
-
-    kinds = [getattr(getattr(torch, "amp", None), "GradScaler", None), torch.cuda.amp.GradScaler]
-    known = tuple(kind for kind in kinds if isinstance(kind, type))
-    # By type: to ask an object for its class may run its code.
-    return next((one for one in gc.get_objects() if issubclass(type(one), known)), None)
+def start_from_env() -> Auto:
+    """`start` in a program that `lab run nan train` began: the settings are in its environment."""
+    return start(os.environ["LAB_NAN_GUARD"], os.environ.get("LAB_NAN_ON_BAD", "keep"))

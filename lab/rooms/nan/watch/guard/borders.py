@@ -19,7 +19,7 @@ from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
 from lab.rooms.nan.watch.roles import IN, OUT
-from lab.rooms.nan.watch.unseen_by_compile import hidden
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 _current_node = getattr(torch._C, "_current_autograd_node", None)
 MOST_PLANS = 16
@@ -108,23 +108,26 @@ class Borders:
     def _hook(self, tensor: Tensor, node: Any, border: Border) -> None:
         register = getattr(node, "register_prehook", None)
         if register is not None:
-            register(lambda grads: self._entered(border, grads[border.output_nr]))
+            number, entered = border.output_nr, self._entered
+
+            @passes_on
+            def enters(grads: Any) -> None:
+                entered(border, grads[number])
+
+            register(enters)
         else:  # torch before 2.0
             tensor.register_hook(lambda grad: self._entered(border, grad))  # type: ignore[no-untyped-call]
 
-    @hidden
+    @passes_on
     def _entered(self, border: Border, grad: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
-        if self.ended or not isinstance(grad, Tensor):
+        if grad is None or self.ended:
             return
         try:
-            grad = grad.detach()
-            node = _current_node() if _current_node is not None else None
-            self._entered_.append(Entered(border, node))
+            self._entered_.append(Entered(border, _current_node() if _current_node is not None else None))
             self._collector.take("act_grads", self._forgotten + len(self._entered_) - 1, grad)
-            self._collector.flush_when_backward_ends()
             if border.saved is not None:
-                border.saved.gradients[border.root_leaf] = grad
+                border.saved.gradients[border.root_leaf] = grad.detach()
         except Exception as error:  # a note, never an exception inside autograd
             why = f"{type(error).__name__}: {error}"[:200]
             self._collector.unread[why] = self._collector.unread.get(why, 0) + 1

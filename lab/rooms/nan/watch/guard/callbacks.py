@@ -3,33 +3,49 @@
     Trainer(..., callbacks=[hugging_face_callback()])
     lightning.Trainer(..., callbacks=[lightning_callback()])
 
-Both begin when training begins and end when it ends, or when it breaks off. Neither library is imported
-before its callback is made; what the callback needs of it is a class to inherit from, and names of events.
+Both begin when training begins and end when it ends, or when it breaks off: Lightning says so; Trainer does
+not, so there the guard ends when it raises, when the next training begins, and with the callback. Neither
+library is imported before its callback is made; what the callback needs of it is a class to inherit from, and
+names of events.
 """
 
 from __future__ import annotations
 
 import importlib
+import weakref
 from typing import Any
 
 from lab.errors import MissingError
+from lab.rooms.nan.watch.guard.events import GuardStep
 from lab.rooms.nan.watch.guard.guard import Guard
 
 
 class _Guards:
-    """One guard over one training."""
+    """One guard per training; `guard` is the last one."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
         self.guard: Guard | None = None
 
     def begin(self, model: Any, optimizers: Any, scaler: Any) -> None:
-        if self.guard is None and model is not None:
-            self.guard = Guard(model, optimizers or None, scaler, **self.options).__enter__()
+        self.end()
+        if model is not None:
+            self.guard = EndsByRaising(model, optimizers or None, scaler, **self.options).__enter__()
 
     def end(self) -> None:
         if self.guard is not None:
             self.guard.__exit__(None, None, None)
+
+
+class EndsByRaising(Guard):
+    """A guard in a program that has no `with` block around it."""
+
+    def _react(self, step: GuardStep) -> None:
+        try:
+            super()._react(step)
+        except BaseException:
+            self.__exit__()
+            raise
 
 
 def hugging_face_callback(**options: Any) -> Any:
@@ -42,6 +58,7 @@ def hugging_face_callback(**options: Any) -> Any:
     class GuardCallback(base):  # type: ignore[misc,valid-type]
         def __init__(self) -> None:
             self._guards = _Guards(options)
+            weakref.finalize(self, self._guards.end)
 
         @property
         def guard(self) -> Guard | None:

@@ -4,6 +4,8 @@ They are reduced, unscaled, clipped and zeroed in place afterwards, so reference
 would tell the wrong thing: under DDP the same `p.grad` is NaN on all ranks a moment later. All that one
 backward collected is counted together when it ends; where a reduction follows at once, each is counted at
 once. On a GPU a count is launched and not waited for.
+
+A hook runs inside the program's backward, so it only appends to a list of its thread.
 """
 
 from __future__ import annotations
@@ -20,16 +22,27 @@ from torch import Tensor
 from lab.rooms.nan.watch.count import Counted
 from lab.rooms.nan.watch.plain import as_counted, is_odd
 from lab.rooms.nan.watch.quiet import quiet
-from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 BUDGET_BYTES = 64 << 20  # of gradients that are held for one count
 MOST_HELD = 4096
+LOOK_EVERY = 16  # counts, between two looks at what a light backward holds
+TICK = 0.2  # what is collected between two ticks of the clock is ordered within this part of one
+
+
+class Passed(NamedTuple):
+    """A tensor that passed, as hooks note it. `key` is whatever the caller knows it by."""
+
+    stage: str
+    key: Any
+    tensor: Tensor
+    version: int  # when it passed; -1: torch does not count its writes
+    time: float = -1
 
 
 class Taken(NamedTuple):
-    """One tensor that passed. `key` is whatever the caller knows it by."""
+    """A tensor that was counted."""
 
-    time: int
+    time: float
     stage: str
     key: Any
     step: int
@@ -54,64 +67,105 @@ class Group:
     late: list[int]  # which of them had been written to before the count began
 
 
+class _Lists(threading.local):
+    """The calling thread's own list, and how many it has had so far."""
+
+    def __init__(self, every: list[list[Passed]]) -> None:
+        self.entries: list[Passed] = []
+        every.append(self.entries)
+        self.count = 0
+
+
 class Collector:
     """Collects tensors and counts them in groups; `settled` gives the finished groups' rows."""
 
     def __init__(self, begin: Callable[[Sequence[Tensor]], Counted], clock: Callable[[], int]) -> None:
         self._begin, self._clock, self._lock = begin, clock, threading.RLock()
-        self._held: list[tuple[Taken, Tensor, int]] = []
-        self._bytes = 0
+        self._every: list[list[Passed]] = []
+        self._lists = _Lists(self._every)
+        self._held: list[Passed] = []  # in order of time
         self._groups: list[Group] = []
-        self._callback_queued = False
+        self._drained = 0
+        self._weighs = True  # whether each tensor is weighed as it comes: not while backwards are light
+        self._bytes = self._flushes = 0
         self.step = 0  # updates so far: what is taken now belongs to this step
         self.unread: dict[str, int] = {}  # why -> tensors
 
-    def take(self, stage: str, key: Any, tensor: Tensor) -> None:
-        """Remember a tensor to be counted. Called in the program's own backward, so it must be cheap."""
-        if is_odd(tensor):
-            parts, why = quiet(as_counted, tensor)
-            if why:
-                self.unread[why] = self.unread.get(why, 0) + 1
-        else:
-            parts = [tensor] if tensor.numel() else []
-        for part in parts:
-            taken = Taken(self._clock(), stage, key, self.step, part.shape, part.dtype)
-            self._held.append((taken, part, -1 if part.is_inference() else part._version))
-            self._bytes += part.numel() * part.element_size()
-        if self._bytes > BUDGET_BYTES or len(self._held) > MOST_HELD:
+    def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1) -> None:
+        """Remember a tensor to be counted."""
+        lists = self._lists
+        lists.count += 1
+        version = -1 if tensor.is_inference() else tensor._version
+        lists.entries.append(Passed(stage, key, tensor, version, time))
+        if self._weighs:
+            self._weigh(tensor)
+
+    def _weigh(self, tensor: Tensor) -> None:
+        self._bytes += tensor.numel() * tensor.element_size()
+        if self._bytes > BUDGET_BYTES or len(self._lists.entries) > MOST_HELD:
             self.flush()
 
-    def flush_when_backward_ends(self) -> None:
-        """Called inside a backward: count what it collected when it is over."""
-        if self._callback_queued:
-            return
-        self._callback_queued = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+    def here(self) -> int:
+        """How many tensors this thread has taken so far."""
+        return self._lists.count
 
-    @hidden
-    def _backward_ended(self) -> None:
-        self._callback_queued = False
-        self.flush()
+    def anywhere(self) -> int:
+        """How many tensors all threads have taken so far."""
+        return self._drained + sum(map(len, self._every))
+
+    def mark(self) -> None:
+        """What was taken so far came before everything that the clock is asked for from now on."""
+        with self._lock:
+            for entries in self._every:
+                if not entries:
+                    continue
+                found = entries[:]
+                del entries[: len(found)]  # its own thread may have appended more meanwhile
+                self._drained += len(found)
+                begin, part = self._clock(), TICK / len(found)
+                self._held += [
+                    one if one.time >= 0 else one._replace(time=begin + at * part)
+                    for at, one in enumerate(found)
+                ]
 
     def flush(self) -> None:
         """Begin the count of everything held."""
+        self.mark()
         with self._lock:
             held, self._held, self._bytes = self._held, [], 0
-            self._callback_queued = False
         if not held:
             return
-        late = [
-            at for at, (_, tensor, version) in enumerate(held) if version >= 0 and tensor._version != version
-        ]
-        taken = [one for one, _, _ in held]
+        tensors: list[Tensor] = []
+        taken: list[Taken] = []
+        late: list[int] = []
+        for one in held:
+            for part in self._parts(one.tensor):
+                if one.version >= 0 and one.tensor._version != one.version:
+                    late.append(len(taken))
+                taken.append(Taken(one.time, one.stage, one.key, self.step, part.shape, part.dtype))
+                tensors.append(part)
+        if not tensors:
+            return
         try:
-            counted = quiet(self._begin, [tensor for _, tensor, _ in held])
+            counted = quiet(self._begin, tensors)
         except Exception as error:  # a count that fails is a note, never the program's problem
             why = f"{type(error).__name__}: {error}"[:200]
-            self.unread[why] = self.unread.get(why, 0) + len(held)
+            self.unread[why] = self.unread.get(why, 0) + len(tensors)
             return
         with self._lock:
             self._groups.append(Group(taken, counted, late))
+            self._flushes += 1
+            if self._flushes % LOOK_EVERY == 2:
+                size = sum(one.numel() * one.element_size() for one in tensors)
+                self._weighs = size * LOOK_EVERY > BUDGET_BYTES or len(tensors) * LOOK_EVERY > MOST_HELD
+
+    def _parts(self, tensor: Tensor) -> list[Tensor]:
+        if not is_odd(tensor):
+            return [tensor] if tensor.numel() else []
+        parts, why = quiet(as_counted, tensor)
+        if why:
+            self.unread[why] = self.unread.get(why, 0) + 1
+        return parts
 
     def settled(self) -> list[tuple[list[Taken], np.ndarray]]:
         """(what was taken, rows) of all groups so far, after the wait; a row of -1: overwritten too early."""

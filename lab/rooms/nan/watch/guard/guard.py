@@ -22,7 +22,7 @@ from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import Counted, beginning
+from lab.rooms.nan.watch.count import Counter, beginning, bits_counts, screen_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import WORDS, Event, GuardStep, Op, corrected, first_of
@@ -31,7 +31,7 @@ from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.ranks import strategy_of
 from lab.rooms.nan.watch.guard.record import write
 from lab.rooms.nan.watch.guard.replay import Saved, backward_op, forward_op, save
-from lab.rooms.nan.watch.guard.scaling import Scaling
+from lab.rooms.nan.watch.guard.scaling import Scaling, find_scaler
 from lab.rooms.nan.watch.guard.updates import (
     Named,
     named_weights,
@@ -39,15 +39,19 @@ from lab.rooms.nan.watch.guard.updates import (
     parameters_of,
     parts_of,
     state_tensors,
-    step_hooks,
     why_not_finite,
 )
+from lab.rooms.nan.watch.lane import recomputing
+from lab.rooms.nan.watch.plain import as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.recorder import RECOMPUTE
 from lab.rooms.nan.watch.roles import Birth
+from lab.rooms.nan.watch.shared import after_update, backwards, before_update
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError, Watch
 
+_OLD = not hasattr(torch._C, "_current_graph_task_id")  # such a torch may run backward in another thread
 MOST_EVENTS = 24  # of one step; more are counted
 WRITE_EVERY = 50  # updates between two records
 MOST_STEPS = 64  # with something bad that are kept
@@ -57,21 +61,38 @@ SHARDED = ("FSDP", "tensor parallel")
 GRADIENT_STAGES = ("loss", "act_grads", "param_grads", "after_reduce", "clipped")
 
 
+class Unhooked(int):
+    """The id of a weight whose gradient was not seen as it accumulated."""
+
+
 class GuardedWatch(Watch):
     """The guard's watch over forwards: it tells the guard when they begin, pass and end."""
 
-    def __init__(self, guard: Guard, model: nn.Module, counter: str | None, patient: bool) -> None:
-        super().__init__(model, counter=counter, keep_rows=False, check_weights=True)
+    def __init__(self, guard: Guard, model: nn.Module, count: Counter) -> None:
+        super().__init__(model, counter=count, keep_rows=False, check_weights=True)
         self._guard = guard
-        self._patient = self._patient and patient
+        self._patient = (
+            False  # each forward is counted when it ends: before the program can write to anything
+        )
+
+    def meet_new_modules(self) -> None:
+        super().meet_new_modules()
+        self._guard._safely(self._guard._meet_new_weights)
 
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._guard._safely(self._guard._forward_begins, forward, module, args, kwargs)
 
     def take(self, forward: Forward, seen: Seen) -> None:
-        super().take(forward, seen)
-        kinds = [("forward", dtype) for _, dtype in seen.shapes()]
-        self._guard._safely(self._guard.headroom.met_all, kinds, seen.counts[:, 4])
+        if (seen.counts[:, :3] > 0).any():
+            super().take(forward, seen)
+        else:
+            self.forwards += forward.phase != RECOMPUTE
+            self.recomputed += forward.phase == RECOMPUTE
+            if any(batch.fp8 for batch in seen.batches):
+                self._note_saturated(seen)
+        if len(seen.counts) and seen.counts[:, 4].max() > 0:
+            kinds = [("forward", dtype) for _, dtype in seen.shapes()]
+            self._guard._safely(self._guard.headroom.met_all, kinds, seen.counts[:, 4])
 
     def passing(self, forward: Forward, batch: Batch) -> None:
         if self._guard.headroom.due(self._guard.step) and len(batch.tensors) > 1:
@@ -128,22 +149,20 @@ class Guard:
         self.scaling = Scaling(scaler)
         self.strategy = strategy_of(model)
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
-        name = counter or choose_counter(device)[0]
-        count = counter_named(name)
-        self.counter, self._count = name, count
-        self._clock = itertools.count(1)
-        self.collector = Collector(self._begin, lambda: next(self._clock))
-        self.borders = Borders(self.collector)
         self.headroom = Headroom(headroom)
-        self.watch = GuardedWatch(self, model, counter, patient=on_bad == "keep")
+        self.counter, self._count = self._chosen(device, counter)
+        self._clock = itertools.count(1)
+        self.collector = Collector(beginning(self._count), lambda: next(self._clock))
+        self.borders = Borders(self.collector)
+        self.watch = GuardedWatch(self, model, self._count)
         self.borders.names = self.watch._names
-        self._begin_alone = beginning(count)
         self._on_gpu = device.type == "cuda"
         self._optimizers = _as_list(optimizer)
         self._names: dict[int, str] = {}
         self._owners: dict[int, list[str]] = {}
         self._handles: list[Any] = []
         self._kept_nodes: list[Any] = []
+        self._hooked: set[int] = set()  # weights whose gradients are seen as they accumulate
         self._bad_weights: set[str] = set()
         self._saved: list[Saved] = []
         self._gradient_versions: dict[int, tuple[int, int]] = {}
@@ -154,11 +173,24 @@ class Guard:
         self._skipped_steps = 0
         self._events: dict[int, GuardStep] = {}
         self._dropped = 0
-        self._entered = self._ended = False
+        self._updated_by: set[int] = set()  # the optimizers of the step that has just ended
+        self._forward_since_update = False
+        self._infinite_buffers: set[str] = set()  # from the start on: sentinels
+        self._entered = self._ended = self._unbuilt = False  # unbuilt: some weights are lazy
         self._versions = -1  # of all weights together, for torch before 2.0
         self._looked_for_scaler = self._writing = False
         self._reacted: set[int] = set()
-        self._backward: Any = None
+
+    def _chosen(self, device: torch.device, counter: str | None) -> tuple[str, Counter]:
+        """On a CPU, unless a way of counting was asked for, magnitudes are counted only where due."""
+        name = counter or choose_counter(device)[0]
+        if counter is not None or name != "bits":
+            return name, counter_named(name)
+
+        def count(tensors: Sequence[Tensor]) -> np.ndarray:
+            return bits_counts(tensors) if self.headroom.magnitudes_due(self.step) else screen_counts(tensors)
+
+        return name, count
 
     # Entering and leaving
 
@@ -167,6 +199,7 @@ class Guard:
             raise UsageError("this guard has already been used", fix="make a new one: nan.guard(model)")
         self._entered = True
         self._name_weights()
+        self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
         self.watch.__enter__()
         self._safely(self._weights_at_the_start)
         self._safely(self._attach)
@@ -184,8 +217,9 @@ class Guard:
         self._handles.clear()
         self._kept_nodes.clear()
         self._saved.clear()
-        if torch.autograd.backward is self._backward:
-            torch.autograd.backward = self._plain_backward
+        before_update.remove(self._before_update)
+        after_update.remove(self._after_update)
+        backwards.remove(self._backward_begins, self._backward_ended)
         self.watch.__exit__()
         self._safely(self.settle)
         self._safely(self._write)
@@ -196,6 +230,7 @@ class Guard:
     def status(self) -> str:
         """bad, nothing-seen (no forward, gradient or update was looked at), partly-seen or clean."""
         self._safely(self.settle)
+        self._safely(self._read_what_was_updated)
         if self.steps or self.scaling.alarm():
             return "bad"
         if not self.watch.called and not any(self.seen[stage] for stage in GRADIENT_STAGES):
@@ -234,7 +269,10 @@ class Guard:
         status, first = self.status, self.first
         if first is not None:
             op = f" ({first.op})" if first.op else ""
-            return f"step {first.step}: first bad number {first.place}{op}"
+            doubt = (
+                f"; not certain: {first.unsure}" if first.unsure and first.unsure not in first.place else ""
+            )
+            return f"step {first.step}: first bad number {first.place}{op}{doubt}"
         if status == "bad":
             return self.scaling.alarm()
         left_out = (
@@ -248,38 +286,31 @@ class Guard:
         for taken, rows in self.collector.settled():
             self._take_gradients(taken, rows)
 
-    def _begin(self, tensors: Sequence[Tensor]) -> Counted:
-        """Begin a count; on a CPU together with what of the forwards waits for one."""
-        if not self.watch._patient:
-            return self._begin_alone(tensors)
-        size = sum(one.numel() * one.element_size() for one in tensors)
-        later = self.watch._deferred.begin(tensors, size)
-        self.watch._deferred.settle()
-        return later
-
     # What happens while the program runs
 
     def _attach(self) -> None:
-        for parameter in self.model.parameters():
-            if parameter.requires_grad:
-                self._hook_parameter(parameter)
-        hooks = step_hooks()
-        if hooks is None:
+        self._hook_parameters()
+        if not before_update.exists:
             self.note(
                 f"torch {torch.__version__} has no hooks around updates: the steps of the optimizers "
                 "given are surrounded, and other updates are seen at the next forward"
             )
             self._handles += [Surrounded(kind, self) for kind in {type(one) for one in self._optimizers}]
         else:
-            self._handles += [hooks[0](self._before_update), hooks[1](self._after_update)]
-        self._plain_backward = torch.autograd.backward
+            before_update.add(self._before_update)
+            after_update.add(self._after_update)
+        backwards.add(self._backward_begins, self._backward_ended)
 
-        @passes_on
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            self._safely(self._backward_begins, tensors)
-            return self._plain_backward(tensors, *args, **kwargs)
+    def _meet_new_weights(self) -> None:
+        """Weights that became part of the model, or began to need gradients, after the guard began."""
+        self._name_weights()
+        self._hook_parameters()
 
-        self._backward = torch.autograd.backward = backward
+    def _hook_parameters(self) -> None:
+        for parameter in self.model.parameters():
+            if parameter.requires_grad and id(parameter) not in self._hooked and not is_unbuilt(parameter):
+                self._hook_parameter(parameter)
+                self._hooked.add(id(parameter))
 
     def _hook_parameter(self, parameter: Tensor) -> None:
         register = getattr(parameter, "register_post_accumulate_grad_hook", None)
@@ -306,8 +337,6 @@ class Guard:
         self._gradient_versions[id(parameter)] = (id(grad), _version(grad))
         if self.strategy.reduces_at_once:
             self.collector.flush()
-        else:
-            self.collector.flush_when_backward_ends()
 
     def _forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         forward.update = self.step
@@ -317,31 +346,61 @@ class Guard:
             self.settle()
             self.borders.step_ended()
         if forward.phase != "recompute":
+            if not self._forward_since_update:
+                self._forward_since_update = True
+                self._gradient_versions.clear()  # of gradients that no backward has touched since
             if self.scaling.scaler is not None and self.scaling.skipped_one():
                 self._left_out()
-            if step_hooks() is None:
+            if not before_update.exists:
                 self._weights_changed_without_hooks()
         if self.on_bad == "replay" and forward.phase != "recompute":
             forward.saved = save(module, args, kwargs)
             self._saved = [*self._saved, forward.saved][-8:]
 
     def _forward_ends(self, forward: Forward) -> None:
+        self.collector.mark()
         forward.time, forward.update = next(self._clock), self.step
+        if self._unbuilt:
+            self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
+            self._hook_parameters()
 
-    def _backward_begins(self, tensors: Any) -> None:
+    @passes_on
+    def _backward_begins(self, tensors: Any) -> tuple[int, int] | None:
+        """(when, how many gradients had passed); None inside of a backward, as a checkpoint runs one."""
+        found: tuple[int, int] | None = self._safely(self._passed_before)
+        return found
+
+    @passes_on
+    def _backward_ended(self, tensors: Any, begun: tuple[int, int] | None) -> None:
+        if begun is not None:
+            self._safely(self._take_loss, tensors, begun)
+
+    def _passed_before(self) -> tuple[int, int] | None:
+        if self._ended or recomputing():
+            return None
         if self.meets_scalers and self.scaling.scaler is None and not self._looked_for_scaler:
-            from lab.rooms.nan.watch.guard.auto import find_scaler
-
             self._looked_for_scaler = True
             self.scaling.adopt(find_scaler())
+        return next(self._clock), self._passed()
+
+    def _passed(self) -> int:
+        # On a GPU gradients come in autograd's own threads.
+        return self.collector.anywhere() if self._on_gpu or _OLD else self.collector.here()
+
+    def _take_loss(self, tensors: Any, begun: tuple[int, int]) -> None:
+        """The loss belongs to this model if gradients of it passed; and then all of them are counted."""
+        moment, passed = begun
+        if self._ended or self._passed() == passed:
+            return
         for tensor in tensors if isinstance(tensors, (tuple, list)) else [tensors]:
-            if isinstance(tensor, Tensor) and not self._ended:
-                self.collector.take(
-                    "loss", tensor.grad_fn.name() if tensor.grad_fn is not None else "", tensor.detach()
-                )
+            if isinstance(tensor, Tensor):
+                made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
+                self.collector.take("loss", made_by, tensor.detach(), moment)
+        self.collector.flush()
 
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if not self._ended and self._is_ours(optimizer):
+            self._goes_on(optimizer)
             self._safely(self._look_before_update, optimizer)
             self._react_if_bad()
 
@@ -349,21 +408,33 @@ class Guard:
         if not self._ended and self._is_ours(optimizer):
             self._safely(self._look_after_update, optimizer)
 
+    def _goes_on(self, optimizer: Any) -> None:
+        """Updates by several optimizers after one forward are one step."""
+        if self._updated_by and not self._forward_since_update and id(optimizer) not in self._updated_by:
+            self.step = self.collector.step = self.step - 1
+        else:
+            self._updated_by.clear()
+        self._updated_by.add(id(optimizer))
+
     def _look_before_update(self, optimizer: Any) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
-        for one in parameters_of(optimizer):
-            if self._versions_after.get(id(one), _version(one)) != _version(one):
+        parameters = parameters_of(optimizer)
+        for one in parameters:
+            now = _version(one)
+            if self._versions_after.get(id(one), now) != now:
                 self._written_before_update.setdefault(id(one), self.step)
-        for parameter in parameters_of(optimizer):
+        for parameter in parameters:
             grad = parameter.grad
             if grad is None or id(parameter) not in self._names:
                 continue
-            now = (id(grad), _version(grad))
-            if self.strategy.reduces or self._gradient_versions.get(id(parameter)) != now:
-                self.collector.take(
-                    "after_reduce" if self.strategy.reduces else "clipped", id(parameter), grad
-                )
-                self._gradient_versions[id(parameter)] = now
+            known, version = self._gradient_versions.get(id(parameter)), (id(grad), _version(grad))
+            if known == version and not self.strategy.reduces:
+                continue
+            stage = "after_reduce" if self.strategy.reduces else "clipped"
+            self.collector.take(stage, id(parameter) if known else Unhooked(id(parameter)), grad)
+            self._gradient_versions[id(parameter)] = version
+            if id(parameter) not in self._hooked:
+                self._hook_parameters()
         self.collector.flush()
         if not self._on_gpu or self.on_bad != "keep":
             self.settle()
@@ -374,7 +445,7 @@ class Guard:
         self._updates_since_read += 1
         if self._read_seconds <= READ_SHARE * self._step_seconds * self._updates_since_read:
             self._safely(self._read_weights, [optimizer])
-        self._versions = sum(map(_version, self.model.parameters())) if step_hooks() is None else -1
+        self._versions = sum(map(_version, self.model.parameters())) if not before_update.exists else -1
         self._versions_after.update({id(one): _version(one) for one in parameters_of(optimizer)})
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
         self.settle()
@@ -382,6 +453,7 @@ class Guard:
         states = (one for _, one in state_tensors(optimizer, self._names) if one.dim())
         self._safely(self.headroom.step_ends, self, states)
         self.step = self.collector.step = self.step + 1
+        self._forward_since_update = False
         self.scaling.stepped()
         self._saved.clear()
         self.borders.step_ended()
@@ -390,10 +462,9 @@ class Guard:
             self._write()
 
     def _is_ours(self, optimizer: Any) -> bool:
-        if self._optimizers:
-            return any(
-                one is optimizer or getattr(one, "optimizer", None) is optimizer for one in self._optimizers
-            )
+        """Whether it was given to the guard, or updates one of the model's weights."""
+        if any(one is optimizer or getattr(one, "optimizer", None) is optimizer for one in self._optimizers):
+            return True
         return any(id(one) in self._names for one in parameters_of(optimizer))
 
     # Weights and state
@@ -401,13 +472,15 @@ class Guard:
     def _name_weights(self) -> None:
         for name, module in self.model.named_modules():
             for own, parameter in module.named_parameters(recurse=False):
-                path = f"{name}.{own}".lstrip(".")
-                self._names.setdefault(id(parameter), path)
-                self._owners.setdefault(id(parameter), []).append(name)
+                self._names.setdefault(id(parameter), f"{name}.{own}".lstrip("."))
+                owners = self._owners.setdefault(id(parameter), [])
+                if name not in owners:
+                    owners.append(name)
 
     def _weights_at_the_start(self) -> None:
         self._versions_after = {id(one): _version(one) for one in self.model.parameters()}
         self._versions = sum(self._versions_after.values())
+        self._infinite_buffers = set(self.watch.sentinels)
         for one in self.watch.weights:
             self._weight_was_bad(one["name"], one["nan"], one["posinf"] + one["neginf"], before=True)
 
@@ -435,15 +508,22 @@ class Guard:
         buffers = {name for name, _ in self.model.named_buffers()}
         for (name, tensor), row in zip(weights, rows[len(states) :], strict=True):
             if row[:2].sum() > 0 or (row[2] > 0 and name not in buffers):
-                if name in self._bad_weights or name in buffers:
+                if name in self._bad_weights or (name in self._infinite_buffers and not row[0]):
                     continue
                 self._bad_weights.add(name)
-                self._update_was_bad(moment, name, row, tensor, optimizers)
+                if name in buffers:
+                    self._buffer_was_bad(moment, name, row, tensor)
+                else:
+                    self._update_was_bad(moment, name, row, tensor, optimizers)
         self.seen["opt_state"] += len(states)
         self.seen["weights_after"] += len(weights)
         self._updates_since_read = 0
         self._written_before_update.clear()
         self._read_seconds = 0.5 * self._read_seconds + 0.5 * (time.perf_counter() - began)
+
+    def _buffer_was_bad(self, moment: float, name: str, row: np.ndarray, tensor: Tensor) -> None:
+        unsure = "a forward or other code wrote it since it was read last, and no module has used it yet"
+        self._event(moment, "weights_before", _owner(name), name, row, tensor, unsure=unsure)
 
     def _update_was_bad(
         self, moment: float, name: str, row: np.ndarray, tensor: Tensor, optimizers: Iterable[Any]
@@ -454,10 +534,28 @@ class Guard:
             why = "written by other code than the optimizer, before the update"
             self._event(moment, "weights_before", _owner(name), name, row, tensor, why=why)
             return
+        if not self._updates_since_read:
+            why = "written by the program: no optimizer of torch has updated weights since they were read"
+            self._event(moment, "weights_before", _owner(name), name, row, tensor, why=why)
+            return
+        if not why and (grad := self._gradient_that_went_bad(name)) is not None:
+            why = "finite when it was counted: changed since by code that torch does not see (.data, numpy)"
+            rows = quiet(self._count, [grad])
+            self._event(moment, "clipped", _owner(name), name, rows[0], grad, why=why)
+            return
         unsure = "" if why else "its settings do not explain it: other code may have written the weight"
         self._event(
             moment, "weights_after", _owner(name), name, row, tensor, why=why or self._since(), unsure=unsure
         )
+
+    def _gradient_that_went_bad(self, name: str) -> Tensor | None:
+        """The gradient that the last update used, if it is bad though all that was counted was finite."""
+        grad = getattr(dict(self.model.named_parameters()).get(name), "grad", None)
+        if grad is None or self._updates_since_read != 1:
+            return None
+        parts = quiet(as_counted, grad)[0]
+        bad = [one for one, row in zip(parts, quiet(self._count, parts), strict=True) if row[:3].sum() > 0]
+        return bad[0] if bad else None
 
     def _since(self) -> str:
         """If weights were not read after every update: since when this may be."""
@@ -520,16 +618,27 @@ class Guard:
         self.scaling.stepped()
         self._keep()
 
+    def _read_what_was_updated(self) -> None:
+        """Read weights and state that were updated since they were read last."""
+        if self._ended or not self._updates_since_read:
+            return
+        self.step -= 1
+        try:
+            self._read_weights(self._optimizers)
+        finally:
+            self.step += 1
+        self._keep()
+
     def _last_look(self) -> None:
         self.watch.settle()
         if self._updates_since_read:
-            self.step -= 1
-            try:
-                self._read_weights(self._optimizers)
-            finally:
-                self.step += 1
-        elif step_hooks() is None:
+            self._read_what_was_updated()
+        elif not before_update.exists:
             self._weights_changed_without_hooks()
+        elif (
+            not self._events
+        ):  # no optimizer of torch has run, but the program may have written weights itself
+            self._read_weights(self._optimizers)
         if self.scaling.scaler is not None and self.scaling.skipped_one():
             self.settle()
             self._left_out()
@@ -596,14 +705,19 @@ class Guard:
             stage, module, place, unsure = self.borders.place(one)
         elif one.stage == "loss":
             stage, module, place = "loss", "", f"in the loss ({one.key})" if one.key else "in the loss"
+            unsure = "" if self.watch.called else "no forward of this model was seen, which may have made it"
         else:
-            stage, name = one.stage, self._names.get(one.key, "?")
-            owners = self._owners.get(one.key, [""])
+            key = int(one.key)
+            stage, name = one.stage, self._names.get(key, "?")
+            owners = self._owners.get(key, [""])
             module, place = owners[0], f"{WORDS[stage]} {name}"
             if stage == "param_grads":
                 place = f"in backward of {_named(module)}: the gradient of {name}"
                 if len(owners) > 1:
                     unsure = f"{name} is shared by {', '.join(map(_named, owners))}"
+            elif isinstance(one.key, Unhooked):
+                stage, place = "param_grads", f"in the gradient of {name}, which the update takes"
+                unsure = "it was not seen as it accumulated: backward made it, or code after backward"
             elif stage == "after_reduce" and self.strategy.name == "FSDP":
                 unsure = "it was reduced over ranks: another rank's part, or this rank's own weight gradient"
             elif stage == "after_reduce":
@@ -825,6 +939,8 @@ def _owner(name: str) -> str:
 
 def _version(tensor: Tensor) -> int:
     tensor = getattr(tensor, "_local_tensor", tensor)
+    if is_unbuilt(tensor):
+        return -1
     return -1 if tensor.is_inference() else tensor._version
 
 

@@ -199,6 +199,9 @@ def _set_random(state: Any) -> None:
 
 
 def _autocast_now() -> list[tuple[str, Any, bool]]:
+    dtype_of = getattr(torch, "get_autocast_dtype", None)
+    if dtype_of is not None:  # since torch 2.4, which warns of the older names
+        return [(kind, dtype_of(kind), torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
     try:
         found = [("cpu", torch.get_autocast_cpu_dtype(), torch.is_autocast_cpu_enabled())]
         return [*found, ("cuda", torch.get_autocast_gpu_dtype(), torch.is_autocast_enabled())]

@@ -5,12 +5,17 @@ It is one when the scale falls below 1, when step after step is left out, or mor
 
 from __future__ import annotations
 
+import gc
+import math
 from typing import Any
+
+import torch
 
 LEAST_SCALE = 1.0
 MOST_SKIPPED = 0.05
 ENOUGH_STEPS = 200
 MOST_IN_A_ROW = 6  # from 65536 that is below 1024; a new run finds its scale in two or three
+LEAST_BITS_LEFT = 10  # a scale that begins higher may be halved down to 1024 before it has found its place
 
 
 class Scaling:
@@ -20,7 +25,7 @@ class Scaling:
         self.scaler = scaler
         self.skipped = self.steps = self.in_a_row = 0
         self._states = getattr(scaler, "_per_optimizer_states", None)
-        self._stepped = False
+        self._stepped = self._succeeded = False
 
     @property
     def active(self) -> bool:
@@ -34,7 +39,7 @@ class Scaling:
 
     def stepped(self) -> None:
         """An optimizer made its update."""
-        self._stepped = True
+        self._stepped = self._succeeded = True
 
     def skipped_one(self) -> bool:
         """Whether `update` was called since the last look without an update of the weights.
@@ -54,11 +59,17 @@ class Scaling:
         """Why skipping is no longer normal; empty while it is."""
         if self.skipped and (scale := self._now()) is not None and scale < LEAST_SCALE:
             return f"the loss scale has fallen to {scale:g}: gradients overflow at any scale"
-        if self.in_a_row >= MOST_IN_A_ROW:
+        if self.in_a_row >= self._most_in_a_row():
             return f"the scaler left out the last {self.in_a_row} steps, and none has succeeded since"
         if self.steps >= ENOUGH_STEPS and self.skipped > MOST_SKIPPED * self.steps:
             return f"the scaler left out {self.skipped} of {self.steps} steps"
         return ""
+
+    def _most_in_a_row(self) -> int:
+        begin = float(getattr(self.scaler, "_init_scale", 0) or 0)
+        if self._succeeded or begin < 2:
+            return MOST_IN_A_ROW
+        return max(MOST_IN_A_ROW, int(math.log2(begin)) - LEAST_BITS_LEFT)
 
     def _now(self) -> float | None:
         if self.scaler is None:
@@ -66,3 +77,11 @@ class Scaling:
         if getattr(self.scaler, "_scale", None) is None:
             return float(getattr(self.scaler, "_init_scale", 0)) or None
         return float(self.scaler.get_scale())
+
+
+def find_scaler() -> Any:
+    """A GradScaler that the program uses, if it has one: looked for once something bad was scaled."""
+    kinds = [getattr(getattr(torch, "amp", None), "GradScaler", None), torch.cuda.amp.GradScaler]
+    known = tuple(kind for kind in kinds if isinstance(kind, type))
+    # By type: to ask an object for its class may run its code.
+    return next((one for one in gc.get_objects() if issubclass(type(one), known)), None)

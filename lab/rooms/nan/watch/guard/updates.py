@@ -6,15 +6,14 @@ the step becomes a span. They are read at once when a forward looks as if its we
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.plain import as_counted
+from lab.rooms.nan.watch.plain import as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 
 Named = tuple[str, Tensor]
@@ -73,15 +72,8 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def step_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
-    """torch's hooks around every optimizer's step (2.0 and newer), None without them."""
-    module = importlib.import_module("torch.optim.optimizer")  # torch.optim hides it behind a class
-    before = getattr(module, "register_optimizer_step_pre_hook", None)
-    after = getattr(module, "register_optimizer_step_post_hook", None)
-    return (before, after) if before is not None and after is not None else None
-
-
 def named_weights(model: nn.Module) -> list[Named]:
     """Parameters and buffers by name, each tensor once."""
     found = [*model.named_parameters(), *model.named_buffers()]
-    return [(name, one) for name, one in found if one.is_floating_point() or one.is_complex()]
+    built = [(name, one) for name, one in found if not is_unbuilt(one)]
+    return [(name, one) for name, one in built if one.is_floating_point() or one.is_complex()]

@@ -29,10 +29,10 @@ class State:
     log_z_B: Tensor
 
 
-def forward(problem: Problem, keep: bool = True) -> State:
+def forward(problem: Problem, keep: bool = True, **more: bool) -> State:
     """log Z and what `backward` needs. Raises MissingError if the form is not available."""
     engine = engine_for(problem.score_BTC)
-    own = engine.forward(problem, keep)
+    own = engine.forward(problem, keep, **more)
     return State(engine, own, own.log_z_B)
 
 

@@ -1,17 +1,20 @@
 """The linear-domain semi-CRF on NVIDIA GPUs: semicrf.cu, compiled at run time by NVRTC.
 
-float64 scores are computed in float64, all others in float32 with float64 offsets. One wait per call, for the
-flags. Flagged sequences go to log_domain.py, and what only the torch form (factorised/) knows to it, on the
-same device.
+float64 scores are computed in float64, all others in float32 with float64 offsets. A call waits for the
+flags of the passes; where a gradient will be wanted the counts are queued before that wait, so that the GPU
+works on while the host comes round to the backward pass. Flagged sequences go to log_domain.py, and what only
+the torch form (factorised/) knows to it, on the same device.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +25,14 @@ from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState
 from lab.rooms.semicrf.model.ledger import imbalance
 from lab.rooms.semicrf.model.native import cuda_driver
 from lab.rooms.semicrf.model.native.cuda_driver import Machine
-from lab.rooms.semicrf.model.native.cuda_plan import Plan, Shape, Sizes, plan_counts, plan_messages
+from lab.rooms.semicrf.model.native.cuda_plan import (
+    Plan,
+    Shape,
+    Sizes,
+    plan_counts,
+    plan_gradients,
+    plan_messages,
+)
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem
 
 SOURCE = Path(__file__).with_name("semicrf.cu")
@@ -39,10 +49,14 @@ class State:
     machine: Machine
     shape: Shape
     bound: dict[str, Tensor]
-    """The inputs and log Z by the names of the kernels' arguments, and the workspace of the messages."""
+    """The inputs and log Z by the names of the kernels' arguments, and till the counts are made the workspace
+    of the messages."""
     kept: bool
     log_z_B: Tensor
     again: Tensor | None
+    found: Posteriors | None = None
+    settled: bool = False
+    """Whether `found` has the counts of the sequences that were done elsewhere."""
 
     def buffer(self, name: str) -> Tensor:
         """A buffer of the passes, by its name in the plan."""
@@ -79,8 +93,10 @@ def supports(problem: Problem) -> str | None:
     return None
 
 
-def forward(problem: Problem, keep: bool = True) -> State | FactorisedState:
-    """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs."""
+def forward(problem: Problem, keep: bool = True, count: bool = True) -> State | FactorisedState:
+    """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs, and with `count`
+    the counts are queued behind them and the messages given up.
+    """
     reason = supports(problem)
     if reason:
         raise UsageError(f"the CUDA kernels do not take {reason}", fix="backend='torch' or 'auto'")
@@ -91,57 +107,85 @@ def forward(problem: Problem, keep: bool = True) -> State | FactorisedState:
     shape, bound = Shape(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
     state = State(inputs, machine_for(inputs, sizes), shape, bound, keep, bound["log_z"], None)
     run_messages(state)
-    state.again = flagged(state)
+    flags = state.machine.fetched(state.buffer("flags"))
+    if keep and count:
+        run_counts(state)
+    state.again = flagged(state, flags.numpy())
     if state.again is not None:
-        state.log_z_B[state.again] = log_domain.forward(problem.rows(state.again)).log_z_B
+        recompute(state, state.again)
+    if state.found is not None:
+        del state.bound["messages"]
     return state
+
+
+def recompute(state: State, again: Tensor) -> None:
+    """log Z of sequences that were flagged, in the log domain; NaN where a length was out of range."""
+    problem = state.problem
+    log_z_B = log_domain.forward(problem.rows(again)).log_z_B
+    if problem.given_B is not None:
+        log_z_B = log_z_B.masked_fill((problem.given_B != problem.lengths_B)[again], float("nan"))
+    state.log_z_B[again] = log_z_B
 
 
 def backward(state: State | FactorisedState) -> Posteriors:
     """All expected counts, parallel over time; flagged sequences from the log domain."""
     if isinstance(state, FactorisedState):
         return torch_factorised.backward(state)
-    return run_counts(state, {})
+    found = state.found or run_counts(state)
+    if state.again is not None and not state.settled:
+        rows = state.problem.rows(state.again)
+        redone = log_domain.posteriors(rows)
+        found.replace_rows(state.again, redone)
+        assert found.imbalance_B is not None
+        balance_B = torch.where(torch.isfinite(redone.log_z_B), imbalance(rows, redone), 0.0)
+        found.imbalance_B[state.again] = balance_B
+        found = state.found = replace(found, fetched=None)
+        state.settled = True
+    return found
 
 
 def differentiate(state: State | FactorisedState, grad_B: Tensor) -> tuple[Posteriors, Gradients | None]:
     """The counts, and beside them the gradients of a loss in the order of `Problem.floats`, if no count is
     computed elsewhere; `grad_B` is the loss's gradient by log Z. What the audit finds is not looked at.
     """
-    if isinstance(state, FactorisedState):
-        return torch_factorised.backward(state), None
+    found = backward(state)
+    if isinstance(state, FactorisedState) or state.again is not None:
+        return found, None
     gradients = [torch.empty_like(value) for value in state.problem.floats()]
-    outputs = {
-        "by_log_z": grad_B.to(torch.float64).contiguous(),
-        **dict(zip(GRADIENTS, gradients, strict=True)),
-    }
-    found = run_counts(state, outputs)
-    return found, gradients if state.again is None else None
+    by_log_z = grad_B.to(torch.float64).contiguous()
+    counts = dict(zip(COUNTED, attrgetter(*COUNTED.values())(found), strict=True))
+    named = dict(zip(GRADIENTS, gradients, strict=True))
+    state.machine.run(plan_gradients(state.shape), **state.bound, **counts, by_log_z=by_log_z, **named)
+    return found, gradients
 
 
 Gradients = list[Tensor]
 GRADIENTS = ("by_score", "by_transition", "by_duration", "by_start", "by_end")
 """The kernels' names of the gradients, in the order of `Problem.floats`."""
+COUNTED = {
+    "label": "label_BTC",
+    "starts_out": "starts_BTC",
+    "ends_out": "ends_BTC",
+    "duration_out": "duration_BKC",
+    "transition_out": "transition",
+    "mass_error": "mass_error_B",
+    "mass_frame": "mass_frame_B",
+    "imbalance": "imbalance_B",
+}
+"""Fields of `Posteriors` by the kernels' names."""
 
 
-def run_counts(state: State, more: dict[str, Tensor]) -> Posteriors:
-    """The counts, and what is to be bound besides for gradients."""
+def run_counts(state: State) -> Posteriors:
+    """Queue the counts; flagged sequences have no use for theirs."""
     if not state.kept:
         raise UsageError("the messages were not kept", fix="forward(problem, keep=True)")
     outputs = emptied_counts(state)
-    plan = plan_counts(state.shape, gradients=bool(more))
-    state.machine.run(plan, **state.bound, **outputs, **more, counts=workspace_of(plan, state))
-    label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, error_B, frame_B, imbalance_B = (
-        outputs.values()
-    )
-    counts = (label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, error_B, frame_B)
-    found = Posteriors(state.log_z_B, *counts, imbalance_B=imbalance_B)
-    if state.again is not None:
-        rows = state.problem.rows(state.again)
-        redone = log_domain.posteriors(rows)
-        found.replace_rows(state.again, redone)
-        imbalance_B[state.again] = torch.where(torch.isfinite(redone.log_z_B), imbalance(rows, redone), 0.0)
-    return found
+    plan = plan_counts(state.shape)
+    state.machine.run(plan, **state.bound, **outputs, counts=workspace_of(plan, state))
+    fetched = state.machine.fetched(outputs["imbalance"])
+    named = {COUNTED[name]: value for name, value in outputs.items()}
+    state.found = Posteriors(state.log_z_B, **named, fetched=fetched)
+    return state.found
 
 
 def sizes_for(problem: Problem, directions: int) -> Sizes:
@@ -202,14 +246,17 @@ def as_read(problem: Problem) -> Problem:
         )  # a call that does nothing has a price
 
     score_BTC, transition_CC, duration_KC, start_C, end_C = map(plain, problem.floats())
-    return Problem(score_BTC, transition_CC, duration_KC, problem.lengths_B.contiguous(), start_C, end_C)
+    lengths_B, given_B = problem.lengths_B.contiguous(), problem.given_B
+    given_B = None if given_B is None else given_B.contiguous()
+    return Problem(score_BTC, transition_CC, duration_KC, lengths_B, start_C, end_C, given_B=given_B)
 
 
 def bound_inputs(problem: Problem) -> dict[str, Tensor]:
     """What the kernels read, by their arguments' names, and log Z that they write."""
     names = ("score", "transition", "duration", "start", "end")
     log_z_B = problem.score_BTC.new_empty(problem.shape[0], dtype=torch.float64)
-    return {**dict(zip(names, problem.floats(), strict=True)), "lengths": problem.lengths_B, "log_z": log_z_B}
+    lengths_B = problem.lengths_B if problem.given_B is None else problem.given_B
+    return {**dict(zip(names, problem.floats(), strict=True)), "lengths": lengths_B, "log_z": log_z_B}
 
 
 def workspace_of(plan: Plan, state: State) -> Tensor:
@@ -223,9 +270,8 @@ def run_messages(state: State) -> None:
     state.machine.run(plan, **state.bound)
 
 
-def flagged(state: State) -> Tensor | None:
+def flagged(state: State, flags: np.ndarray) -> Tensor | None:
     """Sequences to recompute, or None. A message of zero is right only where the model forbids it."""
-    flags = state.buffer("flags").cpu().numpy()
     if not flags.any():
         return None
     bad = (flags & 1) > 0

@@ -8,6 +8,7 @@ a problem that the GPU does in a third of a millisecond.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -90,9 +91,9 @@ class Buffer:
     shape: tuple[int, ...]
     offset: int
 
-    @property
+    @functools.cached_property
     def bytes(self) -> int:
-        return BYTES[self.dtype] * int(np.prod(self.shape))
+        return BYTES[self.dtype] * math.prod(self.shape)
 
     def view(self, workspace: torch.Tensor) -> torch.Tensor:
         """This piece of a workspace of bytes."""
@@ -293,12 +294,11 @@ def staged(shape: Shape, directions: int, slacks: int, saturate: bool) -> list[L
 
 
 @functools.lru_cache(maxsize=64)
-def plan_counts(shape: Shape, gradients: bool = False) -> Plan:
-    """Every expected count, what they must add up to, and with `gradients` a loss's gradient.
+def plan_counts(shape: Shape) -> Plan:
+    """Every expected count, and what they must add up to.
 
     To be bound besides: label, starts_out, ends_out (B, T, C), duration_out (B, K, C), transition_out
-    (B, C, C), mass_error, mass_frame, imbalance (B,); by_log_z (B,) float64 is read for by_score,
-    by_transition, by_duration, by_start and by_end, of their inputs' shapes.
+    (B, C, C), mass_error, mass_frame, imbalance (B,).
     """
     sizes, batch, tiles = shape.sizes, shape.batch, shape.tiles
     near_chunks = ceiling(shape.blocks, sizes.near_blocks)
@@ -318,7 +318,6 @@ def plan_counts(shape: Shape, gradients: bool = False) -> Plan:
         *label_launches(shape),
         *transition_launches(shape, crossings),
         audit_launch(shape),
-        *(gradient_launches(shape) if gradients else []),
     ]
     return made("counts", wanted, launches, plan_messages(shape, 2))
 
@@ -392,12 +391,16 @@ SCORES_EACH = 8
 """Scores that a thread takes."""
 
 
-def gradient_launches(shape: Shape) -> list[Launch]:
+@functools.lru_cache(maxsize=64)
+def plan_gradients(shape: Shape) -> Plan:
+    """A loss's gradient from the counts: by_log_z (B,) float64 is read for by_score, by_transition,
+    by_duration, by_start and by_end, of their inputs' shapes.
+    """
     threads, scores = shape.sizes.threads, shape.frames * shape.labels
     shared = (shape.longest + shape.labels + 2) * shape.labels
     counts = ("duration_out", "transition_out", "starts_out", "ends_out", "lengths", "log_z", "by_log_z")
     outputs = ("by_duration", "by_transition", "by_start", "by_end")
-    return [
+    launches = [
         Launch(
             "score_gradients",
             (ceiling(scores, threads * SCORES_EACH), shape.batch),
@@ -411,3 +414,4 @@ def gradient_launches(shape: Shape) -> list[Launch]:
             (*counts, *outputs, shape.batch, shape.frames, shape.labels, shape.longest),
         ),
     ]
+    return made("gradients", {}, launches)

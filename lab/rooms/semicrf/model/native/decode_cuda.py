@@ -68,7 +68,7 @@ def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
 def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
     """Exact draws; and the sequences that had none because underflow may have lost something, (B,) bool."""
     model = replace(as_read(problem), score_BTC=problem.score_BTC.detach().double().contiguous())
-    state = native_cuda.forward(model)
+    state = native_cuda.forward(model, count=False)
     assert isinstance(state, native_cuda.State)
     plan = plan_draws(state.shape, samples, SIZES)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)

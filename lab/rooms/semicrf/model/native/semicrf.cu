@@ -43,8 +43,15 @@ typedef long long i64;
 #define WILD 1e9 /* a larger score leaves its neighbours too few digits: the log domain sorts them apart */
 #define ROUNDING 9.765625e-4 /* 2^-10: a frame's mass off by less is rounding, and is divided out */
 #define INSIDE static __device__ __forceinline__
-#ifndef LABELS_SYNC // a barrier of the first CP threads alone: a warp of it costs next to nothing
+#define HELD (CP < 64 ? CP : 1) /* values of other labels in registers at once; beside more transitions there is no room */
+#define AT_ONCE 4 /* steps without a branch between them */
+#define AHEAD (DOUBLE && CP > 64 ? 1 : 2) /* blocks of weights that find room in 48 KB */
+#ifndef LABELS_SYNC // a barrier of the first CP threads alone: of one warp it costs next to nothing
+#if CP == 32
+#define LABELS_SYNC() __syncwarp()
+#else
 #define LABELS_SYNC() asm volatile("bar.sync 1, %0;" ::"n"(CP) : "memory")
+#endif
 #endif
 
 template <typename Number> INSIDE bool is_finite(Number value) { return value - value == 0; }
@@ -59,6 +66,12 @@ INSIDE int smaller(int a, int b) { return a < b ? a : b; }
 INSIDE double worse(double error, double other) {
     return other == other ? (other > error ? other : error) : __longlong_as_double(0x7ff0000000000000LL);
 }
+// 0, though the compiler cannot know.
+#if DOUBLE
+INSIDE REAL nothing_of(REAL value) { return __longlong_as_double(__double_as_longlong(value) & (i64)threadIdx.y); }
+#else
+INSIDE REAL nothing_of(REAL value) { return __int_as_float(__float_as_int(value) & (int)threadIdx.y); }
+#endif
 INSIDE double infinity() { return __longlong_as_double(0x7ff0000000000000LL); }
 
 // floor(log2(value)) for a normal positive value; 0 for zero, denormals, inf and NaN.
@@ -192,40 +205,40 @@ struct Place {
     const REAL* tops;
 };
 
-// This slice's share of a block's scores in the direction's order, less their frames' tops; -inf outside the sequence
-// and the labels. They are read a block ahead: nothing then waits for them.
-INSIDE void read_scores(const Place& at, int q, REAL (&coming)[N / SLICES]) {
-#pragma unroll
-    for (int r = 0; r < N / SLICES; ++r) {
-        const int f = q * N + at.slice + r * SLICES;
-        const int u = at.direction ? at.padded - 1 - f : f;
-        const bool there = u >= 0 && u < at.length && at.c < at.labels;
-        const REAL score = there ? at.score[(i64)u * at.labels + at.c] : (REAL)-infinity();
-        coming[r] = there ? score - at.tops[u] : score;
-        if (forbidden(coming[r]) && !forbidden(score)) coming[r] = -LARGEST; // a zero that no -inf accounts for
+// A frame's score of this label in the direction's order, less the frame's top; -inf outside the sequence and the labels.
+INSIDE REAL score_at(const Place& at, int f) {
+    const int u = at.direction ? at.padded - 1 - f : f;
+    const bool there = u >= 0 && u < at.length && at.c < at.labels;
+    const REAL score = there ? at.score[(i64)u * at.labels + at.c] : (REAL)-infinity();
+    const REAL left = there ? score - at.tops[u] : score;
+    return forbidden(left) && !forbidden(score) ? -LARGEST : left; // a zero that no -inf accounts for
+}
+
+// The weights of a block's frames, (N, CP), by all slices but the first: where there is room for two blocks' weights, these are
+// found while the first one walks through the block before.
+INSIDE void frame_weights(const Place& at, int q, int saturate, REAL* weight) {
+#pragma unroll (SLICES > 4 ? 1 : 4)
+    for (int i = at.slice - 1; i >= 0 && i < N; i += SLICES - 1) {
+        const REAL left = score_at(at, q * N + i), w = saturate ? 1 : (REAL)exp(left);
+        weight[i * CP + at.c] = forbidden(left) ? 0 : w == 0 ? LEAST : w; // only -inf is zero
     }
 }
 
-// The weights of a block's frames, (N, CP).
-INSIDE void frame_weights(const Place& at, const REAL (&coming)[N / SLICES], int saturate, REAL* weight) {
-#pragma unroll
-    for (int r = 0; r < N / SLICES; ++r) {
-        const REAL w = saturate ? 1 : (REAL)exp(coming[r]);
-        weight[(at.slice + r * SLICES) * CP + at.c] = forbidden(coming[r]) ? 0 : w == 0 ? LEAST : w; // only -inf is zero
-    }
-}
-
-// What blocks `nearest` to `farthest` before q bring into each frame of q, up to the end of the block before `nearest`
-// ends; `between` becomes the product of those blocks.
+// What blocks `nearest` to `farthest` before q bring into each frame of q. `between` is the product of the blocks before q from
+// some on up to `passed`, and becomes that up to `farthest`.
 INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __restrict__ table, int c, int q, int nearest,
-                     int farthest, REAL& between, REAL (&sums)[N]) {
+                     int farthest, int& passed, REAL& between, REAL (&sums)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) sums[i] = 0;
     for (int delta = nearest; delta <= farthest; ++delta) {
         const i64 p = q - delta;
         REAL rows[N];
 #pragma unroll
-        for (int m = 0; m < N; ++m) rows[m] = gathered[(p * N + m) * CP + c] * between;
+        for (int m = 0; m < N; ++m) rows[m] = gathered[(p * N + m) * CP + c]; // not to wait for after the products
+#pragma unroll 8
+        for (; passed < delta; ++passed) between *= product[(i64)(q - passed) * CP + c];
+#pragma unroll
+        for (int m = 0; m < N; ++m) rows[m] *= between;
 #pragma unroll
         for (int x = 1; x < 2 * N; ++x) {
             const REAL step = table[((i64)delta * N + x) * CP + c];
@@ -235,7 +248,6 @@ INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __re
                 if (m >= 0 && m < N) sums[i] += rows[m] * step;
             }
         }
-        between *= product[p * CP + c];
     }
 }
 
@@ -249,9 +261,7 @@ INSIDE void before_block(const REAL* gathered, const REAL* product, const REAL* 
     for (int part = slice; part < PARTS; part += SLICES) {
         REAL found[N];
         const int nearest = 1 + part * each, farthest = smaller(smaller(part * each + each, reach), there);
-        for (; passed < nearest && passed <= farthest; ++passed) between *= product[(i64)(q - passed) * CP + c];
-        far_part(gathered, product, table, c, q, nearest, farthest, between, found);
-        passed = nearest <= farthest ? farthest + 1 : passed;
+        far_part(gathered, product, table, c, q, nearest, farthest, passed, between, found);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
             if (part) parts[((part - 1) * N + i) * CP + c] = found[i];
@@ -270,10 +280,12 @@ extern "C" __global__ void __launch_bounds__(CP) outside_parts(
     const int b = blockIdx.x, i = blockIdx.z % STAGE, part = blockIdx.z / STAGE, c = threadIdx.x, q = begin + i;
     const i64 lane = (i64)b * gridDim.y + blockIdx.y;
     if (q >= sequence_of(lengths, b, frames).used) return;
-    const int nearest = i + 1 + part * STAGE;
+    const int nearest = i + 1 + part * STAGE, farthest = smaller(smaller(nearest + STAGE - 1, far_blocks), q);
+    const REAL* products = product + lane * blocks * CP;
+    int passed = nearest;
     REAL between = 1, sums[N];
-    far_part(gathered + lane * blocks * N * CP, product + lane * blocks * CP, table, c, q, nearest,
-             smaller(smaller(nearest + STAGE - 1, far_blocks), q), between, sums);
+    far_part(gathered + lane * blocks * N * CP, products, table, c, q, nearest, farthest, passed, between, sums);
+    for (; passed <= farthest; ++passed) between *= products[(i64)(q - passed) * CP + c];
     REAL* to = partial + (((lane * parts + part) * STAGE + i) * N) * CP + c;
 #pragma unroll
     for (int m = 0; m < N; ++m) to[m * CP] = sums[m];
@@ -314,11 +326,16 @@ struct Message {
     int left, older, newer; // the largest powers of the last `pairs` of frames, or of up to as many before
 };
 
-// The sum over labels of what they sent times their weights to this one, in a fixed order.
+// The sum over labels of what they sent times their weights to this one, in a fixed order. It begins with a zero made of the
+// last value: else the compiler loads one, waits, multiplies it and loads the next.
 INSIDE REAL received(const REAL* sent, const REAL (&across)[CP]) {
-    REAL sums[4] = {0, 0, 0, 0};
+    REAL from[HELD];
 #pragma unroll
-    for (int c = 0; c < CP; ++c) sums[c % 4] += sent[c] * across[c];
+    for (int c = 0; c < HELD; ++c) from[c] = sent[c];
+    const REAL zero = nothing_of(from[HELD - 1]);
+    REAL sums[4] = {zero, zero, zero, zero};
+#pragma unroll
+    for (int c = 0; c < CP; ++c) sums[c % 4] += (c < HELD ? from[c % HELD] : sent[c]) * across[c];
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
@@ -336,87 +353,110 @@ struct Kept {
 
 INSIDE int higher(int a, int b) { return a > b ? a : b; }
 
+// The largest over labels of what each has, none of which is negative; `row` is room for them. Of one warp it is an instruction.
+#if CP == 32 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+INSIDE unsigned top_of_warp(unsigned own) { return __reduce_max_sync(~0u, own); }
+INSIDE REAL top_of_labels(REAL own, REAL*) {
+#if DOUBLE
+    const unsigned high = (unsigned)__double2hiint(own), top = top_of_warp(high);
+    return __hiloint2double((int)top, (int)top_of_warp(high == top ? (unsigned)__double2loint(own) : 0));
+#else
+    return __uint_as_float(top_of_warp(__float_as_uint(own)));
+#endif
+}
+#define TOP_BEFORE_SYNC(row, own)
+#else
+INSIDE REAL top_of_labels(REAL, REAL* row) { return largest_of(row); }
+#define TOP_BEFORE_SYNC(row, own) row[at.c] = own
+#endif
+INSIDE REAL fused(REAL a, REAL b, REAL c) { return fma(a, b, c); }
+
 // The frame's weight; every second one takes over the power of two of the largest message, as it was two frames back, which
 // moves into the exponent. A weight that is then below TINY, or a weight of the model that is, loses as much of each
 // message that meets it: a sequence where that is above 2^HIGH is marked. Those that wait may come from larger ones.
-INSIDE REAL rescaled(Message& m, REAL weight, const Entry& entry, bool moves) {
-    const int step = moves ? exponent_of(m.previous) : 0;
-    const REAL back = power_of_two(-step);
-    const REAL scaled = weight * back;
-    if ((weight > 0 && scaled < TINY) || entry.rounded) { // seldom
-        const int meets = higher(exponent_of(m.gamma), higher(m.older, m.newer) - m.power);
-        if (meets + higher(-step, 0) > HIGH) m.bad = 1;
-    }
+// Without a branch, as all of a step is: what nothing waits for is then done while something else is waited for.
+INSIDE REAL rescaled(Message& m, REAL weight, const Entry& entry, bool moves, int allowed) {
+    const int step = moves ? exponent_of(m.previous) & allowed : 0; // all bits are allowed, or none
+    const REAL back = power_of_two(-step), scaled = weight * back;
+    const int meets = higher(exponent_of(m.gamma), higher(m.older, m.newer) - m.power) + higher(-step, 0);
+    const bool lossy = (weight > 0) & (scaled < TINY) | (entry.rounded != 0);
+    m.bad |= lossy & (meets > HIGH);
     if (!moves) return weight;
     m.power += step;
     m.most_lost *= larger(back, 1);
-    if (m.left-- == 0) {
-        m.left = entry.pairs - 1;
-        m.older = m.newer;
-        m.newer = m.power;
-    }
-    m.newer = higher(m.newer, m.power);
+    const bool older = m.left == 0;
+    m.older = older ? m.newer : m.older;
+    m.newer = higher(m.power, older ? m.power : m.newer);
+    m.left = older ? entry.pairs - 1 : m.left - 1;
     return scaled;
 }
 
 // The boundary after frame f, before which gamma came: the first one enters, what lies outside is zero, the rest is
 // looked at.
 INSIDE void cross(Message& m, const Place& at, int f, const Entry& entry) {
-    const bool inside = f + 1 > at.origin && f + 1 < at.stop && at.c < at.labels;
-    if (f + 1 >= at.stop) m.gamma = 0;
-    if (f + 1 == at.origin) {
-        m.gamma += entry.own;
-        m.previous = entry.top;
-    }
-    if (inside && m.gamma != 0 && !(m.gamma >= m.most_lost * entry.margin && is_finite(m.gamma))) m.bad = 1;
-    if (inside && m.gamma > 0) m.nonzero += 1;
+    const bool enters = f + 1 == at.origin, inside = (f + 1 > at.origin) & (f + 1 < at.stop) & (at.c < at.labels);
+    m.gamma = f + 1 >= at.stop ? 0 : m.gamma;
+    m.gamma = enters ? m.gamma + entry.own : m.gamma;
+    m.previous = enters ? entry.top : m.previous;
+    const bool sound = (m.gamma >= m.most_lost * entry.margin) & (m.gamma <= LARGEST);
+    m.bad |= inside & (m.gamma != 0) & !sound;
+    m.nonzero += inside & (m.gamma > 0);
 }
 
-// N frames one after the other, by the first CP threads; `pending` is what earlier blocks bring into each.
-// `before` is room for the messages before them.
-INSIDE void near_steps(Message& m, const Place& at, int q, const Entry& entry, REAL (&pending)[N], const REAL (&near)[N],
-                       const REAL (&across)[CP], const REAL* weight, REAL* before, REAL* sent, REAL* losses,
-                       const Kept& kept, int keep, int saturate) {
+// N frames one after the other, by the first CP threads; `sums` is what earlier blocks bring into each. `coming` is what comes
+// into the frames after the next one, and moves up by one at each frame: so few steps are unrolled, and the instructions stay in
+// the nearest cache. `before` is room for the messages before the frames; the weights become what they are multiplied by.
+INSIDE void near_steps(Message& m, const Place& at, int q, const Entry& entry, const REAL (&sums)[N], const REAL (&near)[N],
+                       const REAL (&across)[CP], REAL* weight, REAL* before, REAL* sent, REAL* losses, const Kept& kept,
+                       bool keep, bool saturate) {
     const int c = at.c;
     const i64 row = (i64)q * N * CP + c;
     REAL *arrived = kept.arrived + row, *source = kept.source + row, *gathered = kept.gathered + row;
-    REAL frame[N];
+    int* exponent = kept.exponent + (i64)q * N;
+    const int allowed = saturate ? 0 : ~0;
+    REAL coming[N - 1], pending = sums[0];
 #pragma unroll
-    for (int i = 0; i < N; ++i) frame[i] = weight[i * CP + c];
+    for (int j = 1; j < N; ++j) coming[j - 1] = fused(m.gamma, near[j], sums[j]);
+#pragma unroll 1
+    for (int begin = 0; begin < N; begin += AT_ONCE) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        const int f = q * N + i;
-        if (!saturate) frame[i] = rescaled(m, frame[i], entry, i % 2 == 0);
-        const REAL w = frame[i];
-        REAL alpha = (pending[i] + m.gamma * near[0]) * w;
-        if (saturate && alpha > 1) alpha = 1;
-        if (entry.rounded && !saturate && exponent_of(alpha) > HIGH) m.bad = 1; // the transitions meet it
-        sent[(i & 1) * CP + c] = alpha; // two buffers: who is a step ahead writes the other one
-        m.lost = larger(m.lost * w, TINY);
-        if (i % 4 == 3) losses[c] = m.lost;
-        before[i * CP + c] = m.gamma;
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int own = (begin + i) * CP + c, f = q * N + begin + i;
+            const REAL w = rescaled(m, weight[own], entry, i % 2 == 0, allowed);
+            REAL alpha = fused(m.gamma, near[0], pending) * w;
+            alpha = saturate & (alpha > 1) ? 1 : alpha;
+            m.bad |= (entry.rounded != 0) & (exponent_of(alpha) > HIGH); // the transitions meet it
+            sent[(i & 1) * CP + c] = alpha; // two buffers: who is a step ahead writes the other one
+            m.lost = larger(m.lost * w, TINY);
+            if (i % 4 == 3) TOP_BEFORE_SYNC(losses, m.lost);
+            weight[own] = w;
+            before[own] = m.gamma;
+            if (keep) {
+                arrived[i * CP] = alpha;
+                source[i * CP] = m.gamma;
+                if (c == 0) exponent[i] = m.power;
+            }
+            const bool last = f + 1 == at.stop;
+            m.final_value = last ? alpha : m.final_value;
+            m.final_power = last ? m.power : m.final_power;
+            m.final_lost = last ? m.most_lost : m.final_lost;
+            LABELS_SYNC();
+            m.gamma = received(sent + (i & 1) * CP, across);
+            if (i % 2 == 0) m.previous = top_of_labels(alpha, sent + (i & 1) * CP);
+            if (i % 4 == 3) m.most_lost = larger(top_of_labels(m.lost, losses), TINY);
+            cross(m, at, f, entry);
+            pending = coming[0] * w;
 #pragma unroll
-        for (int j = i + 1; j < N; ++j) pending[j] = (pending[j] + m.gamma * near[j - i]) * w;
-        if (keep) {
-            arrived[i * CP] = alpha;
-            source[i * CP] = m.gamma;
-            if (c == 0) kept.exponent[f] = m.power;
+            for (int j = 1; j < N - 1; ++j) coming[j - 1] = fused(coming[j], w, m.gamma * near[j]);
         }
-        if (f + 1 == at.stop) {
-            m.final_value = alpha;
-            m.final_power = m.power;
-            m.final_lost = m.most_lost;
-        }
-        LABELS_SYNC();
-        m.gamma = received(sent + (i & 1) * CP, across);
-        if (i % 2 == 0) m.previous = largest_of(sent + (i & 1) * CP);
-        if (i % 4 == 3) m.most_lost = larger(largest_of(losses), TINY);
-        cross(m, at, f, entry);
+        arrived += AT_ONCE * CP;
+        source += AT_ONCE * CP;
+        exponent += AT_ONCE;
     }
     REAL suffix = 1;
 #pragma unroll
     for (int i = N - 1; i >= 0; --i) {
-        suffix *= frame[i];
+        suffix *= weight[i * CP + c];
         gathered[i * CP] = before[i * CP + c] * suffix;
     }
     kept.product[(i64)q * CP + c] = suffix;
@@ -444,7 +484,7 @@ struct Results {
 INSIDE void conclude(const Message& m, const Place& at, const Entry& entry, i64 lane, const double* ends, const int* bad,
                      const int* nonzero, double offset, int wild, const Results& to) {
     double z = 0;
-    int found = 0, flag = wild | !is_finite(entry.margin); // a weight beyond the type, which may meet a zero
+    int found = 0, flag = (wild != 0) | !is_finite(entry.margin); // a weight beyond the type, which may meet a zero
     for (int i = 0; i < CP; ++i) {
         z += ends[i];
         found += nonzero[i];
@@ -499,7 +539,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
     int frames, int labels, int far_blocks, int blocks, int slacks, int keep, int saturate, int staged, int begin) {
     __shared__ __align__(16) REAL sent[2 * CP];
     __shared__ __align__(16) REAL losses[CP];
-    __shared__ REAL parts[(PARTS - 1) * N * CP], weight[N * CP];
+    __shared__ REAL parts[(PARTS - 1) * N * CP], weights[AHEAD * N * CP];
     __shared__ double offset, ends[CP];
     __shared__ int bad[CP], nonzero[CP], wilds;
     const int b = blockIdx.x, direction = blockIdx.y, c = threadIdx.x % CP, slice = threadIdx.x / CP;
@@ -520,7 +560,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
         entry.margin = larger(entry.margin, slack[i] < 0 ? -slack[i] : slack[i]);
         entry.rounded |= slack[i] < 0;
     }
-    REAL across[CP], near[N], coming[N / SLICES];
+    REAL across[CP], near[N];
 #pragma unroll
     for (int i = 0; i < CP; ++i) across[i] = onward[direction * CP * CP + i * CP + c];
 #pragma unroll
@@ -533,14 +573,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
         passed = stages.tops[0];
         wild = stages.tops[1] != 0;
     }
-    read_scores(at, begin, coming);
     for (int q = begin; q < until; ++q) {
-        REAL sums[N];
-        frame_weights(at, coming, saturate, weight);
-        read_scores(at, q + 1, coming);
+        REAL sums[N], *weight = weights + q % AHEAD * N * CP;
+        if (AHEAD == 1 || q == begin) frame_weights(at, q, saturate, weight);
         before_block(kept.gathered, kept.product, table, c, slice, q, staged ? STAGE - 1 : far_blocks, q - begin, parts,
                      sums);
-        if (threadIdx.x == THREADS - 1) passed += tops_of_block(at, q, wild);
         __syncthreads();
         if (slice == 0) {
 #pragma unroll
@@ -548,8 +585,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
                 for (int part = 0; part < PARTS - 1; ++part) sums[i] += parts[(part * N + i) * CP + c];
                 if (begin) sums[i] += stages.outside[((q - begin) * N + i) * CP + c] * m.carry;
             }
-            near_steps(m, at, q, entry, sums, near, across, weight, parts, sent, losses, kept, keep, saturate);
+#define STEPS(keep, saturate) near_steps(m, at, q, entry, sums, near, across, weight, parts, sent, losses, kept, keep, saturate)
+            if (CP > 32) STEPS(keep, saturate); // there a copy of the steps for each case would take too many registers
+            else if (saturate) STEPS(false, true);
+            else if (keep) STEPS(true, false);
+            else STEPS(false, false);
+        } else if (AHEAD > 1 && q + 1 < until) {
+            frame_weights(at, q + 1, saturate, weights + (q + 1) % AHEAD * N * CP);
         }
+        if (threadIdx.x == THREADS - 1) passed += tops_of_block(at, q, wild);
         __syncthreads(); // the next block's far part loads what was stored, and the shared rows are free again
     }
     if (until < own.used) {
@@ -571,6 +615,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
     }
     __syncthreads();
     const Results to = {z_value, log_z, z_power, flags, count};
+    if (lengths[b] != own.length || own.length == 0) wilds = 1; // out of 1..T: the caller makes it NaN
     if (threadIdx.x == 0) conclude(m, at, entry, lane, ends, bad, nonzero, offset + *shift, wilds, to);
 }
 
@@ -960,24 +1005,37 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_gradients(
     const REAL* __restrict__ ends, const i64* __restrict__ lengths, const double* __restrict__ log_z,
     const double* __restrict__ by_log_z, REAL* __restrict__ by_duration, REAL* __restrict__ by_transition,
     REAL* __restrict__ by_start, REAL* __restrict__ by_end, int batch, int frames, int labels, int longest) {
+    __shared__ double weights[THREADS];
+    __shared__ i64 lasts[THREADS];
     const i64 durations = (i64)longest * labels, transitions = (i64)labels * labels;
-    i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= durations + transitions + 2 * labels) return;
-    REAL* to = i < durations ? by_duration + i : by_transition + (i - durations);
+    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x, other = i - durations - transitions; // starts and ends, from 0
     const double* counts = i < durations ? duration + i : transition + (i - durations);
     const i64 step = i < durations ? durations : transitions;
-    const i64 other = i - durations - transitions; // starts and ends, from 0
-    if (other >= 0) to = other < labels ? by_start + other : by_end + (other - labels);
     double sum = 0;
-#pragma unroll 8
-    for (int b = 0; b < batch; ++b) {
-        const i64 row = (i64)b * frames;
-        const i64 last = row + sequence_of(lengths, b, frames).length - 1;
-        const double count = other < 0       ? counts[b * step]
-                           : other < labels  ? (double)starts[row * labels + other]
-                                             : (double)ends[last * labels + other - labels];
-        const double weight = weight_of(log_z[b], by_log_z[b]);
-        if (weight != 0) sum += count * weight;
+    for (int first = 0; first < batch; first += THREADS) {
+        const int own = first + threadIdx.x, shown = smaller(THREADS, batch - first);
+        __syncthreads(); // the shared rows may still be read
+        if (own < batch) {
+            weights[threadIdx.x] = weight_of(log_z[own], by_log_z[own]);
+            lasts[threadIdx.x] = (i64)own * frames + higher(1, sequence_of(lengths, own, frames).length) - 1;
+        }
+        __syncthreads();
+        if (other < 0) {
+#pragma unroll 16
+            for (int b = 0; b < shown; ++b) {
+                const double count = counts[(first + b) * step];
+                if (weights[b] != 0) sum += count * weights[b];
+            }
+        } else if (other < 2 * labels) {
+            for (int b = 0; b < shown; ++b) {
+                const i64 row = other < labels ? (i64)(first + b) * frames : lasts[b];
+                const double count = other < labels ? starts[row * labels + other] : ends[row * labels + other - labels];
+                if (weights[b] != 0) sum += count * weights[b];
+            }
+        }
     }
+    if (other >= 2 * labels) return;
+    REAL* to = i < durations ? by_duration + i : other < 0 ? by_transition + (i - durations)
+             : other < labels ? by_start + other : by_end + (other - labels);
     *to = (REAL)sum;
 }

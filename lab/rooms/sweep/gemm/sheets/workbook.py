@@ -14,6 +14,7 @@ from lab.recordings.tables import Trace
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_summary, short_kernel_histogram, short_kernels_summary
 from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.rooms.sweep.gemm.sheets.ops import ops_summary, ops_summary_by_category, ops_unique_args
+from lab.rooms.sweep.gemm.sheets.perf.sheets import perf_model_sheets
 from lab.rooms.sweep.tables import column_names
 
 ROWS_OF_TIMELINE = column_names(
@@ -36,6 +37,7 @@ def perf_sheets(found: Launches, gemm: pd.DataFrame, collectives: pd.DataFrame) 
         "kernel_summary": kernel_summary(found, total_us),
         "short_kernel_histogram": short_kernel_histogram(found.trace),
         "short_kernels_summary": short_kernels_summary(found, total_us),
+        **perf_model_sheets(found),
         "coll_analysis": collectives,
     }
 

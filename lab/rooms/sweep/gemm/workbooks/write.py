@@ -25,7 +25,9 @@ from lab.rooms.sweep.gemm.workbooks.comparisons import write_comparisons
 from lab.rooms.sweep.gemm.workbooks.join import over_settings
 from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_findings, stragglers
 from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.ranks.read import lost_calls
 from lab.rooms.sweep.tables import column_names
+from lab.rooms.sweep.verdict.ranks import Settings
 
 TIMELINE_FIRST = column_names(
     "threads channel rank computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms "
@@ -59,7 +61,16 @@ def write_reports(data: SweepData, out: Path) -> Report:
         for (threads, channel, _), pairs in paired.items()
         for what in pairs.problems
     ]
-    return Report(files, list(data.missing), [*data.problems, *problems], straggler_findings(explained))
+    missing = [*data.missing, *_lost_calls(data, explained)]
+    return Report(files, missing, [*data.problems, *problems], straggler_findings(explained))
+
+
+def _lost_calls(data: SweepData, explained: Settings) -> list[str]:
+    found = []
+    for setting, one in explained.items():
+        world = max((rank.figures.world_size or 0 for rank in data.ranks[setting].values()), default=0)
+        found += [f"{long_name(*setting[:2])}: {text}" for text in lost_calls(one, world)]
+    return found
 
 
 def csv_tables(

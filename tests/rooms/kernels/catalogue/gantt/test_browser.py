@@ -95,5 +95,5 @@ def test_the_timeline_draws_zooms_and_shows_tips_in_a_browser(tmp_path):
     assert found["text"] == found["regex"].replace("^nvjet_(g|x)emm$", "NVJET")
     assert found["text"].startswith("6 of 15 launches, 60.00 µs")
     assert found["none"].startswith("0 of 15 launches") and "not a valid regular expression" in found["bad"]
-    assert found["keys"] == 11, "p chose a launch after escape had forgotten the last one"
+    assert found["keys"] == 12, "p chose a launch after escape had forgotten the last one"
     assert "aten::mm" in found["legend"] and "of 15 launches" in found["lit"]

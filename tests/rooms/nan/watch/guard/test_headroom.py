@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from lab import nan  # noqa: E402
-from lab.rooms.nan.watch.guard.headroom import FORMATS, shares_of, trend_of  # noqa: E402
+from lab.rooms.nan.watch.guard.headroom import FORMATS, Headroom, shares_of, trend_of  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
 
@@ -72,3 +72,21 @@ def test_a_cast_that_saturates_is_visible():
         w.model(torch.ones(8))
     # Up to torch 2.11 such a cast gives NaN, from 2.12 on the largest number.
     assert w.status == "bad" or any("float8_e4m3fn" in note and "largest number" in note for note in w.notes)
+
+
+def test_samples_are_left_out_where_they_would_cost_more_than_a_hundredth_of_the_time(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("lab.rooms.nan.watch.guard.headroom.time.perf_counter", lambda: now[0])
+    headroom = Headroom(16)
+    headroom._seconds = 0.002
+    taken = []
+    for step in range(400):
+        now[0] += 0.001
+        taken += [step] if headroom.due(step) and headroom.due(step) else []
+    assert taken == [0, 16, 32, 240]  # at first each; then no two within 0.2 s
+    assert not Headroom(0).due(0)
+
+
+def test_magnitudes_are_known_in_the_first_steps_and_then_in_every_fourth():
+    due = [step for step in range(48) if Headroom(16).magnitudes_due(step)]
+    assert due == [*range(32), 32, 36, 40, 44] and not Headroom(0).magnitudes_due(0)

@@ -11,6 +11,7 @@
 #include <vector>
 
 using std::exp;
+using std::fma;
 using std::fmax;
 using std::fmaxf;
 using std::log;

@@ -14,11 +14,16 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, ledger, naive  # noqa: E402
+from lab.rooms.semicrf.model import api, autograd, ledger, naive  # noqa: E402
+from lab.rooms.semicrf.model.cases import random_case  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState  # noqa: E402
+from lab.rooms.semicrf.model.faults import stale_messages  # noqa: E402
+from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
+from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from lab.rooms.semicrf.model.solutions import solve  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, random_problem, worst  # noqa: E402
 
@@ -46,9 +51,9 @@ MUTANTS = {
         "part < PARTS - 1; ++part) sums",
         "part < PARTS - 2; ++part) sums",
     ),
-    "a block between not counted": ("between *= product[p * CP + c]", "between *= 1"),
-    "the blocks before a slice not counted": (
-        "between *= product[(i64)(q - passed) * CP + c]",
+    "a block between not counted": ("between *= product[(i64)(q - passed) * CP + c]", "between *= 1"),
+    "the blocks of a part not passed on": (
+        "between *= products[(i64)(q - passed) * CP + c]",
         "between *= 1",
     ),
     "the last frame lost": ("u >= 0 && u < at.length && at", "u >= 0 && u < at.length - 1 && at"),
@@ -77,8 +82,8 @@ MUTANTS = {
     "what lies before a stage lost": ("    m.carry *= suffix;\n", "    m.carry = 0;\n"),
     "the stage's own blocks not passed through": ("    m.carry *= suffix;\n", ""),
     "a part before the stage one block too near": (
-        "const int nearest = i + 1 + part * STAGE;",
-        "const int nearest = i + (part == 0) + part * STAGE;",
+        "const int nearest = i + 1 + part * STAGE,",
+        "const int nearest = i + (part == 0) + part * STAGE,",
     ),
     "the parts between not multiplied in": ("sums[m] * between + from[m * CP]", "sums[m] + from[m * CP]"),
     "the exponent lost between stages": (
@@ -117,15 +122,21 @@ def run(small, libraries, monkeypatch):
         dtype = torch.float64 if problem.score_BTC.dtype == torch.float64 else torch.float32
         machine = Emulated(libraries(dtype), order)
         monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
-        state = native_cuda.forward(problem)
+        state = native_cuda.forward(problem, count=False)
         return state, native_cuda.backward(state)
 
     return posteriors
 
 
-def same_bits(a, b):
+def counted_again(state):
+    """The counts of messages that were changed since."""
+    state.found, state.settled = None, False
+    return native_cuda.backward(state)
+
+
+def same_bits(a, b, rows=slice(None)):
     names = (*COUNTS, "log_z_B", "mass_error_B", "mass_frame_B")
-    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in names)
+    return all(torch.equal(getattr(a, name)[rows], getattr(b, name)[rows]) for name in names)
 
 
 def check(problem, found, limit):
@@ -422,11 +433,11 @@ def test_the_forms_own_audit_is_the_ledgers(run, dtype):
             rows = state.buffer(name)
             kept = rows.clone()
             rows[at, 1] *= 1.25
-            found = native_cuda.backward(state)
+            found = counted_again(state)
             rows.copy_(kept)
             expected = ledger.imbalance(problem, found)
             assert torch.allclose(found.imbalance_B, expected, atol=limit, rtol=1e-5), (name, at)
-    assert torch.equal(native_cuda.backward(state).imbalance_B, clean.imbalance_B)
+    assert torch.equal(counted_again(state).imbalance_B, clean.imbalance_B)
 
 
 @compiler
@@ -438,13 +449,65 @@ def test_a_fault_between_the_passes_leaves_mass_that_is_not_1_and_rounding_is_di
         z = state.buffer("z_value")
         kept = z.clone()
         z[2:] *= factor
-        found = native_cuda.backward(state)
+        found = counted_again(state)
         z.copy_(kept)
         frame = int(found.mass_frame_B[1])
         sums[factor] = (float(found.mass_error_B[1]), float(found.label_BTC[1, frame].sum()))
         assert float(found.mass_error_B[0]) < 1e-12
     assert sums[0.5] == (pytest.approx(1), pytest.approx(2))
     assert sums[1 / (1 + 1e-5)] == (pytest.approx(1e-5, rel=1e-3), pytest.approx(1, abs=1e-12))
+
+
+@compiler
+def test_counts_queued_behind_the_passes_have_the_same_bits_and_give_the_messages_up(run):
+    problem = random_problem(3, 19, 6, 3, seed=4)
+    problem.score_BTC[1, 0, 1] = float("nan")  # a sequence that is done elsewhere
+    _, later = run(problem)
+    state = native_cuda.forward(problem)
+    assert "messages" not in state.bound and state.again.tolist() == [1]
+    found = native_cuda.backward(state)
+    assert same_bits(found, later, rows=[0, 2])
+
+
+@compiler
+def test_what_an_alarm_does_to_the_counts_is_audited(run):
+    problem = random_problem(2, 12, 5, 3, seed=5)
+    run(problem)  # its machine is there from here on
+
+    def spoil(found):
+        found.label_BTC[0, 2] *= 1.5
+        found.imbalance_B[0] = 0.5
+
+    call = autograd.Call(native_cuda, spoil, problem.names())
+    with pytest.warns(MendedCounts, match="1 sequence"):
+        found, own = call.differentiated(problem, native_cuda.forward(problem), torch.ones(2))
+    assert own is None and worst(naive.posteriors(problem), found) <= 1e-10
+
+
+@compiler
+def test_stale_messages_are_noticed_and_mended(run, monkeypatch):
+    """What `check` plants on a GPU."""
+    case = random_case(torch.Generator().manual_seed(1), 3, 9, 4, 3)
+    run(make_problem(*case.inputs().values()))
+    monkeypatch.setattr(choose, "engine_for", lambda score_BTC: native_cuda)
+    found, exact = solve(case, "native", stale_messages), solve(case, "naive")
+    assert found.mended is not None
+    pairs = zip(found.tensors(), exact.tensors(), strict=True)
+    assert all(torch.allclose(mine, right, atol=1e-9) for (_, mine), (_, right) in pairs)
+
+
+@compiler
+def test_a_length_that_nobody_looked_at_makes_its_sequence_nan_if_it_is_out_of_range(run):
+    problem = random_problem(5, 12, 5, 3, seed=5)
+    given_B = torch.tensor([0, 7, 13, -(2**40), 12])
+    held_B = given_B.clamp(1, 12)
+    state, found = run(replace(problem, lengths_B=held_B, given_B=given_B))
+    assert state.again.tolist() == [0, 2, 3]
+    assert torch.isnan(state.log_z_B).tolist() == [True, False, True, True, False]
+    expected = naive.log_partition(replace(problem, lengths_B=held_B))
+    assert torch.allclose(state.log_z_B[[1, 4]], expected[[1, 4]], atol=1e-10)
+    assert float(found.imbalance_B.max()) < 1e-9
+    assert native_cuda.differentiate(state, torch.ones(5))[1] is None
 
 
 @compiler

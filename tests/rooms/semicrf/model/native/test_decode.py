@@ -362,8 +362,8 @@ def test_messages_that_do_not_add_up_along_the_first_draw_lose_the_sequence(monk
     problem.lengths_B[:] = 9
     forward = native_cuda.forward
 
-    def damaged(model):
-        state = forward(model)
+    def damaged(model, **options):
+        state = forward(model, **options)
         state.buffer("source")[0, :3] *= 1 - 1e-7
         return state
 

@@ -24,6 +24,7 @@ PERF = {
     "kernel_summary": ["Parent op category", "Parent cpu_op", "Kernel name", "Kernel stream"],
     "short_kernel_histogram": ["bin_start", "bin_end", "count"],
     "short_kernels_summary": ["Parent cpu_op", "Input dims", "Input strides", "Concrete Inputs"],
+    "unified_perf_summary": ["name", "op category", "process_name", "process_label", "thread_name"],
     "coll_analysis": [
         "rank",
         *PG,

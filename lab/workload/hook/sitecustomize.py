@@ -1,12 +1,13 @@
-"""Starts the NaN guard in a Python program that knows nothing of it; first on PYTHONPATH, so Python runs it.
+"""Starts a part of lab in a Python program that knows nothing of it; first on PYTHONPATH, so Python runs it.
 
-Only `LAB_NAN_GUARD` (the folder for the records) makes it do anything, and only once the program imports
-torch: then `lab.rooms.nan.watch.guard.auto.start` meets models as they are called. Whatever sitecustomize the
-program's own environment has runs too.
+Only `LAB_HOOK` (`module:function`) makes it do anything, and only once the program imports torch: then the
+function is called without arguments and reads its own settings. Whatever sitecustomize the program's own
+environment has runs too.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -26,7 +27,7 @@ def _chain() -> None:
 
 
 class _AfterTorch:
-    """Finds torch as everybody else does, and starts the guard when it is loaded."""
+    """Finds torch as everybody else does, and starts lab's part when it is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -46,17 +47,17 @@ class _AfterTorch:
 
 
 def _start() -> None:
-    root = os.environ.get("LAB_NAN_ROOT")
+    """Before torch's first user: a program that lab only looks at comes first, so no error ends it."""
+    root = os.environ.get("LAB_HOOK_ROOT")
     try:
         if root and root not in sys.path:
             sys.path.append(root)
-        from lab.rooms.nan.watch.guard.auto import start
+        module, _, function = os.environ["LAB_HOOK"].partition(":")
+        getattr(importlib.import_module(module), function)()
+    except Exception as error:  # noqa: BLE001  without a record nothing is called clean
+        print(f"lab: {os.environ['LAB_HOOK']} could not start: {error!r}", file=sys.stderr)
 
-        start(os.environ["LAB_NAN_GUARD"], os.environ.get("LAB_NAN_ON_BAD", "keep"))
-    except Exception as error:  # noqa: BLE001  the program comes first; without a record it is not clean
-        print(f"lab: the NaN guard could not start: {type(error).__name__}: {error}", file=sys.stderr)
 
-
-if os.environ.get("LAB_NAN_GUARD"):
+if os.environ.get("LAB_HOOK"):
     sys.meta_path.insert(0, _AfterTorch())
 _chain()

@@ -1,0 +1,113 @@
+"""Where in the program each operation was launched: its phase, and the path of modules around it.
+
+Modules are the profiler's own (with_modules, with_stack), else the program's ranges. An operation of the
+backward pass lies in the module of its forward operator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.recordings.capture import OP, Capture
+from lab.recordings.graphs.frames import MODULE, read_frames
+from lab.recordings.kineto.capture import from_kineto
+from lab.recordings.phase_names import is_step, is_warmup
+from lab.recordings.projection import PhaseNames, Projection, project
+from lab.recordings.projection.origins import forward_operators
+from lab.recordings.tables import Trace
+from lab.recordings.views import launch_calls
+
+Path = tuple[str, ...]  # instances of modules, outermost first
+DEEPEST = 64  # modules inside each other; what is deeper counts to the last of them
+_LIBRARIES = ("nccl", "rccl", "cub::", "cublas", "cudnn")
+
+
+@dataclass(frozen=True)
+class Places:
+    """phase and module (n,) index `phases` and `modules`, as the rows of `Trace.kernels`.
+
+    "" is no known phase, () no known module. source says where modules come from: "recorded", "ranges" or "".
+    """
+
+    phase: np.ndarray
+    phases: list[str]
+    module: np.ndarray
+    modules: list[Path]
+    source: str
+
+
+def places_of(trace: Trace) -> Places:
+    """Raises what reading the recording again raises, where it holds Python's calls."""
+    projection = project(from_kineto(trace))
+    capture = projection.capture
+    names = _names(capture)
+    phase, phases = _along(projection, projection.ops.path, names.phases)
+    own, paths = _along(projection, projection.ops.path, names.modules)
+    first, first_paths = _along(projection, np.maximum(projection.ops.origin, 0), names.modules)
+    paths = [*paths, *first_paths]
+    module = np.where(projection.ops.origin > 0, first + len(paths) - len(first_paths), own)
+    source = "ranges" if any(paths[one] for one in np.unique(module).tolist()) else ""
+    if trace.meta.stacks:
+        recorded = _recorded(trace, projection)
+        if any(recorded):
+            source = "recorded"
+            recorded = [path[:DEEPEST] for path in recorded]
+            known = {path: index for index, path in enumerate(dict.fromkeys(recorded))}
+            paths, module = list(known), np.array([known[path] for path in recorded], dtype=np.int64)
+    return Places(phase, [path[-1] if path else "" for path in phases], module, paths, source)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Per string of the capture, "" at the end: the phase that it names; the module, "" for none."""
+
+    phases: list[str]
+    modules: list[str]
+
+
+def _names(capture: Capture) -> _Names:
+    own = np.zeros(len(capture.strings) + 1, dtype=bool)
+    own[capture.ranges.name_id[capture.ranges.kind != OP]] = True
+    known = PhaseNames()
+    phases, modules = [], []
+    for text, mine in zip([*capture.strings, ""], own.tolist(), strict=True):
+        phase = known.phase_of(text) if mine else ""
+        is_module = mine and not phase and not is_step(text) and not is_warmup(text)
+        is_module &= "#" not in text and "::" not in text and not text.lower().startswith(_LIBRARIES)
+        phases.append(phase)
+        modules.append(text.removeprefix(MODULE) if is_module else "")
+    return _Names(phases, modules)
+
+
+def _along(projection: Projection, path: np.ndarray, texts: list[str]) -> tuple[np.ndarray, list[Path]]:
+    """The texts along the path (n,) of each operation, as indices of a list."""
+    found: list[Path] = [()]
+    for node in range(1, len(projection.tree)):
+        above, text = found[int(projection.tree.parent[node])], texts[int(projection.tree.name_id[node])]
+        found.append((*above, text) if text and len(above) < DEEPEST else above)
+    known = {one: index for index, one in enumerate(dict.fromkeys(found))}
+    of_node = np.array([known[one] for one in found], dtype=np.int64)
+    return of_node[path], list(known)
+
+
+def _recorded(trace: Trace, projection: Projection) -> list[Path]:
+    """The modules around each operation's launch, else around its forward operator."""
+    frames = read_frames(trace.source)
+    call = launch_calls(trace)
+    known = call >= 0
+    paths: list[Path] = [()] * len(call)
+    calls = trace.runtime.take(call[known])
+    for row, path in zip(
+        np.flatnonzero(known).tolist(), frames.modules(calls.pid, calls.tid, calls.ts_ns), strict=True
+    ):
+        paths[row] = path
+    ranges = projection.capture.ranges
+    bare = np.flatnonzero([not path for path in paths])
+    forward = forward_operators(ranges, projection.instances.parent, projection.ops.range[bare])
+    bare, forward = bare[forward >= 0], forward[forward >= 0]
+    found = frames.modules(ranges.pid[forward], ranges.tid[forward], ranges.start_ns[forward])
+    for row, path in zip(bare.tolist(), found, strict=True):
+        paths[row] = path
+    return paths

@@ -1,0 +1,140 @@
+"""Clocks, power and temperature of a step's GPUs, sampled beside it in a process of its own.
+
+    python -m lab.gpus.sampling SPEC.json      # until its standard input ends
+
+It writes gpu_clocks.csv (one row per GPU and sample; times are unix ns, as in Kineto's traces) and
+gpu_clocks.json: the interval, what the sampling cost in CPU time, and why a GPU has no rows. The drivers
+renew their counters every 100 ms or so: samples describe a run, not one step of milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from select import select
+from typing import Any
+
+from lab.core.files import write_atomic
+from lab.core.gpu import Gpu
+from lab.errors import GpuError
+from lab.gpus.amd import amd_state
+from lab.gpus.meters import STATE, NvmlMeter
+
+INTERVAL_S = 0.25
+SAMPLES, SUMMARY = "gpu_clocks.csv", "gpu_clocks.json"
+COLUMNS = ("unix_ns", "place", "uuid", *STATE)
+_END_S = 10.0
+
+
+@contextlib.contextmanager
+def sampled(gpus: Sequence[Gpu], folder: Path, *, interval_s: float = INTERVAL_S) -> Iterator[None]:
+    """Sample these GPUs into `folder` while the block runs; if that fails, the summary says why.
+
+    place, the column, is the GPU's position in `gpus`, which is the local rank of a step's process.
+    """
+    if not gpus:
+        yield
+        return
+    spec = {
+        "folder": str(folder.absolute()),
+        "interval_s": interval_s,
+        "gpus": [[gpu.vendor, gpu.parent or gpu.uuid, gpu.render_node] for gpu in gpus],
+    }
+    try:
+        process = _start(spec)
+    except OSError as error:
+        _say(folder, {"interval_s": interval_s, "samples": 0, "reason": f"not sampled: {error.strerror}"})
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if not (folder / SUMMARY).exists():
+            _say(folder, {"interval_s": interval_s, "samples": 0, "reason": "the sampling process failed"})
+
+
+def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    return subprocess.Popen(
+        [sys.executable, "-m", "lab.gpus.sampling", json.dumps(spec)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C is for the driver, which ends this by closing its input
+    )
+
+
+def _say(folder: Path, summary: dict[str, Any]) -> None:
+    with contextlib.suppress(Exception):  # a full disk fails the step itself, and says so there
+        write_atomic(folder / SUMMARY, json.dumps(summary))
+
+
+def sample(folder: Path, gpus: Sequence[Sequence[Any]], interval_s: float, input_fd: int) -> dict[str, Any]:
+    """Sample until the input ends; the summary, which is written at the beginning too."""
+    began, samples, longest_s = time.monotonic(), 0, 0.0
+    readers, reasons = _readers(gpus)
+    summary: dict[str, Any] = {"interval_s": interval_s, "gpus": len(gpus), "reasons": reasons}
+    _say(folder, {**summary, "samples": 0, "reason": "still sampling, or killed"})
+    with (folder / SAMPLES).open("w", encoding="ascii") as file:
+        file.write(",".join(COLUMNS) + "\n")
+        while True:
+            now = time.monotonic()
+            for place, uuid, read in readers:
+                state = read()
+                values = ("" if state[name] is None else f"{state[name]:g}" for name in STATE)
+                file.write(f"{time.time_ns()},{place},{uuid},{','.join(values)}\n")
+            file.flush()
+            samples += bool(readers)
+            longest_s = max(longest_s, time.monotonic() - now)
+            rest_s = max(0.0, interval_s - (time.monotonic() - now))
+            if select([input_fd], [], [], rest_s)[0] and not os.read(input_fd, 64):
+                break
+    used = os.times()
+    wall_s = time.monotonic() - began
+    cpu_s = used.user + used.system
+    cost = {
+        "cpu_s": round(cpu_s, 3),
+        "wall_s": round(wall_s, 3),
+        "longest_sample_ms": round(1e3 * longest_s, 2),
+    }
+    found = {**summary, "samples": samples, **cost}
+    _say(folder, found)
+    return found
+
+
+def _readers(gpus: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, str, Any]], dict[str, str]]:
+    """(place, uuid, function) of each GPU with sensors; the reasons of the others by UUID."""
+    readers, reasons = [], {}
+    for place, (vendor, uuid, render_node) in enumerate(gpus):
+        try:
+            if vendor == "nvidia":
+                readers.append((place, uuid, NvmlMeter(uuid).state))
+            else:
+                readers.append((place, uuid, amd_state(render_node, os.environ)))
+        except GpuError as error:
+            reasons[uuid] = error.what
+    return readers, reasons
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    sample(Path(spec["folder"]), spec["gpus"], float(spec["interval_s"]), sys.stdin.fileno())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""What files of one kind say: sentences, rows for tables, and what is missing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST = 120
+
+
+@dataclass
+class Evidence:
+    """kind: nccl-tests, NCCL Inspector or RAS. rows: for a table; ranks: findings as (rank, ms) by name.
+
+    missing: what keeps the answer from being complete. speeds: (kind of collective, bytes, ranks) -> us.
+    """
+
+    kind: str
+    sentences: list[str] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    late_ranks: list[tuple[int, float]] = field(default_factory=list)
+    speeds: dict[tuple[str, int, int], float] = field(default_factory=dict)
+
+
+def number(value: Any) -> float:
+    """A finite number, NaN for anything else (texts of numbers count)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
+    try:
+        found = float(value)
+    except ValueError:
+        return math.nan
+    return found if math.isfinite(found) else math.nan
+
+
+def whole(value: Any, default: int = -1) -> int:
+    """An integer of at most 63 bits, `default` for anything else."""
+    found = number(value)
+    if math.isnan(found) or abs(found) >= 1 << 62 or found != int(found):
+        return default
+    return value if isinstance(value, int) else int(found)
+
+
+def text(value: Any) -> str:
+    """Printable and short: files come from outside, and their texts reach a terminal."""
+    if not isinstance(value, (str, int, float)):
+        return "?"
+    return "".join(char if char.isprintable() else "?" for char in str(value)[:LONGEST]).strip()
+
+
+def part(value: Any, name: str) -> dict[str, Any]:
+    """A part that should be an object, {} if it is none."""
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def parts(value: Any, name: str) -> list[dict[str, Any]]:
+    """A part that should be a list of objects; what is none is left out."""
+    found = value.get(name) if isinstance(value, dict) else None
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

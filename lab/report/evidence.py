@@ -1,0 +1,138 @@
+"""The findings of a page: its verdict and cards, each with the file and, where known, the row behind it."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lab
+from lab.core.files import sha256_of
+from lab.core.findings import Evidence, Finding, Findings
+from lab.report.terminal import heading
+
+if TYPE_CHECKING:
+    from lab.report.page import Card, Page
+
+MOST_FILES = 20  # that one sentence cites
+MOST_SEARCHED_BYTES = 4 << 20  # of a CSV in which a card's row is looked for
+_SEPARATOR = re.compile(r"[,\u202f\u00a0 ]")
+_NUMBER = re.compile(
+    r"[+-]?(?:\d+|\d{1,3}(?:[,\u202f\u00a0 ]\d{3})+)(?:\.(?P<decimals>\d+))?(?:e[+-]?\d+)?\Z", re.ASCII
+)
+_SEVERITY: dict[str, Any] = {"ok": "info", "warn": "warning", "fail": "critical"}
+
+
+def findings_of(page: Page, path: Path) -> Findings:
+    """What the page at `path` says. A sentence cites the page and its tables; a card cites its CSV."""
+    hashes: dict[str, str] = {}
+    about = Evidence(file=path.name, sha256=sha256_of(path))
+    tables = [one for name in _sources(page) if (one := _file(path.parent, name, hashes))]
+    verdict = [
+        Finding(
+            id=f"verdict-{at}",
+            kind="verdict",
+            severity=_SEVERITY[page.status] if at == 1 else "info",
+            title=page.title,
+            text=str(sentence),
+            evidence=(about, *tables[:MOST_FILES]),
+        )
+        for at, sentence in enumerate(page.verdict, start=1)
+    ]
+    figures = [_figure(at, card, path.parent, about, hashes) for at, card in enumerate(page.cards, start=1)]
+    return Findings(
+        producer=f"lab {lab.__version__}",
+        written_utc=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        run=page.provenance.get("Run", {}).get("id", ""),
+        room=page.room,
+        kind=page.kind,
+        status=page.status,
+        question=page.question,
+        findings=(*verdict, *figures),
+    )
+
+
+def _figure(at: int, card: Card, folder: Path, page: Evidence, hashes: dict[str, str]) -> Finding:
+    source = _file(folder, card.source, hashes)
+    return Finding(
+        id=f"figure-{at}",
+        kind="figure",
+        severity="info",
+        title=card.label,
+        text=f"{card.value} {card.unit}".strip(),
+        value=number_in(card.value),
+        unit=card.unit,
+        note=card.note,
+        evidence=(_with_row(source, folder, card) if source else page,),
+    )
+
+
+def number_in(text: str) -> float | None:
+    """The number that a card shows, without separators of thousands; None for words, lists and infinities."""
+    return found[0] if (found := _parsed(text)) else None
+
+
+def _parsed(text: str) -> tuple[float, int] | None:
+    """The number and its decimals."""
+    match = _NUMBER.match(text.strip().replace("−", "-"))
+    if match is None:
+        return None
+    value = float(_SEPARATOR.sub("", match[0]))
+    return (value, len(match["decimals"] or "")) if math.isfinite(value) else None
+
+
+def _sources(page: Page) -> Iterable[str]:
+    named = [card.source for card in page.cards]
+    named += [
+        block.source for section in page.sections for block in section.blocks if hasattr(block, "source")
+    ]
+    return dict.fromkeys(name for name in named if name)
+
+
+def _file(folder: Path, name: str, hashes: dict[str, str]) -> Evidence | None:
+    path = folder / name
+    if not path.is_file():
+        return None
+    if name not in hashes:
+        hashes[name] = sha256_of(path)
+    return Evidence(file=name, sha256=hashes[name])
+
+
+def _with_row(source: Evidence, folder: Path, card: Card) -> Evidence:
+    """The same with its row, where exactly one cell of the CSV reads as the card does."""
+    found = _cells(folder / source.file, card)
+    if len(found) != 1:
+        return source
+    row, column, value = found[0]
+    return Evidence(file=source.file, sha256=source.sha256, row=row, columns=(column,), values=(value,))
+
+
+def _cells(path: Path, card: Card) -> list[tuple[int, str, str]]:
+    """(row, column, cell) of all cells that round to the card's value, in columns of its unit if any."""
+    number = _parsed(card.value)
+    if number is None or path.suffix != ".csv" or path.stat().st_size > MOST_SEARCHED_BYTES:
+        return []
+    wanted, decimals = number
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        rows = csv.reader(file)
+        names = next(rows, [])
+        units = [at for at, name in enumerate(names) if card.unit and heading(name).unit == card.unit]
+        looked = units or range(len(names))
+        return [
+            (index, names[at], row[at])
+            for index, row in enumerate(rows)
+            for at in looked
+            if at < len(row) and _reads_as(row[at], wanted, decimals)
+        ]
+
+
+def _reads_as(cell: str, wanted: float, decimals: int) -> bool:
+    try:
+        value = float(cell)
+    except ValueError:
+        return False
+    return math.isfinite(value) and round(value, decimals) == wanted

@@ -1,0 +1,73 @@
+"""A waterfall: how parts lead from one value to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from lab.report.figures.style import add_legend, figure_with_axes, set_hover, styled
+from lab.report.palette import light
+
+ENDS, MORE, LESS = "computation", "fail", "ok"
+
+
+@styled
+def waterfall(
+    begin: tuple[str, float],
+    parts: Sequence[tuple[str, float]],
+    end: str,
+    *,
+    axis: str,
+    words: tuple[str, str, str] = ("value", "more", "less"),
+) -> Figure:
+    """Bars from top to bottom: `begin` (label, value), each of `parts` (label, change) where the one before
+    ended, and their sum, named `end`. words name the ends, rises and falls.
+    """
+    changes = np.array([change for _, change in parts], dtype=float)
+    steps = begin[1] + np.cumsum(changes)
+    before = np.concatenate([[begin[1]], steps[:-1]]) if len(parts) else steps
+    last = steps[-1] if len(parts) else begin[1]
+    labels = [begin[0], *(label for label, _ in parts), end]
+    left = np.concatenate([[0.0], np.minimum(before, steps), [0.0]])
+    length = np.concatenate([[begin[1]], np.abs(changes), [last]])
+    roles = [ENDS, *(MORE if change > 0 else LESS for change in changes), ENDS]
+    figure, (ax,) = figure_with_axes(0.9 + 0.3 * len(labels))
+    bars = ax.barh(range(len(labels)), length, left=left, height=0.66, color=[light(role) for role in roles])
+    shown = [begin[1], *changes.tolist(), last]
+    for at, (bar, label, value) in enumerate(zip(bars, labels, shown, strict=True)):
+        text = f"{value:,.1f}" if at in (0, len(labels) - 1) else f"{value:+,.1f}"
+        set_hover(bar, f"{label}: {text}")
+        ax.annotate(
+            text,
+            (left[at] + length[at], at),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            color=light("muted"),
+        )
+    edges = np.concatenate([[begin[1]], steps])
+    for at, value in enumerate(edges):  # the level that the next bar starts from
+        ax.plot([value, value], [at + 0.33, at + 0.67], color=light("muted"), linewidth=0.7)
+    ax.set_yticks(range(len(labels)), labels)
+    ax.set_ylim(len(labels) - 0.5, -0.5)
+    ax.set_xlim(*_limits(edges, begin[1]))
+    ax.set_xlabel(axis)
+    ax.grid(axis="x")
+    add_legend(
+        figure,
+        dict.fromkeys((ENDS, MORE, LESS), changes),
+        [],
+        dict(zip((ENDS, MORE, LESS), words, strict=True)),
+    )
+    return figure
+
+
+def _limits(edges: np.ndarray, begin: float) -> tuple[float, float]:
+    """From zero if the changes are a visible part of the values, else around the changes alone."""
+    low, high = float(edges.min()), float(edges.max())
+    room = max(high - low, abs(begin) * 1e-6, 1e-9)
+    if room > 0.05 * abs(high):
+        return min(0.0, low - 0.02 * room), high + 0.12 * max(high, room)
+    return low - 0.3 * room, high + 0.3 * room

@@ -1,0 +1,101 @@
+"""Hooks of torch's that all watches of a process share.
+
+Torch goes through its table of global hooks while other threads may add to it, which ends in "mutated during
+iteration" in a program that did nothing wrong. So there is one hook for all watches; and it is taken back
+only while no other thread could be going through the table. In between it does nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
+
+Call = Callable[..., Any]
+
+
+class Shared:
+    """One hook that calls what each watch gave it. `register` is torch's; None where this torch lacks it."""
+
+    def __init__(self, register: Callable[[Call], Any] | None) -> None:
+        self._register, self._handle, self._lock = register, None, threading.RLock()
+        self._calls: tuple[Call, ...] = ()
+
+    @property
+    def exists(self) -> bool:
+        return self._register is not None
+
+    def add(self, call: Call) -> None:
+        with self._lock:
+            self._calls = (*self._calls, call)
+            if self._handle is None and self._register is not None:
+                self._handle = self._register(self._all)
+
+    def remove(self, call: Call) -> None:
+        with self._lock:
+            self._calls = tuple(one for one in self._calls if one != call)
+            if not self._calls and self._handle is not None and threading.active_count() == 1:
+                self._handle.remove()
+                self._handle = None
+
+    @passes_on
+    def _all(self, *args: Any) -> None:
+        for call in self._calls:
+            call(*args)
+
+
+class Backwards:
+    """`torch.autograd.backward` with something before and after it, for several guards at once."""
+
+    def __init__(self) -> None:
+        self._around: tuple[tuple[Call, Call], ...] = ()
+        self._lock, self._plain, self._ours = threading.RLock(), torch.autograd.backward, None
+
+    def add(self, before: Call, after: Call) -> None:
+        """`before(tensors)`, then `after(tensors, what before gave)`, after an exception too."""
+        with self._lock:
+            self._around = (*self._around, (before, after))
+            if self._ours is None:
+                self._plain = torch.autograd.backward
+                self._ours = torch.autograd.backward = self._patch()
+
+    def remove(self, before: Call, after: Call) -> None:
+        """Take it out again, in any order. A patch that another program made over ours stays."""
+        with self._lock:
+            self._around = tuple(one for one in self._around if one != (before, after))
+            if not self._around and torch.autograd.backward is self._ours:
+                torch.autograd.backward, self._ours = self._plain, None
+
+    def _patch(self) -> Any:
+        plain = self._plain
+
+        @functools.wraps(plain)
+        @passes_on
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            around = self._around
+            begun = [before(tensors) for before, _ in around]
+            try:
+                return plain(tensors, *args, **kwargs)
+            finally:
+                for (_, after), one in zip(around, begun, strict=True):
+                    after(tensors, one)
+
+        return backward
+
+
+def _torchs(module: str, name: str) -> Any:
+    return getattr(importlib.import_module(module), name, None)
+
+
+# Around every optimizer's step; parts that become part of a module. Since torch 2.0.
+before_update = Shared(_torchs("torch.optim.optimizer", "register_optimizer_step_pre_hook"))
+after_update = Shared(_torchs("torch.optim.optimizer", "register_optimizer_step_post_hook"))
+new_module = Shared(_torchs("torch.nn.modules.module", "register_module_module_registration_hook"))
+new_parameter = Shared(_torchs("torch.nn.modules.module", "register_module_parameter_registration_hook"))
+backwards = Backwards()

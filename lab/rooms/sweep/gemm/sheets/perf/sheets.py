@@ -1,0 +1,254 @@
+"""One row per op and arguments (`unified_perf_summary`), and one sheet per kind of op that a model knows.
+
+A kernel belongs to the innermost op around its launch that has a model, otherwise to the op that launched it:
+so attention's time is with attention, whatever it launches inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.gpus.roofs import Roof, roof_of
+from lab.recordings.tables import Trace
+from lab.rooms.sweep.gemm.families import category
+from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
+from lab.rooms.sweep.gemm.sheets.figures import objects, ranked
+from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
+from lab.rooms.sweep.gemm.sheets.launches import Launches, parents
+from lab.rooms.sweep.gemm.sheets.ops import S5, who
+from lab.rooms.sweep.gemm.sheets.perf.models import SHEETS, has_model, work_of
+from lab.rooms.sweep.gemm.sheets.perf.work import Args, Work
+from lab.rooms.sweep.tables import column_names
+from lab.stats.intervals import spans, totals
+from lab.stats.robust import grouped
+
+# Our columns: the least time by the GPU's data sheet, and how much of it the op reaches.
+ROOFS = column_names("compute_roof_us memory_roof_us bound_by percent_of_roof")
+TIMES, SPREAD = "Kernel Time (µs)", ("median", "min", "max")
+
+
+@dataclass(frozen=True)
+class _Instances:
+    """Every op that owns kernels: its row of ops (m,), its kernels' time (m,), each kernel's owner (n,)."""
+
+    rows: np.ndarray
+    time_us: np.ndarray
+    of_kernel: np.ndarray
+
+
+def perf_model_sheets(found: Launches) -> dict[str, pd.DataFrame]:
+    """unified_perf_summary and the sheets of SHEETS that have a row."""
+    trace = found.trace
+    mine = _instances(found)
+    ops = trace.ops.take(mine.rows)
+    keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
+    distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    works = [_work(trace, key) for key in distinct[:, :5].tolist()]
+    group = group.ravel()
+    roof = roof_of(trace.meta.devices[0]) if trace.meta.devices else None
+    sheets = {"unified_perf_summary": _unified(found, mine, first, group, works, roof)}
+    for name in SHEETS:
+        chosen = [at for at, work in enumerate(works) if work is not None and work.sheet == name]
+        if chosen:
+            sheets[name] = _sheet(found, mine, first, group, works, chosen, roof)
+    return sheets
+
+
+def _instances(found: Launches) -> _Instances:
+    ops, trace = found.trace.ops, found.trace
+    named = np.array([*(has_model(text) for text in trace.strings), False])
+    modelled = named[ops.name_id] if len(ops) else np.zeros(0, dtype=bool)
+    above = parents(ops) if len(ops) else np.zeros(0, dtype=np.int64)
+    owner = found.launchers.copy()
+    at = owner.copy()
+    open_ = np.flatnonzero(~modelled[at]) if len(at) else np.zeros(0, dtype=np.int64)
+    while len(open_):
+        at[open_] = above[at[open_]]
+        open_ = open_[at[open_] >= 0]
+        known = modelled[at[open_]]
+        owner[open_[known]] = at[open_[known]]
+        open_ = open_[~known]
+    rows, index = np.unique(owner, return_inverse=True)
+    linked = np.flatnonzero(found.launcher >= 0)
+    of_kernel = np.full(len(found.launcher), -1, dtype=np.int64)
+    of_kernel[linked] = index.ravel()[found.launcher[linked]]
+    every = spans(trace.kernels.ts_ns, trace.kernels.dur_ns)
+    return _Instances(rows, totals(every[linked], of_kernel[linked], len(rows)) / 1000, of_kernel)
+
+
+def _work(trace: Trace, key: Sequence[int]) -> Work | None:
+    name, dims, types, strides, concrete = (trace.text(np.array([index]))[0] for index in key)
+    return work_of(Args(name, dims, types, strides, concrete))
+
+
+def _unified(
+    found: Launches,
+    mine: _Instances,
+    first: np.ndarray,
+    group: np.ndarray,
+    works: Sequence[Work | None],
+    roof: Roof | None,
+) -> pd.DataFrame:
+    trace, n = found.trace, len(first)
+    ops = trace.ops.take(mine.rows[first])
+    stats = grouped(mine.time_us, group, n)
+    host = grouped(trace.ops.dur_ns[mine.rows] / 1000, group, n)
+    rates = _rates(mine.time_us, group, works)
+    details = kernel_details(found, _looked_up(group, mine.of_kernel), n)
+    frame = pd.DataFrame(
+        {
+            "name": trace.text(ops.name_id),
+            "op category": _categories(found, mine, first),
+            **who(trace, ops.pid, ops.tid),
+            **{title: _readable(trace, getattr(ops, name)) for title, name in ARGUMENTS.items()},
+            "ex_UID": ops.external_id,
+            "operation_count": stats["count"],
+            "total_duration_us": host["sum"],
+            "mean_duration_us": host["mean"],
+            "std_duration_us": host["std"],
+            **_amounts(works),
+            "Compute Spec": [work.spec if work else "" for work in works],
+            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in ("mean", "std")},
+            **{f"{TIMES}_{key}": stats[key] for key in ("mean", "std", "sum")},
+            **{f"duration_us_{key}": host[key] for key in SPREAD},
+            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in SPREAD},
+            **{f"{TIMES}_{key}": stats[key] for key in SPREAD},
+            **details,
+            "perf_params": [str(work.params) if work else "" for work in works],
+            "has_perf_model": [work is not None for work in works],
+        }
+    )
+    frame = ranked(frame.assign(**_roofs(works, stats["mean"], roof)), f"{TIMES}_sum")
+    ordered: pd.DataFrame = frame[[*(name for name in frame if name not in ROOFS), *ROOFS]]
+    return ordered
+
+
+def _looked_up(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """values[index] (n,), -1 where index is."""
+    found: np.ndarray = np.append(values, -1)[index]
+    return found
+
+
+def _sheet(
+    found: Launches,
+    mine: _Instances,
+    first: np.ndarray,
+    group: np.ndarray,
+    works: Sequence[Work | None],
+    chosen: Sequence[int],
+    roof: Roof | None,
+) -> pd.DataFrame:
+    """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens."""
+    trace = found.trace
+    names = trace.text(trace.ops.name_id[mine.rows[first[list(chosen)]]])
+    number: dict[tuple[str, str], int] = {}
+    of_group = np.full(len(works), -1, dtype=np.int64)
+    leads: list[int] = []
+    for at, name in zip(chosen, names, strict=True):
+        work = works[at]
+        key = name, str(work.params if work else "")
+        if key not in number:
+            number[key] = len(number)
+            leads.append(at)
+        of_group[at] = number[key]
+    row = of_group[group]
+    kept = np.flatnonzero(row >= 0)
+    own = [work for at in leads if (work := works[at]) is not None]
+    n = len(own)
+    stats = grouped(mine.time_us[kept], row[kept], n)
+    rates = _rates(mine.time_us[kept], row[kept], own)
+    rows = mine.rows[first[leads]]
+    ops = trace.ops.take(rows)
+    details = kernel_details(found, _looked_up(row, mine.of_kernel), n)
+    frame = pd.DataFrame(
+        {
+            "name": trace.text(ops.name_id),
+            **{f"param: {name}": _cells([work.params[name] for work in own]) for name in own[0].params},
+            **{f"{name}_first": values for name, values in _amounts(own).items()},
+            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in S5},
+            **{f"{name}_first": column for name, column in who(trace, ops.pid, ops.tid).items()},
+            "Compute Spec": [work.spec for work in own],
+            "kernel_details__summarize_kernel_stats": details["kernel_details_summary"],
+            "trunc_kernel_details": details["trunc_kernel_details"],
+            **{f"{title}_first": column for title, column in op_arguments(trace, rows).items()},
+            **{f"{TIMES}_{key}": stats[key] for key in (*S5, "sum")},
+            "name_count": stats["count"],
+            "UID_first": ops.external_id,
+            **_roofs(own, stats["mean"], roof),
+        }
+    )
+    result: pd.DataFrame = frame.sort_values(
+        f"{TIMES}_sum", ascending=False, kind="stable", ignore_index=True
+    )
+    return result
+
+
+def _categories(found: Launches, mine: _Instances, first: np.ndarray) -> np.ndarray:
+    """The report's category of each distinct op, by its name, else by the kernels that are its own."""
+    lead = np.full(len(mine.rows), -1, dtype=np.int64)
+    order = np.flatnonzero(mine.of_kernel >= 0)[::-1]
+    lead[mine.of_kernel[order]] = order
+    names = found.trace.text(found.trace.ops.name_id[mine.rows[first]])
+    kernels = found.trace.text(found.trace.kernels.name_id[lead[first]])
+    return objects([category(name, kernel) for name, kernel in zip(names, kernels, strict=True)])
+
+
+def _readable(trace: Trace, ids: np.ndarray) -> np.ndarray:
+    return objects([as_tuple(text) for text in trace.text(ids)])
+
+
+def _cells(values: Sequence[Any]) -> list[Any]:
+    """Parameters as a table holds them: tuples and lists as texts."""
+    return [str(value) if isinstance(value, (tuple, list)) else value for value in values]
+
+
+def _amounts(works: Sequence[Work | None]) -> dict[str, np.ndarray]:
+    flops = np.array([work.flops if work else np.nan for work in works], dtype=float)
+    num_bytes = np.array([work.num_bytes if work else np.nan for work in works], dtype=float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        intensity = flops / num_bytes
+    return {"GFLOPS": flops / 1e9, "Data Moved (MB)": num_bytes / 2**20, "FLOPS/Byte": intensity}
+
+
+def _rates(
+    time_us: np.ndarray, group: np.ndarray, works: Sequence[Work | None]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Statistics over instances of TB/s and TFLOPS/s."""
+    flops = np.array([work.flops if work else np.nan for work in works], dtype=float)
+    num_bytes = np.array([work.num_bytes if work else np.nan for work in works], dtype=float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        seconds = np.where(time_us > 0, time_us, np.nan) * 1e-6
+        return {
+            "TB/s": grouped(num_bytes[group] / seconds / 1e12, group, len(works)),
+            "TFLOPS/s": grouped(flops[group] / seconds / 1e12, group, len(works)),
+        }
+
+
+def _roofs(works: Sequence[Work | None], mean_us: np.ndarray, roof: Roof | None) -> dict[str, Any]:
+    """The least times by arithmetic and by memory, which of them binds, and how much of it is reached.
+
+    NaN for an unknown GPU, and for matrices of types whose ceiling is not in the table (float8, double).
+    """
+    rows = []
+    for work, time_us in zip(works, mean_us.tolist(), strict=True):
+        peak = _peak(work, roof) if work and roof else None
+        if work is None or roof is None or peak is None:
+            rows.append((np.nan, np.nan, "", np.nan))
+            continue
+        compute_us = work.flops / peak * 1e6
+        memory_us = work.num_bytes / roof.bytes_per_s * 1e6
+        bound = "compute" if compute_us >= memory_us else "memory"
+        rows.append((compute_us, memory_us, bound, 100 * max(compute_us, memory_us) / time_us))
+    return {name: [row[at] for row in rows] for at, name in enumerate(ROOFS)}
+
+
+def _peak(work: Work, roof: Roof) -> float | None:
+    """FLOP/s that the GPU's data sheet promises for this kind of work."""
+    if work.unit == "vector" or work.dtype == "float":
+        return roof.single_flops
+    return roof.half_flops if work.dtype in ("c10::BFloat16", "c10::Half") else None

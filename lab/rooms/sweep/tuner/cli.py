@@ -1,0 +1,262 @@
+"""`lab ranks tuner`: from a sweep to a tuner's file, and whether it takes effect."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lab.core.run import Run
+from lab.errors import StepFailed, UsageError, needs
+from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
+from lab.terminal.click_types import with_options
+from lab.terminal.options import out
+
+
+@click.command("tuner")
+@click.argument("sweep", type=click.Path(path_type=Path))
+@click.option(
+    "--for", "library", type=click.Choice(["nccl", "rccl"]), required=True, help="Whose tuner reads the file."
+)
+@click.option(
+    "--verify", is_flag=True, help="Run the sweep's step again under the file, and prove its effect."
+)
+@click.option("--plugin", metavar="PATH", help="[nccl] NCCL's tuner plugin, as the step sees its path.")
+@click.option(
+    "--run",
+    "recorded",
+    type=click.Path(path_type=Path),
+    help="Prove by this run under the file, instead of starting one.",
+)
+@click.option(
+    "--file", "given", type=click.Path(path_type=Path), help="Prove this file, instead of the one written."
+)
+@out("Where the files go. [default: SWEEP/ranks for a run of lab, else experiments/NAME_analysis/ranks]")
+@with_options(IN_PLACE, SALVAGE, WORKERS, QUIET, JSON)
+def tuner(
+    sweep: Path,
+    library: str,
+    verify: bool,
+    plugin: str | None,
+    recorded: Path | None,
+    given: Path | None,
+    out: Path | None,
+    in_place: bool,
+    salvage: bool,
+    workers: int | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write what a sweep proves to be best as the configuration of NCCL's tuner plugin or of RCCL's tuner.
+
+    Per collective and message size: the channels whose transfers and slowed GEMMs cost a step least, with
+    waiting for late ranks taken out. What the repeats cannot tell apart is left at default, and said. Exit
+    code 1: something that the judgement needs was not recorded, or an effect is not proven.
+    """
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.session import num_workers, show_progress
+        from lab.rooms.sweep.ranks.read import read_settings
+    from lab.rooms.sweep.gemm.places import places
+    from lab.rooms.sweep.tuner.file import read_rows
+    from lab.rooms.sweep.tuner.judge import judge
+    from lab.rooms.sweep.tuner.observe import observe
+    from lab.rooms.sweep.tuner.write import FILES, write_tuner
+    from lab.terminal.console import Console
+
+    if library == "nccl" and verify and not recorded and not plugin:
+        raise UsageError(
+            "--verify needs the path of NCCL's tuner plugin",
+            fix="build NVIDIA/nccl ext-tuner/example, and give --plugin PATH/libnccl-tuner-example.so",
+        )
+    where = places(sweep, out, in_place=in_place)
+    console = Console(quiet=quiet or as_json)
+
+    def read(folder: Path) -> Any:
+        return read_settings(
+            folder,
+            cache=where.cache,
+            workers=workers or min(2, num_workers()),
+            salvage=salvage,
+            progress=show_progress(console),
+        )
+
+    settings = read(sweep)
+    runs = observe(settings)
+    judged = judge(runs)
+    target = out or where.home / "ranks"
+    files = write_tuner(runs, judged, library, target, source=sweep.resolve().name)
+    missing = [f"{one.name}: {text}" for one in settings for text in one.missing]
+    rows = read_rows(given or target / FILES[library])
+    proofs: list[Any] | None = None
+    if verify or recorded:
+        if rows and recorded is None:
+            recorded = _run_again(sweep, given or target / FILES[library], plugin, judged.threads, console)
+        proofs = _proofs(rows, read(recorded), recorded) if rows and recorded else []
+    _show(judged, files, proofs, as_json=as_json, missing=missing, times=_times(sweep, recorded))
+
+
+def _run_again(sweep: Path, file: Path, plugin: str | None, threads: int | None, console: Any) -> Path:
+    """The folder of a new run of the sweep's step under the file. Raises UsageError for a foreign sweep."""
+    if not Run.is_run(sweep):
+        raise UsageError(
+            "--verify runs a sweep of lab again, and this recording is another's",
+            fix="run your job under the file, record it, and give --run FOLDER",
+        )
+    manifest = Run.open(sweep).manifest
+    if manifest.engine not in ("local", "docker"):
+        raise UsageError(
+            f"--verify cannot start a run on the engine {manifest.engine}",
+            fix="run `lab run ... sweep --tuner FILE` yourself, and give --run FOLDER",
+        )
+    target = sweep.parent / f"{sweep.resolve().name}_tuned_{time.strftime('%Y%m%d_%H%M%S')}"
+    place = ["--image", manifest.image.name] if manifest.image else ["--engine", manifest.engine]
+    command = [
+        *(sys.executable, "-m", "lab", "run"),
+        *place,
+        "--analysis",
+        "none",
+        "-o",
+        str(target),
+        "sweep",
+    ]
+    command += ["--tuner", str(file), "-f", str(sweep / "train.yaml"), "-t", str(threads or 0)]
+    command += ["--ranks", str(manifest.config["ranks"])] if manifest.config.get("ranks") else []
+    command += ["--tuner-plugin", plugin] if plugin else []
+    console.detail(f"running the sweep's step under {file.name}: {target}")
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise StepFailed(
+            f"the run under the tuner's file ended with exit code {done.returncode}: nothing is proven",
+            where=target,
+            fix="its run_output.log says why",
+        )
+    return target
+
+
+def _proofs(rows: Any, settings: Any, run: Path) -> list[Any]:
+    from lab.recordings.ranks.costs import Class
+    from lab.rooms.sweep.tuner.logs import read_logs
+    from lab.rooms.sweep.tuner.verify import prove
+
+    grids: dict[Class, Counter[int]] = {}
+    for one in settings:
+        pairs = one.account.together.pairs
+        calls, rows_of = pairs.collectives, pairs.instances
+        paired = rows_of.where(rows_of.collective_id >= 0)
+        keys = zip(calls.kind.tolist(), calls.msg_bytes.tolist(), calls.group_size.tolist(), strict=True)
+        names = [Class(*key) for key in keys]
+        for call, grid in zip(paired.collective_id.tolist(), paired.grid_x.tolist(), strict=True):
+            grids.setdefault(names[call], Counter())[grid] += 1
+    logs = sorted(path for path in run.rglob("*.log") if path.is_file())
+    return prove(rows, grids, read_logs(logs))
+
+
+def _times(sweep: Path, run: Path | None) -> str | None:
+    """The unprofiled step under the file beside the sweep's, where both have metrics."""
+    from lab.rooms.sweep.layout import configs_of
+    from lab.rooms.sweep.names import long_name
+    from lab.rooms.sweep.unprofiled import unprofiled_table
+
+    if run is None:
+        return None
+    tuned, known = (unprofiled_table(configs_of(folder, may_be_empty=True)) for folder in (run, sweep))
+    tuned, known = (table.dropna(subset=["unprofiled_ms"]) for table in (tuned, known))
+    if tuned.empty or known.empty:
+        return None
+    means = known.groupby(["threads", "channel"])["unprofiled_ms"].mean().sort_values()
+    best, worst = long_name(*means.index[0]), long_name(*means.index[-1])
+    return (
+        f"Without the profiler a step takes {tuned['unprofiled_ms'].mean():.2f} ms under the file; in the "
+        f"sweep {means.iloc[0]:.2f} ms ({best}) to {means.iloc[-1]:.2f} ms ({worst}). "
+        "One run beside others of another time is no comparison: sweep both for that."
+    )
+
+
+def _show(
+    judged: Any,
+    files: list[Path],
+    proofs: list[Any] | None,
+    *,
+    as_json: bool,
+    missing: list[str],
+    times: str | None,
+) -> None:
+    from lab.rooms.sweep.tuner.judge import class_text
+    from lab.rooms.sweep.tuner.verify import TOOK_EFFECT
+
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.encode(_document(judged, files, proofs)).decode())
+    else:
+        for one in judged.decisions:
+            told = " (algorithm and protocol told by the block size)" if one.inferred else ""
+            what = (
+                f"{one.row.channels} channels, {one.row.algorithm} {one.row.protocol}{told}: {one.reason}"
+                if one.row
+                else f"left at default: {one.reason}"
+            )
+            click.echo(f"- {class_text(one.name)}: {what}.")
+        threads = "left at default" if judged.threads is None else f"{judged.threads} per block"
+        click.echo(f"- Threads: {threads}: {judged.thread_reason}.")
+        for proof in proofs or ():
+            click.echo(f"- {proof.verdict}: {proof.text}.")
+        if times:
+            click.echo(f"- {times}")
+        for path in files:
+            click.echo(f"wrote {path}")
+    missing = [
+        *missing,
+        *judged.left_out,
+        *(f"{class_text(one.name)}: {one.reason}" for one in judged.decisions if not one.looked),
+        *([] if judged.decisions else ["the recording has no collectives"]),
+        *(f"{proof.verdict}: {proof.text}" for proof in proofs or () if proof.verdict != TOOK_EFFECT),
+        *(["no row is set, so there is nothing to prove"] if proofs == [] else []),
+    ]
+    if missing:
+        raise StepFailed(
+            "what to set is not known completely:\n" + "\n".join(f"  {line}" for line in missing),
+            fix="what is written holds; the rest stays at the library's default",
+        )
+
+
+def _document(judged: Any, files: list[Path], proofs: list[Any] | None) -> dict[str, Any]:
+    from lab.rooms.sweep.tuner.write import row_json
+
+    classes = [
+        {
+            "collective": one.name.kind,
+            "msg_bytes": one.name.num_bytes,
+            "ranks": one.name.num_ranks,
+            "set": row_json(one.row) if one.row else None,
+            "reason": one.reason,
+            "looked": one.looked,
+            "inferred": one.inferred,
+            "settings": [
+                {
+                    "threads": threads,
+                    "channels": channels,
+                    "cost_ms": round(one.cost.means[at], 6) if one.cost else None,
+                    "without_waiting_ms": round(one.least.means[at], 6) if one.least else None,
+                    "may_be_best": at in one.cost.candidates if one.cost else None,
+                }
+                for at, (threads, channels) in enumerate(one.settings)
+            ],
+        }
+        for one in judged.decisions
+    ]
+    return {
+        "classes": classes,
+        "threads": judged.threads,
+        "threads_reason": judged.thread_reason,
+        "left_out": list(judged.left_out),
+        "proofs": None
+        if proofs is None
+        else [{"row": row_json(one.row), "verdict": one.verdict, "text": one.text} for one in proofs],
+        "files": [str(path) for path in files],
+    }

@@ -1,0 +1,244 @@
+"""What the runs of a sweep prove for each class of collectives; what they do not is left at default."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.ranks.costs import Class
+from lab.recordings.views.timeline import GLOO_PREFIX
+from lab.rooms.sweep.names import first_few, short_name, size_text
+from lab.rooms.sweep.tuner.file import Row, bounds_of
+from lab.rooms.sweep.tuner.logs import Choice
+from lab.rooms.sweep.tuner.observe import NAMES, Observed, Ran, sizes_of
+from lab.stats.best import Best, best_of
+
+Key = tuple[int, int]  # threads, channels
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One class of collectives. row is what to set, None where it stays at default, for the reason.
+
+    settings are those compared, in the order of the judgements: with all that the collectives cost other
+    kernels (cost), and without what they cost while they only waited (least). looked is False where something
+    that a judgement needs was not recorded, so that no answer is no all-clear.
+    """
+
+    name: Class
+    settings: tuple[Key, ...]
+    blocks: int
+    cost: Best | None
+    least: Best | None
+    row: Row | None
+    reason: str
+    looked: bool = True
+    inferred: bool = False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """All classes, and the threads: threads is None where they stay at default, for thread_reason.
+
+    left_out says which runs took no part in the judgement.
+    """
+
+    decisions: tuple[Decision, ...]
+    threads: int | None
+    thread_reason: str
+    left_out: tuple[str, ...] = ()
+
+
+def judge(runs: Sequence[Ran]) -> Judged:
+    """The judgement over all runs of a sweep."""
+    names = sizes_of(runs)
+    bounds = {}
+    for name in names:
+        alike = [one.num_bytes for one in names if (one.kind, one.num_ranks) == (name.kind, name.num_ranks)]
+        bounds[name] = bounds_of([size for size in alike if size > 0])
+    decisions = tuple(_decide(name, runs, bounds[name].get(name.num_bytes)) for name in names)
+    return Judged(decisions, *_threads(runs), tuple(_left_out(runs)))
+
+
+def _left_out(runs: Sequence[Ran]) -> Iterator[str]:
+    """Repeats that a setting lacks, and runs that could not be replayed: blocks with them do not count."""
+    every = {ran.repeat for ran in runs}
+    for key in sorted({_key(ran) for ran in runs}):
+        lacking = sorted(every - {ran.repeat for ran in runs if _key(ran) == key})
+        if lacking:
+            repeats = first_few([str(repeat) for repeat in lacking])
+            yield f"{short_name(*key)} has no repeat {repeats}, which others have: left out of the judgement"
+    for ran in runs:
+        if ran.ready_ms is None and not _is_gloo(ran):
+            why = f" ({ran.withheld[0]})" if ran.withheld else ""
+            name = f"repeat {ran.repeat} of {short_name(*_key(ran))}"
+            yield f"{name} could not be replayed{why}: left out of the judgement"
+
+
+def _is_gloo(ran: Ran) -> bool:
+    return bool(ran.classes) and all(one.cost.kernel.startswith(GLOO_PREFIX) for one in ran.classes.values())
+
+
+def class_text(name: Class) -> str:
+    """`allgather of 96 MiB over 8 ranks`."""
+    kind = NAMES.get(name.kind, name.kind or "collective of unknown kind")
+    return f"{kind} of {size_text(name.num_bytes)} over {plural(name.num_ranks, 'rank')}"
+
+
+def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) -> Decision:
+    seen = {(_key(ran), ran.repeat): ran.classes[name] for ran in runs if name in ran.classes}
+    played = {key: one for key, one in seen.items() if math.isfinite(one.cost.cost_ms + one.cost.least_ms)}
+    settings, repeats = _complete(seen, played)
+
+    def left(
+        reason: str, *, looked: bool = True, cost: Best | None = None, least: Best | None = None
+    ) -> Decision:
+        return Decision(name, settings, len(repeats), cost, least, None, reason, looked)
+
+    if all(one.cost.kernel.startswith(GLOO_PREFIX) for one in seen.values()):
+        return left("gloo has neither channels nor threads")
+    if name.kind not in NAMES:
+        return left("a tuner's file has no such collective")
+    if name.num_bytes == 0:
+        return left("its calls are empty")
+    if bounds is None:
+        return left("its size was not recorded", looked=False)
+    if not all(one.cost.blocks for one in seen.values()):
+        return left("ranks may leave it early, so that waiting cannot be taken out", looked=False)
+    if len({channels for _, channels in settings}) < 2:
+        return left("only one number of channels was run in every repeat")
+    values = [
+        np.array([[getattr(seen[key, repeat].cost, part) for key in settings] for repeat in repeats])
+        for part in ("cost_ms", "least_ms")
+    ]
+    if not repeats:
+        return left("runs could not be replayed, so that waiting cannot be taken out", looked=False)
+    cost, least = best_of(values[0]), best_of(values[1])
+    if len(repeats) < 2:
+        first = f"{short_name(*settings[cost.first])} leads by {cost.lead:.3f} ms a step"
+        return left(f"one run of each setting proves nothing ({first})", cost=cost, least=least)
+    reason = _not_alone(settings, cost, least)
+    if reason:
+        return left(reason, cost=cost, least=least)
+    channels = settings[cost.first][1]
+    if channels == 0:
+        return left(f"the library's own choice is best, {_why(settings, cost)}", cost=cost, least=least)
+    mine = [seen[settings[at], repeat] for at in cost.candidates for repeat in repeats]
+    reason, looked = _not_honoured(mine, channels)
+    choice = _choice(mine)
+    if reason or choice is None:
+        why = reason or _no_choice(mine)
+        return left(why, looked=looked and choice is not None, cost=cost, least=least)
+    hosts = {ran.hosts for ran in runs}
+    nodes = hosts.pop() if len(hosts) == 1 else -1
+    row = Row(NAMES[name.kind], *bounds, choice.algorithm, choice.protocol, channels, nodes, name.num_ranks)
+    told = any(one.inferred for one in mine)
+    return Decision(name, settings, len(repeats), cost, least, row, _why(settings, cost), inferred=told)
+
+
+def _key(ran: Ran) -> Key:
+    return ran.threads, ran.channels
+
+
+def _complete(
+    seen: Mapping[tuple[Key, int], Observed], played: Mapping[tuple[Key, int], Observed]
+) -> tuple[tuple[Key, ...], list[int]]:
+    """The settings that ran, and the repeats (blocks) in which every one of them could be replayed."""
+    settings = sorted({key for key, _ in seen})
+    repeats = sorted({repeat for _, repeat in seen})
+    whole = [repeat for repeat in repeats if all((key, repeat) in played for key in settings)]
+    return tuple(settings), whole
+
+
+def _not_alone(settings: Sequence[Key], cost: Best, least: Best) -> str | None:
+    """Why no number of channels is proven to be best, None if one is."""
+    for judged in (cost, least):
+        several = sorted({settings[at][1] for at in judged.candidates})
+        if len(several) > 1:
+            counts = " and ".join(filter(None, [", ".join(map(str, several[:-1])), str(several[-1])]))
+            lead = f"{_lead(settings, judged):.3f} ms a step"
+            needed = f"{judged.needed:.3f} ms would be needed"
+            return f"{counts} channels cannot be told apart: the lead is {lead}, and {needed}"
+    if settings[cost.first][1] != settings[least.first][1]:
+        return (
+            f"{settings[cost.first][1]} channels are best with all that waiting collectives cost GEMMs, "
+            f"{settings[least.first][1]} without: the recording does not tell which holds once nobody is late"
+        )
+    return None
+
+
+def _lead(settings: Sequence[Key], judged: Best) -> float:
+    """How far the first lies before the best with another number of channels."""
+    return min(_others(settings, judged)) - judged.means[judged.first]
+
+
+def _others(settings: Sequence[Key], judged: Best) -> list[float]:
+    """The means of the settings with another number of channels than the first."""
+    mine = settings[judged.first][1]
+    return [mean for at, mean in enumerate(judged.means) if settings[at][1] != mine]
+
+
+def _not_honoured(mine: Sequence[Observed], channels: int) -> tuple[str, bool]:
+    """(why the runs did not use as many channels as requested, whether the trace shows it)."""
+    used = sorted({one.cost.grid for one in mine})
+    if used == [channels]:
+        return "", True
+    if used[0] < 0:
+        return "the trace has no grid, so the channels that it used are unknown", False
+    found = first_few([str(count) for count in used])
+    return f"{channels} channels were requested and {found} used at this size", True
+
+
+def _choice(mine: Sequence[Observed]) -> Choice | None:
+    """The algorithm and protocol that all of these runs used."""
+    found = {(one.choice.algorithm, one.choice.protocol) if one.choice else None for one in mine}
+    return Choice(*only) if len(found) == 1 and (only := found.pop()) else None
+
+
+def _no_choice(mine: Sequence[Observed]) -> str:
+    """Why no algorithm and protocol can be named."""
+    known = sorted({f"{one.choice.algorithm} {one.choice.protocol}" for one in mine if one.choice})
+    if len(known) > 1:
+        return f"its runs used {' and '.join(known)}, so no algorithm and protocol can be named"
+    return "algorithm and protocol are unknown (record with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
+
+
+def _why(settings: Sequence[Key], cost: Best) -> str:
+    others = sorted({f"{mean:.2f}" for mean in (min(_others(settings, cost)), max(_others(settings, cost)))})
+    return (
+        f"{cost.means[cost.first]:.2f} ms a step, other channels {' to '.join(others)} ms; "
+        f"lead {_lead(settings, cost):.3f} ms, {cost.needed:.3f} needed"
+    )
+
+
+def _threads(runs: Sequence[Ran]) -> tuple[int | None, str]:
+    """The best threads per block by the step with nobody late; a tuner's file cannot set them."""
+    seen = {(_key(ran), ran.repeat): ran.ready_ms for ran in runs}
+    settings = sorted({key for key, _ in seen})
+    if len({threads for threads, _ in settings}) < 2:
+        return None, "one number of threads was run"
+    repeats = [
+        repeat
+        for repeat in sorted({repeat for _, repeat in seen})
+        if all(seen.get((key, repeat)) is not None for key in settings)
+    ]
+    if len(repeats) < 2:
+        return None, "too few complete repeats to tell threads apart"
+    values = np.array([[seen[key, repeat] for key in settings] for repeat in repeats], dtype=float)
+    judged = best_of(np.log(values))
+    several = sorted({settings[at][0] for at in judged.candidates})
+    best = short_name(*settings[judged.first])
+    if len(several) > 1:
+        return None, (
+            f"{' and '.join(map(str, several))} threads cannot be told apart by the step with nobody late "
+            f"(lead {_percent(judged.lead)}, {_percent(judged.needed)} needed)"
+        )
+    return several[0], f"{best} has the fastest step with nobody late, by {_percent(judged.lead)}"
+
+
+def _percent(log_ratio: float) -> str:
+    return "?" if math.isnan(log_ratio) else f"{100 * math.expm1(log_ratio):.1f} %"

@@ -1,0 +1,138 @@
+"""The tuner's files: what to set, the evidence, and the input of NCCL's own optimiser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lab.core.files import write_atomic
+from lab.recordings.pairing.kinds import bus_factor
+from lab.report.tables import write_csv
+from lab.rooms.sweep.tables import column_names
+from lab.rooms.sweep.tuner.file import Row, text_of
+from lab.rooms.sweep.tuner.judge import Decision, Judged, class_text
+from lab.rooms.sweep.tuner.observe import NAMES, Ran
+
+FILES = {"nccl": "nccl_tuner.conf", "rccl": "rccl_tuner.csv"}
+THREADS = {"nccl": "NCCL_NTHREADS", "rccl": "RCCL_THREADS_PER_BLOCK"}
+EVIDENCE = column_names(
+    "collective msg_bytes ranks threads channels runs cost_ms without_waiting_ms latency_us used_channels "
+    "used_threads algorithm protocol inferred may_be_best needed_ms set reason"
+)
+# The columns that NCCL's example `optimize_config.py` reads.
+INPUT = column_names(
+    "collective size_bytes algorithm protocol channels nodes ranks pipeOps regBuff cost_metric "
+    "bandwidth_gbps latency_us"
+)
+
+
+def variables(library: str, judged: Judged, file: str, plugin: str | None = None) -> dict[str, str]:
+    """The variables that make a job use the file; without NCCL_MIN_NCHANNELS and NCCL_MAX_NCHANNELS."""
+    found = {"NCCL_TUNER_CONFIG_FILE": file}
+    if library == "nccl":
+        found["NCCL_TUNER_PLUGIN"] = plugin or "PATH/libnccl-tuner-example.so"
+    if judged.threads is not None:
+        found[THREADS[library]] = str(judged.threads)
+    return found
+
+
+def write_tuner(runs: Sequence[Ran], judged: Judged, library: str, out: Path, *, source: str) -> list[Path]:
+    """Write the tuner's file, tuner.csv (the evidence) and tuner_input.csv below `out`.
+
+    Raises StorageError if that fails.
+    """
+    rows = [decision.row for decision in judged.decisions if decision.row]
+    path = out / FILES[library]
+    settings = " ".join(f"{name}={value}" for name, value in variables(library, judged, path.name).items())
+    comments = [
+        f"Best channels per collective and size, from the sweep {source}: by what its transfer and the GEMMs "
+        "that it slows cost a step, with waiting for late ranks taken out.",
+        f"Use: {settings}, and neither NCCL_MIN_NCHANNELS nor NCCL_MAX_NCHANNELS.",
+        f"Threads cannot be set here: {judged.thread_reason}.",
+        "Algorithm and protocol are those that ran; the sweep did not vary them.",
+    ]
+    write_atomic(path, text_of(rows, comments, _notes(judged)).encode())
+    evidence = pd.DataFrame(
+        [row for one in judged.decisions for row in _evidence(one, runs)], columns=EVIDENCE
+    )
+    inputs = pd.DataFrame([row for ran in runs for row in _inputs(ran)], columns=INPUT)
+    return [path, write_csv(evidence, out / "tuner.csv"), write_csv(inputs, out / "tuner_input.csv")]
+
+
+def _notes(judged: Judged) -> list[str]:
+    left = [one for one in judged.decisions if one.row is None]
+    why = [f"{class_text(one.name)}: {one.reason}." for one in left]
+    notes = ["Left at default:", *why] if why else []
+    return [*notes, *(f"{text}." for text in judged.left_out)]
+
+
+def _evidence(one: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:
+    found = []
+    for at, (threads, channels) in enumerate(one.settings):
+        mine = [
+            ran.classes[one.name]
+            for ran in runs
+            if (ran.threads, ran.channels) == (threads, channels) and one.name in ran.classes
+        ]
+        first = mine[0]
+        found.append(
+            {
+                "collective": NAMES.get(one.name.kind, one.name.kind),
+                "msg_bytes": one.name.num_bytes,
+                "ranks": one.name.num_ranks,
+                "threads": threads,
+                "channels": channels,
+                "runs": len(mine),
+                "cost_ms": _mean([each.cost.cost_ms for each in mine]),
+                "without_waiting_ms": _mean([each.cost.least_ms for each in mine]),
+                "latency_us": _mean([each.cost.latency_us for each in mine]),
+                "used_channels": first.cost.grid,
+                "used_threads": first.cost.block,
+                "algorithm": first.choice.algorithm if first.choice else "",
+                "protocol": first.choice.protocol if first.choice else "",
+                "inferred": first.inferred,
+                "may_be_best": None if one.cost is None else at in one.cost.candidates,
+                "needed_ms": math.nan if one.cost is None else round(one.cost.needed, 4),
+                "set": one.row is not None and one.row.channels == channels,
+                "reason": one.reason,
+            }
+        )
+    return found
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(sum(values) / len(values), 4)
+
+
+def _inputs(ran: Ran) -> list[dict[str, Any]]:
+    """One row per class of a run, where algorithm and protocol are known."""
+    found = []
+    for name, one in ran.classes.items():
+        if one.choice is None or name.kind not in NAMES or not one.cost.latency_us > 0 or name.num_bytes <= 0:
+            continue
+        algorithm_bw = name.num_bytes / one.cost.latency_us / 1e3
+        found.append(
+            {
+                "collective": NAMES[name.kind],
+                "size_bytes": name.num_bytes,
+                "algorithm": one.choice.algorithm,
+                "protocol": one.choice.protocol,
+                "channels": one.cost.grid,
+                "nodes": ran.hosts,
+                "ranks": name.num_ranks,
+                "pipeOps": -1,
+                "regBuff": -1,
+                "cost_metric": round(one.cost.cost_ms, 4),
+                "bandwidth_gbps": round(algorithm_bw * bus_factor(name.kind, name.num_ranks), 2),
+                "latency_us": round(one.cost.latency_us, 3),
+            }
+        )
+    return found
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    return dict(vars(row))

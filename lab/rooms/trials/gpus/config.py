@@ -1,0 +1,82 @@
+"""The settings of a comparison of GPUs, and what a visit leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from lab.errors import BadDataError
+
+CONFIG = "gpus.json"
+VISITS = "visits.json"
+SLOWER = 1.05  # a GPU whose median time is more than this times the others' is named
+WORKLOAD = "lab.rooms.trials.workload.gpus"
+MOST_BYTES = 256 << 20
+
+
+class GpusConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`rounds` visits of every GPU, each check `repeats` times per visit."""
+
+    rounds: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 3
+    repeats: Annotated[int, msgspec.Meta(ge=2, le=10_000)] = 10
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    limit_s: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One check of a visit: the bits of each repeat, and the times of all."""
+
+    name: str
+    bits: tuple[str, ...] = ()
+    ms: tuple[float, ...] = ()
+    error: str = ""
+
+
+class Visit(msgspec.Struct, frozen=True):
+    """One GPU, once. `error`: why it did not end."""
+
+    uuid: str
+    round: int
+    order: int
+    name: str = ""
+    device: str = "cuda"
+    torch: str = ""
+    host: str = ""
+    started_utc: str = ""
+    checks: tuple[Check, ...] = ()
+    before: dict[str, float | None] = {}  # clocks in MHz, temperature in C, throttle bits
+    after: dict[str, float | None] = {}
+    error: str = ""
+
+
+class Visits(msgspec.Struct, frozen=True):
+    """All visits of one round, and the counters beside them."""
+
+    visits: tuple[Visit, ...]
+    health: dict[str, dict[str, int]] = {}
+    no_health: str = ""
+    xids: dict[str, tuple[str, ...]] | None = None
+    no_xids: str = ""
+
+
+def read_gpus(path: Path) -> GpusConfig:
+    """Raises BadDataError."""
+    found: GpusConfig = _read(path, GpusConfig)
+    return found
+
+
+def read_visits(path: Path) -> Visits:
+    """Raises BadDataError."""
+    found: Visits = _read(path, Visits)
+    return found
+
+
+def _read(path: Path, kind: type[msgspec.Struct]) -> Any:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise BadDataError("more than 256 MiB", where=path)
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadDataError(f"cannot be read: {error}", where=path) from error

@@ -1,0 +1,1 @@
+"""Replay: where do two runs of the same step first differ, bit by bit? No torch here."""

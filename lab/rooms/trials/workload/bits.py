@@ -1,0 +1,143 @@
+"""Checksums of tensors by their bits: the sum over 64-bit words of mix64(word xor key(place)), modulo 2^64.
+
+The sum needs no order, so threads and blocks add up in any, and atomics are no source of differences. Place
+and mixing make it see what plain sums are blind to: swapped elements, flipped bits that cancel, constants.
+Bytes are those of the contiguous tensor, padded with zeros to whole words. -0.0 and 0.0 differ, NaNs by bits.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KEY = 0x1E3779B97F4A7C15
+FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+CHUNK_WORDS = 1 << 20  # that torch's own operators mix at a time: they need temporaries
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_ORDINARY = (Tensor, torch.nn.Parameter)
+
+
+def dense(value: Tensor) -> Tensor | None:
+    """The plain tensor that holds all bits of `value` that are here (a rank's part); None: it has none."""
+    if type(value) not in _ORDINARY:
+        local = getattr(value, "_local_tensor", None)  # a DTensor; `full_tensor` would be a collective
+        if local is None:
+            local = getattr(value, "elem", None)  # an AsyncCollectiveTensor, waited for before
+        return dense(local) if isinstance(local, Tensor) and local is not value else None
+    if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
+        return None
+    value = value.detach()
+    if value.is_conj() or value.is_neg():
+        value = value.resolve_conj().resolve_neg()
+    return value.contiguous()
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a dense tensor, without a copy, shape (nbytes,)."""
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def plain_sum(tensor: Tensor) -> Tensor:
+    """The checksum of a dense tensor by torch's operators: a 0-dimensional int64 on its device."""
+    raw = as_bytes(tensor)
+    size = raw.numel()
+    total = torch.zeros((), dtype=torch.int64, device=raw.device)
+    for start in range(0, size, 8 * CHUNK_WORDS):
+        part = raw[start : start + 8 * CHUNK_WORDS]
+        if part.numel() % 8 or part.data_ptr() % 8:
+            whole = torch.zeros(-(-part.numel() // 8) * 8, dtype=torch.uint8, device=raw.device)
+            whole[: part.numel()] = part
+            part = whole
+        words = part.view(torch.int64)
+        first = start // 8
+        place = torch.arange(first, first + words.numel(), dtype=torch.int64, device=raw.device)
+        total += mix64(words ^ (place * KEY)).sum()
+    return total
+
+
+def host_sum(tensor: Tensor) -> int:
+    """The same of a dense tensor in this machine's memory, by numpy: faster for small ones."""
+    raw = as_bytes(tensor).numpy()
+    total = 0
+    for start in range(0, len(raw), 8 * CHUNK_WORDS):
+        part = raw[start : start + 8 * CHUNK_WORDS]
+        if len(part) % 8:
+            part = np.concatenate([part, np.zeros(-len(part) % 8, np.uint8)])
+        place = np.arange(start // 8, start // 8 + len(part) // 8, dtype=np.uint64)
+        z = part.view(np.uint64) ^ (place * np.uint64(KEY))
+        z = (z ^ (z >> _30)) * np.uint64(FIRST)
+        z = (z ^ (z >> _27)) * np.uint64(SECOND)
+        total += int((z ^ (z >> _31)).sum(dtype=np.uint64))
+    return total % 2**64
+
+
+def mix64(z: Tensor) -> Tensor:
+    """A bijection of 64-bit words (int64, wrapping); shifts are logical by a mask."""
+    z = (z ^ ((z >> 30) & (2**34 - 1))) * (FIRST - 2**64)
+    z = (z ^ ((z >> 27) & (2**37 - 1))) * (SECOND - 2**64)
+    return z ^ ((z >> 31) & (2**33 - 1))
+
+
+class Sums:
+    """Checksums of one device, kept there until they are read: on a GPU without one wait.
+
+    `add` gives a slot per tensor; a group takes one launch where Triton is. `read` gives all as hex texts.
+    """
+
+    def __init__(self, device: torch.device, slots: int = 1 << 15) -> None:
+        self.device, self._size = device, slots
+        self._begin()
+        self.kernel = _kernel() if device.type == "cuda" else None
+
+    def _begin(self) -> None:
+        self._count = self._used = 0
+        self._full: list[Tensor] = []
+        self._here: list[int] = []
+        self._now = torch.zeros(
+            0 if self.device.type == "cpu" else self._size, dtype=torch.int64, device=self.device
+        )
+
+    def add(self, tensors: Sequence[Tensor]) -> list[int]:
+        """Dense tensors of this device -> their slots."""
+        first = self._count
+        self._count += len(tensors)
+        if self.device.type == "cpu":
+            self._here += [host_sum(one) for one in tensors]
+            return list(range(first, self._count))
+        for start in range(0, len(tensors), self._size):
+            self._sum(tensors[start : start + self._size])
+        return list(range(first, self._count))
+
+    def _sum(self, tensors: Sequence[Tensor]) -> None:
+        if self._used + len(tensors) > self._size:
+            self._full.append(self._now[: self._used])
+            self._now, self._used = torch.zeros_like(self._now), 0
+        room = self._now[self._used : self._used + len(tensors)]
+        self._used += len(tensors)
+        if self.kernel is not None:
+            self.kernel.launch(tensors, room)
+        else:
+            for slot, tensor in enumerate(tensors):
+                room[slot] = plain_sum(tensor)
+
+    def read(self) -> list[str]:
+        """All checksums so far, by slot; begins anew."""
+        there = torch.cat([*self._full, self._now[: self._used]]).cpu().tolist()
+        words = self._here + [word % 2**64 for word in there]
+        self._begin()
+        return [f"{word:016x}" for word in words]
+
+
+def _kernel() -> Any:
+    """The fused kernel's module; None where there is no Triton: torch's operators then, and slower."""
+    try:
+        from lab.rooms.trials.workload import bits_kernel
+    except ImportError as error:
+        print(f"lab: checksums by torch's operators, which is slower: {error}", file=sys.stderr)
+        return None
+    return bits_kernel

@@ -1,0 +1,119 @@
+"""A cell's settings of torch, made inside the command, and what shows that a cell changed anything there.
+
+Called by the hook in every Python process of the command once torch is imported. Each leaves a witness: the
+settings as torch reads them back, and which of the libraries that read the cell's variables it had loaded
+when it ended. This module itself does not load torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+EFFECTS = "LAB_TRIAL_EFFECTS"
+APPLY = "lab.rooms.trials.workload.effects:apply"
+
+
+def apply() -> None:
+    """Make the settings and leave the witness when the process ends; a child process leaves its own."""
+    asked = json.loads(os.environ[EFFECTS])
+    path = Path(asked["out"]) / f"{os.getpid()}.json"
+    made = {name: SETTINGS[name]() for name in asked["settings"]}
+
+    def leave() -> None:
+        found = {"settings": made, "loaded": [one for one in asked["read_by"] if loaded(one)]}
+        path.write_text(json.dumps(found))
+
+    leave()  # a program that ends by os._exit or a signal has this one at least
+    atexit.register(leave)
+
+
+def effect_of(settings: Sequence[str], read_by: Sequence[str], folder: Path) -> str:
+    """ "yes", or why the cell changed nothing; "" where nothing is known of it."""
+    if not settings and not read_by:
+        return ""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found.append(json.loads(path.read_text()))
+        except (OSError, ValueError):  # killed while it wrote: no witness
+            continue
+    if not found:
+        return "no Python process of the command imported torch" if settings else ""
+    if failed := [name for name in settings if not any(one["settings"].get(name) for one in found)]:
+        return f"torch does not have the setting {failed[0]}"
+    if read_by and not any(one["loaded"] for one in found):
+        return f"no library that reads its variables was loaded ({', '.join(read_by)})"
+    return "yes"
+
+
+def loaded(pattern: str) -> bool:
+    """Whether this process has a library of such a name."""
+    try:
+        names = {line.rpartition("/")[2].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    except OSError:
+        return False
+    return any(re.match(pattern, name) for name in names)
+
+
+def _deterministic() -> bool:
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    return torch.are_deterministic_algorithms_enabled()
+
+
+def _cudnn_deterministic() -> bool:
+    import torch
+
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    return bool(torch.backends.cudnn.deterministic)
+
+
+def _flash_off() -> bool:
+    import torch
+
+    torch.backends.cuda.enable_flash_sdp(False)
+    return not torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+
+
+def _sdpa_math() -> bool:
+    import torch
+
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    if hasattr(torch.backends.cuda, "enable_cudnn_sdp"):
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_math_sdp(True)
+    cuda: Any = torch.backends.cuda
+    return not cuda.flash_sdp_enabled() and not cuda.mem_efficient_sdp_enabled()
+
+
+def _tf32_torch_off() -> bool:
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    return not torch.backends.cuda.matmul.allow_tf32
+
+
+def _anomaly() -> bool:
+    import torch
+
+    torch.autograd.set_detect_anomaly(True)
+    return torch.is_anomaly_enabled()
+
+
+SETTINGS: dict[str, Callable[[], bool]] = {
+    "deterministic": _deterministic,
+    "cudnn_deterministic": _cudnn_deterministic,
+    "flash_off": _flash_off,
+    "sdpa_math": _sdpa_math,
+    "tf32_torch_off": _tf32_torch_off,
+    "anomaly": _anomaly,
+}

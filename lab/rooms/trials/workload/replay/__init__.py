@@ -1,0 +1,1 @@
+"""What a program under `lab run replay` records: the bits of its first steps, and of their repeats."""

@@ -1,0 +1,136 @@
+"""Every operator with the bits of its inputs and outputs, and collectives to their end."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lab.rooms.trials.workload.replay.state import tensors_in
+
+if TYPE_CHECKING:
+    from lab.rooms.trials.workload.replay.recorder import Recorder
+
+# A wait for one of these could be for ever: its peer may not have begun.
+ONE_SIDED = ("send", "recv", "isend", "irecv", "barrier", "monitored_barrier")
+# Operators that write all of their first argument, whatever was in it.
+OVERWRITES = ("copy_", "fill_", "zero_")
+# Operators whose outputs from this one on are workspaces or placeholders, which nobody need write: the seeds
+# of an attention without dropout, rows of padding, what a recurrent layer keeps for its backward.
+WORKSPACES = [
+    (re.compile(pattern), count)
+    for pattern, count in (
+        (r"(_scaled_dot_product_efficient_attention|_efficient_attention_forward)", 1),
+        (r"_scaled_dot_product_(flash|cudnn|fused)_attention(_for_cpu|_overrideable)?", 2),
+        (r"_(flash|cudnn)_attention_forward", 2),
+        (r"(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer|_?cudnn_batch_norm|_batch_norm_with_update\w*)", 3),
+    )
+]
+_sequence = torch._C._autograd._get_sequence_nr
+_node = torch._C._current_autograd_node
+
+
+class Ops(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]
+    """Active inside a model's forward and inside backward."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recorder = self._recorder
+        name = str(func)
+        if recorder.here.busy or any(map(_handles_ops, types)):
+            return func(*args, **kwargs) if recorder.here.busy else NotImplemented
+        node = _node()
+        if node is None:
+            recorder.module_of[_sequence() - 1] = recorder.module()
+        if _gives_no_values(func, name):
+            return func(*args, **kwargs)
+        given = recorder.bits_of(_read(recorder, func, name, args, kwargs))
+        out = func(*args, **kwargs)
+        collective = name.startswith(("c10d.", "_c10d_functional."))
+        made = tensors_in(out)
+        if collective:
+            made = _finished(name, out, args)
+        made = _written(recorder, name, made)
+        if made:
+            recorder.event(
+                "comm" if collective else "op",
+                name,
+                module=_module(recorder, node),
+                given=given,
+                made=recorder.bits_of(made),
+                node=node.name() if node is not None else "",
+                shape=_shape(made[0]),
+                random=_is_random(func),
+            )
+        return out
+
+
+def _read(recorder: Recorder, func: Any, name: str, args: Any, kwargs: Any) -> list[Tensor]:
+    """The inputs that an operator computes from: not those that it only writes, nor unwritten memory."""
+    arguments = func._schema.arguments if hasattr(func, "_schema") else ()
+    only_written = {one.name for one in arguments if one.is_out}
+    values = [*args, *(value for key, value in kwargs.items() if key not in only_written)]
+    if name.split(".")[1:2] and name.split(".")[1] in OVERWRITES:
+        values = values[1:]
+    return [one for one in tensors_in(values) if _address(one) not in recorder.unwritten]
+
+
+def _written(recorder: Recorder, name: str, made: list[Tensor]) -> list[Tensor]:
+    word = name.split(".")[1] if "." in name else name
+    keep = next((count for pattern, count in WORKSPACES if pattern.fullmatch(word)), len(made))
+    for one in made[keep:]:
+        if address := _address(one):
+            recorder.unwritten[address] = one
+    return made[:keep]
+
+
+def _address(tensor: Tensor) -> int:
+    """Of its memory; 0 where it has none of its own."""
+    try:
+        return int(tensor.data_ptr())
+    except (RuntimeError, NotImplementedError):  # sparse, or a subclass
+        return 0
+
+
+def _module(recorder: Recorder, node: Any) -> str:
+    if node is None:
+        return recorder.module()
+    return recorder.module_of.get(node._sequence_nr(), recorder.module())
+
+
+def _finished(name: str, out: Any, args: Any) -> list[Tensor]:
+    """The outputs of a collective once it has ended; what was given is often where they are."""
+    if any(f".{kind}_" in name or f".{kind}." in name for kind in ONE_SIDED):
+        return []
+    for one in out if isinstance(out, (tuple, list)) else [out]:
+        if isinstance(one, torch.ScriptObject):
+            one.wait()  # type: ignore[attr-defined]
+    return tensors_in(out) or tensors_in(args[:1])
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype)[6:]}[{','.join(map(str, tensor.shape))}]"
+
+
+def _handles_ops(kind: type) -> bool:
+    return issubclass(kind, Tensor) and kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
+def _gives_no_values(func: Any, name: str) -> bool:
+    """Views show values that are recorded already; what `empty` gives is not computed."""
+    if "empty" in name:
+        return True
+    returns = func._schema.returns if hasattr(func, "_schema") else ()
+    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+def _is_random(func: Any) -> bool:
+    tag = getattr(torch.Tag, "nondeterministic_seeded", None)
+    return tag is not None and tag in getattr(func, "tags", ())

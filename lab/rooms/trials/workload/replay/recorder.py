@@ -1,0 +1,460 @@
+"""Records the bits of a training program's first steps, and runs each step again from what it began with.
+
+The program knows nothing of it: `nn.Module.__call__`, `torch.autograd.backward` and `grad` are replaced,
+weights get hooks, and an optimizer's step ends a step. A step's first forward and backward run again before
+the update, with the inputs, random numbers and buffers of then; the last repeats of the first step run with
+deterministic algorithms. Everything is taken back after the last step that was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.rooms.trials.workload.replay.events import Events
+from lab.rooms.trials.workload.replay.ops import Ops
+from lab.rooms.trials.workload.replay.state import (
+    Saved,
+    as_it_was,
+    digests,
+    outermost,
+    random_state,
+    save,
+    set_random,
+    tensors_in,
+)
+
+DETERMINISTIC = 100  # attempts from this number on run with deterministic algorithms
+_is_compiling = torch.compiler.is_compiling
+
+
+class _Here(threading.local):
+    """Where one thread is: a program may call its model from several."""
+
+    def __init__(self) -> None:
+        self.path: list[str] = []  # of the modules that run, if they are recorded
+        self.inside = 0  # depth of calls below an outermost one, recorded or not
+        self.busy = False  # the recorder's own operators are not the program's
+
+
+class Recorder:
+    """One process's. `steps` are recorded, each with `repeats` repeats; level `op` or `module`."""
+
+    def __init__(self, out: Path, *, steps: int, repeats: int, level: str, leave: bool) -> None:
+        self.out, self.steps, self.repeats, self.level, self.leave = out, steps, repeats, level, leave
+        self.here = _Here()
+        self.step = 0
+        self.attempt = 0
+        self.phase = "start"
+        self.notes: list[str] = []
+        self.events_of_last_step = 0
+        self.module_of: dict[int, str] = {}  # sequence number of a node -> module of its forward
+        self._events: Events | None = None
+        self._names: dict[int, str] = {}
+        self._roots: list[nn.Module] = []
+        self._in_backward = 0
+        self._open = False
+        self._versions: dict[int, int] = {}  # of the weights of each root when the step began
+        self._lock = threading.RLock()
+        self.unwritten: dict[
+            int, Tensor
+        ] = {}  # outputs that nobody writes, held so that none takes their place
+        self._saved: Saved | None = None
+        self._hooks: list[Any] = []
+        self._pid = os.getpid()
+        self._stack = contextlib.ExitStack()
+
+    # Entering and leaving
+
+    def start(self) -> None:
+        original, backward, grad = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
+        recorder = self
+
+        def call(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return recorder.call(original, self, args, kwargs)
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            return recorder.backward(backward, args, kwargs)
+
+        def run_grad(*args: Any, **kwargs: Any) -> Any:
+            return recorder.backward(grad, args, kwargs)
+
+        for owner, name, new in (
+            (nn.Module, "__call__", call),
+            (torch.autograd, "backward", run_backward),
+            (torch.autograd, "grad", run_grad),
+        ):
+            old = getattr(owner, name)
+            setattr(owner, name, new)
+            self._stack.callback(setattr, owner, name, old)
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        self._hooks.append(register_optimizer_step_pre_hook(lambda *_: self._before_update()))
+        self._hooks.append(register_optimizer_step_post_hook(lambda *_: self._after_update()))
+
+    def stop(self, *, ended: bool) -> None:
+        """Take everything back and close the record, once."""
+        if os.getpid() != self._pid:
+            return
+        self._stack.close()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._events is not None:
+            if self._open:
+                self._events.flush(self.step - 1)  # the step that is open is not whole
+            self._events.close(ended=ended, notes=self.notes[:100])
+            self._events = None
+
+    # What the program does
+
+    def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """One call of a module, the program's or a repeat's."""
+        here = self.here
+        if here.busy or os.getpid() != self._pid:
+            return original(module, *args, **kwargs)
+        if self._in_backward and self._events is not None and here.inside == 0:
+            return self._inner(original, module, args, kwargs)  # a checkpoint computes its forward again
+        if here.inside == 0:
+            return self._outermost(original, module, args, kwargs)
+        if here.path:
+            return self._inner(original, module, args, kwargs)
+        return original(module, *args, **kwargs)
+
+    def _outermost(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        trained = torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters())
+        here = self.here
+        if not trained or (self._events is None and self.step >= self.steps):
+            here.inside += 1
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                here.inside -= 1
+        if self.attempt == 0:
+            with self._lock:
+                self._begin(module, args, kwargs)
+        here.inside += 1
+        try:
+            self.phase = "forward"
+            with self._looking():
+                out = self._inner(original, module, args, kwargs)
+        finally:
+            here.inside -= 1
+        self._gradients_of_outputs(out)
+        return out
+
+    def _inner(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        name = self._names.get(id(module), f"({type(module).__name__})")
+        here = self.here
+        here.path.append(name)
+        given = self.bits_of(tensors_in([*args, *kwargs.values()])) if self.level == "op" else []
+        here.inside += 1
+        try:
+            out = original(module, *args, **kwargs)
+        finally:
+            here.inside -= 1
+            here.path.pop()
+        if made := tensors_in(out):
+            event = self.event(
+                "module", type(module).__name__, module=name, given=given, made=self.bits_of(made)
+            )
+            if self.level == "op" or name.rpartition(".")[2].isdecimal() or module in self._roots:
+                self._watch_gradients(made, name, type(module).__name__)
+            if self.level != "op":
+                del event["in"]
+        return out
+
+    def _watch_gradients(self, made: Sequence[Tensor], module: str, kind: str) -> None:
+        for at, one in enumerate(made):
+            if one.requires_grad and not (one.is_leaf and one.grad_fn is None):
+
+                def see(grad: Tensor, at: int = at) -> None:
+                    if not self.here.busy:
+                        self.event("ograd", f"{kind}:{at}", module=module, made=self.bits_of([grad]))
+
+                with contextlib.suppress(RuntimeError):  # such as a view that was changed in place
+                    one.register_hook(see)  # type: ignore[no-untyped-call]
+
+    def _gradients_of_outputs(self, out: Any) -> None:
+        """What a repeat's backward begins with."""
+        saved, attempt = self._saved, self.attempt
+        if saved is None or attempt or saved.forwards != 1:
+            return
+        for at, one in enumerate(tensors_in(out)):
+            if one.requires_grad:
+
+                def keep(grad: Tensor, at: int = at) -> None:
+                    if self.attempt == 0 and saved.backwards <= 1:
+                        saved.gradients[at] = grad.detach().clone()
+
+                one.register_hook(keep)  # type: ignore[no-untyped-call]
+
+    def backward(self, original: Any, args: Any, kwargs: Any) -> Any:
+        if self.here.busy or self._events is None or not self._open or os.getpid() != self._pid:
+            return original(*args, **kwargs)
+        if self._saved is not None and self.attempt == 0:
+            self._saved.backwards += 1
+            if self._saved.backwards == 1 and self._saved.forwards > 1:
+                self._saved.why_not = "several forwards came before the first backward"
+            elif self._saved.backwards > self._saved.forwards:
+                self._saved.why_not = "several backward passes use one forward"
+        self.phase = "backward"
+        self._in_backward += 1
+        try:
+            with self._looking():
+                out = original(*args, **kwargs)
+        finally:
+            self._in_backward -= 1
+        if _world() > 1:
+            self._grads("reduced")
+        return out
+
+    @contextlib.contextmanager
+    def _looking(self) -> Iterator[None]:
+        if self.level != "op":
+            yield
+            return
+        with Ops(self):
+            yield
+
+    # A step
+
+    def _begin(self, root: nn.Module, args: Any, kwargs: Any) -> None:
+        """A forward of the program that may be the first of a step."""
+        if self._open and any(self._version(one) != self._versions.get(id(one)) for one in self._roots):
+            self.notes.append(f"step {self.step} was not run again: no optimizer of torch ended it")
+            self._after_update()
+        if self._open:
+            if self._saved is not None:
+                self._saved.forwards += 1
+            self._meet(root)
+            return
+        if self.step >= self.steps:
+            return
+        self.step += 1
+        self._open = True
+        self.module_of.clear()
+        self.unwritten.clear()
+        if self._events is None:
+            self._events = Events(self.out, _rank(), _facts(root, self))
+        self.phase = "start"
+        self._meet(root)
+        for name, digest in digests(random_state()).items():
+            self._event({"kind": "random", "name": name, "m": "", "out": [digest]})
+        self._versions = {id(one): self._version(one) for one in self._roots}
+        if self.step == 1:
+            self._weights()
+        buffers = [(name, one) for name, one in root.named_buffers() if one is not None]
+        for (name, _), bits in zip(buffers, self.bits_of([one for _, one in buffers]), strict=True):
+            self._event({"kind": "buffer", "name": name, "m": "", "out": [bits]})
+        self._event(
+            {"kind": "input", "name": "batch", "m": "", "out": self.bits_of(tensors_in((args, kwargs)))}
+        )
+        self._saved = save(root, args, kwargs) if self.repeats else None
+        if self._saved is not None:
+            self._saved.forwards = 1
+            if _compiled(root) and self.level == "op":
+                self.notes.append("a compiled model is seen from outside only")
+
+    def _meet(self, root: nn.Module) -> None:
+        if any(one is root for one in self._roots):
+            return
+        prefix = f"{type(root).__name__}{len(self._roots) + 1}." if self._roots else ""
+        self._roots.append(root)
+        self._versions[id(root)] = self._version(root)
+        for name, module in root.named_modules():
+            self._names.setdefault(id(module), prefix + name or type(root).__name__)
+        for name, weight in root.named_parameters():
+            if weight.requires_grad and weight.is_leaf:
+
+                def see(one: Tensor, name: str = prefix + name) -> None:
+                    if not self.here.busy and self._open and one.grad is not None:
+                        self.event("grad", name, module=_owner(name), made=self.bits_of([one.grad]))
+
+                self._hooks.append(weight.register_post_accumulate_grad_hook(see))  # type: ignore[no-untyped-call]
+
+    def _before_update(self) -> None:
+        """The step's gradients are there and nothing has used them: now it runs again."""
+        if self.here.busy or not self._open or self.attempt or os.getpid() != self._pid:
+            return
+        saved = self._saved
+        if saved is not None and not saved.why_not:
+            again = list(range(1, self.repeats + 1))
+            if self.step == 1:
+                again += [DETERMINISTIC, DETERMINISTIC + 1]
+            for attempt in again:
+                try:
+                    self._again(saved, attempt)
+                except Exception as error:  # noqa: BLE001  the program goes on; what was not repeated is said
+                    text = str(error).strip().splitlines()
+                    self.notes.append(
+                        f"step {self.step} could not run again: {text[0][:300] if text else error!r}"
+                    )
+                    break
+                finally:
+                    self.attempt = 0
+        elif saved is not None:
+            self.notes.append(f"step {self.step} was not run again: {saved.why_not}")
+        self._saved = None
+        self.phase = "update"
+
+    def _again(self, saved: Saved, attempt: int) -> None:
+        if not saved.gradients:
+            self.notes.append(f"step {self.step} was not run again: no gradient entered the model's outputs")
+            return
+        self.attempt = attempt
+        before, self.here.inside = self.here.inside, 0
+        try:
+            with _deterministic(attempt >= DETERMINISTIC), as_it_was(saved), torch.enable_grad():
+                # Once more: autocast and the rest above may have drawn.
+                set_random(saved.random)
+                outputs = tensors_in(saved.root(*saved.args, **saved.kwargs))
+                wanted = outermost(outputs, sorted(saved.gradients))
+                torch.autograd.backward(
+                    [outputs[at] for at in wanted], [saved.gradients[at].clone() for at in wanted]
+                )
+        finally:
+            self.here.inside = before
+
+    def _after_update(self) -> None:
+        if self.here.busy or not self._open or os.getpid() != self._pid or self._events is None:
+            return
+        self.phase = "update"
+        self._weights()
+        self._open = False
+        self._saved = None
+        before = self._events.events
+        self._events.flush(self.step)
+        self.events_of_last_step = self._events.events - before
+        if self.step >= self.steps:
+            self.stop(ended=True)
+            if self.leave:
+                print(f"lab: {self.steps} steps recorded; the program is ended here", file=sys.stderr)
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+
+    def _weights(self) -> None:
+        named = [pair for root in self._roots for pair in root.named_parameters()]
+        for (name, _), bits in zip(named, self.bits_of([one for _, one in named]), strict=True):
+            self._event({"kind": "weight", "name": name, "m": _owner(name), "out": [bits]})
+
+    @staticmethod
+    def _version(root: nn.Module) -> int:
+        return sum(one._version for one in root.parameters())
+
+    def _grads(self, kind: str) -> None:
+        named = [
+            (name, one.grad)
+            for root in self._roots
+            for name, one in root.named_parameters()
+            if one.grad is not None
+        ]
+        for (name, _), bits in zip(named, self.bits_of([one for _, one in named]), strict=True):
+            self._event({"kind": kind, "name": name, "m": _owner(name), "out": [bits]})
+
+    # Events
+
+    def module(self) -> str:
+        return self.here.path[-1] if self.here.path else ""
+
+    def bits_of(self, tensors: Sequence[Tensor]) -> list[Any]:
+        if self._events is None:
+            return [None] * len(tensors)
+        before, self.here.busy = self.here.busy, True
+        try:
+            with torch.no_grad(), self._lock:
+                return list(self._events.bits(list(tensors)))
+        finally:
+            self.here.busy = before
+
+    def event(
+        self,
+        kind: str,
+        name: str,
+        *,
+        module: str,
+        made: list[Any],
+        given: list[Any] | None = None,
+        node: str = "",
+        shape: str = "",
+        random: bool = False,
+    ) -> dict[str, Any]:
+        more = {"node": node, "shape": shape, "random": random}
+        found = {"kind": kind, "name": name, "m": module, "in": given or [], "out": made}
+        return self._event({**found, **{key: value for key, value in more.items() if value}})
+
+    def _event(self, event: dict[str, Any]) -> dict[str, Any]:
+        if self._events is None:
+            return event
+        return self._events.add({"s": self.step, "k": self.attempt, "p": self.phase, **event})
+
+
+@contextlib.contextmanager
+def _deterministic(wanted: bool) -> Iterator[None]:
+    if not wanted:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warns)
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _compiled(root: nn.Module) -> bool:
+    return any(
+        hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in root.modules()
+    )
+
+
+def _world() -> int:
+    dist = torch.distributed
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def _rank() -> int:
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdigit() else 0
+
+
+def _facts(root: nn.Module, recorder: Recorder) -> dict[str, Any]:
+    """Where this ran, for the verdict and the page."""
+    device = next(root.parameters()).device
+    gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
+    return {
+        "host": platform.node(),
+        "device": gpu.name if gpu else f"{device.type} {platform.machine()}",
+        "uuid": str(getattr(gpu, "uuid", "")) if gpu else "",
+        "world": _world(),
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "model": type(root).__name__,
+        "level": recorder.level,
+        "replicated": any(type(one).__name__ == "DistributedDataParallel" for one in root.modules()),
+        "compiled": _compiled(root),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }

@@ -1,0 +1,177 @@
+"""What a step began with: its inputs, random numbers and buffers, to begin it again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import pickle
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOST_INPUT_BYTES = 4 << 30
+
+
+def tensors_in(value: Any, depth: int = 0) -> list[Tensor]:
+    """All tensors in nested lists, tuples, dicts and what looks like one (a ModelOutput), in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if depth > 8:
+        return []
+    if isinstance(value, dict):
+        return [one for inner in value.values() for one in tensors_in(inner, depth + 1)]
+    if isinstance(value, (list, tuple)):
+        return [one for inner in value for one in tensors_in(inner, depth + 1)]
+    if hasattr(value, "__dataclass_fields__"):
+        return [one for inner in vars(value).values() for one in tensors_in(inner, depth + 1)]
+    return []
+
+
+def copied(value: Any, depth: int = 0) -> Any:
+    """The same nested value with copies of its tensors."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    if depth > 8:
+        return value
+    if type(value) is dict:
+        return {key: copied(one, depth + 1) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(copied(one, depth + 1) for one in value)
+    return value
+
+
+def outermost(outputs: Sequence[Tensor], wanted: Sequence[int]) -> list[int]:
+    """Of these outputs those that no other of them was computed from: a loss, and not its logits.
+
+    The gradient that reached the logits came through the loss; given to both, it would count twice.
+    """
+    nodes = {outputs[at].grad_fn: at for at in wanted if outputs[at].grad_fn is not None}
+    inner: set[int] = set()
+    for at in wanted:
+        seen, left = set(), [outputs[at].grad_fn]
+        while left:
+            node = left.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in nodes and nodes[node] != at:
+                inner.add(nodes[node])
+            left += [one for one, _ in node.next_functions]
+    return [at for at in wanted if at not in inner]
+
+
+def random_state() -> dict[str, Any]:
+    """Of every generator that a program draws from without naming it."""
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        state["numpy"] = numpy.random.get_state()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        sys.modules["numpy"].random.set_state(state["numpy"])
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def digests(state: dict[str, Any]) -> dict[str, str]:
+    """A hash per generator."""
+    plain = {
+        name: [one.numpy().tobytes() for one in value]
+        if name == "cuda"
+        else value.numpy().tobytes()
+        if name == "torch"
+        else value
+        for name, value in state.items()
+    }
+    return {name: hashlib.sha256(pickle.dumps(value, 4)).hexdigest()[:16] for name, value in plain.items()}
+
+
+@dataclass
+class Saved:
+    """The first forward of a step, before it ran; `gradients` are filled in by the backward after it."""
+
+    root: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: dict[str, Any]
+    buffers: list[tuple[Tensor, Tensor]]
+    autocast: list[tuple[str, Any, bool]]
+    fresh: list[bool]  # per parameter: it had no gradient
+    synced: Any = None  # of DDP: whether its backward reduces
+    gradients: dict[int, Tensor] = field(default_factory=dict)  # by the number of the output
+    forwards: int = 0
+    backwards: int = 0
+    why_not: str = ""
+
+
+def save(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Saved:
+    size = sum(one.numel() * one.element_size() for one in tensors_in((args, kwargs)))
+    known = size <= MOST_INPUT_BYTES
+    return Saved(
+        root,
+        copied(args) if known else (),
+        copied(kwargs) if known else {},
+        random_state(),
+        [(one, one.detach().clone()) for one in root.buffers()],
+        _autocast(),
+        [one.grad is None for one in root.parameters()],
+        getattr(root, "require_backward_grad_sync", None),
+        why_not="" if known else "its inputs are larger than 4 GiB",
+    )
+
+
+@contextlib.contextmanager
+def as_it_was(saved: Saved) -> Iterator[None]:
+    """The state before the step's forward; afterwards the state of now, in place."""
+    now = random_state()
+    weights = list(saved.root.parameters())
+    grads = [(one, one.grad, None if one.grad is None else one.grad.detach().clone()) for one in weights]
+    buffers = [(one, one.detach().clone()) for one, _ in saved.buffers]
+    synced = getattr(saved.root, "require_backward_grad_sync", None)
+    try:
+        for weight, fresh in zip(weights, saved.fresh, strict=True):
+            # 0 + -0.0 is not -0.0: a gradient that began at zero begins there again.
+            weight.grad = None if fresh or weight.grad is None else torch.zeros_like(weight.grad)
+        set_random(saved.random)
+        _put(saved.buffers)
+        if synced is not None:
+            setattr(saved.root, "require_backward_grad_sync", saved.synced)  # noqa: B010 - for mypy, too
+        with contextlib.ExitStack() as stack:
+            for device, dtype, enabled in saved.autocast:
+                if enabled:
+                    stack.enter_context(torch.autocast(device, dtype=dtype))
+            yield
+    finally:
+        set_random(now)
+        _put(buffers)
+        if synced is not None:
+            setattr(saved.root, "require_backward_grad_sync", synced)  # noqa: B010
+        for weight, grad, value in grads:
+            weight.grad = grad
+            if grad is not None and value is not None:
+                with torch.no_grad():
+                    grad.copy_(value)
+
+
+def _put(buffers: list[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for one, value in buffers:
+            one.copy_(value)
+
+
+def _autocast() -> list[tuple[str, Any, bool]]:
+    return [
+        ("cpu", torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")),
+        ("cuda", torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")),
+    ]

@@ -1,0 +1,66 @@
+"""One run in one format: which files that makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.core.files import make_folder
+from lab.errors import LabError, MissingError
+from lab.serve.export.ranks import MISSING, recordings_below
+from lab.serve.export.sheets import safe, write_parquet, write_xlsx
+from lab.serve.export.timelines import write_chrome, write_perfetto
+
+SUFFIX = {"perfetto": ".pftrace.gz", "chrome": ".json.gz"}
+
+
+def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:
+    """The files written into `out`, and sentences about what is not in them.
+
+    Raises MissingError where there is nothing to export, and what a reader raises for a single recording.
+    """
+    if not run.exists():
+        raise MissingError("no such run or recording", where=run)
+    make_folder(out)
+    name = safe(run.resolve().name.split(".", 1)[0] if run.is_file() else run.resolve().name)
+    if form == "xlsx":
+        target = out / f"{name}.xlsx"
+        notes = write_xlsx(run, target)
+        return ([target] if target.exists() else []), notes
+    if form == "parquet":
+        written, notes = write_parquet(run, make_folder(out / name))
+        if not written:
+            raise MissingError("neither tables nor recordings", where=run, fix="; ".join(notes[:3]) or None)
+        return written, notes
+    return _timelines(run, form, out, name)
+
+
+def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], list[str]]:
+    groups = recordings_below(run)
+    if not groups:
+        raise MissingError("no recording in this run", where=run, fix="lab inspect says what a folder holds")
+    written: list[Path] = []
+    notes: list[str] = []
+    for group, paths in groups.items():
+        stem = name if run.is_file() else f"{name}_{safe(group)}" if group != "." else name
+        try:
+            if form == "chakra":
+                from lab.serve.export.chakra import write_chakra
+
+                files, left = write_chakra(paths, out / stem)
+                written += files
+            else:
+                write = write_perfetto if form == "perfetto" else write_chrome
+                left = write(paths, out / f"{stem}{SUFFIX[form]}")
+                written.append(out / f"{stem}{SUFFIX[form]}")
+        except LabError as error:
+            if len(groups) == 1:
+                raise
+            left = [f"left out: {error.what}"]
+        notes += [with_place(text, group) for text in left]
+    return written, notes
+
+
+def with_place(note: str, place: str) -> str:
+    """A sentence that says where it holds, and still begins with what tells that something is missing."""
+    kind = next((one for one in MISSING if note.startswith(one)), "")
+    return f"{kind} {place}: {note[len(kind) :].strip()}" if kind else f"{place}: {note}"

@@ -1,0 +1,137 @@
+"""A run's tables as one workbook or as Parquet files, and recordings' columns as Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+
+from lab.core import findings as findings_file
+from lab.core import manifest as manifests
+from lab.core.files import replacing
+from lab.core.findings import FINDINGS
+from lab.core.run import MANIFEST
+from lab.errors import LabError, MissingError
+from lab.recordings.capture import Capture
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
+from lab.recordings.load import load_capture
+from lab.report.excel import write_workbook
+from lab.serve.export.ranks import LACKS, recordings_below
+from lab.serve.rows import row_of
+from lab.serve.sql.tables import read_table
+
+TABLES = ("ops", "api", "ranges", "sync")
+TEXTS = {
+    "name_id": "name",
+    "text_id": "text",
+    "dims_id": "dims",
+    "types_id": "types",
+    "domain": "domain_name",
+}
+
+
+def write_xlsx(run: Path, target: Path) -> list[str]:
+    """Steps, findings and every tables/*.csv of a run as sheets; returns sentences about what is missing."""
+    notes: list[str] = []
+    sheets = _about(run, notes)
+    for name, table in _tables(run, notes).items():
+        sheets[name] = table.to_pandas()
+    if not sheets:
+        raise MissingError("neither a manifest nor tables", where=run, fix="name the folder of a run")
+    write_workbook(sheets, target)
+    return notes
+
+
+def write_parquet(run: Path, folder: Path) -> tuple[list[Path], list[str]]:
+    """tables/*.csv as Parquet, and of each recording its operations, calls, ranges and waits."""
+    notes: list[str] = []
+    written = []
+    for name, table in _tables(run, notes).items():
+        written.append(_write(table, folder / f"{name}.parquet"))
+    for group, paths in recordings_below(run).items():
+        for path in paths:
+            stem = (
+                f"{group}_{path.name.split('.', 1)[0]}" if len(paths) == 1 else f"{group}_{_stem(run, path)}"
+            )
+            try:
+                capture = load_capture(path)
+            except LabError as error:
+                notes.append(f"left out: {path.name}: {error.what}")
+                continue
+            notes += [f"{path.name}: {text}" for text in capture.problems]
+            notes += [f"{LACKS} {path.name}: {text}" for text in sentences(holes(capture.lacks))]
+            written += [
+                _write(_columns(capture, table), folder / f"{safe(stem)}_{table}.parquet") for table in TABLES
+            ]
+    return written, notes
+
+
+def safe(name: str) -> str:
+    """A name that any file system and shell takes."""
+    kept = "".join(one if one.isascii() and (one.isalnum() or one in "._-") else "_" for one in name)
+    return kept.strip("._")[-120:] or "export"
+
+
+def _stem(run: Path, path: Path) -> str:
+    name = path.relative_to(run).as_posix() if run.is_dir() else path.name
+    return (
+        name.rsplit("/", 2)[-2] + "_" + path.name.split(".", 1)[0]
+        if "/" in name
+        else path.name.split(".", 1)[0]
+    )
+
+
+def _columns(capture: Capture, table: str) -> pa.Table:
+    """A capture's table with texts in place of their numbers."""
+    columns: dict[str, Any] = {}
+    strings = pa.array(capture.strings, type=pa.string())
+    for name, values in getattr(capture, table).as_dict().items():
+        if name in TEXTS:
+            place = pa.array(values.astype("int32"), mask=values < 0)
+            columns[TEXTS[name]] = pa.DictionaryArray.from_arrays(place, strings)
+        else:
+            columns[name] = values
+    return pa.table(columns)
+
+
+def _tables(run: Path, notes: list[str]) -> dict[str, pa.Table]:
+    found = {}
+    for path in sorted((run / "tables").glob("*")) if run.is_dir() else ():
+        if path.suffix not in (".csv", ".parquet") or path.name.startswith("."):
+            continue
+        try:
+            found[path.stem] = read_table(run, f"tables/{path.name}")
+        except (LabError, pa.ArrowException, OSError) as error:
+            notes.append(f"left out: tables/{path.name}: {str(error).splitlines()[0]}")
+    return found
+
+
+def _about(run: Path, notes: list[str]) -> dict[str, pd.DataFrame]:
+    sheets: dict[str, pd.DataFrame] = {}
+    try:
+        found = findings_file.load(run / FINDINGS)
+        rows = [
+            (one.kind, one.title, one.text, one.value, one.unit, one.evidence[0].file)
+            for one in found.findings
+        ]
+        sheets["findings"] = pd.DataFrame(rows, columns=["kind", "title", "text", "value", "unit", "file"])
+    except LabError as error:
+        notes.append(f"no findings: {error.what}")
+        found = None
+    try:
+        row = row_of(run.name, manifests.load(run / MANIFEST), found)
+        steps = [(one.name, one.status, one.seconds, one.attempts, one.reason) for one in row.steps]
+        sheets["steps"] = pd.DataFrame(steps, columns=["step", "status", "seconds", "attempts", "reason"])
+    except LabError as error:
+        notes.append(f"no steps: {error.what}")
+    return sheets
+
+
+def _write(table: pa.Table, path: Path) -> Path:
+    with replacing(path) as file:
+        pyarrow.parquet.write_table(table, file, compression="zstd")
+    return path

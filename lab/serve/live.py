@@ -1,0 +1,69 @@
+"""Which runs go on now, and their last lines: seen from outside, without touching any lock."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from lab.core.run import LOCK, LOG
+from lab.core.words import printable
+from lab.errors import LabError
+from lab.serve.confine import opened
+from lab.serve.rows import RunRow
+
+TAIL_BYTES = 16 << 10
+RUNNING, LEFT, ELSEWHERE = "running", "left by its driver", "begun on another host"
+
+
+def now(folder: Path, row: RunRow, locks: set[tuple[int, int]] | None = None) -> str:
+    """`running`, or what else an open run is; "" for one that is not open.
+
+    A driver holds a lock on its run for as long as it lives, and /proc/locks names it.
+    """
+    if row.state not in ("open", "planned"):
+        return ""
+    try:
+        found = os.lstat(folder / LOCK)
+    except OSError:
+        found = None
+    held = locks if locks is not None else held_locks()
+    if found and (found.st_dev, found.st_ino) in held:
+        return RUNNING
+    if row.state == "planned":
+        return ""
+    return LEFT if row.host == socket.gethostname() else ELSEWHERE
+
+
+def held_locks() -> set[tuple[int, int]]:
+    """(device, inode) of every file of this machine on which a lock is held."""
+    try:
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            words = [line.split() for line in file]
+    except OSError:
+        return set()
+    return {
+        (os.makedev(int(major, 16), int(minor, 16)), int(inode))
+        for line in words
+        if len(line) > 5 and line[1] != "->" and line[5].count(":") == 2
+        for major, minor, inode in [line[5].split(":")]
+    }
+
+
+def tail(folder: Path, name: str, most_lines: int = 40) -> list[str]:
+    """The last lines of a log, at most TAIL_BYTES of it; [] without one."""
+    try:
+        file = opened(folder, name)
+    except LabError:
+        return []
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - TAIL_BYTES))
+        text = file.read(TAIL_BYTES).decode("utf-8", "replace")
+    lines = text.splitlines()
+    return [printable(line) for line in (lines[1:] if size > TAIL_BYTES else lines)[-most_lines:]]
+
+
+def live_tail(folder: Path, row: RunRow) -> dict[str, list[str]]:
+    """The last lines of each step that has begun and not ended."""
+    return {one.name: tail(folder, f"{one.folder}/{LOG}") for one in row.steps if one.status == "begun"}

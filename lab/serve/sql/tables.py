@@ -1,0 +1,244 @@
+"""The tables that SQL sees: runs, steps, findings and figures from the index, and each room's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from lab.errors import LabError
+from lab.serve.confine import opened
+from lab.serve.index import Index
+from lab.serve.rows import RunRow, TableFile
+from lab.serve.sql.answer import TableInfo
+
+MOST_FILE_BYTES = 64 << 20
+MOST_BYTES = 512 << 20  # of all files of one question
+MOST_CELLS = 200_000_000  # of one Parquet file, by its own count
+_WORD = re.compile(r"[^a-z0-9]+")
+
+TIME = pa.timestamp("ms")
+RUNS: dict[str, tuple[Any, Callable[[RunRow], Any]]] = {
+    "run": (pa.string(), lambda row: row.folder),
+    "id": (pa.string(), lambda row: row.id),
+    "room": (pa.string(), lambda row: row.room),
+    "state": (pa.string(), lambda row: row.state),
+    "verdict": (pa.string(), lambda row: row.verdict or None),
+    "lead": (pa.string(), lambda row: row.lead or None),
+    "integrity": (pa.string(), lambda row: row.integrity),
+    "error": (pa.string(), lambda row: row.error or None),
+    "kind": (pa.string(), lambda row: row.kind or None),
+    "created_utc": (TIME, lambda row: when(row.created_utc)),
+    "ended_utc": (TIME, lambda row: when(row.ended_utc)),
+    "model": (pa.string(), lambda row: row.model or None),
+    "host": (pa.string(), lambda row: row.host or None),
+    "gpus": (pa.string(), lambda row: row.gpus or None),
+    "gpu_count": (pa.int64(), lambda row: row.gpu_count),
+    "driver": (pa.string(), lambda row: row.driver or None),
+    "engine": (pa.string(), lambda row: row.engine or None),
+    "image": (pa.string(), lambda row: row.image or None),
+    "image_id": (pa.string(), lambda row: row.image_id or None),
+    "lab": (pa.string(), lambda row: row.lab or None),
+    "commit": (pa.string(), lambda row: row.commit or None),
+    "dirty": (pa.bool_(), lambda row: row.dirty),
+    "steps_done": (pa.int64(), lambda row: row.steps_done),
+    "steps_total": (pa.int64(), lambda row: row.steps_total),
+    "command": (pa.string(), lambda row: " ".join(row.command)),
+    "config": (pa.string(), lambda row: as_json(row.config)),
+    "versions": (pa.string(), lambda row: as_json(row.versions)),
+    "env": (pa.string(), lambda row: as_json(row.env)),
+}
+STEPS: dict[str, tuple[Any, Callable[[tuple[RunRow, Any]], Any]]] = {
+    "run": (pa.string(), lambda one: one[0].folder),
+    "room": (pa.string(), lambda one: one[0].room),
+    "step": (pa.string(), lambda one: one[1].name),
+    "status": (pa.string(), lambda one: one[1].status),
+    "reason": (pa.string(), lambda one: one[1].reason or None),
+    "seconds": (pa.float64(), lambda one: one[1].seconds),
+    "attempts": (pa.int64(), lambda one: one[1].attempts),
+    "started_utc": (TIME, lambda one: when(one[1].started_utc)),
+    "exit_code": (pa.int64(), lambda one: one[1].exit_code),
+    "peak_mem_bytes": (pa.int64(), lambda one: one[1].peak_mem_bytes),
+    "labels": (pa.string(), lambda one: as_json(one[1].labels)),
+    "folder": (pa.string(), lambda one: one[1].folder),
+}
+FINDINGS: dict[str, tuple[Any, Callable[[tuple[RunRow, Any]], Any]]] = {
+    "run": (pa.string(), lambda one: one[0].folder),
+    "room": (pa.string(), lambda one: one[0].room),
+    "created_utc": (TIME, lambda one: when(one[0].created_utc)),
+    "id": (pa.string(), lambda one: one[1].id),
+    "kind": (pa.string(), lambda one: one[1].kind),
+    "severity": (pa.string(), lambda one: one[1].severity),
+    "title": (pa.string(), lambda one: one[1].title),
+    "text": (pa.string(), lambda one: one[1].text),
+    "value": (pa.float64(), lambda one: one[1].value),
+    "unit": (pa.string(), lambda one: one[1].unit or None),
+    "note": (pa.string(), lambda one: one[1].note or None),
+    "file": (pa.string(), lambda one: one[1].evidence[0].file),
+    "sha256": (pa.string(), lambda one: one[1].evidence[0].sha256),
+    "row": (pa.int64(), lambda one: one[1].evidence[0].row),
+    "evidence": (pa.string(), lambda one: as_json(one[1].evidence)),
+}
+WHAT = {
+    "runs": "one row per run: outcome, verdict, hardware, versions, configuration (JSON)",
+    "steps": "one row per step of every run",
+    "findings": "one row per sentence of a verdict and per key figure, with its evidence",
+    "figures": "the key figures among the findings",
+}
+
+
+def table_name(room: str, table: str) -> str:
+    """`sweep_configs`: what SQL calls tables/configs.csv of the room sweep."""
+    return _WORD.sub("_", f"{room}_{table}".lower()).strip("_") or "_"
+
+
+def room_tables(rows: Iterable[RunRow]) -> dict[str, list[tuple[RunRow, TableFile]]]:
+    """The files behind each room's tables, by the name that SQL has for them."""
+    found: dict[str, list[tuple[RunRow, TableFile]]] = {}
+    for row in rows:
+        for file in row.tables:
+            found.setdefault(table_name(row.room, file.name), []).append((row, file))
+    return {name: files for name, files in sorted(found.items()) if name not in WHAT}
+
+
+def infos(rows: list[RunRow]) -> list[TableInfo]:
+    columns: dict[str, Iterable[str]] = {
+        "runs": RUNS,
+        "steps": STEPS,
+        "findings": FINDINGS,
+        "figures": FINDINGS,
+    }
+    own = [TableInfo(name=name, what=WHAT[name], columns=tuple(columns[name])) for name in WHAT]
+    rooms = [
+        TableInfo(name=name, what=f"{files[0][1].file} of the room {files[0][0].room}", files=len(files))
+        for name, files in room_tables(rows).items()
+    ]
+    return own + rooms
+
+
+def named_in(sql: str, names: Iterable[str]) -> list[str]:
+    """The names that occur in a query as words: more than it uses at most, never fewer."""
+    words = set(re.findall(r"\w+", sql.lower()))
+    return [name for name in names if name in words]
+
+
+def own_tables(rows: list[RunRow], wanted: Iterable[str]) -> dict[str, pa.Table]:
+    made: dict[str, Callable[[], pa.Table]] = {
+        "runs": lambda: _made(RUNS, rows),
+        "steps": lambda: _made(STEPS, [(row, step) for row in rows for step in row.steps]),
+        "findings": lambda: _made(FINDINGS, [(row, one) for row in rows for one in row.findings]),
+        "figures": lambda: _made(
+            FINDINGS, [(row, one) for row in rows for one in row.findings if one.kind == "figure"]
+        ),
+    }
+    return {name: made[name]() for name in wanted if name in made}
+
+
+def _made(columns: dict[str, tuple[Any, Callable[[Any], Any]]], items: list[Any]) -> pa.Table:
+    return pa.table(
+        {name: pa.array([of(item) for item in items], type=kind) for name, (kind, of) in columns.items()}
+    )
+
+
+def read_tables(
+    index: Index, files: dict[str, list[tuple[RunRow, TableFile]]], wanted: Iterable[str], notes: list[str]
+) -> dict[str, pa.Table]:
+    """The rooms' tables with a column `run` in front; a file that cannot be read is a sentence in `notes`."""
+    left = MOST_BYTES
+    found = {}
+    for name in wanted:
+        parts = []
+        for row, file in files.get(name, []):
+            left -= file.size_bytes
+            if file.size_bytes > MOST_FILE_BYTES or left < 0:
+                notes.append(
+                    f"left out: {row.folder}/{file.file} has {file.size_bytes:,} bytes, too many to read"
+                )
+                continue
+            try:
+                parts.append(_with_run(read_table(index.path(row), file.file), row.folder))
+            except (LabError, pa.ArrowException, OSError, MemoryError) as error:
+                notes.append(f"left out: {row.folder}/{file.file}: {str(error).splitlines()[0][:200]}")
+        if parts:
+            found[name] = together(parts)
+    return found
+
+
+def read_table(folder: Path, file: str) -> pa.Table:
+    """One CSV or Parquet file of a run. Raises MissingError, or pyarrow's error for a damaged file."""
+    with opened(folder, file) as stream:
+        if file.endswith(".parquet"):
+            import pyarrow.parquet
+
+            parquet = pyarrow.parquet.ParquetFile(stream)
+            cells = parquet.metadata.num_rows * max(1, parquet.metadata.num_columns)
+            if cells > MOST_CELLS:
+                raise pa.ArrowInvalid(f"{cells:,} cells, more than {MOST_CELLS:,}")
+            return parquet.read(use_threads=False)
+        import pyarrow.csv
+
+        data = stream.read(MOST_FILE_BYTES + 1)
+        if not data.strip():
+            return pa.table({})
+        return pyarrow.csv.read_csv(
+            pa.BufferReader(data), read_options=pyarrow.csv.ReadOptions(use_threads=False)
+        )
+
+
+def _with_run(table: pa.Table, run: str) -> pa.Table:
+    """With `run` first; a column of that name, and repeated names, get a number."""
+    names: list[str] = []
+    for name in table.column_names:
+        new, number = name, 2
+        while new.lower() in {"run", *(one.lower() for one in names)}:
+            new, number = f"{name}_{number}", number + 1
+        names.append(new)
+    return table.rename_columns(names).add_column(0, "run", pa.array([run] * len(table), type=pa.string()))
+
+
+def together(parts: list[pa.Table]) -> pa.Table:
+    """Tables as one: missing columns are null; several types make a number if all are, else text."""
+    if all(part.schema.equals(parts[0].schema) for part in parts):
+        return pa.concat_tables(parts)
+    types: dict[str, list[Any]] = {}
+    for part in parts:
+        for column in part.schema:
+            types.setdefault(column.name, []).append(column.type)
+    wanted = {name: _common(kinds) for name, kinds in types.items()}
+    return pa.concat_tables([_cast(part, wanted) for part in parts])
+
+
+def _common(kinds: list[Any]) -> Any:
+    known = {str(kind): kind for kind in kinds if not pa.types.is_null(kind)}
+    if len(known) <= 1:
+        return next(iter(known.values()), pa.string())
+    numbers = all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in known.values())
+    return pa.float64() if numbers else pa.string()
+
+
+def _cast(part: pa.Table, wanted: dict[str, Any]) -> pa.Table:
+    columns = {}
+    for name, kind in wanted.items():
+        if name in part.column_names:
+            columns[name] = part.column(name).cast(kind)
+        else:
+            columns[name] = pa.nulls(len(part), kind)
+    return pa.table(columns)
+
+
+def when(text: str) -> datetime | None:
+    """A time of a manifest as UTC without a zone; None where it is not one."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found.astimezone(timezone.utc).replace(tzinfo=None) if found.tzinfo else found
+
+
+def as_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

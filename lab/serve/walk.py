@@ -1,0 +1,116 @@
+"""Finding runs: folders with a manifest or findings, below one folder, without following links."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import msgspec
+
+from lab.core.findings import FINDINGS
+from lab.core.run import MANIFEST
+
+MOST_FOLDERS = 50_000  # that one look visits
+MOST_DEPTH = 6
+MOST_RECORDINGS = 500  # outside of runs
+RECORDING = re.compile(
+    r"((\.sqlite|\.rpd|\.pftrace|\.perfetto-trace|\.db)(\.gz)?|\.nsys-rep|trace[^/]*\.json(\.gz)?|\.json\.gz"
+    r"|/torch_profiler/.*\.json(\.gz)?)\Z"
+)
+
+
+class Stamp(msgspec.Struct, frozen=True):
+    """A file as it was: equal stamps are equal content, because lab replaces files by a rename."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A folder that holds a run or an analysis; None for a file that is not there."""
+
+    folder: str
+    manifest: Stamp | None
+    findings: Stamp | None
+    tables: Stamp | None
+
+
+class Walk(msgspec.Struct, frozen=True):
+    """The folders with runs, and sentences about what was not looked at."""
+
+    seen: tuple[Seen, ...]
+    unseen: tuple[str, ...] = ()
+    recordings: tuple[str, ...] = ()  # that belong to no run, by their names
+
+
+def walk(root: Path) -> Walk:
+    """Every run below `root`, and `root` itself if it is one. Links and hidden folders are not entered."""
+    found: list[Seen] = []
+    unseen: list[str] = []
+    recordings: list[str] = []
+    queue: list[tuple[str, int]] = [("", 0)]
+    visited = 0
+    while queue:
+        below, depth = queue.pop()
+        here = os.path.join(root, below) if below else str(root)
+        visited += 1
+        if one := _run_in(here, below):
+            found.append(one)
+            continue
+        try:
+            with os.scandir(here) as entries:
+                shown = [entry for entry in entries if not entry.name.startswith(".")]
+                folders = [entry.name for entry in shown if entry.is_dir(follow_symlinks=False)]
+                recordings += [
+                    f"{below}/{entry.name}" if below else entry.name
+                    for entry in shown
+                    if is_recording(entry.name) and entry.is_file(follow_symlinks=False)
+                ]
+        except OSError as error:
+            unseen.append(f"{below or '.'}: {error.strerror}")
+            continue
+        if folders and depth >= MOST_DEPTH:
+            unseen.append(f"{below}: folders deeper than {MOST_DEPTH} levels")
+            continue
+        queue += [(f"{below}/{name}" if below else name, depth + 1) for name in folders]
+        if visited + len(queue) > MOST_FOLDERS:
+            unseen.append(f"more than {MOST_FOLDERS:,} folders: name a folder closer to the runs")
+            break
+    named = tuple(name for name in sorted(recordings)[:MOST_RECORDINGS] if is_text(name))
+    if len(recordings) > MOST_RECORDINGS:
+        unseen.append(f"{len(recordings):,} recordings outside of runs: {MOST_RECORDINGS} are listed")
+    return Walk(tuple(sorted(found, key=lambda one: one.folder)), tuple(unseen), named)
+
+
+def is_recording(name: str) -> bool:
+    """Whether a file's name is one that profilers give; its content decides when it is opened."""
+    return RECORDING.search(f"/{name}") is not None
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _run_in(here: str, below: str) -> Seen | None:
+    manifest, findings = stamp(os.path.join(here, MANIFEST)), stamp(os.path.join(here, FINDINGS))
+    if manifest is None and findings is None:
+        return None
+    return Seen(below, manifest, findings, stamp(os.path.join(here, "tables"), folder=True))
+
+
+def stamp(path: str | Path, *, folder: bool = False) -> Stamp | None:
+    """A regular file's (or folder's) stamp; None for a link, anything else, and what is not there."""
+    try:
+        found = os.lstat(path)
+    except (OSError, ValueError):
+        return None
+    wanted = stat.S_ISDIR if folder else stat.S_ISREG
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino) if wanted(found.st_mode) else None

@@ -1,0 +1,1 @@
+"""The pages of `lab serve`: a view of files for one person on one machine."""

@@ -1,0 +1,443 @@
+"""The pages: routes, what each looks up, and the templates that show it. `made_app` is the whole server."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import jinja2
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Route
+
+from lab.core.words import plural, size_text
+from lab.errors import BadDataError, BusyError, LabError, MissingError, UsageError
+from lab.report import palette
+from lab.serve.confine import opened, recording_inside
+from lab.serve.index import Index, key_of
+from lab.serve.jobs import Jobs
+from lab.serve.live import held_locks, live_tail, now
+from lab.serve.rows import RunRow
+from lab.serve.sql.ask import ask
+from lab.serve.sql.saved import SAVED
+from lab.serve.web.compared import before, changed, changes_of, fields_of, figure_lines, settings_of
+from lab.serve.web.files import file_lines, media_type, verified
+from lab.serve.web.guard import Guard
+from lab.serve.web.listing import GROUPS, SORTS, Facts, Wish, fact_of, figure_labels, fits, listing
+from lab.serve.worker import Task
+
+HERE = Path(__file__).parent
+REPORT_FOLDER = Path(palette.__file__).parent
+STATIC = {
+    "serve.js": HERE / "static" / "serve.js",
+    "page.js": REPORT_FOLDER / "page.js",
+    "charts.js": REPORT_FOLDER / "charts.js",
+    "timeline.js": REPORT_FOLDER / "timeline.js",
+}
+MOST_COMPARED = 12
+MOST_SQL = 16_384
+BLOCK = 1 << 18
+CODES = {MissingError: 404, UsageError: 400, BusyError: 503, BadDataError: 422}
+
+
+class Site:
+    """What all pages share: the index, what is known of its rows, the jobs, the templates."""
+
+    def __init__(self, index: Index, guard: Guard) -> None:
+        self.index, self.guard, self.jobs = index, guard, Jobs()
+        self.templates = _templates()
+        self._known: tuple[int, Facts] = (0, {})
+        self._mutex = threading.Lock()
+
+    def rows(self) -> tuple[list[RunRow], Facts]:
+        with self._mutex:
+            rows = self.index.refresh()
+            if self._known[0] != self.index.version:
+                self._known = (self.index.version, {row.folder: fact_of(row) for row in rows})
+            return rows, self._known[1]
+
+    def now(self, rows: list[RunRow]) -> dict[str, str]:
+        locks = held_locks()
+        found = {
+            row.folder: now(self.index.path(row), row, locks)
+            for row in rows
+            if row.state in ("open", "planned")
+        }
+        return {folder: word for folder, word in found.items() if word}
+
+    def row(self, key: str) -> RunRow:
+        row = self.index.by_key(key)
+        if row is None:
+            raise MissingError("no such run", fix="it may have been moved: see the list")
+        return row
+
+    def compared(self, query: QueryParams) -> list[RunRow]:
+        keys = list(dict.fromkeys(query.getlist("run")))
+        if len(keys) > MOST_COMPARED:
+            raise UsageError(f"{len(keys)} runs: at most {MOST_COMPARED} side by side")
+        return [self.row(key) for key in keys]
+
+    def page(self, name: str, **values: Any) -> HTMLResponse:
+        return HTMLResponse(
+            self.templates.get_template(f"{name}.html.jinja").render(root=str(self.index.root), **values)
+        )
+
+    # Pages
+
+    def home(self, request: Request) -> Response:
+        return self._list(request, "home")
+
+    def fragment(self, request: Request) -> Response:
+        return self._list(request, "rows")
+
+    def _list(self, request: Request, name: str) -> Response:
+        wish = wish_of(request.query_params)
+        rows, known = self.rows()
+        running = self.now(rows)
+        found = listing(rows, wish, running, known)
+        tails = {one.key: live_tail(self.index.path(one.row), one.row) for one in found.live}
+        tag = f'W/"{self.index.version}-{hash((wish, msgspec.json.encode([running, tails])))}"'
+        if name == "rows" and request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers={"etag": tag})
+        answer = self.page(
+            name,
+            wish=wish,
+            found=found,
+            tails=tails,
+            unseen=self.index.unseen,
+            loose=self.index.recordings,
+            sorts=SORTS,
+            group_names=GROUPS,
+            link=lambda **more: _link(wish, **more),
+        )
+        answer.headers["etag"] = tag
+        return answer
+
+    def run(self, request: Request) -> Response:
+        row = self.row(request.path_params["key"])
+        rows, _ = self.rows()
+        folder = self.index.path(row)
+        files, cut = file_lines(folder)
+        earlier = before(rows, row)
+        capability = self.guard.capability(key_of(row))
+        return self.page(
+            "run",
+            row=row,
+            key=key_of(row),
+            now=self.now([row]).get(row.folder, ""),
+            tails=live_tail(folder, row),
+            files=files,
+            cut=cut,
+            has_report=any(one.name == "report.html" for one in files),
+            base=f"/files/{key_of(row)}/{capability}/",
+            command=shlex.join(row.command),
+            facts=fields_of([row]),
+            earlier=earlier,
+            earlier_key=key_of(earlier) if earlier else "",
+            changes=changed(earlier, row) if earlier else [],
+            recordings=_groups([one.name for one in files if one.recording]),
+        )
+
+    def compare(self, request: Request) -> Response:
+        rows = self.compared(request.query_params)
+        if len(rows) < 2:
+            raise UsageError(
+                "tick two runs or more in the list, then compare them", fix="go back to the list"
+            )
+        common = set.intersection(
+            *({one.name for one in file_lines(self.index.path(row))[0] if one.recording} for row in rows[:2])
+        )
+        return self.page(
+            "compare",
+            rows=rows,
+            keys=[key_of(row) for row in rows],
+            rooms=sorted({row.room for row in rows}),
+            fields=fields_of(rows),
+            figures=figure_lines(rows),
+            recordings=sorted({name.rsplit("/", 1)[0] for name in common} | common)[:200]
+            if len(rows) == 2
+            else [],
+        )
+
+    def diff(self, request: Request) -> Response:
+        rows = self.compared(request.query_params)
+        if len(rows) != 2:
+            raise UsageError("a diff is of two runs")
+        name = request.query_params.get("part", "")
+        paths = tuple(str(recording_inside(self.index.path(row), name)) for row in rows)
+        done = self.jobs.run(Task(what="diff", paths=paths))
+        return self.page("diff", rows=rows, keys=[key_of(row) for row in rows], part=name, done=done)
+
+    def plot(self, request: Request) -> Response:
+        rows, known = self.rows()
+        query = request.query_params
+        chosen = [row for row in rows if fits(row, query.get("q", ""), known, {})]
+        labels = figure_labels(chosen)
+        label = query.get("figure", "") or (labels[0] if labels else "")
+        settings = settings_of(chosen, label)
+        return self.page(
+            "plot",
+            q=query.get("q", ""),
+            labels=labels,
+            label=label,
+            chart=_chart(settings, label) if settings else None,
+            settings=settings,
+            changes=changes_of(settings),
+            key_of=key_of,
+        )
+
+    def timeline(self, request: Request) -> Response:
+        query = request.query_params
+        names = self._recordings(query)[1]
+        return self.page(
+            "timeline",
+            row=self.row(query["run"]) if query.get("run") else None,
+            key=query.get("run", ""),
+            names=names,
+            query=urlencode(
+                [(name, value) for name, value in query.multi_items() if name in ("run", "file")]
+            ),
+        )
+
+    def ask(self, request: Request) -> Response:
+        sql = request.query_params.get("sql", "")
+        if len(sql) > MOST_SQL:
+            raise UsageError(f"the question has more than {MOST_SQL:,} characters")
+        found = None
+        if sql.strip():
+            with self.jobs.slot():
+                found = ask(self.index.root, sql, most_rows=1000, timeout_s=20.0)
+        rows, _ = self.rows()
+        return self.page(
+            "ask",
+            sql=sql,
+            found=found,
+            saved=SAVED,
+            tables=_tables(rows),
+            keys={row.folder: key_of(row) for row in rows},
+        )
+
+    # Data
+
+    def verify(self, request: Request) -> Response:
+        row = self.row(request.path_params["key"])
+        with self.jobs.slot():
+            return JSONResponse(verified(self.index.path(row), request.query_params.get("file", "")))
+
+    def columns(self, request: Request) -> Response:
+        paths, _ = self._recordings(request.query_params)
+        file = self.jobs.file("timeline", paths, ".bin")
+        return FileResponse(file, media_type="application/octet-stream")
+
+    def perfetto(self, request: Request) -> Response:
+        paths, names = self._recordings(request.query_params)
+        file = self.jobs.file("perfetto", paths, ".pftrace.gz")
+        name = "".join(one if one.isalnum() or one in "._-" else "_" for one in names[0])[-80:].replace(
+            ".gz", ""
+        )
+        return FileResponse(file, media_type="application/octet-stream", filename=f"{name}.pftrace.gz")
+
+    def file(self, request: Request) -> Response:
+        """A run's own file, under its capability; types by a fixed table, all else as a download."""
+        key, name = request.path_params["key"], request.path_params["path"]
+        if not hmac.compare_digest(
+            request.path_params["capability"].encode(), self.guard.capability(key).encode()
+        ):
+            raise MissingError("no such file in this run")
+        stream = opened(self.index.path(self.row(key)), name)
+        kind = media_type(name)
+        headers = {"content-disposition": "inline" if kind else "attachment"}
+        return StreamingResponse(
+            _blocks(stream), media_type=kind or "application/octet-stream", headers=headers
+        )
+
+    def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name == "lab.css":
+            parts = [
+                palette.css_variables(),
+                *(path.read_text() for path in (REPORT_FOLDER / "page.css", HERE / "static" / "serve.css")),
+            ]
+            return Response("\n".join(parts), media_type="text/css")
+        if name not in STATIC:
+            raise MissingError("no such file")
+        return Response(STATIC[name].read_text(), media_type="text/javascript")
+
+    def _recordings(self, query: QueryParams) -> tuple[list[Path], list[str]]:
+        """The files that a query names: below a run, or below the folder itself."""
+        folder = self.index.path(self.row(query["run"])) if query.get("run") else self.index.root
+        names = query.getlist("file")
+        if not names or len(names) > 64:
+            raise UsageError("between one and 64 recordings", fix="choose them on the page of a run")
+        return [recording_inside(folder, name) for name in names], names
+
+
+def made_app(index: Index, *, cookie: str, hosts: frozenset[str], spent: Callable[[str], None]) -> Guard:
+    """The server as an ASGI application; `guard.token` opens it."""
+    guard = Guard(lambda *_: _nothing(), cookie=cookie, hosts=hosts, spent=spent)
+    site = Site(index, guard)
+    routes = [
+        Route("/", site.home),
+        Route("/rows", site.fragment),
+        Route("/run/{key}", site.run),
+        Route("/run/{key}/verify", site.verify),
+        Route("/compare", site.compare),
+        Route("/diff", site.diff),
+        Route("/plot", site.plot),
+        Route("/timeline", site.timeline),
+        Route("/columns", site.columns),
+        Route("/perfetto", site.perfetto),
+        Route("/ask", site.ask),
+        Route("/static/{name}", site.static),
+        Route("/favicon.ico", lambda _: Response(status_code=204)),
+        Route("/files/{key}/{capability}/{path:path}", site.file),
+    ]
+    guard.app = Starlette(routes=routes, exception_handlers={LabError: site_error(site), 404: _not_found})
+    return guard
+
+
+async def _nothing() -> None:
+    """Until the routes are known."""
+
+
+def site_error(site: Site) -> Callable[[Request, Exception], Response]:
+    """Every error that lab understands is a page with its words."""
+
+    def shown(request: Request, error: Exception) -> Response:
+        assert isinstance(error, LabError)
+        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), 500)
+        if request.url.path.startswith(("/files/", "/columns", "/perfetto")) or request.url.path.endswith(
+            "/verify"
+        ):
+            return PlainTextResponse(f"{error.what}\n", status_code=code)
+        answer = site.page("error", error=error)
+        answer.status_code = code
+        return answer
+
+    return shown
+
+
+async def _not_found(_: Request, __: Exception) -> Response:
+    return PlainTextResponse("no such page\n", status_code=404)
+
+
+def wish_of(query: QueryParams) -> Wish:
+    page = query.get("page", "1")
+    return Wish(
+        q=query.get("q", "")[:500],
+        sort=query.get("sort", "when")[:40],
+        desc=query.get("desc", "1") != "0",
+        group=query.get("group", "")[:40],
+        figure=query.get("figure", "")[:200],
+        page=int(page) if page.isascii() and page.isdecimal() and len(page) < 9 else 1,
+    )
+
+
+def _link(wish: Wish, **more: Any) -> str:
+    values = {
+        "q": wish.q,
+        "sort": wish.sort,
+        "desc": int(wish.desc),
+        "group": wish.group,
+        "figure": wish.figure,
+    }
+    return "/?" + urlencode({name: value for name, value in {**values, **more}.items() if value != ""})
+
+
+def _groups(names: list[str]) -> list[tuple[str, list[str]]]:
+    """Recordings of one step together: the folder above the ranks, and its files."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        parts = name.split("/")
+        at = next(
+            (at for at, part in enumerate(parts) if part.startswith("rank") or part == "torch_profiler"),
+            len(parts) - 1,
+        )
+        found.setdefault("/".join(parts[:at]) or ".", []).append(name)
+    return list(found.items())
+
+
+def _chart(settings: list[Any], label: str) -> str:
+    """The figure of every run, in order of time, and each setting's mean with its interval."""
+    roles = ("computation", "communication", "ok", "memcpy", "warn", "unknown")
+    order = {
+        row.folder: at
+        for at, row in enumerate(
+            sorted(
+                {row.folder: row for one in settings for row, _ in one.values}.values(),
+                key=lambda row: row.created_utc,
+            ),
+            1,
+        )
+    }
+    series = []
+    for at, one in enumerate(settings[:40]):
+        points = [[order[row.folder], value, f"{row.folder}: {value:g}"] for row, value in one.values]
+        if one.low is not None:
+            last = max(point[0] for point in points)
+            words = f"mean of {plural(len(points), 'run')}: {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})"
+            points.append([last + 0.5, one.mean, words, one.low, one.high])
+        series.append({"name": one.name[:60], "role": roles[at % len(roles)], "points": [points]})
+    return msgspec.json.encode(
+        {
+            "x": "runs in order of time",
+            "views": [{"y": label}],
+            "series": series,
+            "names": None,
+            "diagonal": False,
+        }
+    ).decode()
+
+
+def _tables(rows: list[RunRow]) -> list[tuple[str, str]]:
+    """Names and contents of what can be asked, without importing what answers."""
+    own = [
+        ("runs", "one row per run"),
+        ("steps", "one row per step"),
+        ("findings", "sentences and figures"),
+        ("figures", "key figures"),
+    ]
+    rooms: dict[str, int] = {}
+    for row in rows:
+        for file in row.tables:
+            name = f"{row.room}_{file.name}".lower()
+            rooms[name] = rooms.get(name, 0) + 1
+    return own + [(name, plural(count, "file")) for name, count in sorted(rooms.items())]
+
+
+def _blocks(stream: Any) -> Iterator[bytes]:
+    with contextlib.closing(stream):
+        while block := stream.read(BLOCK):
+            yield block
+
+
+def _size(size_bytes: int) -> str:
+    return plural(size_bytes, "byte") if size_bytes < 1000 else size_text(size_bytes)
+
+
+def _templates() -> jinja2.Environment:
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"size": _size, "plural": plural, "when": lambda text: text[:16].replace("T", " ")}
+    return found

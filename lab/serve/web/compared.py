@@ -1,0 +1,161 @@
+"""What differs between runs: fields and figures side by side, and what changed when a figure did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lab.serve.rows import RunRow, text_of
+from lab.serve.web.listing import figure_of, value_of
+from lab.stats.student import quantile
+
+NOISE = {"run", "id", "created", "ended", "config seed"}  # differ between any two runs
+MOST_CHANGES = 12
+
+
+@dataclass(frozen=True)
+class Field:
+    """One fact of several runs; `same` where all agree."""
+
+    group: str
+    name: str
+    values: list[str]
+
+    @property
+    def same(self) -> bool:
+        return len(set(self.values)) == 1
+
+
+def facts_of(row: RunRow) -> dict[tuple[str, str], str]:
+    """(group, name) -> value: what made the run what it is."""
+    found = {
+        ("run", "room"): row.room,
+        ("run", "kind"): row.kind,
+        ("run", "command"): " ".join(row.command),
+        ("lab", "version"): row.lab,
+        ("lab", "commit"): row.commit,
+        ("lab", "local changes"): "" if row.dirty is None else "yes" if row.dirty else "no",
+        ("machine", "host"): row.host,
+        ("machine", "GPUs"): row.gpus,
+        ("machine", "driver"): row.driver,
+        ("image", "engine"): row.engine,
+        ("image", "name"): row.image,
+        ("image", "id"): row.image_id,
+    }
+    found |= {("versions", name): value for name, value in row.versions.items()}
+    found |= {("environment", name): value for name, value in row.env.items()}
+    found |= {("configuration", name): text_of(value) for name, value in row.config.items()}
+    return found
+
+
+def fields_of(rows: Sequence[RunRow]) -> list[Field]:
+    """Every fact of these runs, those that differ first."""
+    facts = [facts_of(row) for row in rows]
+    names = dict.fromkeys(name for fact in facts for name in fact)
+    found = [Field(group, name, [fact.get((group, name), "") for fact in facts]) for group, name in names]
+    return sorted(found, key=lambda one: one.same)
+
+
+def changed(before: RunRow, after: RunRow) -> list[Field]:
+    return [one for one in fields_of([before, after]) if not one.same]
+
+
+def before(rows: Sequence[RunRow], row: RunRow) -> RunRow | None:
+    """The last run of the same room before this one, of the same model where there is one."""
+    older = [
+        one
+        for one in rows
+        if one.room == row.room
+        and one.created_utc < row.created_utc
+        and one.state not in ("unreadable", "analysis")
+    ]
+    return max(older, key=lambda one: (one.model == row.model, one.created_utc), default=None)
+
+
+@dataclass(frozen=True)
+class FigureLine:
+    """One figure of several runs; changes are against the first, None where a number is missing."""
+
+    label: str
+    texts: list[str]
+    changes: list[float | None]
+
+
+def figure_lines(rows: Sequence[RunRow]) -> list[FigureLine]:
+    labels = dict.fromkeys(one.label for row in rows for one in row.figures)
+    return [_line(rows, label) for label in labels]
+
+
+def _line(rows: Sequence[RunRow], label: str) -> FigureLine:
+    found = [figure_of(row, label) for row in rows]
+    first = found[0]
+    changes: list[float | None] = []
+    for one in found:
+        known = first and one and first.value and one.value is not None and one.unit == first.unit
+        changes.append(100 * (one.value / first.value - 1) if known else None)  # type: ignore[union-attr,operator]
+    return FigureLine(label, [one.text if one else "" for one in found], changes)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Runs of one setting: their mean and its 95 % interval over runs; None for a single run."""
+
+    name: str
+    values: list[tuple[RunRow, float]]
+    mean: float
+    low: float | None
+    high: float | None
+
+
+def settings_of(rows: Sequence[RunRow], label: str) -> list[Setting]:
+    """The figure's values by setting (room and configuration), oldest first, with intervals."""
+    members: dict[str, list[tuple[RunRow, float]]] = {}
+    for row in sorted(rows, key=lambda one: one.created_utc):
+        value = value_of(row, label)
+        if value is not None:
+            members.setdefault(setting_of(row), []).append((row, value))
+    return [_setting(name, values) for name, values in members.items()]
+
+
+def setting_of(row: RunRow) -> str:
+    """Room and configuration in words: runs that agree in it repeat each other."""
+    config = ", ".join(
+        f"{name} {text_of(value)}" for name, value in row.config.items() if f"config {name}" not in NOISE
+    )
+    return f"{row.room}: {config}"[:300]
+
+
+def _setting(name: str, values: list[tuple[RunRow, float]]) -> Setting:
+    numbers = [value for _, value in values]
+    n, mean = len(numbers), sum(numbers) / len(numbers)
+    if n < 2:
+        return Setting(name, values, mean, None, None)
+    deviation = (sum((value - mean) ** 2 for value in numbers) / (n - 1)) ** 0.5
+    half = quantile(0.975, n - 1) * deviation / n**0.5
+    return Setting(name, values, mean, mean - half, mean + half)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure's step between two consecutive runs of one setting, and what differs between them."""
+
+    before: RunRow
+    after: RunRow
+    from_value: float
+    to_value: float
+    fields: list[Field]
+
+    @property
+    def percent(self) -> float:
+        return 100 * (self.to_value / self.from_value - 1)
+
+
+def changes_of(settings: Sequence[Setting]) -> list[Change]:
+    """The largest relative changes of a figure from one run to the next of its setting."""
+    found = [
+        Change(a, b, x, y, [one for one in changed(a, b) if one.name != "command"])
+        for setting in settings
+        for (a, x), (b, y) in zip(setting.values, setting.values[1:], strict=False)
+        if x and x != y
+    ]
+    return sorted(found, key=lambda one: -abs(one.percent))[:MOST_CHANGES]

@@ -1,0 +1,103 @@
+"""The files of a run: which there are, what the manifest says of them, and what they are served as."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.core import manifest as manifests
+from lab.core.run import MANIFEST
+from lab.errors import LabError
+from lab.serve.confine import opened
+from lab.serve.walk import is_recording, is_text
+
+MOST_FILES = 3000
+SHOWN = {
+    ".html": "text/html; charset=utf-8",
+    ".png": "image/png",
+    ".log": "text/plain; charset=utf-8",
+    ".txt": "text/plain; charset=utf-8",
+}
+
+
+@dataclass(frozen=True)
+class FileLine:
+    """A file of a run. state: what its size says against the manifest; hashes are looked at when asked."""
+
+    name: str
+    size_bytes: int | None
+    sha256: str
+    state: str
+    recording: bool
+
+
+def file_lines(folder: Path) -> tuple[list[FileLine], str]:
+    """Every file of a run that may be opened, those of the manifest first; a sentence if it is cut."""
+    recorded = _recorded(folder)
+    found: dict[str, int] = {}
+    cut = ""
+    for here, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and is_text(name))
+        for name in sorted(names):
+            path = Path(here, name)
+            if name.startswith(".") or not is_text(name) or path.is_symlink() or not path.is_file():
+                continue
+            found[path.relative_to(folder).as_posix()] = path.stat().st_size
+        if len(found) > MOST_FILES:
+            cut = f"more than {MOST_FILES:,} files: the others are not listed"
+            break
+    lines = [_line(name, found.get(name), recorded.get(name)) for name in {**recorded, **found}]
+    return sorted(lines, key=lambda one: (one.sha256 == "", one.name)), cut
+
+
+def _line(name: str, size_bytes: int | None, recorded: tuple[int, str] | None) -> FileLine:
+    if recorded is None:
+        state = "not in the manifest"
+    elif size_bytes is None:
+        state = "missing"
+    else:
+        state = "size as recorded" if size_bytes == recorded[0] else f"size changed from {recorded[0]:,}"
+    return FileLine(
+        name,
+        size_bytes,
+        recorded[1] if recorded else "",
+        state,
+        size_bytes is not None and is_recording(name),
+    )
+
+
+def verified(folder: Path, name: str) -> dict[str, str | bool]:
+    """The hash of one file now, and whether it is the manifest's."""
+    recorded = _recorded(folder).get(name)
+    digest = hashlib.sha256()
+    with opened(folder, name) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    now = digest.hexdigest()
+    words = (
+        "not in the manifest: nothing to compare with"
+        if recorded is None
+        else "as the manifest records it"
+        if recorded[1] == now
+        else "NOT the file that the manifest records"
+    )
+    return {"file": name, "sha256": now, "ok": bool(recorded and recorded[1] == now), "words": words}
+
+
+def media_type(name: str) -> str:
+    """From a fixed table; "" for what is only offered as a download."""
+    return SHOWN.get(Path(name).suffix, "")
+
+
+def _recorded(folder: Path) -> dict[str, tuple[int, str]]:
+    try:
+        manifest = manifests.load(folder / MANIFEST)
+    except (LabError, RecursionError):
+        return {}
+    return {
+        name: (file.size_bytes, file.sha256)
+        for record in manifest.steps
+        for name, file in record.files.items()
+    }

@@ -1,0 +1,118 @@
+"""Starting and ending the server: an address of this machine, or a Unix socket that its owner alone opens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from lab.errors import StorageError, UsageError
+from lab.serve.index import Index
+from lab.serve.web.app import made_app
+from lab.serve.web.guard import LOCAL
+
+FIRST_PORT, PORTS = 8000, 20
+
+
+def serve(
+    folder: Path,
+    *,
+    port: int | None,
+    host: str,
+    uds: Path | None,
+    open_browser: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Serve until Ctrl-C. Raises UsageError for a port that is taken, StorageError for a socket's place."""
+    index = Index(folder)
+    with _listening(host, port, uds) as listener:
+        name = listener.getsockname()
+        number = 0 if uds else name[1]
+        where = "http://localhost" if uds else f"http://{f'[{host}]' if ':' in host else host}:{number}"
+        hosts = LOCAL | ({host.lower()} if not uds else set()) | ({f"[{host}]"} if ":" in host else set())
+
+        def spent(token: str) -> None:
+            say(f"opened in a browser; for another one: {where}/?token={token}")
+
+        app = made_app(index, cookie=f"lab_{number}", hosts=frozenset(hosts), spent=spent)
+        index.refresh()
+        for text in index.unseen:
+            say(f"not looked at: {text}")
+        url = f"{where}/?token={app.token}"
+        if uds:
+            say(f"listening on {uds}; from your machine: ssh -L 8000:{uds.absolute()} THIS_HOST, then")
+            url = f"http://localhost:8000/?token={app.token}"
+        elif host not in ("127.0.0.1", "::1", "localhost"):
+            say(f"anyone who reaches {host}:{number} and has the address below can read {index.root}")
+        say(url)
+        if open_browser and not uds:
+            webbrowser.open(url)
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            lifespan="off",
+            timeout_keep_alive=5,  # no limit of connections: idle ones of a stranger would lock the owner out
+            h11_max_incomplete_event_size=65_536,
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int | None, uds: Path | None):  # type: ignore[no-untyped-def]
+    listener = _unix(uds) if uds else _tcp(host, port)
+    try:
+        yield listener
+    finally:
+        listener.close()
+        if uds:
+            uds.unlink(missing_ok=True)
+
+
+def _tcp(host: str, port: int | None) -> socket.socket:
+    """Bound to the port, or to the first free one from FIRST_PORT on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    tried = [port] if port is not None else [*range(FIRST_PORT, FIRST_PORT + PORTS), 0]
+    for number in tried:
+        # With its protocol named: only then asyncio turns Nagle's algorithm off, which costs 40 ms an answer.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, number))
+        except (OSError, OverflowError) as error:
+            listener.close()
+            reason = error
+            continue
+        listener.listen(128)
+        return listener
+    raise UsageError(f"cannot listen on {host}:{port}: {reason}", fix="--port N, another one")
+
+
+def _unix(path: Path) -> socket.socket:
+    """A socket that only its owner can open, from its first moment on."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)):  # nobody listens: left by a server that was killed
+                    path.unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise StorageError(f"cannot make the socket: {error.strerror or error}", where=path) from error
+    finally:
+        os.umask(before)
+    listener.listen(128)
+    return listener

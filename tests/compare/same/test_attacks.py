@@ -1,0 +1,67 @@
+"""NaN on both sides, random ops and renamed modules: no all-clear by accident."""
+
+from __future__ import annotations
+
+import json
+
+from lab.compare.same.judge import judge
+from lab.compare.same.recording import read
+from lab.compare.same.text import text
+
+
+def row(i, op, ck, *, sample=(1.0, 2.0), l2=3.0, nan=0, module="a", kind="op", **more):
+    found = {"i": i, "op": op, "dtype": "float32", "shape": [64], "ck": ck, "l2": l2, "absmax": l2}
+    found |= {"sample_at": [0, 1], "sample": list(sample), "nan": nan, "inf": 0, "kind": kind, "phase": "fwd"}
+    return {**found, "module": module, **more}
+
+
+def recording(path, rows):
+    lines = [{"meta": {"format": 1, "checksum": "mix64", "level": "op"}}, *rows, {"end": {"rows": len(rows)}}]
+    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return read(path)
+
+
+def with_nan(path, ck):
+    return recording(path, [row(0, "aten.mm", "1"), row(1, "aten.add", ck, l2=None, nan=3)])
+
+
+def test_a_difference_beside_nan_in_both_runs_is_no_noise(tmp_path):
+    a, b = with_nan(tmp_path / "a", "2"), with_nan(tmp_path / "b", "3")
+    floor = recording(
+        tmp_path / "f",
+        [row(0, "aten.mm", "9", sample=(1.0, 2.001)), row(1, "aten.add", "8", sample=(1.0, 2.001))],
+    )
+    found = judge(a, b, [floor], None)
+    assert (found.outcome, found.masked, found.not_finite) == ("undecided", 1, 1)
+    assert "NaN or infinity in both runs" in found.reason
+
+
+def test_nan_in_both_runs_is_said_though_bits_are_equal(tmp_path):
+    a, b = with_nan(tmp_path / "a", "2"), with_nan(tmp_path / "b", "2")
+    found = judge(a, b, [], None)
+    assert (found.outcome, found.masked, found.not_finite) == ("same bits", 0, 1)
+    assert "! 1 output with NaN or infinity in both runs" in text(found, a, b, 5)
+
+
+def test_a_random_op_that_differs_first_is_named_as_such(tmp_path):
+    def drawn(path, ck, values):
+        rows = [row(0, "aten.mm", "1"), row(1, "aten.bernoulli_.float", ck, sample=values)]
+        return recording(path, rows)
+
+    found = judge(drawn(tmp_path / "a", "2", (0, 1)), drawn(tmp_path / "b", "3", (1, 0)), [], None)
+    assert found.outcome == "undecided" and "random (aten.bernoulli_.float)" in found.reason
+
+
+def renamed(path, names, *, ck="3", ops=("aten.mm", "aten.gelu")):
+    rows = [row(0, f"{name}.weight", str(at), kind="weight", module="") for at, name in enumerate(names)]
+    rows += [row(at, op, ck, module=name) for at, (op, name) in enumerate(zip(ops, names, strict=True))]
+    return recording(path, rows)
+
+
+def test_renamed_modules_of_the_same_program_pair_by_their_order(tmp_path):
+    a, b = renamed(tmp_path / "a", ("old", "head")), renamed(tmp_path / "b", ("new", "tail"))
+    found = judge(a, b, [], None)
+    assert (found.outcome, found.paired, found.renamed, found.n_only_a) == ("same bits", 4, 4, 0)
+    assert "have other names in B (4 outputs)" in text(found, a, b, 5)
+    other = renamed(tmp_path / "c", ("new", "tail"), ops=("aten.gelu", "aten.mm"))
+    assert judge(a, other, [], None).outcome in ("not comparable", "undecided")

@@ -1,0 +1,58 @@
+"""Samples of GPUs on the time of the traces; files come from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from lab.gpus.sampling import COLUMNS, SAMPLES, SUMMARY
+from lab.recordings.gpu_state import read_state, rows_of
+
+T0 = 1_700_000_000_000_000_000
+MS = 1_000_000
+
+
+def write_state(
+    folder, clocks: dict[int, list[float]], *, every_ms: int = 100, bits: int = 0, begin: int = T0
+):
+    """One sample per GPU and interval with these clocks by place."""
+    lines = [",".join(COLUMNS)]
+    for place, values in clocks.items():
+        lines += [
+            f"{begin + at * every_ms * MS},{place},GPU-{place},{mhz:g},2619,650.5,{60 + place},{bits}"
+            for at, mhz in enumerate(values)
+        ]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SAMPLES).write_text("\n".join(lines) + "\n")
+    (folder / SUMMARY).write_text(
+        json.dumps({"interval_s": 0.1, "cpu_s": 0.05, "wall_s": 10.0, "reasons": {}})
+    )
+    return folder
+
+
+def test_the_nearest_sample_holds_and_none_far_away(tmp_path):
+    state = read_state(write_state(tmp_path, {0: [1980, 1200, 1980], 1: [1500] * 3}))
+    when = T0 + np.array([10 * MS, 96 * MS, 149 * MS, 151 * MS, 5_000 * MS])
+    assert state.at(0, when)[:4].tolist() == [1980, 1200, 1200, 1980] and math.isnan(state.at(0, when)[4])
+    assert np.isnan(state.at(7, when)).all() and state.cost_share == pytest.approx(0.005)
+
+
+def test_a_summary_names_what_slowed_a_gpu_and_leaves_idle_samples_out(tmp_path):
+    write_state(tmp_path, {0: [1200.0] * 4}, bits=4)
+    with (tmp_path / SAMPLES).open("a") as file:
+        file.write(f"{T0 + 50 * MS},0,GPU-0,345,2619,80,30,1\n")  # idle
+    (row,) = rows_of(read_state(tmp_path), [0, 1], T0, T0 + 300 * MS)
+    assert (row["rank"], row["samples"], row["sm_clock_mhz"], row["sm_clock_min_mhz"]) == (0, 4, 1200, 1200)
+    assert row["slowed_by"] == "software power cap 100 %" and row["temperature_max_c"] == 60
+
+
+def test_no_samples_are_none_and_odd_lines_are_left_out(tmp_path):
+    assert read_state(tmp_path) is None
+    (tmp_path / SAMPLES).write_text("head\nx\n1,2\n5,0,GPU,,,,,\n-3,0,G,1,1,1,1,1\n9,0,G,1,1,1,1\n")
+    (tmp_path / SUMMARY).write_text("[1]")
+    state = read_state(tmp_path)
+    assert state.unix_ns.tolist() == [5] and math.isnan(state.cost_share)
+    assert np.isnan(state.at(0, np.array([5]))).all()

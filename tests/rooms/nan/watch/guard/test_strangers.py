@@ -1,0 +1,342 @@
+"""Training loops as strangers write them: never clean when they are not, never another's fault."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+from torch import nn  # noqa: E402
+
+from lab import nan  # noqa: E402
+from lab.rooms.nan.watch.shared import before_update  # noqa: E402
+from tests.rooms.nan.watch.zoo_clean import bits, small, x  # noqa: E402
+
+NAN, INF = float("nan"), float("inf")
+needs_hooks = pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+
+
+class Divides(nn.Module):
+    on = False
+
+    def forward(self, given):
+        return given / 0 if self.on else given
+
+
+def steps(model, optimizer, guard, count=6, *, spoil=None, make=lambda number: x(8, 4)):
+    """A loop whose gradients `spoil(step)` may change before the update."""
+    with guard as g:
+        for number in range(count):
+            optimizer.zero_grad()
+            model(make(number)).square().mean().backward()
+            if spoil is not None:
+                spoil(number)
+            optimizer.step()
+    return g
+
+
+def sgd(model, rate=1e-2):
+    return torch.optim.SGD(model.parameters(), rate)
+
+
+@needs_hooks
+def test_an_optimizer_that_was_not_given_is_seen_beside_one_that_was():
+    model, other = small(), small()
+    g = steps(model, sgd(model, NAN), nan.guard(model, sgd(other)), 1)
+    assert g.status == "bad" and g.first.stage == "weights_after" and g.step == 1
+
+
+@pytest.mark.parametrize("bad_at", [None, 3])
+def test_updates_without_an_optimizer_are_read_at_the_end(bad_at):
+    model = small()
+    with nan.guard(model) as g:
+        for number in range(4):
+            model.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight -= (NAN if number == bad_at else 0.1) * weight.grad
+    assert g.status == ("clean" if bad_at is None else "bad")
+    assert g.first is None or (g.first.stage == "weights_before" and "by the program" in g.first.why)
+
+
+@needs_hooks
+def test_the_status_inside_the_block_knows_the_last_update():
+    model = small()
+    optimizer = torch.optim.Adam(model.parameters())
+    with nan.guard(model, optimizer) as g:
+        for number in range(60):
+            optimizer.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            if number == 59:
+                optimizer.param_groups[0]["lr"] = NAN
+            optimizer.step()
+        assert g.status == "bad" and g.first.stage == "weights_after" and g.first.step == 59
+
+
+@needs_hooks
+def test_two_optimizers_after_one_forward_are_one_step():
+    model = small()
+    one, other = sgd(model[0]), torch.optim.AdamW(model[2].parameters())
+    with nan.guard(model, [one, other]) as g:
+        for number in range(5):
+            one.zero_grad(), other.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            if number == 3:
+                model[2].weight.grad.fill_(NAN)
+            one.step()
+            other.step()
+    assert g.step == 5 and g.first.step == 3 and "2.weight" in g.first.place
+
+
+@needs_hooks
+def test_two_updates_with_a_forward_between_are_two_steps():
+    model = small()
+    one, other = sgd(model[0]), sgd(model[2])
+    with nan.guard(model, [one, other]) as g:
+        for _ in range(3):
+            for optimizer in (one, other):
+                model.zero_grad()
+                model(x(8, 4)).square().mean().backward()
+                optimizer.step()
+    assert g.step == 6 and g.clean
+
+
+@needs_hooks
+@pytest.mark.parametrize("bad_at", [None, 4])
+def test_lbfgs_runs_forwards_inside_its_step(bad_at):
+    model, calls = small(), [0]
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        calls[0] += 1
+        loss = model(x(8, 4) * (NAN if calls[0] == bad_at else 1)).square().mean()
+        loss.backward()
+        return loss
+
+    with nan.guard(model, optimizer) as g:
+        for _ in range(4):
+            optimizer.step(closure)
+    assert g.step == 4 and g.status == ("clean" if bad_at is None else "bad")
+    assert g.first is None or (g.first.stage == "batch" and g.first.step == 1)
+
+
+@pytest.mark.parametrize("bad_at", [None, 2])
+def test_a_lazy_model_is_seen_from_its_first_forward_on(bad_at):
+    model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(4))
+    with nan.guard(model) as g:
+        model(x(8, 4))
+        optimizer = sgd(model)
+        for number in range(4):
+            optimizer.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            if number == bad_at:
+                model[2].weight.grad[0] = NAN
+            optimizer.step()
+    assert g.failed == 0 and g.status == ("clean" if bad_at is None else "bad"), g.not_seen()
+    assert g.first is None or "2.weight" in g.first.place
+
+
+@needs_hooks
+def test_a_module_that_takes_anothers_place_inside_the_block_is_seen():
+    model = small()
+    optimizer = sgd(model)
+
+    def spoil(number):
+        if number == 1:
+            model[1] = Divides()
+        if number >= 2:
+            model[1].on = number == 3
+
+    g = steps(model, optimizer, nan.guard(model, optimizer), spoil=spoil)
+    assert g.first.stage == "forward" and g.first.module == "1" and g.first.step == 4
+
+
+@needs_hooks
+def test_gradients_of_a_layer_that_was_added_are_seen():
+    model = small()
+    optimizer = sgd(model)
+
+    def spoil(number):
+        if number == 1:
+            model.append(nn.Linear(4, 4))
+            optimizer.add_param_group({"params": [*model[3].parameters()]})
+        if number == 3:
+            model[3].weight.grad.fill_(NAN)
+
+    g = steps(model, optimizer, nan.guard(model, optimizer), spoil=spoil)
+    assert g.first.stage == "clipped" and "3.weight" in g.first.place and g.first.step == 3
+    assert g.watch.not_seen() == []
+
+
+def test_a_module_that_came_behind_torchs_back_is_named_as_not_seen():
+    model = small()
+    with nan.watch(model) as w:
+        model(x(8, 4))
+        model._modules["3"] = nn.Linear(4, 4)
+        model(x(8, 4))
+    assert w.status == "partly-seen" and "3, which became part" in w.not_seen()[0]
+
+
+@needs_hooks
+def test_weights_that_begin_to_need_gradients_are_seen():
+    model = small()
+    model[0].requires_grad_(False)
+    optimizer = sgd(model)
+
+    def spoil(number):
+        if number == 1:
+            model[0].requires_grad_(True)
+        if number in (2, 4):
+            model[0].weight.grad[0, 0] = NAN if number == 4 else 0
+
+    g = steps(model, optimizer, nan.guard(model, optimizer), spoil=spoil)
+    assert g.first.stage == "clipped" and "0.weight" in g.first.place and g.first.step == 4
+
+
+@needs_hooks
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"), reason="this torch has no such hook"
+)
+def test_an_optimizer_inside_backward_takes_gradients_that_nobody_saw():
+    model, now = small(), [0]
+    optimizers = {weight: torch.optim.SGD([weight], 1e-2) for weight in model.parameters()}
+
+    def update(weight):
+        if now[0] == 3 and weight is model[2].weight:
+            weight.grad[0, 0] = NAN
+        optimizers[weight].step()
+        optimizers[weight].zero_grad()
+
+    for weight in model.parameters():
+        weight.register_post_accumulate_grad_hook(update)
+    with nan.guard(model) as g:
+        for now[0] in range(6):
+            model(x(8, 4)).square().mean().backward()
+    assert g.step == 6 and g.first.step == 3 and "2.weight" in g.first.place
+    assert g.first.stage == "param_grads" and "not seen as it accumulated" in g.first.unsure
+
+
+@needs_hooks
+def test_a_gradient_changed_through_data_is_not_the_optimizers_fault():
+    model = small()
+    optimizer = sgd(model)
+    g = steps(
+        model, optimizer, nan.guard(model, optimizer), 1, spoil=lambda _: model[0].weight.grad.data.fill_(NAN)
+    )
+    assert g.first.stage == "clipped" and "0.weight" in g.first.place and ".data" in g.first.why
+
+
+def test_statistics_that_go_bad_are_no_clean_model():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    optimizer = sgd(model)
+    g = steps(
+        model,
+        optimizer,
+        nan.guard(model, optimizer),
+        spoil=lambda n: model[1].running_var.fill_(NAN if n == 4 else 1),
+    )  # training never reads them
+    assert g.status == "bad" and "1.running_var" in g.first.place and g.first.unsure
+
+
+def test_an_observer_that_begins_at_infinity_is_no_fault():
+    class Observer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("least", torch.tensor(INF))
+            self.register_buffer("most", torch.tensor(-INF))
+
+        def forward(self, given):
+            if given.requires_grad:
+                self.least = torch.minimum(self.least, given.detach().amin())
+                self.most = torch.maximum(self.most, given.detach().amax())
+            return given
+
+    model = nn.Sequential(nn.Linear(4, 4), Observer(), nn.Linear(4, 4))
+    with nan.guard(model) as g:
+        pass
+    assert g.first is None and any("1.least" in note for note in g.watch.notes)
+    optimizer = sgd(model)
+    assert steps(model, optimizer, nan.guard(model, optimizer)).clean
+
+
+def test_a_loss_belongs_to_the_model_whose_gradients_it_made():
+    model, other = small(), small()
+    with nan.guard(model) as g, nan.guard(other) as h:
+        for number in range(3):
+            model(x(8, 4)).square().mean().backward()
+            (other(x(8, 4)).square().mean() * (NAN if number == 1 else 1)).backward()
+    assert g.clean and g.seen["loss"] == 3
+    assert h.first.stage == "loss" and h.first.step == 0
+
+
+def test_a_loss_without_a_forward_is_not_called_the_loss_fault_for_certain():
+    model = small()
+    with nan.guard(model) as g:
+        (nn.functional.linear(x(8, 4), model[0].weight) / 0).sum().backward()
+    assert g.first.stage == "loss" and "no forward of this model was seen" in g.sentence()
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for a CPU")
+def test_a_scale_that_begins_high_is_halved_as_often_as_it_takes():
+    model = small()
+    optimizer, scaler = sgd(model, 1e-4), torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    with nan.guard(model, optimizer, scaler) as g:
+        for _ in range(14):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = model(x(8, 4) * 10).square().mean()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    assert g.clean and g._skipped_steps >= 6, (g.sentence(), g._skipped_steps)
+
+
+def test_a_guarded_step_frees_what_it_made():
+    import gc
+    import weakref
+
+    model = small()
+    optimizer = sgd(model)
+    with nan.guard(model, optimizer):
+        for _ in range(4):
+            optimizer.zero_grad()
+            out = model(x(8, 4))
+            seen = weakref.ref(out)
+            out.sum().backward()
+            del out
+            optimizer.step()
+        gc.collect()
+        assert seen() is None
+    kept = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert kept() is None
+
+
+def test_the_numbers_are_those_without_a_guard():
+    def run(guarded):
+        model = nn.Sequential(nn.LazyLinear(8), nn.BatchNorm1d(8), nn.ReLU(), nn.LazyLinear(4))
+        torch.manual_seed(0)
+        model(x(8, 4))
+        optimizer = sgd(model)
+        if guarded:
+            steps(
+                model,
+                optimizer,
+                nan.guard(model, optimizer),
+                spoil=lambda n: n == 1 and model.append(nn.ReLU()),
+            )
+        else:
+            for number in range(6):
+                optimizer.zero_grad()
+                model(x(8, 4)).square().mean().backward()
+                if number == 1:
+                    model.append(nn.ReLU())
+                optimizer.step()
+        return [bits(one) for one in model.state_dict().values()]
+
+    assert run(False) == run(True)

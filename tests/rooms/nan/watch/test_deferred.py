@@ -1,0 +1,118 @@
+"""Counts that wait: never of what the program can still write to, and never silent about what failed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from lab import nan  # noqa: E402
+from lab.rooms.nan.watch.count import plain_counts  # noqa: E402
+from lab.rooms.nan.watch.deferred import Deferred  # noqa: E402
+from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
+
+NAN = float("nan")
+
+
+def watched(forwards, make):
+    model = small()
+    with nan.watch(model) as w, torch.no_grad():
+        for number in range(forwards):
+            make(model, number)
+    return w
+
+
+def test_a_numpy_buffer_that_is_filled_anew_is_counted_before_it_is():
+    buffer = np.zeros((8, 4), np.float32)
+
+    def forward(model, number):
+        buffer[:] = NAN if number == 5 else number
+        model(torch.from_numpy(buffer))
+
+    w = watched(10, forward)
+    assert w.status == "bad" and w.first.how == "given" and w.first_step.number == 5
+    assert [step.number for step in w.steps if step.bad_leaves] == [5]
+
+
+def test_writes_through_data_are_counted_before_they_come():
+    buffer = torch.zeros(8, 4)
+
+    def forward(model, number):
+        buffer.data.copy_(x(8, 4) * (NAN if number == 5 else 1))
+        model(buffer)
+
+    w = watched(10, forward)
+    assert w.first.how == "given" and [step.number for step in w.steps if step.bad_leaves] == [5]
+
+
+def test_a_static_input_that_is_copied_to_is_known_in_every_forward():
+    buffer = torch.zeros(8, 4)
+
+    def forward(model, number):
+        buffer.copy_(x(8, 4) * (NAN if number == 5 else 1))
+        model(buffer)
+
+    w = watched(10, forward)
+    assert w.first.how == "given" and w.not_seen() == []
+
+
+def test_what_the_program_writes_into_an_output_is_not_the_models():
+    w = watched(10, lambda model, _: model(x(8, 4)).numpy().fill(NAN))
+    assert w.status == "clean"
+
+
+def test_an_input_that_shares_memory_is_counted_at_once_too():
+    class Views(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = small()
+
+        def forward(self, given):
+            return self.inner(given[1:])
+
+    model, buffer = Views(), np.zeros((9, 4), np.float32)
+    with nan.watch(model) as w, torch.no_grad():
+        for number in range(10):
+            buffer[:] = NAN if number == 5 else number
+            model(torch.from_numpy(buffer))
+    assert w.first.how == "given" and [step.number for step in w.steps if step.bad_leaves] == [5]
+
+
+def test_a_tensor_written_before_it_came_is_no_overwritten_one():
+    model = small()
+    with nan.watch(model) as w, torch.no_grad():
+        model(x(8, 4))
+        model((x(8, 4) * 1).mul_(2))
+    assert w.status == "clean", w.not_seen()
+
+
+def test_rows_come_back_in_order_whichever_were_counted_at_once():
+    deferred = Deferred(plain_counts)
+    tensors = [torch.tensor([1.0 * n, NAN if n == 2 else 0.0]) for n in range(5)]
+    later = deferred.begin(tensors, 40, exposed=[3, 1])
+    rows = later.rows()
+    assert rows[:, 0].tolist() == [0, 0, 1, 0, 0] and rows[:, 4].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_tensor_that_cannot_be_counted_is_unknown_and_its_reason_is_said():
+    def count(tensors):
+        if any(one.numel() == 3 for one in tensors):
+            raise RuntimeError("no kernel for three numbers")
+        return plain_counts(tensors)
+
+    deferred = Deferred(count)
+    rows = deferred.begin([torch.ones(2), torch.ones(3), torch.ones(4)], 36).rows()
+    assert rows[:, 0].tolist() == [0, -1, 0]
+    assert deferred.uncounted == {"RuntimeError: no kernel for three numbers": 1}
+
+
+def test_a_watch_says_why_tensors_were_not_counted():
+    model = small()
+    with nan.watch(model) as w, torch.no_grad():
+        count = w._count
+        w._count = lambda tensors: count(tensors) if len(tensors) < 3 and tensors[0].shape[-1] < 8 else 1 / 0
+        for _ in range(4):
+            model(x(2, 4))
+    assert w.status == "partly-seen" and any("ZeroDivisionError" in one for one in w.not_seen())

@@ -1,0 +1,105 @@
+"""Hooks that all watches of a process share: no table changes while another thread goes through it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from lab import nan  # noqa: E402
+from lab.rooms.nan.watch.shared import Backwards, Shared, before_update  # noqa: E402
+from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
+
+
+def test_a_hook_is_registered_once_and_removed_with_its_last_user():
+    made = []
+
+    class Handle:
+        def __init__(self, call):
+            self.call, self.removed = call, False
+            made.append(self)
+
+        def remove(self):
+            self.removed = True
+
+    shared, called = Shared(Handle), []
+    shared.add(called.append)
+    shared.add(called.extend)
+    made[0].call([7])
+    shared.remove(called.append)
+    made[0].call([8])
+    assert len(made) == 1 and called == [[7], 7, 8] and not made[0].removed
+    shared.remove(called.extend)
+    assert made[0].removed
+
+
+def test_a_hook_stays_without_effect_while_other_threads_run():
+    removed, go = [], threading.Event()
+    shared = Shared(lambda call: type("Handle", (), {"remove": lambda self: removed.append(1)})())
+    other = threading.Thread(target=go.wait)
+    other.start()
+    shared.add(print)
+    shared.remove(print)
+    assert removed == []
+    go.set()
+    other.join()
+    shared.add(print)
+    shared.remove(print)
+    assert removed == [1]
+
+
+def test_backward_is_given_back_after_the_last_whatever_the_order():
+    plain, backwards, seen = torch.autograd.backward, Backwards(), []
+    pairs = [
+        (lambda tensors, n=n: seen.append(n) or n, lambda tensors, one: seen.append(-one)) for n in (1, 2)
+    ]
+    backwards.add(*pairs[0])
+    backwards.add(*pairs[1])
+    torch.ones(1, requires_grad=True).sum().backward()
+    assert seen == [1, 2, -1, -2]
+    backwards.remove(*pairs[0])
+    assert torch.autograd.backward is not plain
+    backwards.remove(*pairs[1])
+    assert torch.autograd.backward is plain
+
+
+def test_backward_ends_for_a_guard_after_an_exception_too():
+    backwards, seen = Backwards(), []
+    before, after = lambda tensors: 5, lambda tensors, one: seen.append(one)
+    backwards.add(before, after)
+    with pytest.raises(RuntimeError):
+        torch.autograd.backward(torch.ones(1))
+    backwards.remove(before, after)
+    assert seen == [5]
+
+
+@pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+def test_guards_of_four_threads_come_and_go_while_the_others_train():
+    errors, statuses = [], []
+
+    def work(number):
+        try:
+            for _ in range(4):
+                model = small()
+                optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+                with nan.guard(model, optimizer) as g:
+                    for _ in range(5 + number):
+                        optimizer.zero_grad()
+                        loss = model(x(8, 4)).square().mean() * (float("nan") if number == 3 else 1)
+                        loss.backward()
+                        optimizer.step()
+                statuses.append((number, g.status, g.step))
+        except RuntimeError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    # A loss of another thread's model is not this model's.
+    assert sorted(set(statuses)) == [(n, "bad" if n == 3 else "clean", 5 + n) for n in range(4)]

@@ -1,0 +1,185 @@
+"""The verdict over records made by hand: places, machines, ranks, damaged files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("pandas")
+from lab.errors import BadDataError
+from lab.rooms.trials.replay.compare import compare
+from lab.rooms.trials.replay.page import gather, missing, report, sentences
+from lab.rooms.trials.replay.read import read
+from lab.rooms.trials.replay.sources import source_of
+
+OPS = ("aten.mm.default", "aten.index_add_.default", "aten.add.Tensor")
+
+
+def write(
+    path, *, rank=0, world=1, host="a", uuid="", change=(), repeats=(), replicated=False, more=(), end=True
+):
+    """Two steps of three operators; `change`: (step, attempt, place) whose bits differ."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = {"format": 1, "rank": rank, "world": world, "host": host, "uuid": uuid, "replicated": replicated}
+    lines = [{"head": head}]
+    spread = False
+    for step in (1, 2):
+        for attempt in (0, *repeats):
+            base = {"s": step, "k": attempt}
+            if attempt == 0:
+                lines.append(
+                    {**base, "p": "start", "kind": "input", "name": "batch", "m": "", "out": [f"b{step}"]}
+                )
+            last = f"b{step}"
+            for at, op in enumerate(OPS):
+                changed = (step, attempt, at) in change
+                spread |= changed
+                out = f"{step}{at}{'x' + host + str(rank) if spread else ''}"
+                lines.append(
+                    {
+                        **base,
+                        "p": "forward",
+                        "kind": "op",
+                        "name": op,
+                        "m": "blocks.0",
+                        "in": [last],
+                        "out": [out],
+                    }
+                )
+                last = out
+            if attempt:
+                spread = False
+        lines.append(
+            {"s": step, "k": 0, "p": "update", "kind": "weight", "name": "w", "m": "", "out": [last]}
+        )
+    lines += more
+    if end:
+        lines.append({"end": {"events": len(lines) - 1, "steps": 2}})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def of(tmp_path, *runs):
+    names = [given.pop("run", f"run-{n}") for n, given in enumerate(runs)]
+    return [read(write(tmp_path / f"{n}.jsonl", **given), names[n]) for n, given in enumerate(runs)]
+
+
+def test_equal_records_are_bitwise(tmp_path):
+    finding = compare(of(tmp_path, {}, {}, {}))
+    assert finding.verdict == "bitwise" and finding.groups == [["run-0", "run-1", "run-2"]]
+
+
+def test_the_operator_that_differs_on_equal_inputs_is_named_with_its_switch(tmp_path):
+    records = of(tmp_path, {}, {"change": [(2, 0, 1)]})
+    finding = compare(records)
+    assert finding.verdict == "run-to-run" and finding.first.equal_inputs is True
+    assert (finding.first.step, finding.first.event.m) == (2, "blocks.0")
+    assert any("use_deterministic_algorithms" in text for text in sentences(finding, records))
+
+
+def test_machines_that_differ_while_each_repeats_itself(tmp_path):
+    other = {"host": "b", "change": [(1, 0, 0)]}
+    assert compare(of(tmp_path, {}, {}, dict(other), dict(other))).verdict == "machine-to-machine"
+    # One machine that differs from itself is no difference of machines.
+    assert compare(of(tmp_path, {}, {"change": [(1, 0, 0)]}, dict(other))).verdict == "run-to-run"
+
+
+def test_a_repeat_that_differs_on_one_machine_is_run_to_run_though_machines_differ(tmp_path):
+    records = of(tmp_path, {"repeats": (1, 2)}, {"host": "b", "repeats": (1, 2), "change": [(1, 1, 2)]})
+    finding = compare(records)
+    assert finding.verdict == "run-to-run" and finding.repeats_agree is False
+    assert finding.first.kind == "repeats" and finding.first.event.name == "aten.add.Tensor"
+
+
+def test_a_replica_whose_weights_differ_is_named_without_a_second_run(tmp_path):
+    ranks = [{"rank": r, "world": 3, "replicated": True, "run": "run-0"} for r in range(3)]
+    ranks[2]["change"] = [(2, 0, 2)]
+    finding = compare(of(tmp_path, *ranks))
+    assert (finding.verdict, finding.first.kind, finding.first.rank) == ("machine-to-machine", "ranks", 2)
+
+
+def test_another_operator_in_one_run_is_a_difference(tmp_path):
+    extra = {"s": 2, "k": 0, "p": "forward", "kind": "op", "name": "aten.mul.Tensor", "m": "", "out": ["1"]}
+    for order in ((0, 1), (1, 0)):
+        runs = [{}, {"more": [extra]}]
+        finding = compare(of(tmp_path, *(dict(runs[at]) for at in order)))
+        assert finding.first.event.name == "aten.mul.Tensor" and finding.first.other
+
+
+def test_the_same_batches_in_another_order_are_told_from_other_batches(tmp_path):
+    a = write(tmp_path / "a.jsonl")
+    b = tmp_path / "b.jsonl"
+    b.write_text(a.read_text().replace('"b1"', '"B"').replace('"b2"', '"b1"').replace('"B"', '"b2"'))
+    finding = compare([read(a, "run-0"), read(b, "run-1")])
+    assert finding.verdict == "input pipeline" and finding.same_batches
+    b.write_text(a.read_text().replace('"b2"', '"other"'))
+    finding = compare([read(a, "run-0"), read(b, "run-1")])
+    assert finding.verdict == "input pipeline" and finding.first.step == 2 and not finding.same_batches
+
+
+def test_records_without_a_value_are_nothing_seen_and_no_all_clear(tmp_path):
+    path = tmp_path / "bits_rank0.jsonl"
+    path.write_text('{"head":{"format":1,"rank":0}}\n{"end":{"events":0,"steps":0}}\n')
+    records = [read(path, "run-0")]
+    finding = compare(records)
+    assert finding.verdict == "nothing seen"
+    assert "nothing was seen: no training step of a model was recorded" in missing(finding, records, None)
+    assert report(tmp_path, tmp_path / "out", None).status == "fail"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}\n", "[]", "\x00\xff", '{"head": {"format": 1, "rank": 99999999}}\n']
+)
+def test_a_file_that_is_no_record_is_refused(tmp_path, text):
+    path = tmp_path / "bits_rank0.jsonl"
+    path.write_text(text)
+    with pytest.raises(BadDataError):
+        read(path, "run-0")
+
+
+def test_a_record_that_is_cut_off_or_lacks_a_rank_is_said(tmp_path):
+    whole = write(tmp_path / "steps/run-0/bits_rank0.jsonl", world=2)
+    cut = tmp_path / "steps/run-1/bits_rank0.jsonl"
+    cut.parent.mkdir()
+    cut.write_text(whole.read_text()[:-60])
+    _, problems = gather(tmp_path, None, None)
+    assert any("no record of 1 rank: 1" in text for text in problems)
+    assert any("run-1" in text and "cut off" in text for text in problems)
+
+
+def test_hostile_names_neither_command_the_terminal_nor_become_html(tmp_path):
+    path = write(tmp_path / "steps/run-0/bits_rank0.jsonl")
+    text = path.read_text().replace("blocks.0", "=1+1<script>alert(1)</script>\\u001b[31m")
+    path.write_text(text)
+    other = tmp_path / "steps/run-1/bits_rank0.jsonl"
+    other.parent.mkdir()
+    other.write_text(text.replace('"21"', '"22"'))
+    found = report(tmp_path, tmp_path / "out", None)
+    page = (tmp_path / "out/report.html").read_text()
+    assert "<script>alert(1)" not in page and "\x1b[31m" not in found.terminal
+    assert ",=1+1" not in (tmp_path / "out/tables/divergences.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    "op, word",
+    [
+        ("aten.index_add_.default", "atomic"),
+        ("aten.scatter_add.default", "atomic"),
+        ("aten._scaled_dot_product_flash_attention_backward.default", "atomics over blocks"),
+        ("aten.addmm.default", "split-K"),
+        ("aten.native_dropout.default", "random"),
+        ("aten.bernoulli_.float", "random"),
+        ("c10d.allreduce_.default", "over ranks"),
+        ("aten.cumsum.default", "scan"),
+        ("aten.convolution_backward.default", "algorithms"),
+        ("triton_kernels.my_op.default", "custom"),
+    ],
+)
+def test_known_sources_are_matched(op, word):
+    assert word in source_of(op).why
+
+
+@pytest.mark.parametrize("op", ["aten.add.Tensor", "mylib.atomic_add.default", "aten.relu.default", ""])
+def test_what_is_no_known_source_gets_no_switch(op):
+    assert source_of(op) is None

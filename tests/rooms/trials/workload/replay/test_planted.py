@@ -1,0 +1,132 @@
+"""Planted causes are named at their first place: 30 of 30 in one process, 30 of 30 on two ranks of gloo."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from lab.rooms.trials.replay.compare import compare  # noqa: E402
+from lab.rooms.trials.replay.read import files, read  # noqa: E402
+from tests.rooms.trials.workload.replay.trainee import PLANTS, expected, train  # noqa: E402
+
+pytestmark = pytest.mark.torch
+CASES = [
+    (plant, {"where": (at + n) % 3, "step": 1 + (at + 2 * n) % 3, "seed": 100 * at + n})
+    for n in range(6)
+    for at, plant in enumerate(PLANTS)
+]
+
+
+def records(folder, runs=2):
+    return [read(path, f"run-{run}") for run in range(runs) for path in files(folder / f"run-{run}")]
+
+
+def named(finding):
+    first = finding.first
+    event = first.event
+    return finding.verdict, first.step, first.rank, event.m, first.direction, event.kind, event.name
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("plant, given", CASES)
+def test_a_planted_cause_is_named_at_its_first_place(plant, given, tmp_path):
+    for run in range(2):
+        train(tmp_path / f"run-{run}", plant, run=run, repeats=given["seed"] % 2, **given)
+    assert named(compare(records(tmp_path))) == expected(plant, where=given["where"], step=given["step"])
+
+
+def test_a_job_without_a_plant_is_bitwise_and_its_repeats_too(tmp_path):
+    for run in range(3):
+        train(tmp_path / f"run-{run}", "none", where=0, step=1, seed=7, run=run, repeats=2)
+    finding = compare(records(tmp_path, 3))
+    assert finding.verdict == "bitwise" and finding.first is None and finding.repeats_agree
+    assert (
+        finding.steps == 3
+        and finding.repeats == 3 * 3 * 2
+        and finding.groups == [["run-0", "run-1", "run-2"]]
+    )
+
+
+def test_nothing_stays_behind_and_the_numbers_are_those_without_a_recorder(tmp_path):
+    from torch import nn
+
+    from lab.rooms.trials.workload.replay.recorder import Recorder
+
+    before = nn.Module.__call__, torch.autograd.backward, torch.autograd.grad
+
+    def trained(recorder):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if recorder:
+            recorder.start()
+        for _ in range(5):
+            optimizer.zero_grad(set_to_none=False)
+            for _ in range(2):  # two micro-batches
+                model(torch.randn(8, 4)).square().sum().backward()
+            optimizer.step()
+        return [one.detach().clone() for one in (*model.parameters(), *model.buffers())], model
+
+    plain, _ = trained(None)
+    recorder = Recorder(tmp_path, steps=3, repeats=2, level="op", leave=False)
+    seen, model = trained(recorder)
+    assert all(torch.equal(a, b) for a, b in zip(plain, seen, strict=True))
+    assert (nn.Module.__call__, torch.autograd.backward, torch.autograd.grad) == before
+    assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
+    (path,) = files(tmp_path)
+    record = read(path, "run-0")
+    assert record.end.steps == 3 and not record.end.notes and compare([record]).repeats_agree
+
+
+def test_repeats_with_deterministic_algorithms_are_judged_though_runs_differ_too(tmp_path):
+    for run in range(2):
+        train(tmp_path / f"run-{run}", "atomic", where=0, step=1, seed=2, run=run)
+    finding = compare(records(tmp_path))
+    assert finding.first.kind == "runs" and finding.repeats_agree is False
+    assert finding.deterministic is False  # the planted operator knows nothing of the switch
+
+
+@pytest.mark.parametrize("plant", ["atomic", "flip", "rank"])
+def test_without_operators_the_module_is_named(plant, tmp_path):
+    for run in range(2):
+        train(tmp_path / f"run-{run}", plant, where=1, step=2, seed=5, run=run, level="module", repeats=0)
+    _, step, rank, module, direction, _, _ = expected(plant, where=1, step=2)
+    assert named(compare(records(tmp_path)))[1:5] == (step, rank, module, direction)
+
+
+def _rank(rank, port, folder):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    for number, (plant, given) in enumerate(CASES):
+        for run in range(2):
+            out = folder / str(number) / f"run-{run}"
+            more = {"rank": rank, "odd_rank": number % 2, "world": 2, "repeats": int(number < len(PLANTS))}
+            train(out, plant, run=run, **more, **given)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def test_planted_causes_on_two_ranks_of_gloo(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_rank, args=(port, tmp_path), nprocs=2)
+    wrong = []
+    for number, (plant, given) in enumerate(CASES):
+        finding = compare(records(tmp_path / str(number)))
+        wanted = expected(plant, where=given["where"], step=given["step"], odd_rank=number % 2, world=2)
+        if named(finding) != wanted:
+            wrong.append((plant, given, number % 2, named(finding), wanted))
+    assert not wrong, wrong

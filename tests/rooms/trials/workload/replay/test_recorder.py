@@ -1,0 +1,251 @@
+"""Programs of many shapes: equal runs are bitwise, repeats are made where they are right, nothing crashes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from lab.rooms.trials.replay.compare import compare  # noqa: E402
+from lab.rooms.trials.replay.page import missing  # noqa: E402
+from lab.rooms.trials.replay.read import files, read  # noqa: E402
+from lab.rooms.trials.workload.replay.ops import WORKSPACES  # noqa: E402
+from lab.rooms.trials.workload.replay.recorder import Recorder  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def twice(tmp_path, job, *, level="op", repeats=1, runs=2):
+    for run in range(runs):
+        torch.manual_seed(0)
+        random.seed(0)
+        recorder = Recorder(tmp_path / f"run-{run}", steps=2, repeats=repeats, level=level, leave=False)
+        recorder.start()
+        try:
+            job()
+        finally:
+            recorder.stop(ended=True)
+    records = [read(path, f"run-{n}") for n in range(runs) for path in files(tmp_path / f"run-{n}")]
+    return compare(records), records
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.GELU(), nn.Linear(8, 2))
+
+
+def loop(model, loss, *, optimizer=None, micro=1):
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(3):
+        for _ in range(micro):
+            loss().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def x(rows=4):
+    return torch.randn(rows, 6)
+
+
+class WithLoss(nn.Module):
+    """Gives its loss and, beside it, the logits that the loss came from."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, *, inputs):
+        logits = self.body(inputs)
+        return {"loss": logits.square().mean(), "logits": logits}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = mlp(), nn.Linear(2, 6)
+
+    def forward(self, value):
+        return checkpoint(self.a, self.b(checkpoint(self.a, value, use_reentrant=False)), use_reentrant=False)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.r, self.out = nn.LSTM(6, 5, batch_first=True), nn.Linear(5, 1)
+
+    def forward(self, value):
+        return self.out(self.r(value)[0])
+
+
+def loss_beside_logits():
+    model = WithLoss()
+    loop(model, lambda: model(inputs=x())["loss"])
+
+
+def micro_batches():
+    model = mlp()
+    loop(model, lambda: model(x()).sum(), micro=3)
+
+
+def checkpoints():
+    model = Checkpointed()
+    loop(model, lambda: model(x()).sum())
+
+
+def recurrent():
+    model = Recurrent()
+    loop(model, lambda: model(torch.randn(2, 3, 6)).sum())
+
+
+def compiled():
+    torch._dynamo.reset()
+    model = torch.compile(mlp(), backend="eager")
+    loop(model, lambda: model(x()).sum())
+
+
+def autocast():
+    model = mlp()
+
+    def loss():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x()).float().square().mean()
+
+    loop(model, loss)
+
+
+def evaluation_between():
+    model = mlp()
+
+    def loss():
+        with torch.no_grad():
+            model(x())
+        return model(x()).sum()
+
+    loop(model, loss)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [loss_beside_logits, micro_batches, checkpoints, recurrent, compiled, autocast, evaluation_between],
+    ids=lambda job: job.__name__,
+)
+def test_equal_runs_agree_and_every_step_repeats(job, tmp_path):
+    finding, records = twice(tmp_path, job)
+    assert finding.verdict == "bitwise" and finding.repeats == 2 * 2, (finding.first, records[0].end)
+    assert finding.repeats_agree and finding.steps == 2
+
+
+def two_models():
+    maker, judge = mlp(), nn.Linear(2, 1)
+    first, second = (torch.optim.Adam(one.parameters()) for one in (judge, maker))
+    for _ in range(2):
+        (judge(maker(x()).detach()).mean() - judge(torch.randn(4, 2)).mean()).backward()
+        first.step()
+        first.zero_grad()
+        (-judge(maker(x())).mean()).backward()
+        second.step()
+        second.zero_grad()
+
+
+def gradient_penalty():
+    model = mlp()
+
+    def loss():
+        value = x().requires_grad_()
+        out = model(value).sum()
+        return out + torch.autograd.grad(out, value, create_graph=True)[0].square().sum()
+
+    loop(model, loss)
+
+
+def no_optimizer():
+    model = mlp()
+    for _ in range(3):
+        model(x()).sum().backward()
+        with torch.no_grad():
+            for one in model.parameters():
+                one -= 0.1 * one.grad
+                one.grad = None
+
+
+@pytest.mark.parametrize(
+    "job, why",
+    [
+        (two_models, "several forwards"),
+        (gradient_penalty, "several backward"),
+        (no_optimizer, "no optimizer"),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_step_that_cannot_run_again_alone_is_not_repeated_and_that_is_said(job, why, tmp_path):
+    finding, records = twice(tmp_path, job)
+    assert finding.verdict == "bitwise" and finding.repeats == 0
+    assert any(why in text for text in records[0].end.notes)
+
+
+def test_a_program_that_calls_its_model_from_threads_is_not_disturbed(tmp_path):
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = nn.Linear(6, 2)
+
+    def loss():
+        with ThreadPoolExecutor(4) as pool:
+            return sum(pool.map(lambda value: model(value).sum(), [x() for _ in range(8)]))
+
+    _, records = twice(tmp_path, lambda: loop(model, loss), runs=1)
+    assert records[0].end.steps == 2 and not records[0].problems
+
+
+def test_gradients_without_dense_bits_are_counted_and_the_verdict_is_incomplete(tmp_path):
+    class Sparse(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.out = nn.Embedding(10, 4, sparse=True), nn.Linear(4, 1)
+
+        def forward(self, ids):
+            return self.out(self.table(ids))
+
+    def job():
+        model = Sparse()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop(model, lambda: model(torch.randint(0, 10, (3,))).sum(), optimizer=optimizer)
+
+    finding, records = twice(tmp_path, job)
+    assert any(
+        "without readable bits" in text and "sparse_coo" in text for text in missing(finding, records, None)
+    )
+
+
+def test_another_process_records_nothing(tmp_path, monkeypatch):
+    """A forked worker of a data loader has the recorder in its memory: it must neither write nor close."""
+    recorder = Recorder(tmp_path, steps=2, repeats=1, level="op", leave=False)
+    recorder.start()
+    try:
+        recorder._pid += 1  # as if this were the child
+        model = mlp()
+        model(x()).sum().backward()
+        recorder.stop(ended=True)
+        assert nn.Module.__call__.__qualname__.startswith("Recorder")
+    finally:
+        recorder._pid -= 1
+        recorder.stop(ended=True)
+    assert not files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, kept",
+    [
+        ("_scaled_dot_product_flash_attention", 2),
+        ("_scaled_dot_product_flash_attention_backward", None),
+        ("_scaled_dot_product_efficient_attention", 1),
+        ("_scaled_dot_product_cudnn_attention_backward", None),
+        ("_cudnn_rnn", 3),
+        ("addmm", None),
+    ],
+)
+def test_workspaces_are_left_out_and_no_gradient_is(name, kept):
+    assert next((count for pattern, count in WORKSPACES if pattern.fullmatch(name)), None) == kept

@@ -1,0 +1,62 @@
+"""A server in a process of its own and a real Chromium that looks at it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import BROWSERS, ROOT
+
+
+@contextlib.contextmanager
+def served(folder: Path, cache: Path) -> Iterator[str]:
+    """`lab serve` on a free port; yields the address with its token, ends the process afterwards."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lab", "serve", str(folder), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert process.stdout is not None
+        yield next(line.strip() for line in process.stdout if line.startswith("http"))
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextlib.contextmanager
+def visited(url: str, **options: Any) -> Iterator[Any]:
+    """A page that has been opened with the token; at the end nothing may have gone elsewhere or failed."""
+    from playwright.sync_api import sync_playwright
+
+    base = address_of(url)
+    asked: list[str] = []
+    wrong: list[str] = []
+    with sync_playwright() as playwright:
+        program = next(filter(None, map(shutil.which, BROWSERS)))
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        context = browser.new_context(viewport={"width": 1400, "height": 900}, **options)
+        page = context.new_page()
+        page.on("request", lambda one: asked.append(one.url))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.base, page.wrong, page.asked = base, wrong, asked
+        page.goto(url)
+        yield page
+        browser.close()
+    assert [one for one in asked if not one.startswith((base, "data:", "blob:"))] == []
+    assert wrong == []
+
+
+def address_of(url: str) -> str:
+    found = re.match(r"http://[^/]+", url)
+    assert found
+    return found[0]

@@ -1,0 +1,179 @@
+"""What the pages say: lists, runs, comparisons; value by value on made runs."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from lab.core.run import MANIFEST
+from lab.serve.index import Index, key_of
+from lab.serve.web.compared import before, changed, changes_of, figure_lines, settings_of
+from lab.serve.web.files import file_lines, verified
+from lab.serve.web.listing import PAGE, Wish, fact_of, listing, spark_of
+from tests.serve.made import DAY, write_run, write_runs
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "runs"
+
+
+def listed(root, now=None, **wish):
+    rows = Index(root, rest_s=0).refresh()
+    return listing(rows, Wish(**wish), now or {}, {row.folder: fact_of(row) for row in rows})
+
+
+def names(found) -> list[str]:
+    return [one.row.folder for group in found.groups for one in group.rows]
+
+
+def test_the_fastest_sweep_is_found_by_filter_and_sort(root):
+    for at, (room, value) in enumerate([("sweep", 12.0), ("sweep", 9.0), ("nan", 1.0), ("sweep", 11.0)]):
+        write_run(root, f"{room}_{at}", room=room, step_ms=value, at=DAY + timedelta(hours=at))
+    found = listed(root, q="room:sweep", sort="figure", desc=False, figure="Step")
+    assert names(found) == ["sweep_1", "sweep_3", "sweep_0"] and (found.matching, found.total) == (3, 4)
+    assert names(listed(root)) == ["sweep_3", "nan_2", "sweep_1", "sweep_0"], "newest first"
+
+
+def test_words_columns_quotes_and_minus_filter(root):
+    write_run(root, "a", lead="28 channels are fastest.", config={"model": "gpt"})
+    write_run(root, "b", statuses=("oom",), verdict="warn", driver="550.9")
+    assert names(listed(root, q="GPT")) == ["a"]
+    assert names(listed(root, q='"28 channels" -oom model:gpt')) == ["a"]
+    assert names(listed(root, q="verdict:warn")) == names(listed(root, q="-verdict:ok")) == ["b"]
+    assert names(listed(root, q="driver:550 memory")) == ["b"]
+    assert names(listed(root, q="nosuchcolumn:x")) == [] and listed(root, q="zzz").total == 2
+
+
+def test_runs_without_the_value_are_last_either_way(root):
+    write_run(root, "a", step_ms=2)
+    write_run(root, "b", verdict=None)
+    write_run(root, "c", step_ms=1)
+    assert names(listed(root, sort="figure", desc=True))[-1] == "b"
+    assert names(listed(root, sort="figure", desc=False)) == ["c", "a", "b"]
+
+
+def test_groups_count_all_that_matches_and_have_a_sparkline(root):
+    for at in range(4):
+        write_run(root, f"r{at}", room="ab"[at % 2], step_ms=float(at), at=DAY + timedelta(hours=at))
+    found = listed(root, group="room", figure="Step")
+    assert {group.name: group.count for group in found.groups} == {"a": 2, "b": 2}
+    (a,) = (group for group in found.groups if group.name == "a")
+    assert (a.spark.first, a.spark.last, a.spark.count) == ("0 ms", "2 ms", 2)
+    assert a.spark.points == "0.0,22.0 120.0,2.0"
+
+
+def test_a_sparkline_needs_two_values_of_one_unit(root):
+    rows = Index(write_run(root, "a").parent, rest_s=0).refresh()
+    assert spark_of(rows, "Step") is None and spark_of(rows, "") is None
+
+
+def test_a_long_list_comes_in_pages(root):
+    write_runs(root, PAGE + 5)
+    assert len(names(listed(root))) == PAGE and len(names(listed(root, page=2))) == 5
+    assert listed(root, page=99).page == 2
+
+
+def test_a_run_that_goes_on_is_on_top(root):
+    write_run(root, "a", statuses=("ok", None))
+    found = listed(root, now={"a": "running"})
+    assert [one.row.folder for one in found.live] == ["a"] and names(
+        listed(root, {"a": "running"}, q="state:running")
+    ) == ["a"]
+    assert not listed(root, now={"a": "left by its driver"}).live
+
+
+def test_what_differs_from_the_run_before(root):
+    write_run(root, "old", at=DAY, versions={"torch": "2.10.0"}, config={"model": "gpt"})
+    write_run(root, "other", at=DAY + timedelta(hours=1), config={"model": "tiny"})
+    write_run(root, "new", at=DAY + timedelta(hours=2), driver="590.0", config={"model": "gpt"})
+    index = Index(root, rest_s=0)
+    new = index.find("new")
+    earlier = before(index.refresh(), new)
+    assert earlier.folder == "old", "of the same model, though another run is nearer"
+    found = {(one.group, one.name): one.values for one in changed(earlier, new)}
+    assert found == {("versions", "torch"): ["2.10.0", "2.11.0"], ("machine", "driver"): ["580.1", "590.0"]}
+    assert before(index.refresh(), index.find("old")) is None
+
+
+def test_figures_side_by_side_with_their_change(root):
+    write_run(root, "a", step_ms=10.0)
+    write_run(root, "b", step_ms=11.0)
+    write_run(root, "c", verdict=None)
+    index = Index(root, rest_s=0)
+    (line,) = figure_lines([index.find(name) for name in "abc"])
+    assert line.texts == ["10 ms", "11 ms", ""] and line.changes == [0.0, pytest.approx(10.0), None]
+
+
+def test_an_interval_is_over_runs_and_one_run_has_none(root):
+    for at, value in enumerate([10.0, 12.0, 14.0]):
+        write_run(root, f"s{at}", step_ms=value, at=DAY + timedelta(hours=at))
+    write_run(root, "alone", config={"model": "other"})
+    settings = {len(one.values): one for one in settings_of(Index(root, rest_s=0).refresh(), "Step")}
+    three = settings[3]
+    assert three.mean == 12.0 and three.high - three.mean == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-5)
+    assert settings[1].low is None
+
+
+def test_what_changed_when_a_figure_changed(root):
+    for at, (value, driver) in enumerate([(10.0, "580.1"), (10.1, "580.1"), (15.0, "590.0")]):
+        write_run(root, f"s{at}", step_ms=value, driver=driver, at=DAY + timedelta(hours=at))
+    first, second = changes_of(settings_of(Index(root, rest_s=0).refresh(), "Step"))
+    assert (first.before.folder, first.after.folder) == ("s1", "s2") and first.percent == pytest.approx(
+        48.5149, abs=1e-3
+    )
+    assert [(one.name, one.values) for one in first.fields] == [("driver", ["580.1", "590.0"])]
+    assert second.fields == [] and second.percent == pytest.approx(1.0)
+
+
+def test_files_say_whether_they_are_as_recorded(root):
+    folder = write_run(root, "a")
+    (folder / "steps/step0/run_output.log").write_text("changed and longer than it was\n")
+    (folder / "steps/step1/run_output.log").unlink()
+    (folder / ".hidden").write_text("x")
+    (folder / "linked").symlink_to(folder / MANIFEST)
+    lines, cut = file_lines(folder)
+    states = {one.name: one.state for one in lines}
+    assert states["steps/step0/run_output.log"] == "size changed from 18"
+    assert states["steps/step1/run_output.log"] == "missing"
+    assert states["report.html"] == "not in the manifest" and not cut
+    assert ".hidden" not in states and "linked" not in states
+
+
+def test_a_hash_is_compared_with_the_manifest(root):
+    folder = write_run(root, "a")
+    assert verified(folder, "steps/step0/run_output.log")["ok"] is True
+    (folder / "steps/step0/run_output.log").write_bytes(b"loss 0.7\nloss 0.5\n")
+    found = verified(folder, "steps/step0/run_output.log")
+    assert found["ok"] is False and found["words"] == "NOT the file that the manifest records"
+    assert verified(folder, "report.html") | {"sha256": ""} == {
+        "file": "report.html",
+        "sha256": "",
+        "ok": False,
+        "words": "not in the manifest: nothing to compare with",
+    }
+
+
+def test_a_list_that_did_not_change_is_not_sent_again(root):
+    pytest.importorskip("starlette", reason="needs lab[serve]")
+    from lab.serve.web.app import made_app
+    from lab.serve.web.guard import LOCAL
+    from tests.serve.web.asgi import get
+
+    write_run(root, "a", statuses=("ok", None))
+    index = Index(root, rest_s=0)
+    app = made_app(index, cookie="c", hosts=LOCAL, spent=lambda _: None)
+    signed = {"cookie": f"c={app.secret}"}
+    first = get(app, "/rows", **signed)
+    tag = first.headers["etag"]
+    assert get(app, "/rows", if_none_match=tag, **signed).status == 304
+    assert get(app, "/rows?q=x", if_none_match=tag, **signed).status == 200
+    write_run(root, "b")
+    again = get(app, "/rows", if_none_match=tag, **signed)
+    assert again.status == 200 and "sweep" in again.text and ">b<" in again.text
+    key = key_of(index.find("a"))
+    found = json.loads(get(app, f"/run/{key}/verify?file=steps/step0/run_output.log", **signed).body)
+    assert found["ok"] is True
