@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable
 from functools import lru_cache
@@ -15,6 +16,7 @@ from lab.errors import StepFailed, UsageError
 from lab.images import build as imagebuild
 from lab.images import spec
 from lab.images.docker_cli import built, id_of
+from lab.images.endpoint import endpoint_of
 from lab.images.spec import Image
 from lab.images.targets import targets_of
 from lab.terminal.console import Console
@@ -22,6 +24,8 @@ from lab.terminal.options import as_json, option, quiet
 
 if TYPE_CHECKING:
     from lab.images.check import Row
+
+ASK_S = 5.0  # for the engine's answer of what it is
 
 
 @click.group()
@@ -179,9 +183,13 @@ def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: boo
 
     Each container gets what `lab run` would give it. Exit code 0: all of it ran.
     """
+    from lab.engines.docker.nature import Nature, ask
     from lab.images import smoke as imagesmoke
 
-    _show_rows(imagesmoke.smoke(names, smoke_runs(), stand_in=stand_in, timeout_s=timeout_s), as_json)
+    nature = ask(endpoint_of(os.environ), ASK_S) or Nature()
+    box = imagesmoke.Box(nature.user_mapping, nature.cdi)
+    rows = imagesmoke.smoke(names, smoke_runs(), stand_in=stand_in, timeout_s=timeout_s, box=box)
+    _show_rows(rows, as_json)
 
 
 def _show_rows(found: Iterable[Row], as_json: bool) -> None:

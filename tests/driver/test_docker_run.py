@@ -60,6 +60,8 @@ def wait_for(condition, seconds: float = 300) -> None:
 def finished(cpu_images, tmp_path_factory) -> Path:
     """One sweep over two settings in lab/cpu-torch, analysed in lab/cpu, with secrets around."""
     folder = tmp_path_factory.mktemp("a sweep, 'in' containers")
+    for built in cpu_images.values():  # tests of another checkout may have moved these names meanwhile
+        subprocess.run(["docker", "tag", built.id, built.ref], check=True)
     lab(
         "run",
         "--image",

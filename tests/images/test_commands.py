@@ -8,6 +8,10 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+from click.testing import CliRunner
+
+from lab.cli.main import cli
 from tests.conftest import ROOT
 
 
@@ -48,3 +52,18 @@ def test_the_list_of_images_needs_no_engine(tmp_path):
         "localhost/lab/cpu": None,
         "localhost/lab/cpu-torch": None,
     }
+
+
+@pytest.mark.parametrize("engine, mapping", [("PODMAN", "rootless-podman"), ("DOCKER", "rootless-docker")])
+def test_a_smoke_maps_users_as_runs_do_on_this_engine(tmp_path, monkeypatch, engine, mapping):
+    """A rootless engine's container could not write its results under the caller's number."""
+    pytest.importorskip("docker")
+    from tests.engines.docker import test_client
+
+    asked = []
+    monkeypatch.setattr("lab.images.smoke.smoke", lambda *_, box, **__: asked.append(box) or [])
+    said = getattr(test_client, engine)
+    with test_client.an_engine(tmp_path / "e.sock", **said, SecurityOptions=["name=rootless"]) as env:
+        monkeypatch.setenv("DOCKER_HOST", env["DOCKER_HOST"])
+        CliRunner().invoke(cli, ["images", "smoke", "cpu"], catch_exceptions=False)
+    assert [box.user_mapping for box in asked] == [mapping]

@@ -123,7 +123,7 @@ def test_timeout_ends_the_whole_tree(tmp_path):
     _, outcome, _ = run_step(
         tmp_path / "r", python(STUBBORN_TREE.format(marker=marker), timeout_s=1.0), grace_s=0.5
     )
-    assert outcome.status is Status.timeout and outcome.seconds < 10
+    assert outcome.status is Status.timeout and outcome.seconds < 100  # it would sleep for 300
     assert not until_gone(marker)
 
 
@@ -170,7 +170,7 @@ def test_a_daemon_left_behind_by_a_good_step_is_ended(tmp_path):
         argv = [sys.executable, "-c", "import time; time.sleep(300)  # {marker}"]
         subprocess.Popen(argv, start_new_session=True)"""),
     )
-    assert outcome.ok and outcome.seconds < 10
+    assert outcome.ok and outcome.seconds < 100  # it would sleep for 300
     assert not until_gone(marker)
 
 

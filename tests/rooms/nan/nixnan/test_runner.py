@@ -158,12 +158,12 @@ def test_a_program_that_ignores_the_interrupt_is_killed_after_the_grace(tmp_path
     stubborn = (
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "open(os.environ['LOGFILE'], 'a').write('x' * 200)\n"
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
     began = time.monotonic()
     with pytest.raises(StepFailed):
         start(tmp_path, env, stubborn, log_limit_bytes=100, grace_s=0.5)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 300
 
 
 def test_a_good_bin_specification_reaches_the_tool_as_a_file(tmp_path, env):
