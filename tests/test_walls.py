@@ -94,6 +94,8 @@ def test_every_module_that_a_command_loads_by_name_is_within_a_wall():
     walls = next(one for one in contracts if one["id"] == "workload-world")["source_modules"]
     text = "".join(path.read_text() for path in (ROOT / "lab").rglob("*.py"))
     loaded = set(re.findall(r'"(lab\.rooms\.[\w.]+):\w+"', text))
+    # A program that a step runs is a workload; it loads workloads by name, too.
+    loaded = {name for name in loaded if not {"workload", "watch"} & set(name.split("."))}
     assert loaded
     outside = {
         name for name in loaded if not any(fullmatch(wall.replace("*", r"\w+"), name) for wall in walls)

@@ -54,7 +54,7 @@ class Timeline {
     this.shown = [...this.whole];
     this.rank();
     this.makeTools();
-    this.colour(spec.by && spec.kinds[spec.by] ? spec.by : "family");
+    this.colour(this.kinds[this.spec.by] ? this.spec.by : "family");
     this.listen();
     const linked = this.holder.dataset.src && /^#bar=(\d{1,9})$/.exec(location.hash);
     if (linked && Number(linked[1]) < this.kind.length) this.choose(Number(linked[1]), true);

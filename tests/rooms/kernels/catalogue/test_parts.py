@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+from lab.cli.main import cli
 from lab.errors import MissingError, UsageError
 from lab.recordings.load import load_capture
 from lab.recordings.projection import PhaseNames
@@ -15,7 +16,6 @@ from lab.rooms.kernels.catalogue.build import read_catalogue
 from lab.rooms.kernels.catalogue.parts import Ask, described, folder_name
 from lab.rooms.kernels.catalogue.sources import trails_of
 from lab.rooms.kernels.trails import Trail
-from lab.rooms.nsys.cli import nsys
 from lab.terminal.part import PartOptions, phase_names, projections_of
 from tests.recordings import rocpdgen
 from tests.recordings.sqlgen import Export
@@ -75,7 +75,7 @@ def test_a_range_of_the_shared_trace_equals_the_summary_of_nsys(shared_data, tmp
     if not path.exists():
         pytest.skip("no shared trace of a training")
     words = ["--step", "1", "--range", "backward"]
-    figures = json.loads(CliRunner().invoke(nsys, ["summary", str(path), *words, "--json"]).stdout)
+    figures = json.loads(CliRunner().invoke(cli, ["nsys", "summary", str(path), *words, "--json"]).stdout)
     (backward,) = [one for one in figures["phases"] if one["path"] == ["backward"]]
     done = run("kernels unique", path, *words, "-o", tmp_path / "out", cwd=tmp_path, monkeypatch=monkeypatch)
     assert done.exception is None, done.output

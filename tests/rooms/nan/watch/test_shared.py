@@ -14,6 +14,14 @@ from lab.rooms.nan.watch.shared import Backwards, Shared, before_update  # noqa:
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
 
+@pytest.fixture
+def alone(monkeypatch):
+    """Threads that the test runner or tests before left do not count."""
+    count, others = threading.active_count, threading.active_count() - 1
+    monkeypatch.setattr(threading, "active_count", lambda: count() - others)
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_hook_is_registered_once_and_removed_with_its_last_user():
     made = []
 
@@ -36,6 +44,7 @@ def test_a_hook_is_registered_once_and_removed_with_its_last_user():
     assert made[0].removed
 
 
+@pytest.mark.usefixtures("alone")
 def test_a_hook_stays_without_effect_while_other_threads_run():
     removed, go = [], threading.Event()
     shared = Shared(lambda call: type("Handle", (), {"remove": lambda self: removed.append(1)})())
