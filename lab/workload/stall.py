@@ -100,9 +100,13 @@ def end(folder: Path, context: RankContext, seconds: float) -> None:
         log.warning("rank %d: %s; wrote what it was doing into %s", context.rank, reason, folder)
         _await_others(folder, context.world_size, limit=min(20.0, max(2.0, seconds / 2)))
         ranks = _ranks_there(folder)
+        said = folder.with_suffix(".txt")
         if context.rank == min(ranks, default=context.rank):
             verdict = verdict_of(next(iter(read_dumps(folder).values())))
             reason = f"{reason}: {verdict.kind.replace('_', ' ')}: {verdict.text}"
+            write_atomic(said, f"rank {context.rank} stalled: {reason}\n".encode())
+        else:  # a rank that ends takes its peers with it, the one that reads too
+            _await(said.exists, limit=10.0)
     except (LabError, OSError) as error:
         reason = f"{reason}; its dumps cannot be read: {error}"
     text = f"rank {context.rank} stalled: {reason}\n"
@@ -146,10 +150,14 @@ def stacks() -> str:
 
 
 def _await_others(folder: Path, world_size: int, *, limit: float) -> None:
-    until = time.monotonic() + limit
-    while len(_ranks_there(folder)) < world_size and time.monotonic() < until:
-        time.sleep(0.1)
+    _await(lambda: len(_ranks_there(folder)) >= world_size, limit=limit)
     time.sleep(0.3)  # so that nobody ends, and takes its peers with it, while another still reads
+
+
+def _await(there: Callable[[], bool], *, limit: float) -> None:
+    until = time.monotonic() + limit
+    while not there() and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def _ranks_there(folder: Path) -> list[int]:

@@ -36,6 +36,7 @@ def main(case: str, out: Path, limit_s: float) -> None:
         settle(device)
         progressed()
         dist.barrier()
+        dist.destroy_process_group()
     print(f"rank {context.rank} is through", flush=True)
 
 
