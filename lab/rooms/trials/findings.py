@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pandas as pd
 from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.figures import Cell, cell_grid, ranges, save
-from lab.report.page import Card, Figure, Page, Points, Section, Status, Table, write_page
+from lab.report.page import Card, Figure, Page, Points, Section, Table, write_page
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
@@ -32,6 +32,7 @@ from lab.rooms.trials.decide import (
     Rate,
     decide,
 )
+from lab.rooms.trials.found import Findings
 from lab.stats.rates import MOST_TRIALS, trials_per_cell
 
 PILLS = {
@@ -46,18 +47,6 @@ PILLS = {
 }
 COLUMNS = 48  # of the timeline; more blocks are counted together
 MOST_AGAIN = 5  # failing trials whose command to run again is on the page
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the analysis comes back with; `answer` joins the JSON on stdout."""
-
-    verdict: list[str]
-    status: Status
-    files: list[Path]
-    terminal: str
-    lacking: list[str]
-    answer: dict[str, Any] = field(default_factory=dict)
 
 
 def report(folder: Path, out: Path, run: Run | None) -> Findings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,9 @@ from lab.errors import BadDataError
 from lab.report.page import Card, Page, Points, Section, Status, Table, write_page
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
+from lab.rooms.trials.found import Findings
 from lab.rooms.trials.gpus.config import CONFIG, VISITS, Visits, read_gpus, read_visits
 from lab.rooms.trials.gpus.judge import Finding, judge
-
-
-@dataclass(frozen=True)
-class Findings:
-    verdict: list[str]
-    status: Status
-    files: list[Path]
-    terminal: str
-    lacking: list[str]
-    answer: dict[str, Any] = field(default_factory=dict)
 
 
 def report(folder: Path, out: Path, run: Run | None) -> Findings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from lab.errors import BadDataError
 from lab.report.page import Card, Page, Points, Section, Status, Table, write_page
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
+from lab.rooms.trials.found import Findings
 from lab.rooms.trials.replay.compare import PLACES, Divergence, Finding, compare
 from lab.rooms.trials.replay.config import CONFIG, ReplayConfig, read_replay
 from lab.rooms.trials.replay.read import Record, files, read, shown
@@ -28,16 +28,6 @@ FOOTNOTES = (
     "Code between a model's output and the call of backward (the loss) is seen by the gradient that enters "
     "the model.",
 )
-
-
-@dataclass(frozen=True)
-class Findings:
-    verdict: list[str]
-    status: Status
-    files: list[Path]
-    terminal: str
-    lacking: list[str]
-    answer: dict[str, Any] = field(default_factory=dict)
 
 
 def report(folder: Path, out: Path, run: Run | None) -> Findings:
