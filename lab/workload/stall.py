@@ -76,7 +76,7 @@ class _Watch:
 
     def __init__(self, folder: Path, context: RankContext, seconds: float) -> None:
         self._folder, self._context, self._seconds = folder, context, seconds
-        self._last = time.monotonic()
+        self._last, self._begun = time.monotonic(), time.time()
         self._over = threading.Event()
         threading.Thread(target=self._run, daemon=True, name="stall").start()
 
@@ -89,13 +89,17 @@ class _Watch:
     def _run(self) -> None:
         while not self._over.wait(max(0.05, self._last + self._seconds - time.monotonic())):
             if time.monotonic() - self._last >= self._seconds:
-                end(self._folder, self._context, self._seconds)
+                end(self._folder, self._context, self._seconds, self._begun)
 
 
-def end(folder: Path, context: RankContext, seconds: float) -> None:
-    """Dump, wait for the others' dumps, say what they show, and end this process as failed."""
+def end(folder: Path, context: RankContext, seconds: float, begun: float) -> None:
+    """Dump, wait for the others' dumps, say what they show, and end this process as failed.
+
+    begun: when this attempt began (time.time()); older files are of another attempt, and are removed.
+    """
     reason = f"no step finished within {seconds:.0f} s"
     try:
+        _forget(folder, begun)
         dump(folder, context.rank)
         log.warning("rank %d: %s; wrote what it was doing into %s", context.rank, reason, folder)
         _await_others(folder, context.world_size, limit=min(20.0, max(2.0, seconds / 2)))
@@ -113,6 +117,13 @@ def end(folder: Path, context: RankContext, seconds: float) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.write(text)
     leave(StepFailed.exit_code)
+
+
+def _forget(folder: Path, before: float) -> None:
+    for path in (folder.with_suffix(".txt"), *folder.glob("rank*")):
+        with contextlib.suppress(FileNotFoundError):  # another rank was faster
+            if path.stat().st_mtime < before:
+                path.unlink()
 
 
 def dump(folder: Path, rank: int) -> None:

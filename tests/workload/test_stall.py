@@ -61,6 +61,20 @@ def test_a_hang_is_dumped_and_named_before_the_ranks_end(tmp_path, case, kind, r
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+def test_what_an_earlier_attempt_left_in_the_folder_does_not_speak(tmp_path):
+    """A step that is tried again has the same folder: an old dump would count as a rank that is there."""
+    (tmp_path / "hang").mkdir()
+    old = [tmp_path / "hang.txt", *(tmp_path / "hang" / f"rank2.{ending}" for ending in ("pkl", "stack.txt"))]
+    for path in old:
+        path.write_bytes(b"of before")
+        os.utime(path, (1e9, 1e9))
+    done = play("mismatched", tmp_path, 8.0)
+    assert "rank 0 stalled: no step finished within 8 s: mismatched" in done[0].stdout
+    assert "mismatched" in (tmp_path / "hang.txt").read_text()
+    (dumps,) = read_dumps(tmp_path / "hang").values()
+    assert sorted(dumps) == [0, 1] and verdict_of(dumps).missing == ()
+
+
 def test_a_job_that_progresses_is_left_alone(tmp_path):
     done = play("healthy", tmp_path, 60.0)
     assert [one.returncode for one in done] == [0, 0], [one.stderr[-500:] for one in done]
