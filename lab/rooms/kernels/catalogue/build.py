@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -39,11 +40,16 @@ class Catalogue:
 
     ranks: list[RankData]
     launches: list[Launch]
-    ops: list[OpRecord]
+    books: list[OpBook]
     signatures: Signatures
     unique: pd.DataFrame
     problems: list[str]
     waits: dict[tuple[int, int], float] = field(default_factory=dict)  # ms by (waiting, awaited rank)
+
+    @cached_property
+    def ops(self) -> list[OpRecord]:
+        """The ops that own launches, and those around them, by rank and row."""
+        return [record for book in self.books for record in book.records()]
 
     @property
     def lacks(self) -> list[Lack]:
@@ -103,16 +109,14 @@ def put_together(ranks: list[RankData]) -> Catalogue:
         raise no_launches(ranks)
     zero_ns = min(int(one.min()) for one in starts)
     launches: list[Launch] = []
-    ops: list[OpRecord] = []
-    for rank in ranks:
-        book = OpBook(rank, zero_ns)
+    books = [OpBook(rank, zero_ns) for rank in ranks]
+    for rank, book in zip(ranks, books, strict=True):
         launches += launches_of(rank, book, zero_ns)
-        ops += book.records()
     waits = mark_waits(ranks, launches)
-    signatures = signatures_of(ranks, launches)
+    signatures = signatures_of(ranks, books, launches)
     problems = [text for rank in ranks for text in rank.problems]
     problems += [*uneven_ranks(signatures), *launches_without_op(launches, ranks)]
-    found = Catalogue(ranks, launches, ops, signatures, unique_table(signatures, launches), problems, waits)
+    found = Catalogue(ranks, launches, books, signatures, unique_table(signatures, launches), problems, waits)
     signatures.bound = bound(found.lacks)
     signatures.part = next((rank.part.text for rank in ranks if rank.part is not None), "")
     found.unique = found.unique.assign(**found.marks)

@@ -28,12 +28,13 @@ def compiled_kernels(found: Catalogue) -> pd.DataFrame:
     groups: dict[tuple[str, str], list[tuple[int, int]]] = {}
     start = 0
     for index, rank in enumerate(found.ranks):
-        for line in range(start, start + rank.num_launches):
+        lines = range(start, start + rank.num_launches)
+        for line in lines if rank.compiled is not None else ():
             one = found.launches[line]
-            if rank.compiled is not None and one.kind == "kernel" and is_inductor(one.name):
+            if one.kind == "kernel" and is_inductor(one.name):
                 groups.setdefault((one.name, one.kernel_hash), []).append((index, line))
-        start += rank.num_launches
-    modules = {(op.rank, op.op_id): op.module_path for op in found.ops}
+        start = lines.stop
+    modules = {(op.rank, op.op_id): op.module_path for op in found.ops} if groups else {}
     rows = [_row(found, key, members, modules, total_us) for key, members in groups.items()]
     rows.sort(key=lambda row: (-row["dur_sum_us"], row["kernel"]))
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(COLUMNS))

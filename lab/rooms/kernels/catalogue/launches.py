@@ -2,108 +2,179 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from lab.rooms.kernels.catalogue.classes import class_of_launch
+from lab.rooms.kernels.catalogue.groups import group_rows, number_values
 from lab.rooms.kernels.catalogue.identity import sig_id_of
-from lab.rooms.kernels.catalogue.ops import OpBook
+from lab.rooms.kernels.catalogue.ops import OpBook, OpKey
 from lab.rooms.kernels.catalogue.rank import KINDS, RankData
 from lab.rooms.kernels.schema import Launch
 
 GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes", "regs", "bytes")
-TIMES = ("ts_ns", "dur_ns", "device", "stream", "correlation")
 
 
 def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
     """Every launch of a rank, or of the part that was asked for, by time; launches with the same `sig_id` are
     the same."""
-    columns = _columns(rank)
-    order = np.argsort(columns["ts_ns"], kind="stable")
-    order = order[rank.kept[order]]
-    phases = rank.marks.phases
-    found = []
-    for index in order.tolist():
-        record = book.own(int(rank.owner[index])) if rank.owner[index] >= 0 else None
-        mark, name, kind = int(rank.mark[index]), columns["name"][index], columns["kind"][index]
-        sizes = tuple(int(columns[one][index]) for one in GEOMETRY)
-        op = record.name if record else ""
-        launch = Launch(
+    columns, row = _columns(rank)
+    layers = _layers(rank, row, columns["owner"])
+    shared, which = _distinct(rank, book, columns, row, layers)
+    names = ("device", "stream", "ts_ns", "dur_ns", "owner", "mark", "correlation", "row")
+    each = zip(*(columns[name].tolist() for name in names), layers, which.tolist(), strict=True)
+    return [
+        Launch(
             rank=rank.rank,
-            device=int(columns["device"][index]),
-            stream=int(columns["stream"][index]),
-            ts_us=(int(columns["ts_ns"][index]) - zero_ns) / 1000,
-            dur_us=int(columns["dur_ns"][index]) / 1000,
-            name=name,
-            kind=kind,
-            class_=_class(name, op, kind, columns["coll"][index]),
-            grid=(sizes[0], sizes[1], sizes[2]),
-            block=(sizes[3], sizes[4], sizes[5]),
-            smem_bytes=sizes[6],
-            regs=sizes[7],
-            bytes=sizes[8],
-            op_id=int(rank.owner[index]),
-            coll=columns["coll"][index],
-            phase=phases[mark] if mark >= 0 else "",
+            device=device,
+            stream=stream,
+            ts_us=(ts_ns - zero_ns) / 1000,
+            dur_us=dur_ns / 1000,
+            op_id=owner,
             forward=mark,
-            correlation=int(columns["correlation"][index]),
-            row=int(rank.rows[index]),
-            op_rule=rank.op_rule[index],
-            layer_rule="none",
+            correlation=correlation,
+            row=table_row,
+            layer=layer,
+            **shared[group],
         )
-        key: tuple[Any, ...] = (
-            name,
-            kind,
-            sizes,
-            op,
-            record.overload if record else None,
-            book.args_key(record),
-        )
-        key = (*key, launch.phase)
-        if rank.on_gpu and rank.replayed is not None and rank.replayed.inside[index]:
-            launch.layer_rule = rank.replayed.layer_rule[index]
-            launch.layer, launch.confidence = rank.replayed.layer[index], rank.replayed.confidence[index]
-            key = (*key, launch.op_rule, launch.layer_rule, launch.confidence)
-        elif record and rank.layers and rank.layers[launch.op_id]:
-            launch.layer, launch.layer_rule = rank.layers[launch.op_id], launch.op_rule
-        if rank.compiled is not None and rank.compiled.hashes[index]:
-            launch.kernel_hash = rank.compiled.hashes[index]
-            key = (*key, launch.kernel_hash)
-        launch.sig_id = sig_id_of(key)
-        found.append(launch)
+        for device, stream, ts_ns, dur_ns, owner, mark, correlation, table_row, layer, group in each
+    ]
+
+
+def _columns(rank: RankData) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The launches' columns (n,) by time, and the place (n,) of each among all launches of the rank.
+
+    They are rows of `kernels` or, on a CPU, of `ops`; -1 is what a CPU does not have.
+    """
+    table = rank.trace.kernels if rank.on_gpu else rank.trace.ops.take(rank.rows)
+    row = np.argsort(table.ts_ns, kind="stable")
+    row = row[rank.kept[row]]
+    found = {name: getattr(table, name)[row] for name in ("ts_ns", "dur_ns", "name_id")}
+    found |= {"owner": rank.owner[row], "mark": rank.mark[row], "row": rank.rows[row]}
+    on_gpu = ("device", "stream", "correlation", "kind", *GEOMETRY)
+    if not rank.on_gpu:
+        unknown = np.full(len(row), -1)
+        return {**found, **dict.fromkeys((*on_gpu, "collective"), unknown), "stream": table.tid[row]}, row
+    collective = np.full(len(table), -1, dtype=np.int32)
+    collective[rank.trace.collectives.kernel] = rank.trace.collectives.collective_id
+    return {
+        **found,
+        **{name: getattr(table, name)[row] for name in on_gpu},
+        "collective": collective[row],
+    }, row
+
+
+def _layers(rank: RankData, row: np.ndarray, owner: np.ndarray) -> list[str]:
+    """The layer of each launch (n,): what the graph's capture says, else that of its op."""
+    found = [""] * len(row)
+    if rank.layers:
+        of_op = np.array([*rank.layers, ""], dtype=object)
+        found = of_op[np.where(owner < len(rank.layers), owner, -1)].tolist()
+    if (inside := _inside(rank, row)) is not None and rank.replayed is not None:
+        found = np.where(inside, rank.replayed.layer[row], np.array(found, dtype=object)).tolist()
     return found
 
 
-@lru_cache(maxsize=1 << 16)
-def _class(name: str, op: str, kind: str, coll: str) -> str:
-    return "comm" if coll else class_of_launch(name, op, kind)
+def _inside(rank: RankData, row: np.ndarray) -> np.ndarray | None:
+    """Mask (n,) of the launches that a graph replayed; None where no graph is known."""
+    if not rank.on_gpu or rank.replayed is None:
+        return None
+    inside: np.ndarray = rank.replayed.inside[row]
+    return inside
 
 
-def _columns(rank: RankData) -> dict[str, Any]:
-    """The launches' columns (n,), whether they are rows of `kernels` or, on a CPU, of `ops`."""
-    if not rank.on_gpu:
-        ops = rank.trace.ops.take(rank.rows)
-        unknown = np.full(len(ops), -1)
-        names = rank.trace.text(ops.name_id)
+def _distinct(
+    rank: RankData, book: OpBook, columns: dict[str, np.ndarray], row: np.ndarray, layers: list[str]
+) -> tuple[list[dict[str, Any]], np.ndarray]:
+    """The fields that launches share, per distinct launch, and the index (n,) of each launch there."""
+    op, ops = book.keys_of(columns["owner"])
+    graph, of_graphs = _of_graphs(rank, row)
+    phase, phases = _phases(rank, columns["mark"])
+    rule, rules = number_values(rank.op_rule[row].tolist())
+    hashes = [""] * len(row) if rank.compiled is None else rank.compiled.hashes[row].tolist()
+    hash_id, kernel_hashes = number_values(hashes)
+    layered, _ = number_values(map(bool, layers))
+    columns = {**columns, "op": op, "graph": graph, "phase": phase, "rule": rule, "hash": hash_id}
+    columns["layered"] = layered
+    by = ("name_id", "kind", "collective", "op", "graph", "phase", "rule", "hash", "layered", *GEOMETRY)
+    first, which = group_rows([columns[name] for name in by])
+    at = {name: columns[name][first].tolist() for name in by}
+    names, collectives = (rank.trace.text(columns[name][first]) for name in ("name_id", "collective"))
+    shared = []
+    for group, place in enumerate(first.tolist()):
+        launch = _Distinct(
+            name=names[group],
+            kind=KINDS[at["kind"][group]] if rank.on_gpu else "cpu_op",
+            collective=collectives[group],
+            sizes=tuple(at[name][group] for name in GEOMETRY),
+            op=ops[at["op"][group]],
+            phase=phases[at["phase"][group]],
+            op_rule=rules[at["rule"][group]],
+            graph=of_graphs[at["graph"][group]],
+            has_layer=bool(layers[place]),
+            kernel_hash=kernel_hashes[at["hash"][group]],
+        )
+        shared.append(launch.fields())
+    return shared, which
+
+
+def _phases(rank: RankData, mark: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    ids, names = number_values([*rank.marks.phases, ""])  # mark -1 is outside all
+    return ids[mark], names
+
+
+def _of_graphs(rank: RankData, row: np.ndarray) -> tuple[np.ndarray, list[tuple[str, str] | None]]:
+    """How layers of replayed launches were found, how surely: index (n,) in the list; None: no replay."""
+    inside = _inside(rank, row)
+    if inside is None or rank.replayed is None:
+        return np.zeros(len(row), dtype=np.int64), [None]
+    pairs = zip(rank.replayed.layer_rule[row].tolist(), rank.replayed.confidence[row].tolist(), strict=True)
+    return number_values(
+        pair if is_inside else None for pair, is_inside in zip(pairs, inside.tolist(), strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class _Distinct:
+    """What equal launches share. sizes: GEOMETRY; graph: (layer_rule, confidence) of a replayed one."""
+
+    name: str
+    kind: str
+    collective: str
+    sizes: tuple[int, ...]
+    op: OpKey
+    phase: str
+    op_rule: str
+    graph: tuple[str, str] | None
+    has_layer: bool
+    kernel_hash: str
+
+    def fields(self) -> dict[str, Any]:
+        """These as fields of a Launch."""
+        layer_rule, confidence = self.graph or (self.op_rule if self.has_layer else "none", "")
         return {
-            "ts_ns": ops.ts_ns,
-            "dur_ns": ops.dur_ns,
-            "name": names,
-            "device": unknown,
-            "stream": ops.tid,
-            "kind": ["cpu_op"] * len(ops),
-            "coll": [""] * len(ops),
-            "correlation": unknown,
-            **dict.fromkeys(GEOMETRY, unknown),
+            "name": self.name,
+            "kind": self.kind,
+            "class_": "comm" if self.collective else class_of_launch(self.name, self.op[0], self.kind),
+            "sig_id": sig_id_of(self._key()),
+            "grid": self.sizes[:3],
+            "block": self.sizes[3:6],
+            "smem_bytes": self.sizes[6],
+            "regs": self.sizes[7],
+            "bytes": self.sizes[8],
+            "coll": self.collective,
+            "phase": self.phase,
+            "op_rule": self.op_rule,
+            "layer_rule": layer_rule,
+            "confidence": confidence,
+            "kernel_hash": self.kernel_hash,
         }
-    kernels, trace = rank.trace.kernels, rank.trace
-    coll = np.full(len(kernels), "", dtype=object)
-    coll[trace.collectives.kernel] = trace.text(trace.collectives.collective_id)
-    return {
-        **{name: getattr(kernels, name) for name in (*TIMES, *GEOMETRY)},
-        "name": trace.text(kernels.name_id),
-        "kind": [KINDS[kind] for kind in kernels.kind.tolist()],
-        "coll": coll,
-    }
+
+    def _key(self) -> tuple[Any, ...]:
+        """What makes launches differ; their digest is in files, so its order stays."""
+        key: tuple[Any, ...] = (self.name, self.kind, self.sizes, *self.op, self.phase)
+        if self.graph is not None:
+            key = (*key, self.op_rule, *self.graph)
+        return (*key, self.kernel_hash) if self.kernel_hash else key

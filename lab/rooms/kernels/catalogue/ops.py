@@ -1,74 +1,56 @@
-"""The ops of a rank that own launches, described once each."""
+"""The ops of a rank that own launches, described when asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
 from lab.recordings.tables import Trace
+from lab.rooms.kernels.catalogue.groups import group_rows
 from lab.rooms.kernels.catalogue.identity import args_key
 from lab.rooms.kernels.catalogue.rank import RankData, mark_of
 from lab.rooms.kernels.catalogue.trace_args import args_of
 from lab.rooms.kernels.schema import Arg, OpRecord
 
+OpKey = tuple[str, str | None, str]  # name, overload, digest of the arguments
+_NO_OP: OpKey = ("", None, "")
+_ARGS = ("dims_id", "types_id", "strides_id", "concrete_id")
+
 
 class OpBook:
-    """The ops of one rank that own launches, and those around them; each described once."""
+    """The ops of one rank. Rows (n,) of `ops` from len(ops) upwards are those that graphs had at capture."""
 
     def __init__(self, rank: RankData, zero_ns: int) -> None:
         self.rank, self.zero_ns = rank, zero_ns
         self.names = rank.trace.text(rank.trace.ops.name_id)
-        self.mark = mark_of(rank.trace.ops.ts_ns, rank.marks)
-        self.kept: dict[int, OpRecord] = {}
-        self._keys: dict[tuple[int, ...], str] = {}  # of arguments from the trace, by the ids of their texts
+        self._mark = mark_of(rank.trace.ops.ts_ns, rank.marks)
+        self._call = _nearest_calls(rank.call, rank.parent)
 
-    def args_key(self, record: OpRecord | None) -> str:
-        """`identity.args_key`, made once for all ops whose trace has the same arguments."""
-        if record is None or record.recorded >= 0 or record.op_id >= len(self.names):
-            return args_key(record)
-        ops, row = self.rank.trace.ops, record.op_id
-        texts = tuple(int(ids[row]) for ids in (ops.dims_id, ops.types_id, ops.strides_id, ops.concrete_id))
-        if texts not in self._keys:
-            self._keys[texts] = args_key(record)
-        return self._keys[texts]
+    def keys_of(self, rows: np.ndarray) -> tuple[np.ndarray, list[OpKey]]:
+        """What tells ops apart, for rows (n,), -1 for none: the index (n,) of each in a list of keys."""
+        ops, num_ops = self.rank.trace.ops, len(self.names)
+        in_trace = (rows >= 0) & (rows < num_ops)
+        call = np.full(len(rows), -1)
+        call[in_trace] = self.rank.call[rows[in_trace]]
+        described = in_trace & (call < 0)  # by the trace: many ops have the same texts
+        columns = [np.where(described, -1, rows), call]
+        for name in ("name_id", *_ARGS):
+            texts = np.full(len(rows), -1, dtype=np.int64)
+            texts[described] = getattr(ops, name)[rows[described]]
+            columns.append(texts)
+        first, which = group_rows(columns)
+        return which, [self._key(row) for row in rows[first].tolist()]
 
-    def own(self, row: int) -> OpRecord:
-        """The record of the op at `row`, which owns one more launch; the ops around it are kept too."""
+    def describe(self, row: int, num_launches: int = 0) -> OpRecord:
+        """The record of the op at `row`, which owns so many launches."""
+        rank, ops = self.rank, self.rank.trace.ops
         if row >= len(self.names):
-            record = self.kept.setdefault(row, self._borrowed(row))
-            record.num_launches += 1
-            return record
-        record = self._keep(row)
-        record.num_launches += 1
-        above = record.parent
-        while above >= 0 and above not in self.kept:
-            above = self._keep(above).parent
-        return record
-
-    def records(self) -> list[OpRecord]:
-        return [self.kept[row] for row in sorted(self.kept)]
-
-    def module_of(self, row: int) -> str:
-        """The module path of the nearest recorded call around the op at `row`, else by its Python stack."""
-        if row >= len(self.names):
-            return self._borrowed(row).module_path
-        by_stack = self.rank.modules[row] if row >= 0 and self.rank.modules else ""
-        while row >= 0:
-            call = self.rank.call[row]
-            if call >= 0:
-                return str(self.rank.recorded[call].module_path)
-            row = int(self.rank.parent[row])
-        return by_stack
-
-    def _borrowed(self, row: int) -> OpRecord:
-        """The op at capture of a replayed kernel."""
-        assert self.rank.replayed is not None
-        return self.rank.replayed.ops[row - len(self.names)]
-
-    def _keep(self, row: int) -> OpRecord:
-        if row in self.kept:
-            return self.kept[row]
-        ops, rank, mark = self.rank.trace.ops, self.rank, int(self.mark[row])
-        call = int(rank.call[row])
+            return msgspec.structs.replace(self._borrowed(row), num_launches=num_launches)
+        mark, call = int(self._mark[row]), int(rank.call[row])
         known = rank.recorded[call] if call >= 0 else None
-        self.kept[row] = record = OpRecord(
+        return OpRecord(
             rank=rank.rank,
             op_id=row,
             name=str(self.names[row]),
@@ -83,12 +65,67 @@ class OpBook:
             tid=int(ops.tid[row]),
             ts_us=(int(ops.ts_ns[row]) - self.zero_ns) / 1000,
             dur_us=int(ops.dur_ns[row]) / 1000,
+            num_launches=num_launches,
             recorded=call,
         )
-        return record
+
+    def records(self) -> list[OpRecord]:
+        """Every op that owns a launch of the part that was asked for, and the ops around these, by row."""
+        owners = self.rank.owner[self.rank.kept]
+        rows, counts = np.unique(owners[owners >= 0], return_counts=True)
+        launches = dict(zip(rows.tolist(), counts.tolist(), strict=True))
+        every = np.union1d(rows, _around(rows[rows < len(self.names)], self.rank.parent))
+        return [self.describe(row, launches.get(row, 0)) for row in every.tolist()]
+
+    def module_of(self, row: int) -> str:
+        """The module path of the nearest recorded call around the op at `row`, else by its Python stack."""
+        if row >= len(self.names):
+            return self._borrowed(row).module_path
+        if row >= 0 and self._call[row] >= 0:
+            return str(self.rank.recorded[self._call[row]].module_path)
+        return self.rank.modules[row] if row >= 0 and self.rank.modules else ""
+
+    def modules_of(self, rows: Sequence[int]) -> list[str]:
+        """`module_of` each of the rows."""
+        known: dict[int, str] = {}
+        if not self.rank.modules and not self.rank.recorded:
+            known = dict.fromkeys((row for row in rows if row < len(self.names)), "")
+        return [known[row] if row in known else known.setdefault(row, self.module_of(row)) for row in rows]
+
+    def _borrowed(self, row: int) -> OpRecord:
+        """The op at capture of a replayed kernel."""
+        assert self.rank.replayed is not None
+        return self.rank.replayed.ops[row - len(self.names)]
+
+    def _key(self, row: int) -> OpKey:
+        if row < 0:
+            return _NO_OP
+        record = self.describe(row)
+        return record.name, record.overload, args_key(record)
+
+
+def _nearest_calls(call: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """The recorded call (ops,) of each op, or of the innermost op around it that has one; -1 for none."""
+    found: np.ndarray = call.copy()
+    if (call < 0).all():
+        return found
+    above = parent.copy()
+    while (rows := np.flatnonzero((found < 0) & (above >= 0))).size:
+        found[rows], above[rows] = call[above[rows]], parent[above[rows]]
+    return found
+
+
+def _around(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
+    """The rows of all ops around those at `rows` (n,), each once."""
+    seen = np.zeros(len(parent), dtype=bool)
+    while len(rows):
+        above = parent[rows]
+        above = above[above >= 0]
+        rows = np.unique(above[~seen[above]])
+        seen[rows] = True
+    return np.flatnonzero(seen)
 
 
 def _trace_args(trace: Trace, row: int) -> tuple[Arg, ...]:
-    ops = trace.ops
-    columns = (ops.dims_id, ops.types_id, ops.strides_id, ops.concrete_id)
-    return args_of(*(trace.strings[column[row]] if column[row] >= 0 else "" for column in columns))
+    ids = (getattr(trace.ops, name)[row] for name in _ARGS)
+    return args_of(*(trace.strings[one] if one >= 0 else "" for one in ids))

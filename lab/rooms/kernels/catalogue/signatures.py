@@ -12,14 +12,15 @@ from lab.rooms.kernels.catalogue.rank import RankData
 from lab.rooms.kernels.schema import Durations, Launch, OpRecord, Signature, Signatures
 
 
-def signatures_of(ranks: list[RankData], launches: list[Launch]) -> Signatures:
-    """Every distinct launch of all ranks, most time first."""
+def signatures_of(ranks: list[RankData], books: list[OpBook], launches: list[Launch]) -> Signatures:
+    """Every distinct launch of all ranks, most time first. books: of the ranks; launches: in their order."""
     forwards = count_forwards(ranks)
     groups: dict[str, list[int]] = defaultdict(list)
     for line, launch in enumerate(launches):
         groups[launch.sig_id].append(line)
-    books = {rank.rank: OpBook(rank, 0) for rank in ranks}
-    made = [_signature(lines, launches, books, forwards) for lines in groups.values()]
+    by_rank = {book.rank.rank: book for book in books}
+    modules = _modules(books, launches)
+    made = [_signature(lines, launches, modules, by_rank, forwards) for lines in groups.values()]
     made.sort(key=lambda one: (-one.dur_us.sum, one.sig_id))
     meta = ranks[0].trace.meta
     return Signatures(
@@ -41,14 +42,27 @@ def count_forwards(ranks: list[RankData]) -> dict[str, int]:
     return dict(found)
 
 
+def _modules(books: list[OpBook], launches: list[Launch]) -> list[str]:
+    """The module path of each launch (n,)."""
+    found: list[str] = []
+    for book in books:
+        own = launches[len(found) : len(found) + book.rank.num_launches]
+        found += book.modules_of([one.op_id for one in own])
+    return found
+
+
 def _signature(
-    lines: list[int], launches: list[Launch], books: dict[int, OpBook], forwards: dict[str, int]
+    lines: list[int],
+    launches: list[Launch],
+    module_of: list[str],
+    books: dict[int, OpBook],
+    forwards: dict[str, int],
 ) -> Signature:
     """The signature of the launches at `lines`, which are all the same."""
     first = launches[lines[0]]
-    record = books[first.rank].own(first.op_id) if first.op_id >= 0 else None
-    by_rank = Counter(launches[line].rank for line in lines)
-    modules = Counter(books[launches[line].rank].module_of(launches[line].op_id) for line in lines)
+    record = books[first.rank].describe(first.op_id) if first.op_id >= 0 else None
+    by_rank = Counter([launches[line].rank for line in lines])
+    modules = Counter([module_of[line] for line in lines])
     runs = forwards.get(first.phase, 0) or sum(forwards.values()) or 1
     return Signature(
         sig_id=first.sig_id,
