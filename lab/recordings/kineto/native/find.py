@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import cache
 from pathlib import Path
 
-from lab.core.compiled import Compiling
-from lab.errors import LabError
+from lab.core.native import READER, C, find, wants_plain
 
+__all__ = ["READER", "C", "library", "library_state"]
 SOURCE = Path(__file__).with_name("scan.c")
 PACKAGED = Path(__file__).with_name("_scan.so")
-READER = "LAB_READER"  # "plain" leaves the scanner out
-C = Compiling(
-    language="C",
-    variable="CC",
-    names=("cc", "gcc", "clang"),
-    flags=("-std=c11", "-O2", "-shared", "-fPIC"),
-    instead="the plain reader needs no compiler (LAB_READER=plain)",
-    portable=True,
-)
 
 
 def library() -> ctypes.CDLL | None:
     """The library; None without one, and where $LAB_READER asks for the plain reader."""
-    return None if os.environ.get(READER) == "plain" else _found()[0]
+    return None if wants_plain() else _found()[0]
 
 
 def library_state() -> str:
     """Which reader is in use, and why, for `lab doctor`."""
-    if os.environ.get(READER) == "plain":
-        return f"plain, as {READER} asks"
-    return _found()[1]
+    return f"plain, as {READER} asks" if wants_plain() else _found()[1]
 
 
 @cache
 def _found() -> tuple[ctypes.CDLL | None, str]:
-    try:
-        if PACKAGED.exists():
-            return _typed(C.loaded(PACKAGED)), "native, from the package"
-        return _typed(C.built(SOURCE)), "native, compiled here"
-    except LabError as error:
-        return None, f"plain: {error.what.splitlines()[0]}"
+    return find(SOURCE, PACKAGED, _typed)
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from lab.errors import BadDataError
 from lab.recordings.pieces import inflater
 from lab.rooms.nan.nixnan.grammar import PREFIX
-
-if TYPE_CHECKING:
-    pass
-
 
 BLOCK_BYTES = 128 << 10  # small enough that a block and its lines stay in the processor's cache
 LINE_BYTES = 1 << 20  # a longer line is not nixnan's; it is dropped piece by piece

@@ -14,6 +14,7 @@ from typing import Any
 
 from lab.core.words import plural
 from lab.rooms.nan.nixnan.categories import category, label
+from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.log import Log, Site
 from lab.rooms.nan.nixnan.opcodes import is_store
 from lab.rooms.nan.nixnan.sites import Instruction, instructions
@@ -200,13 +201,14 @@ def _shape(site: Site) -> tuple[str, str, int | None, tuple[str, ...]]:
 
 def _rows(name: str, sites: list[Site]) -> dict[str, Any]:
     """The sites with NaN first, then infinities, then by name."""
+    seen = Counter(kind for site in sites for kind in site.kinds)
     order = sorted(
         sites, key=lambda site: ("NaN" not in site.kinds, set(site.kinds) == {"subnormal"}, str(site.key))
     )
     return {
         name: [_row(site) for site in order[:ROWS]],
         f"{name}_count": len(sites),
-        f"{name}_kinds": dict(Counter(kind for site in sites for kind in site.kinds)),
+        f"{name}_kinds": {kind: seen[kind] for kind in KINDS if seen[kind]},
     }
 
 

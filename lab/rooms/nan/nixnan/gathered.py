@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lab.rooms.nan.nixnan.grammar import Event
 from lab.rooms.nan.nixnan.report_block import ReportReader
-
-if TYPE_CHECKING:
-    pass
 
 
 class SiteTally:
@@ -56,15 +53,16 @@ class Gathered:
         self.report = ReportReader()
         self.cut: str | None = None  # why the end is missing; None: it is not seen to be
 
-    def add_to_function(self, name: str | None, kinds: tuple[str, ...], lines: int, limit: int = 0) -> None:
-        """Count lines of a function; without a name, or for a new one beyond the limit, as unlisted."""
+    def add_to_function(self, name: str | None, lines: Mapping[tuple[str, ...], int], limit: int = 0) -> None:
+        """Count lines (by kinds) of a function; unlisted without a name, or if new and beyond the limit."""
         of = self.functions.get(name) if name is not None else None
         if of is not None:
-            of[kinds] = of.get(kinds, 0) + lines
+            for kinds, count in lines.items():
+                of[kinds] = of.get(kinds, 0) + count
         elif name is None or (limit and len(self.functions) >= limit):
-            self.unlisted_function_lines += lines
+            self.unlisted_function_lines += sum(lines.values())
         else:
-            self.functions[name] = {kinds: lines}
+            self.functions[name] = dict(lines)
 
     def count(self, what: str) -> int:
         return sum(self.others.get(what, Counter()).values())

@@ -64,6 +64,26 @@ class WhenAsked(Sequence[Site]):
         return self._made
 
 
+class PerKind(Mapping[str, Mapping[str, int]]):
+    """Function -> kind -> lines, added up when somebody asks for a function: a log may have 50,000."""
+
+    def __init__(self, functions: Mapping[str, Mapping[tuple[str, ...], int]]) -> None:
+        self._functions = functions  # name -> kinds of a line -> lines
+
+    def __getitem__(self, name: str) -> Mapping[str, int]:
+        lines: dict[str, int] = {}
+        for kinds, count in self._functions[name].items():
+            for kind in kinds:
+                lines[kind] = lines.get(kind, 0) + count
+        return lines
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._functions)
+
+    def __len__(self) -> int:
+        return len(self._functions)
+
+
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Lines that share opcode, operand, printed type and kinds: exact even if not all sites are listed."""
 

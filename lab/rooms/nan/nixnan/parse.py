@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from lab.rooms.nan.nixnan.categories import categories
 from lab.rooms.nan.nixnan.gathered import Gathered, SiteTally
 from lab.rooms.nan.nixnan.grammar import KINDS
 from lab.rooms.nan.nixnan.integrity import by_type, cell_lines, judge
-from lab.rooms.nan.nixnan.log import Cell, Log, Site, WhenAsked
+from lab.rooms.nan.nixnan.log import Cell, Log, PerKind, Site, WhenAsked
 from lab.rooms.nan.nixnan.merge import merged
 from lab.rooms.nan.nixnan.opcodes import opcode_of, type_of
 from lab.rooms.nan.nixnan.reader import Progress, gather
@@ -92,7 +92,7 @@ def _log(got: Gathered) -> Log:
             for (label, memory, kind), have, unique in verdict.differences
         ],
         functions=functions,
-        function_kinds={name: _per_kind(kinds) for name, kinds in got.functions.items()},
+        function_kinds=PerKind(got.functions),
         unlisted_function_lines=got.unlisted_function_lines,
         cells=[Cell(opcode=o, operand=n, label=t, kinds=k, lines=c) for (o, n, t, k), c in got.cells.items()],
         categories=categories(functions, same),
@@ -147,14 +147,6 @@ def _site(key: tuple[str, str, int | None], tally: SiteTally, file: str) -> Site
         line=tally.line,
         raw=tally.raw,
     )
-
-
-def _per_kind(masks: Mapping[tuple[str, ...], int]) -> dict[str, int]:
-    lines: dict[str, int] = {}
-    for kinds, count in masks.items():
-        for kind in kinds:
-            lines[kind] = lines.get(kind, 0) + count
-    return lines
 
 
 def _mismatches(got: Gathered) -> int:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.errors import MissingError, needs
+from lab.rooms.nan.nixnan.counts import counts_for
 from lab.rooms.nan.nixnan.grammar import FOREIGN, TORN, Event, Line, Other, read_line
 from lab.rooms.nan.nixnan.opcodes import opcode_of
 from lab.rooms.nan.nixnan.report_block import ReportReader
@@ -49,8 +49,8 @@ class _Reader:
     def __init__(self, path: Path, progress: Progress | None) -> None:
         self.got = Gathered(path)
         self._progress, self._size = progress, path.stat().st_size
-        self._counts: Counter[bytes] = Counter()  # line -> how often, since the last fold
-        self._read: dict[bytes, tuple[Line, SiteTally | None]] = {}
+        self._counts = counts_for(self._size)  # since the last fold
+        self._read: dict[bytes | int, tuple[Line, SiteTally | None]] = {}  # by the key of a line
         self._memo_bytes = 0
         self._beyond: list[tuple[str, str, int | None]] = []  # sites the table had no room for
         self._bulk: BulkCounter | None = None
@@ -76,42 +76,37 @@ class _Reader:
         if self._bulk and (counted := self._bulk.take(text)):
             total, numbers = counted
             self.got.error_lines += total - len(numbers)
-            if numbers:
+            if len(numbers) == total:
+                self._count(text)
+            elif numbers:
                 lines = text.split(b"\n")
-                self._count([lines[number] for number in numbers], numbers)
+                self._count(b"".join(lines[number] + b"\n" for number in numbers), numbers)
         else:
-            lines = text.split(b"\n")
-            lines.pop()
-            total = len(lines)
-            self._count(lines)
+            total = self._count(text)
         self.got.lines += total
         if len(self._counts) > _MEMO_LINES or self._memo_bytes > _MEMO_BYTES:
             self._fold()
 
-    def _count(self, lines: list[bytes], numbers: list[int] | None = None) -> None:
-        before = len(self._counts)
-        self._counts.update(lines)
-        if grown := len(self._counts) - before:
-            self._news(list(islice(reversed(self._counts), grown))[::-1], lines, numbers)
-
-    def _news(self, new: list[bytes], lines: list[bytes], numbers: list[int] | None) -> None:
-        """Read new lines. `lines` holds them in order, as the block's `numbers` (None: from its first on)."""
-        where = dict(zip(reversed(lines), range(len(lines) - 1, -1, -1), strict=True))
+    def _count(self, text: bytes, numbers: list[int] | None = None) -> int:
+        """Count lines, which are the block's `numbers` (None: from its first on), and read the new ones."""
+        total, new = self._counts.add(text)
         ordered = False
-        for raw in new:
-            at = where[raw]
+        for key, raw, at in new:
             number = self.got.lines + 1 + (numbers[at] if numbers else at)
             line = read_line(raw)
             self._memo_bytes += len(raw)
             if isinstance(line, Other) and line.what in ReportReader.LINES:
                 ordered = True
-                del self._counts[raw]  # its meaning depends on the lines before it, so it is never remembered
+                self._counts.forget(
+                    key
+                )  # its meaning depends on the lines before it, so it is never remembered
                 continue
-            self._read[raw] = line, self._site(line, number, raw) if isinstance(line, Event) else None
+            self._read[key] = line, self._site(line, number, raw) if isinstance(line, Event) else None
             if line is TORN and len(self.got.torn) < _SAMPLES:
                 self.got.torn.append((number, raw[:500].decode("utf-8", "backslashreplace")))
         if ordered:
-            self.got.report.take(lines)
+            self.got.report.take(text.split(b"\n")[:-1])
+        return total
 
     def _site(self, event: Event, number: int, raw: bytes) -> SiteTally | None:
         key = event.function, event.sass, event.operand
@@ -124,8 +119,8 @@ class _Reader:
 
     def _fold(self) -> None:
         """Add what was counted to what was gathered, and start counting again."""
-        for raw, lines in self._counts.items():
-            line, tally = self._read[raw]
+        for key, lines in self._counts.items():
+            line, tally = self._read[key]
             if isinstance(line, Event):
                 self._add_event(line, tally, lines)
             elif isinstance(line, Other):
@@ -145,7 +140,10 @@ class _Reader:
         got = self.got
         got.error_lines += lines
         got.cells[opcode_of(event.sass), event.operand, event.label, event.kinds] += lines
-        got.add_to_function(event.function, event.kinds, lines, FUNCTION_LIMIT)
+        if (of := got.functions.get(event.function)) is not None:
+            of[event.kinds] = of.get(event.kinds, 0) + lines
+        else:
+            got.add_to_function(event.function, {event.kinds: lines}, FUNCTION_LIMIT)
         if tally is None:
             self._beyond.append((event.function, event.sass, event.operand))
             return
@@ -169,8 +167,8 @@ class _Reader:
         got, tallies = self.got, list(self.got.sites.values())
         for row, label, kinds, lines in self._bulk.listed():
             tallies[row].add(kinds, label, lines)
-        for name, kinds, lines in self._bulk.by_function():
-            got.add_to_function(name, kinds, lines)
+        for name, lines_of in self._bulk.by_function():
+            got.add_to_function(name, lines_of)
         for opcode, operand, label, kinds, lines in self._bulk.cells():
             got.cells[opcode, operand, label, kinds] += lines
         got.further_sites = self._bulk.distinct.count()

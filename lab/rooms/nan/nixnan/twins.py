@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from lab.rooms.nan.nixnan.categories import category
@@ -10,26 +11,27 @@ Entry = tuple[str, int | None]  # SASS, operand
 
 
 def twins_of(sites: Iterable[tuple[str, str, int | None]]) -> dict[str, str]:
-    """Device function -> the kernel whose entries it repeats. Sites are (function, SASS, operand).
+    """Device function -> the kernel whose entries it repeats. Sites are (function, SASS, operand), each once.
 
     nixnan writes an instrumented device function's code under its own name and under the kernel's, entry by
     entry. Only names that are device functions' are merged, and only where every entry is another's too; of
     several such kernels, the one with the fewest other entries.
     """
-    entries: dict[str, set[Entry]] = {}
-    for function, sass, operand in sites:
-        of = entries.get(function)
-        if of is None:
-            of = entries[function] = set()
-        of.add((sass, operand))
-    device = [name for name in entries if category(name) == "device function"]
-    holders: dict[Entry, set[str]] = {entry: set() for name in device for entry in entries[name]}
-    for name in entries.keys() - set(device):
-        for entry in entries[name] & holders.keys():
-            holders[entry].add(name)
+    keys = list(sites)
+    size = Counter([function for function, _, _ in keys])
+    entries: dict[str, set[Entry]] = {name: set() for name in size if category(name) == "device function"}
+    if not entries:
+        return {}
+    for function, sass, operand in keys:
+        if function in entries:
+            entries[function].add((sass, operand))
+    holders: dict[Entry, set[str]] = {entry: set() for of in entries.values() for entry in of}
+    for function, sass, operand in keys:
+        if function not in entries and (sass, operand) in holders:
+            holders[sass, operand].add(function)
     found = {}
-    for name in device:
+    for name in entries:
         same = set[str].intersection(*(holders[entry] for entry in entries[name]))
         if same:
-            found[name] = min(same, key=lambda kernel: (len(entries[kernel]), kernel))
+            found[name] = min(same, key=lambda kernel: (size[kernel], kernel))
     return found

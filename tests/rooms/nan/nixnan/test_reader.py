@@ -8,9 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab.core.native import READER
 from lab.errors import MissingError
-from lab.rooms.nan.nixnan import blocks, reader
+from lab.rooms.nan.nixnan import blocks, counts, reader
 from lab.rooms.nan.nixnan.bulk import counters
+from lab.rooms.nan.nixnan.native.find import library
 from lab.rooms.nan.nixnan.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 
@@ -43,8 +45,17 @@ def same(found, plain) -> None:
         assert plain.sites[site.key] == site.lines
 
 
+@pytest.fixture(params=["plain", "native"])
+def form(request, monkeypatch):
+    """Both forms of what is there in Python and in C, for files of any size."""
+    if request.param == "native" and library() is None:
+        pytest.skip("nixnan's lines are not compiled here")
+    monkeypatch.setenv(READER, request.param)
+    monkeypatch.setattr(counts, "NATIVE_BYTES", 0)
+
+
 @pytest.fixture
-def small_limits(monkeypatch):
+def small_limits(form, monkeypatch):
     """Every way of the reader within some hundred lines: blocks, folds, overflow, files of hashes."""
     for name, value in {"BULK_BYTES": 1500, "SITE_LIMIT": 20, "_MEMO_LINES": 16}.items():
         monkeypatch.setattr(reader, name, value)
@@ -59,7 +70,7 @@ def small_limits(monkeypatch):
     registers=st.sampled_from([1, 3, 40]),
     noise=st.floats(0, 0.4),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_fast_and_plain_agree_on_any_log(tmp_path, small_limits, seed, lines, registers, noise):
     draw = random.Random(seed)
     text = [

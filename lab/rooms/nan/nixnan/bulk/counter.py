@@ -11,24 +11,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from lab.rooms.nan.nixnan.bulk.counters import Distinct, Index, Tally
-from lab.rooms.nan.nixnan.bulk.hashing import (
-    PAD,
-    Block,
-    Hashes,
-    Places,
-    Span,
-    hashes_of,
-    opcode_hashes,
-    site_hashes,
-    span_hashes,
-)
+from lab.rooms.nan.nixnan.bulk.hashing import Hashes, Places, Span, hashes_of, site_hashes
+from lab.rooms.nan.nixnan.bulk.native import scanner
 from lab.rooms.nan.nixnan.bulk.scanner import (
     KIND_RANGE,
     KIND_SETS,
     LABEL_RANGE,
     OPERAND_RANGE,
     UNPRINTED,
-    Scanner,
     Usual,
 )
 from lab.rooms.nan.nixnan.grammar import TYPES
@@ -48,7 +38,8 @@ class BulkCounter:
     def __init__(
         self, sites: list[tuple[str, str, int | None]], functions: list[str], function_limit: int
     ) -> None:
-        self._scanner, self._sites, self._functions, self._opcodes = Scanner(), Index(), Index(), Index()
+        self._scanner = scanner()
+        self._sites, self._functions, self._opcodes = Index(), Index(), Index()
         self.function_names, self.opcode_names, self._limit = list(functions), list[str](), function_limit
         self._sites.add(hashes_of_sites(sites))
         self._functions.add(hashes_of([name.encode() for name in functions]))
@@ -62,20 +53,19 @@ class BulkCounter:
         """
         if not text.isascii() or any(octet in text for octet in UNPRINTED):
             return None
-        found = self._scanner.usual(block := Block(text + PAD))
+        found = self._scanner.usual(text)
         if found is None:
             return None
         lines, rest = found
-        functions = span_hashes(block, lines.function)
-        sites = site_hashes(functions, span_hashes(block, lines.sass), lines.operand)
+        sites = site_hashes(lines.function_hashes, lines.sass_hashes, lines.operand)
         row = self._sites.rows(sites)
         listed = row >= 0
         label_kinds = lines.label * KIND_RANGE + lines.kinds
         if listed.any():
             self._listed.add((row * (LABEL_RANGE * KIND_RANGE) + label_kinds)[listed])
         self.distinct.add(sites[~listed])
-        self._by_function.add(self._function_rows(block, lines, functions) * KIND_RANGE + lines.kinds)
-        opcodes = self._opcode_rows(block, lines.sass)
+        self._by_function.add(self._function_rows(text, lines) * KIND_RANGE + lines.kinds)
+        opcodes = self._opcode_rows(text, lines)
         self._cells.add((opcodes * OPERAND_RANGE + lines.operand) * (LABEL_RANGE * KIND_RANGE) + label_kinds)
         return len(lines.kinds) + len(rest), rest.tolist()
 
@@ -86,11 +76,17 @@ class BulkCounter:
             row, label = divmod(rest, LABEL_RANGE)
             yield row, TYPES[label], KIND_SETS[kinds], count
 
-    def by_function(self) -> Iterator[tuple[str | None, tuple[str, ...], int]]:
-        """(function, None for those beyond the limit; kinds; lines)"""
-        for code, count in self._by_function.items():
-            row, kinds = divmod(code, KIND_RANGE)
-            yield self.function_names[row] if row >= 0 else None, KIND_SETS[kinds], count
+    def by_function(self) -> Iterator[tuple[str | None, dict[tuple[str, ...], int]]]:
+        """(function, None for those beyond the limit; kinds -> lines)"""
+        codes, counts = self._by_function.counts()
+        if not len(codes):
+            return
+        rows, starts = np.unique(codes // KIND_RANGE, return_index=True)
+        kinds = [KIND_SETS[kind] for kind in (codes % KIND_RANGE).tolist()]
+        lines, first = counts.tolist(), starts.tolist()
+        names = [*self.function_names, None]  # row -1 is beyond the limit
+        for row, start, end in zip(rows.tolist(), first, [*first[1:], len(kinds)], strict=True):
+            yield names[row], dict(zip(kinds[start:end], lines[start:end], strict=True))
 
     def cells(self) -> Iterator[tuple[str, int, str, tuple[str, ...], int]]:
         """(opcode, operand, label, kinds, lines)"""
@@ -106,23 +102,17 @@ class BulkCounter:
                 count,
             )
 
-    def _function_rows(self, block: Block, lines: Usual, hashes: Hashes) -> Places:
-        return _rows_with_new(
-            self._functions,
-            self.function_names,
-            self._limit,
-            hashes,
-            lambda n: _text(block, lines.function, n),
-        )
+    def _function_rows(self, text: bytes, lines: Usual) -> Places:
+        def name(line: int) -> str:
+            return _text(text, lines.function, line)
 
-    def _opcode_rows(self, block: Block, sass: Span) -> Places:
-        return _rows_with_new(
-            self._opcodes,
-            self.opcode_names,
-            OPCODE_LIMIT,
-            opcode_hashes(block, sass.start),
-            lambda n: opcode_of(_text(block, sass, n)),
-        )
+        return _rows_with_new(self._functions, self.function_names, self._limit, lines.function_hashes, name)
+
+    def _opcode_rows(self, text: bytes, lines: Usual) -> Places:
+        def name(line: int) -> str:
+            return opcode_of(_text(text, lines.sass, line))
+
+        return _rows_with_new(self._opcodes, self.opcode_names, OPCODE_LIMIT, lines.opcode_hashes, name)
 
 
 def hashes_of_sites(sites: list[tuple[str, str, int | None]]) -> Hashes:
@@ -144,12 +134,13 @@ def _rows_with_new(
     new = np.flatnonzero(rows < 0)
     if len(new) and len(names) < limit:
         keys, first = np.unique(hashes[new], return_index=True)
-        keys, first = keys[: limit - len(names)], first[: limit - len(names)]
+        order = np.argsort(first)[: limit - len(names)]  # as they come in the log; hashes differ by process
+        keys, first = keys[order], first[order]
         names.extend(name(int(new[n])) for n in first)
         index.add(keys)
         rows = index.rows(hashes)
     return rows
 
 
-def _text(block: Block, span: Span, line: int) -> str:
-    return block.text[span.start[line] : span.end[line]].decode()
+def _text(text: bytes, span: Span, line: int) -> str:
+    return text[span.start[line] : span.end[line]].decode()

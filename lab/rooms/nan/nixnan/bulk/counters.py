@@ -74,8 +74,12 @@ class Tally:
             self._count()
 
     def items(self) -> Iterator[tuple[int, int]]:
+        return zip(*(column.tolist() for column in self.counts()), strict=True)
+
+    def counts(self) -> tuple[Places, Places]:
+        """The numbers (n,) in order, and how often each came."""
         self._count()
-        return zip(self._codes.tolist(), self._counts.tolist(), strict=True)
+        return self._codes, self._counts
 
     def _count(self) -> None:
         codes, counts = np.unique(np.concatenate([*self._held, self._codes[:0]]), return_counts=True)

@@ -22,8 +22,8 @@ def eight_bytes(text: bytes) -> Any:
 
 
 _MASKS = np.array([(1 << 8 * size) - 1 for size in range(9)], np.uint64)
-_TURNS = np.random.default_rng().integers(0, 2**63, 4, np.uint64) * np.uint64(2) + np.uint64(1)
-_STEP = int(_TURNS[2])
+TURNS = np.random.default_rng().integers(0, 2**63, 4, np.uint64) * np.uint64(2) + np.uint64(1)
+_STEP = int(TURNS[2])
 _SHIFT, _SEVEN, _ONE = np.uint64(29), np.uint64(7), np.uint64(1)
 _BLANKS, _ONES, _TOPS = (eight_bytes(bytes([octet] * 8)) for octet in (0x20, 0x01, 0x80))
 
@@ -57,7 +57,7 @@ def span_hashes(block: Block, span: Span) -> Hashes:
         mixed = block.words[at]
         mixed &= _MASKS[np.clip(size, 0, 8)]
         mixed ^= mixed >> _SHIFT
-        mixed *= _TURNS[0]
+        mixed *= TURNS[0]
         mixed ^= mixed >> _SHIFT
         mixed *= np.uint64(place | 1)
         if rows is None:
@@ -76,16 +76,16 @@ def span_hashes(block: Block, span: Span) -> Hashes:
             rows = more if rows is None else rows[more]
             at, size = at[more], size[more]
     hashes ^= hashes >> _SHIFT
-    hashes *= _TURNS[1]
+    hashes *= TURNS[1]
     hashes ^= hashes >> _SHIFT
     return hashes
 
 
 def site_hashes(function: Hashes, sass: Hashes, operand: Places) -> Hashes:
     """One hash from those of a site's parts; -1 is the operand of old logs, which do not name it."""
-    mixed: Hashes = function * _TURNS[1] + sass * _TURNS[2] + (operand + 1).astype(np.uint64) * _TURNS[3]
+    mixed: Hashes = function * TURNS[1] + sass * TURNS[2] + (operand + 1).astype(np.uint64) * TURNS[3]
     mixed ^= mixed >> _SHIFT
-    mixed *= _TURNS[0]
+    mixed *= TURNS[0]
     mixed ^= mixed >> _SHIFT
     return mixed
 
@@ -97,12 +97,8 @@ def hashes_of(texts: list[bytes]) -> Hashes:
 
 
 def opcode_hashes(block: Block, start: Places) -> Hashes:
-    """A hash of the first word at each place, or of the second where the first is a predicate (`@!P0`)."""
-    guarded = np.flatnonzero(block.octets[start] == 64)
-    if len(guarded):
-        start = start.copy()
-        start[guarded] = _after_blank(block, start[guarded])
-    hashes = np.full(len(start), _TURNS[3])
+    """A hash of the word at each place, which a blank ends."""
+    hashes = np.full(len(start), TURNS[3])
     rows, at = np.arange(len(start)), start
     while len(rows):
         words = block.words[at]
@@ -110,7 +106,7 @@ def opcode_hashes(block: Block, start: Places) -> Hashes:
         # The bits below the mark of a blank are the bytes before it; without a blank the mask is all ones.
         now = words & ((blank >> _SEVEN) - _ONE)
         now ^= hashes[rows]
-        now *= _TURNS[1]
+        now *= TURNS[1]
         now ^= now >> _SHIFT
         hashes[rows] = now
         more = np.flatnonzero(blank == np.uint64(0))
@@ -126,7 +122,7 @@ def _first_blank(words: Hashes) -> Hashes:
     return first
 
 
-def _after_blank(block: Block, start: Places) -> Places:
+def after_blank(block: Block, start: Places) -> Places:
     """The place after the first blank at or after `start`; a usual line always has one further on."""
     rows = np.arange(len(start))
     at: Places = start.copy()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +11,14 @@ import numpy.typing as npt
 from lab.rooms.nan.nixnan.bulk.hashing import (
     PAD,
     Block,
+    Hashes,
     Octets,
     Places,
     Span,
+    after_blank,
     eight_bytes,
     hashes_of,
+    opcode_hashes,
     span_hashes,
 )
 from lab.rooms.nan.nixnan.grammar import KINDS, PREFIX, TYPES
@@ -46,29 +49,36 @@ _ENDING_SIZES = np.array([len(TYPES[code]) + len(" of type ") for _, code in _EN
 
 
 class Usual(NamedTuple):
-    """The usual error lines of a block, in its order; all columns have one row per line."""
+    """The usual error lines of a text, in its order; all columns have one row per line."""
 
     kinds: Places  # into KIND_SETS
     operand: Places
     label: Places  # into TYPES
     sass: Span
     function: Span
+    function_hashes: Hashes
+    sass_hashes: Hashes
+    opcode_hashes: Hashes
 
 
-class Scanner:
-    """Finds the usual error lines of blocks.
+class Scanner(Protocol):
+    """Finds the usual error lines of texts, of which each line ends with \n."""
 
-    It reuses two buffers for all blocks: making them costs more than using them.
-    """
+    def usual(self, text: bytes) -> tuple[Usual, Places] | None:
+        """The usual lines, and the numbers (from 0) of the other lines.
+
+        None for a text to be read line by line: some line holds nixnan's prefix twice, or not at its start.
+        """
+
+
+class PlainScanner:
+    """In numpy. It reuses two buffers for all texts: making them costs more than using them."""
 
     def __init__(self) -> None:
         self._mark, self._more = np.empty(_PIECE, bool), np.empty(_PIECE, bool)
 
-    def usual(self, block: Block) -> tuple[Usual, Places] | None:
-        """The usual lines, and the numbers (from 0) of the other lines.
-
-        None for a block to be read line by line: some line holds nixnan's prefix twice, or not at its start.
-        """
+    def usual(self, text: bytes) -> tuple[Usual, Places] | None:
+        block = Block(text + PAD)
         marks = self._marks(block.octets)
         at = np.flatnonzero(block.octets[marks] == 10)
         ends = marks[at]
@@ -79,10 +89,12 @@ class Scanner:
         good = (at - before >= 3) & (ends - starts > 60)  # a bracket, a semicolon, the end of the line
         ours = block.words[starts] == eight_bytes(b"#nixnan:")
         first = int(np.count_nonzero(ours))
-        if self._hashes(block.octets) != first and block.text.count(PREFIX) != first:
+        if self._hashes(block.octets) != first and text.count(PREFIX) != first:
             return None
         good &= ours
         good &= block.words[starts + 8] == eight_bytes(b" error [")
+        semicolons = np.cumsum(block.octets[marks] == 59)  # a line with several may be read in two ways
+        good &= semicolons[at] - np.where(before < 0, 0, semicolons[before]) == 1
         rows = np.flatnonzero(good)
         lines, fits = _fields(
             block, starts[rows] + 16, marks[before[rows] + 1], marks[at[rows] - 1], ends[rows]
@@ -139,13 +151,28 @@ def _fields(
     if b" at " in block.text:
         tail, certain = _before_place(block, np.minimum(semicolon + 14, tail), tail)
         good &= certain
-    columns = (kinds, operand, _ENDING_CODES[which], bracket + 39, semicolon, tail)
+    opcode, certain = _opcodes(block, bracket + 39, semicolon, good)
+    good &= certain
+    columns = (kinds, operand, _ENDING_CODES[which], bracket + 39, semicolon, tail, opcode)
     if not good.all():
         columns = tuple(column[good] for column in columns)
-    kinds, operand, label, sass, semicolon, tail = columns
-    return Usual(
-        kinds, operand, label, Span(sass, _trimmed(octets, semicolon)), Span(semicolon + 14, tail)
-    ), good
+    kinds, operand, label, start, semicolon, tail, opcode = columns
+    sass, function = Span(start, _trimmed(octets, semicolon)), Span(semicolon + 14, tail)
+    hashes = span_hashes(block, function), span_hashes(block, sass), opcode_hashes(block, opcode)
+    return Usual(kinds, operand, label, sass, function, *hashes), good
+
+
+def _opcodes(
+    block: Block, start: Places, semicolon: Places, good: npt.NDArray[np.bool_]
+) -> tuple[Places, npt.NDArray[np.bool_]]:
+    """Where the opcode starts, after a predicate (`@!P0`) and one blank, and for which rows it does.
+
+    good: the rows to look at; in the others a blank may not be there to be found.
+    """
+    at = start.copy()
+    guarded = np.flatnonzero(good & (block.octets[start] == 64))
+    at[guarded] = after_blank(block, start[guarded])
+    return at, (at < semicolon) & (block.octets[np.minimum(at, semicolon)] != 32)
 
 
 def _before_place(block: Block, start: Places, end: Places) -> tuple[Places, npt.NDArray[np.bool_]]:

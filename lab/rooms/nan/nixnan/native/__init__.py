@@ -1,0 +1,1 @@
+"""nixnan's lines in C."""
