@@ -1,19 +1,24 @@
-"""Many traces in parallel: a `concurrent.futures.Executor`, in this process or over fresh ones."""
+"""Many traces in parallel: in this process, or in others that a killed one does not take along."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import traceback
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from lab.errors import BLAS_THREADS, BadDataError, LabError
 
 _J = TypeVar("_J")
 _R = TypeVar("_R")
+_MORE_MEMORY = "read it on a machine with more memory"
 
 
 def map_traces(
@@ -25,80 +30,153 @@ def map_traces(
 ) -> list[_R | LabError]:
     """`function(job)` for every job, in the order of the jobs; a job that failed yields a LabError.
 
-    function and jobs must be picklable; workers=1 runs here, more run in that many fresh processes.
+    function and jobs must be picklable; workers=1 runs here, more run in that many processes: forks of a
+    server that has loaded the function's module once, where the system has such servers, else fresh ones.
     progress is called with (jobs done, jobs in all, job) after each. A job that fails, or whose process is
     killed for memory, leaves the results of the others intact; only Ctrl-C ends them all.
     """
     results: dict[int, _R | LabError] = {}
-    with _executor(min(workers, len(jobs))) as pool:
-        try:
-            waiting = {pool.submit(function, job): index for index, job in enumerate(jobs)}
-            for done, future in enumerate(as_completed(waiting), start=1):
-                index = waiting[future]
-                outcome: _R | LabError = _outcome(function, jobs[index], future)
-                results[index] = outcome
-                if progress:
-                    progress(done, len(jobs), jobs[index])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    workers = min(workers, len(jobs))
+    outcomes = _here(function, jobs) if workers <= 1 else _Workers(function, jobs).run(workers)
+    with closing(outcomes):
+        for done, (index, outcome) in enumerate(outcomes, start=1):
+            results[index] = outcome
+            if progress:
+                progress(done, len(jobs), jobs[index])
     return [results[index] for index in range(len(jobs))]
 
 
-class _Here(Executor):
-    """Runs each job at once, in this process."""
+def _here(
+    function: Callable[[_J], _R], jobs: Sequence[_J]
+) -> Generator[tuple[int, _R | LabError], None, None]:
+    for index, job in enumerate(jobs):
+        yield index, _outcome(function, job)
 
-    def submit(self, function: Callable[..., _R], /, *args: Any, **named: Any) -> Future[_R]:
-        future: Future[_R] = Future()
+
+class _Workers:
+    """Processes that each have one job at a time, so that it is known whose job a killed one had."""
+
+    def __init__(self, function: Callable[..., Any], jobs: Sequence[Any]) -> None:
+        self._function, self._jobs = function, jobs
+        self._context = _context_for(function)
+        self._waiting = deque(range(len(jobs)))
+        self._busy: dict[Connection, tuple[BaseProcess, int]] = {}
+
+    def run(self, workers: int) -> Generator[tuple[int, Any], None, None]:
+        """(index of a job, its result or LabError), as they are done."""
         try:
-            future.set_result(function(*args, **named))
-        except Exception as error:  # noqa: BLE001  an executor passes every error to the caller of result()
-            future.set_exception(error)
-        return future
+            for _ in range(workers):
+                self._start()
+            while self._busy:
+                for pipe in wait(list(self._busy)):
+                    assert isinstance(pipe, Connection)
+                    yield self._take(pipe)
+        finally:
+            for pipe, (process, _) in self._busy.items():
+                process.terminate()
+                pipe.close()
+            for process, _ in self._busy.values():
+                process.join()
+
+    def _start(self) -> None:
+        if not self._waiting:
+            return
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=_work, args=(theirs, self._function, dict(os.environ)), daemon=True
+        )
+        process.start()
+        theirs.close()  # so that a killed worker is an end of file
+        self._give(ours, process)
+
+    def _give(self, pipe: Connection, process: BaseProcess) -> None:
+        index = self._waiting.popleft()
+        self._busy[pipe] = process, index
+        try:
+            pipe.send(self._jobs[index])
+        except BrokenPipeError:
+            pass  # it was killed meanwhile: the end of file says so
+
+    def _take(self, pipe: Connection) -> tuple[int, Any]:
+        process, index = self._busy.pop(pipe)
+        try:
+            outcome = pipe.recv()
+        except (EOFError, ConnectionResetError):
+            pipe.close()
+            process.join()
+            self._start()
+            return index, _killed(process.exitcode or 0, self._jobs[index])
+        except Exception as error:  # noqa: BLE001  a result that cannot be unpickled is its job's error
+            outcome = _as_lab_error(error, self._jobs[index])
+        if self._waiting:
+            self._give(pipe, process)
+        else:
+            pipe.close()
+            process.join()
+        return index, outcome
 
 
-def _executor(workers: int) -> Executor:
-    # spawn: a fork of a process with threads (progress bars, numpy) can hang
-    return _Here() if workers <= 1 else _fresh_processes(workers)
+def _context_for(function: Callable[..., Any]) -> BaseContext:
+    # Never a fork of this process: one with threads (progress bars, numpy) can hang.
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    _start_server(getattr(function, "func", function).__module__)
+    return multiprocessing.get_context("forkserver")
 
 
-def _fresh_processes(workers: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_keep_one_blas_thread)
+def _start_server(module: str) -> None:
+    """Have a server to fork from, with the module loaded; one that runs already stays as it is."""
+    from multiprocessing import forkserver
+
+    before = os.environ.get(BLAS_THREADS)
+    os.environ.setdefault(BLAS_THREADS, "1")  # so that numpy starts no threads in the server
+    try:
+        forkserver.set_forkserver_preload([module])
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ[BLAS_THREADS]
 
 
-def _keep_one_blas_thread() -> None:
+def _work(pipe: Connection, function: Callable[[Any], Any], environment: dict[str, str]) -> None:
+    """Do jobs until the pipe is closed, as it is when the process at its other end is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the business of the other end
+    os.environ.clear()
+    os.environ.update(environment)  # it may have changed since the server started
     os.environ.setdefault(BLAS_THREADS, "1")
+    while True:
+        try:
+            job = pipe.recv()
+        except EOFError:
+            return
+        outcome = _outcome(function, job)
+        try:
+            pipe.send(outcome)
+        except Exception as error:  # noqa: BLE001  a result that cannot be pickled is its job's error
+            pipe.send(_as_lab_error(error, job))
 
 
-def _outcome(function: Callable[[_J], _R], job: _J, future: Future[_R]) -> _R | LabError:
-    error = future.exception()
-    if isinstance(error, BrokenProcessPool):
-        return _alone(function, job)
-    return future.result() if error is None else _as_lab_error(error, job)
+def _outcome(function: Callable[[_J], _R], job: _J) -> _R | LabError:
+    try:
+        return function(job)
+    except Exception as error:  # noqa: BLE001  every error is its job's
+        return _as_lab_error(error, job)
 
 
-def _alone(function: Callable[[_J], _R], job: _J) -> _R | LabError:
-    """After a worker has died, run each remaining job in a process of its own, to know which one it was."""
-    with _fresh_processes(1) as pool:
-        future = pool.submit(function, job)
-        error = future.exception()
-        if isinstance(error, BrokenProcessPool):
-            fix = "read it on a machine with more memory"
-            return BadDataError(
-                "the process that read it was killed, probably for lack of memory",
-                where=_path_of(job),
-                fix=fix,
-            )
-    return future.result() if error is None else _as_lab_error(error, job)
+def _killed(exit_code: int, job: object) -> LabError:
+    if exit_code == -signal.SIGKILL:
+        what = "the process that read it was killed, probably for lack of memory"
+        return BadDataError(what, where=_path_of(job), fix=_MORE_MEMORY)
+    how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    fix = "report this as a bug of lab, with the trace if you can share it"
+    return LabError(f"the process that read it {how}", where=_path_of(job), fix=fix)
 
 
 def _as_lab_error(error: BaseException, job: object) -> LabError:
     if isinstance(error, LabError):
         return error
     if isinstance(error, MemoryError):
-        fix = "read it on a machine with more memory"
-        return BadDataError("not enough memory to read it", where=_path_of(job), fix=fix)
+        return BadDataError("not enough memory to read it", where=_path_of(job), fix=_MORE_MEMORY)
     last = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" in {last[0].name}, line {last[0].lineno}" if last else ""
     what = f"unexpected error: {type(error).__name__}: {error}{at}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -62,3 +63,52 @@ def test_ctrl_c_ends_all_and_is_not_swallowed():
 
     with pytest.raises(KeyboardInterrupt):
         map_traces(square_or_fail, range(4), workers=2, progress=interrupt)
+    assert multiprocessing.active_children() == []
+
+
+def pid_of(_: int) -> int:
+    return os.getpid()
+
+
+def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+def unsendable(job: int) -> object:
+    return (lambda: job) if job == 1 else job
+
+
+def fall(job: int) -> int:
+    if job % 2:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return job
+
+
+def test_every_worker_that_dies_is_replaced_and_says_how_it_ended():
+    found = map_traces(fall, range(8), workers=2)
+    assert found[::2] == [0, 2, 4, 6]
+    assert all(isinstance(one, LabError) and f"signal {signal.SIGSEGV:d}" in one.what for one in found[1::2])
+
+
+def test_a_result_that_cannot_be_sent_is_an_error_of_its_job():
+    found = map_traces(unsendable, range(4), workers=2)
+    assert [found[0], *found[2:]] == [0, 2, 3]
+    assert isinstance(found[1], LabError) and "pickle" in found[1].what
+
+
+def test_workers_stay_for_many_jobs_and_go_with_the_last():
+    assert len(set(map_traces(pid_of, range(30), workers=2))) <= 2
+    assert multiprocessing.active_children() == []
+
+
+def test_workers_have_the_environment_of_the_moment(monkeypatch):
+    """The server that they are forked from has an older one."""
+    for value in ("first", "second"):
+        monkeypatch.setenv("LAB_TEST_POOL", value)
+        assert map_traces(variable, ["LAB_TEST_POOL"] * 2, workers=2) == [value] * 2
+    monkeypatch.delenv("LAB_TEST_POOL")
+    assert map_traces(variable, ["LAB_TEST_POOL"] * 2, workers=2) == [None] * 2
+    assert (
+        map_traces(variable, ["OPENBLAS_NUM_THREADS"] * 2, workers=2)
+        == [os.environ.get("OPENBLAS_NUM_THREADS", "1")] * 2
+    )
