@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -121,43 +122,43 @@ class Process(msgspec.Struct, frozen=True):
 Columns = dict[str, np.ndarray]
 _OF: dict[str, dict[str, Callable[[Any], int]]] = {
     "call": {
-        "start_ns": lambda row: row.start_timestamp,
-        "end_ns": lambda row: row.end_timestamp,
-        "kind": lambda row: row.kind,
-        "operation": lambda row: row.operation,
-        "tid": lambda row: row.thread_id,
-        "corr": lambda row: row.correlation_id.internal,
+        "start_ns": attrgetter("start_timestamp"),
+        "end_ns": attrgetter("end_timestamp"),
+        "kind": attrgetter("kind"),
+        "operation": attrgetter("operation"),
+        "tid": attrgetter("thread_id"),
+        "corr": attrgetter("correlation_id.internal"),
     },
     "dispatch": {
-        "start_ns": lambda row: row.start_timestamp,
-        "end_ns": lambda row: row.end_timestamp,
-        "corr": lambda row: row.correlation_id.internal,
-        "stream": lambda row: row.stream_id.handle,
-        "graph": lambda row: row.graph_exec_id.handle,
-        "graph_node": lambda row: row.graph_node_id.handle,
-        "agent": lambda row: row.dispatch_info.agent_id.handle,
-        "kernel": lambda row: row.dispatch_info.kernel_id,
-        "dispatch": lambda row: row.dispatch_info.dispatch_id,
-        "shared": lambda row: row.dispatch_info.group_segment_size,
-        "block_x": lambda row: row.dispatch_info.workgroup_size.x,
-        "block_y": lambda row: row.dispatch_info.workgroup_size.y,
-        "block_z": lambda row: row.dispatch_info.workgroup_size.z,
-        "items_x": lambda row: row.dispatch_info.grid_size.x,
-        "items_y": lambda row: row.dispatch_info.grid_size.y,
-        "items_z": lambda row: row.dispatch_info.grid_size.z,
+        "start_ns": attrgetter("start_timestamp"),
+        "end_ns": attrgetter("end_timestamp"),
+        "corr": attrgetter("correlation_id.internal"),
+        "stream": attrgetter("stream_id.handle"),
+        "graph": attrgetter("graph_exec_id.handle"),
+        "graph_node": attrgetter("graph_node_id.handle"),
+        "agent": attrgetter("dispatch_info.agent_id.handle"),
+        "kernel": attrgetter("dispatch_info.kernel_id"),
+        "dispatch": attrgetter("dispatch_info.dispatch_id"),
+        "shared": attrgetter("dispatch_info.group_segment_size"),
+        "block_x": attrgetter("dispatch_info.workgroup_size.x"),
+        "block_y": attrgetter("dispatch_info.workgroup_size.y"),
+        "block_z": attrgetter("dispatch_info.workgroup_size.z"),
+        "items_x": attrgetter("dispatch_info.grid_size.x"),
+        "items_y": attrgetter("dispatch_info.grid_size.y"),
+        "items_z": attrgetter("dispatch_info.grid_size.z"),
     },
     "copy": {
-        "start_ns": lambda row: row.start_timestamp,
-        "end_ns": lambda row: row.end_timestamp,
-        "kind": lambda row: row.kind,
-        "operation": lambda row: row.operation,
-        "corr": lambda row: row.correlation_id.internal,
-        "stream": lambda row: row.stream_id.handle,
-        "graph": lambda row: row.graph_exec_id.handle,
-        "graph_node": lambda row: row.graph_node_id.handle,
-        "target": lambda row: row.dst_agent_id.handle,
-        "origin": lambda row: row.src_agent_id.handle,
-        "bytes": lambda row: row.bytes_,
+        "start_ns": attrgetter("start_timestamp"),
+        "end_ns": attrgetter("end_timestamp"),
+        "kind": attrgetter("kind"),
+        "operation": attrgetter("operation"),
+        "corr": attrgetter("correlation_id.internal"),
+        "stream": attrgetter("stream_id.handle"),
+        "graph": attrgetter("graph_exec_id.handle"),
+        "graph_node": attrgetter("graph_node_id.handle"),
+        "target": attrgetter("dst_agent_id.handle"),
+        "origin": attrgetter("src_agent_id.handle"),
+        "bytes": attrgetter("bytes_"),
     },
 }
 CALLS = msgspec.json.Decoder(list[Call])
@@ -172,7 +173,7 @@ SYMBOLS = msgspec.json.Decoder(list[Symbol])
 def columns_of(what: str, rows: Sequence[Any]) -> Columns:
     """Columns (n,) of int64 of one piece's rows."""
     return {
-        name: np.fromiter((of(row) for row in rows), dtype=np.int64, count=len(rows))
+        name: np.fromiter(map(of, rows), dtype=np.int64, count=len(rows))
         for name, of in _OF[what].items()
     }
 
