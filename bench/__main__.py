@@ -15,6 +15,7 @@ BENCHES = (
     "tracelens",
     "collectives",
     "many_traces",
+    "commands",
     "launch",
     "nsys_projection",
     "replay_coverage",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
 from bench import traces
+from bench.measure import whole_cost
 
 CONFIGS = [(threads, channels) for threads in (256, 512) for channels in (28, 42, 56, 70)]
 RUN = [sys.executable, "-m", "lab", "gemm", "all", "--workers", "2", "--quiet"]
@@ -45,9 +44,7 @@ def made(sweep: Path) -> Path:
 def run(sweep: Path, out: Path) -> tuple[float, float, float]:
     """Wall seconds, CPU seconds of all processes, and peak MB of the largest one."""
     start = time.perf_counter()
-    child = subprocess.Popen([*RUN, str(sweep), "--out", str(out)], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise SystemExit(f"lab gemm all failed with {child.returncode}")
-    return time.perf_counter() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    cost, code = whole_cost([*RUN, str(sweep), "--out", str(out)])
+    if code:
+        raise SystemExit(f"lab gemm all failed with {code}")
+    return time.perf_counter() - start, cost.cpu_s, cost.peak_mb
