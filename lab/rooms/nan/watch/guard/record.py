@@ -23,7 +23,7 @@ def record(guard: Any) -> dict[str, Any]:
     headroom = guard.headroom
     return {
         "format": FORMAT,
-        "ended": guard._ended,
+        "ended": guard.ended,
         "model": type(guard.model).__name__,
         "rank": rank(),
         "world": world(),
@@ -33,7 +33,7 @@ def record(guard: Any) -> dict[str, Any]:
         "counter": guard.counter,
         "status": status,
         "updates": guard.step,
-        "skipped_steps": guard._skipped_steps,
+        "skipped_steps": guard.skipped_steps,
         "first": first.as_dict() if first is not None else None,
         "sentence": guard.sentence(),
         "steps": [

@@ -292,7 +292,7 @@ def test_a_scale_that_begins_high_is_halved_as_often_as_it_takes():
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
-    assert g.clean and g._skipped_steps >= 6, (g.sentence(), g._skipped_steps)
+    assert g.clean and g.skipped_steps >= 6, (g.sentence(), g.skipped_steps)
 
 
 def test_a_guarded_step_frees_what_it_made():
