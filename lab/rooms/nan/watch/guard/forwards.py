@@ -123,6 +123,7 @@ class BadForwards:
     def take(self, step: Step, forward: Forward) -> None:
         birth = step.births[0]
         moment = forward.time - 0.5
+        self._weights.read_what_was_updated(before=moment)
         number = forward.update if forward.update >= 0 else self._journal.step
         if birth.how == "weights":
             for one in self._watch.read_weights_again():

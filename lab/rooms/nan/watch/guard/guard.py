@@ -251,7 +251,9 @@ class Guard:
             return self.scaling.alarm()
         skipped = self.skipped_steps
         left_out = f"; {plural(skipped, 'step')} left out by the scaler" if skipped else ""
-        return f"{status}: {plural(self.step, 'update')}{left_out}"
+        reads, unread = self.weights.reads, self.weights.unread
+        read = f"; weights, buffers and state read after {reads} of them" if unread else ""
+        return f"{status}: {plural(self.step, 'update')}{left_out}{read}"
 
     def settle(self) -> None:
         """Wait for all counts so far and take them in."""
@@ -330,7 +332,7 @@ class Guard:
             self.settle()
 
     def _look_after_update(self, optimizer: Any) -> None:
-        self.weights.after_update(optimizer)
+        self.weights.after_update(optimizer, parameters_of(optimizer))
         if not before_update.exists:
             self.weights.note_versions()
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
@@ -359,32 +361,25 @@ class Guard:
 
     def _update_without_hooks(self) -> None:
         """torch before 2.0: an update shows in the versions of the weights."""
-        self.weights.updates_since_read += 1
-        self.weights.read(self.weights.optimizers)
+        self.weights.updated_by(self.weights.optimizers)
+        self.weights.read()
         self.journal.step += 1
         self.scaling.stepped()
         self.reactions.keep()
 
     def _read_what_was_updated(self) -> None:
-        """Read weights and state that were updated since they were read last."""
-        if self.ended or not self.weights.updates_since_read:
-            return
-        self.journal.step -= 1
-        try:
-            self.weights.read(self.weights.optimizers)
-        finally:
-            self.journal.step += 1
-        self.reactions.keep()
+        if not self.ended:
+            self.weights.read_what_was_updated()
+            self.reactions.keep()
 
     def _last_look(self) -> None:
         self.watch.settle()
-        if self.weights.updates_since_read:
+        if not before_update.exists and self.weights.changed_without_hooks():
+            self._update_without_hooks()
+        elif self.weights.unread_now:
             self._read_what_was_updated()
-        elif not before_update.exists:
-            if self.weights.changed_without_hooks():
-                self._update_without_hooks()
         elif not self.journal.open:  # no optimizer of torch has run, but the program may have written weights
-            self.weights.read(self.weights.optimizers)
+            self.weights.read()
         if self.scaling.scaler is not None and self.scaling.skipped_one():
             self._left_out()
         self.settle()

@@ -34,6 +34,7 @@ def record(guard: Any) -> dict[str, Any]:
         "status": status,
         "updates": guard.step,
         "skipped_steps": guard.skipped_steps,
+        "unread_updates": guard.weights.unread,
         "first": first.as_dict() if first is not None else None,
         "sentence": guard.sentence(),
         "steps": [
@@ -50,6 +51,7 @@ def record(guard: Any) -> dict[str, Any]:
                 "class": kind,
                 "dtype": dtype,
                 "largest": peak,
+                "sampled_at": headroom.sampled_at,
                 "shares": [vars(one) for one in headroom.shares.get((kind, dtype), ())],
             }
             for (kind, dtype), peak in headroom.peaks.items()
