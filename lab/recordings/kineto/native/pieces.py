@@ -90,7 +90,8 @@ class ScannedPieces:
             if _has_odd_times(own) or (name == "kernels" and (own.marks & _NUMBERS_AS_TEXT).any()):
                 return None
             exact |= bool((own.ts_ns >= _EXACT_NS).any())
-            timed[name] = Scanned(own, self.texts), own.ts_ns, own.dur_ns
+            # Copies: a view of one column would keep all 48 of the piece.
+            timed[name] = Scanned(own, self.texts), own.ts_ns.copy(), own.dur_ns.copy()
         arrows = rows.where((table == _CODE["flows"]) & ((phase == ARROW_START) | (phase == ARROW_END)))
         exact |= bool((arrows.ts_ns >= _EXACT_NS).any())
         of_operators = (table == _CODE["ops"]) | (table == _CODE["ranges"])
