@@ -8,10 +8,10 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from html import escape
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 import pandas as pd
@@ -142,7 +142,7 @@ def _cells(letter: str, values: pd.Series, kind: _Kind, styles: tuple[str, str])
         elif found[0] != "s":
             yield f'<c r="{letter}{at}"{plain} t="{found[0]}"><v>{found[1]}</v></c>'
         else:
-            text = escape(found[1])
+            text = escape(found[1], quote=False)
             space = ' xml:space="preserve"' if text != text.strip() else ""
             style = quoted if str(value)[:1] in _FORMULA else plain
             inner = f"><is><t{space}>{text}</t></is></c>" if text else " />"
