@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from lab.errors import ConfigError, MissingError, UsageError
+from lab.images.spec import load
 from lab.rooms.trials.config import Cell
 from lab.rooms.trials.presets import MITIGATIONS
 
@@ -31,6 +32,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None
     gpu: int | str | None = None
     node: str | None = None
+    image: str | None = None
 
 
 class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,8 +74,7 @@ def msgspec_of(text: bytes | str, kind: Any, *, where: str) -> Any:
         raise ConfigError(
             f"does not fit: {error}",
             where=where,
-            fix="a cell has name, mitigations, env, args, seed, gpu and node; the image is one per run: "
-            "lab run --image NAME",
+            fix="a cell has name, image, mitigations, env, args, seed, gpu and node",
         ) from error
 
 
@@ -94,6 +95,7 @@ def cells_of(matrix: Matrix) -> tuple[Cell, ...]:
                         seed=_one(parts, "seed"),
                         gpu=_one(parts, "gpu"),
                         node=_one(parts, "node"),
+                        image=_one(parts, "image"),
                     ),
                 )
             )
@@ -130,7 +132,7 @@ def _made(name: str | None, part: Part) -> Cell:
     if bad := [name for name in env if not VARIABLE.match(name)]:
         raise UsageError(f"{bad[0]!r} is not the name of an environment variable")
     args = tuple(_text(value) for value in part.args)
-    place = {"gpu": part.gpu, "node": part.node, "seed": part.seed}
+    place = {"image": part.image, "gpu": part.gpu, "node": part.node, "seed": part.seed}
     shown = {**env, **{at: str(value) for at, value in place.items() if value is not None}}
     name = name or "-".join(part.mitigations) or _slug(shown, args)
     if not NAME.match(name):
@@ -141,6 +143,8 @@ def _made(name: str | None, part: Part) -> Cell:
     changes = "; ".join(MITIGATIONS[one].changes for one in part.mitigations)
     if part.node is not None and not NODE.match(part.node):
         raise UsageError(f"{part.node!r} is not the name of a node")
+    if part.image is not None:
+        load(part.image)  # an image that lab does not have is refused here
     if part.seed is not None and part.seed < 0:
         raise UsageError(f"the seed of cell {name!r} is below 0")
     used = [MITIGATIONS[one] for one in part.mitigations]
@@ -154,6 +158,7 @@ def _made(name: str | None, part: Part) -> Cell:
         seed=part.seed,
         gpu=None if part.gpu is None else str(part.gpu),
         node=part.node,
+        image=part.image,
     )
 
 

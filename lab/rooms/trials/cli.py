@@ -80,7 +80,9 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
         options = msgspec.structs.replace(options, json=True)
     if flags["command"] == ("gpus",):
         return _of_gpus(flags, options)
-    config = _config(flags, here=options.image is None)
+    config = _config(flags, options.image)
+    further = tuple(dict.fromkeys(one.image for one in config.cells if one.image))
+    options = msgspec.structs.replace(options, image=config.image, images=further)
 
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site)
@@ -141,7 +143,8 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     config = ReplayConfig(
         **flags,
         against=None if against is None else str(_replayed(against)),
-        cwd=str(Path.cwd()) if options.image is None else None,
+        cwd=_folder([], options.image),
+        in_image=options.image is not None,
     )
 
     def make_plan(site: Site, root: Path) -> Plan:
@@ -161,15 +164,15 @@ def _replayed(folder: Path) -> Path:
     return folder.resolve()
 
 
-def _config(flags: dict[str, Any], *, here: bool) -> TrialsConfig:
-    """`here`: the command runs in the caller's folder; in an image that folder is not there."""
+def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
+    """`image`: of the run, for cells that name none."""
     from lab.errors import UsageError
     from lab.rooms.trials.cells import Matrix, cell, cells_of, checked, read_matrix
     from lab.rooms.trials.failure import parse
 
     words = flags["command"]
     if flags["again"] is not None:
-        return _again(flags)
+        return _again(flags, image)
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
         if flags["cells"] or flags["until"]:
             raise UsageError("a matrix names its own cells", fix="drop --cell and --until")
@@ -195,13 +198,34 @@ def _config(flags: dict[str, Any], *, here: bool) -> TrialsConfig:
         "until": until,
         "trial_timeout_s": flags["trial_timeout_s"],
         "num_gpus": flags["num_gpus"],
-        "cwd": str(Path.cwd()) if here else None,
+        "cwd": _folder([one.image for one in cells], image),
+        "image": image,
     }
     return _made(settings)
 
 
-def _again(flags: dict[str, Any]) -> TrialsConfig:
-    """One cell and one seed, as an earlier run had them."""
+def _folder(of_cells: Sequence[str | None], image: str | None) -> str | None:
+    """The caller's folder, in which the command runs; None: in the run folder, in the image of the run.
+
+    Raises UsageError where images of cells cannot get it: cells would run in different folders.
+    """
+    here = Path.cwd()
+    if image is None and not any(of_cells):
+        return str(here)
+    from lab.engines.docker.mounts import refuse_place
+    from lab.errors import UsageError
+
+    try:
+        refuse_place(here.resolve(), "this folder, in which the command runs,")
+    except UsageError:
+        if any(of_cells):
+            raise
+        return None
+    return str(here.resolve())
+
+
+def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
+    """One cell and one seed, as an earlier run had them, in its image unless another is named."""
     import msgspec
 
     from lab.errors import BadDataError, MissingError, UsageError
@@ -228,6 +252,7 @@ def _again(flags: dict[str, Any]) -> TrialsConfig:
         trials=flags["trials"] or 1,
         seed=row.seed,
         same_seed=True,
+        image=image or config.image,
         stop=False,
         until=None,
     )

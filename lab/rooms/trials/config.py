@@ -30,6 +30,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of its first trial, instead of the run's
     gpu: str | None = None  # number or UUID of the one GPU it runs on
     node: str | None = None  # Slurm's name of the host it runs on
+    image: str | None = None  # the image it runs in, instead of the run's
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +50,8 @@ class TrialsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fail: str
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     same_seed: bool = False  # every trial gets `seed`: a replay of one trial
-    cwd: str | None = None  # where the command runs; None: the run folder
+    cwd: str | None = None  # where the command runs, in an image mounted read-only; None: the run folder
+    image: str | None = None  # of cells that name none; None: they run in the caller's environment
     step_time: str | None = None  # a number in the output: the time of one step
     stop: bool = False  # end a cell as soon as it is decided
     until: Until | None = None
@@ -78,6 +80,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     started_utc: str = ""
     host: str = ""
     gpus: str = ""
+    image: str = ""  # by its name; "": no image
     temperature_c: float | None = None  # the highest while it ran
     sm_clock_mhz: float | None = None  # the median while it ran
     throttled: bool | None = None  # a GPU was slowed by heat or power at some time

@@ -60,7 +60,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         stop=bool(config and config.stop),
         until=config.until if config else None,
     )
-    cells, compared, trials = _cells(decision), _compared(decision), _trials(found.trials)
+    cells, compared, trials = _cells(decision, found, run), _compared(decision), _trials(found.trials)
     files = [
         write_csv(frame, out / "tables" / f"{name}.csv")
         for name, frame in (("trials", trials), ("cells", cells), ("comparisons", compared))
@@ -235,11 +235,19 @@ def _method(found: Gathered) -> str:
     return "Each cell against the baseline: Fisher's exact test, two-sided; p corrected by Holm"
 
 
-def _cells(decision: Decision) -> pd.DataFrame:
+def _cells(decision: Decision, found: Gathered, run: Run | None) -> pd.DataFrame:
+    """One row per cell; with its image and the image's content where cells differ in them."""
     frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.cells]).rename(
         columns={"left": "not_run"}
     )
-    return frame
+    config = found.config
+    if run is None or config is None or not any(one.image for one in config.cells):
+        return frame
+    records = [*([run.manifest.image] if run.manifest.image else []), *run.manifest.images]
+    content = {one.name: f"{one.name} {one.id or one.ref}" for one in records}
+    texts = [content.get(one.image or config.image or "", "none") for one in config.cells]
+    with_images: pd.DataFrame = frame.assign(image=texts)
+    return with_images
 
 
 def _compared(decision: Decision) -> pd.DataFrame:

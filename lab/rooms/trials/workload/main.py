@@ -25,6 +25,7 @@ from typing import IO
 
 import lab
 from lab.core.content import EXPECTED, REPORT
+from lab.core.gpu import GIVEN, HOST
 from lab.core.run import LOG
 from lab.errors import BadDataError, LabError
 from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of
@@ -75,6 +76,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trial", required=True, type=int)
     parser.add_argument("--order", required=True, type=int)
     parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--cwd", help="where the command runs [default: here]")
     return parser.parse_args(argv)
 
 
@@ -126,7 +128,7 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     env = observed(environment(config, cell, args.trial), cell, witnesses)
     words = command(config, cell, args.trial)
     with Sensors(env) as sensors:
-        code, timed_out, failure = _run(words, env, config, reader)
+        code, timed_out, failure = _run(words, env, args.cwd, config.trial_timeout_s, reader)
     code = shell_code(code)
     verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
     step = args.out.name
@@ -144,8 +146,10 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         seconds=round(time.monotonic() - began, 3),
         step_time=reader.step_time,
         started_utc=started,
-        host=env.get("SLURMD_NODENAME") or platform.node(),  # as cells name it
-        gpus=next((env[mask] for mask in MASKS if env.get(mask) not in (None, "", "-1")), ""),
+        # As cells name it; a container has a name of its own.
+        host=env.get("SLURMD_NODENAME") or env.get(HOST) or platform.node(),
+        gpus=env.get(GIVEN) or next((env[m] for m in MASKS if env.get(m) not in (None, "", "-1")), ""),
+        image=env.get("LAB_IMAGE", ""),
         **sensors.summary(),  # type: ignore[arg-type]
         effect=effect,
         first_bad_line=min(reader.hits.values(), default=None),
@@ -155,7 +159,7 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
 
 
 def _run(
-    words: list[str], env: dict[str, str], config: TrialsConfig, reader: Reader
+    words: list[str], env: dict[str, str], cwd: str | None, limit_s: float | None, reader: Reader
 ) -> tuple[int, bool, str]:
     """-> exit code, whether it ran past its limit, why it could not start."""
     stopped: list[int] = []
@@ -165,7 +169,7 @@ def _run(
         child = subprocess.Popen(
             words,
             env=env,
-            cwd=config.cwd,
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -173,7 +177,7 @@ def _run(
         )
     except OSError as error:
         return CANNOT_START, False, f"{words[0]} cannot start: {error.strerror}"
-    timed_out = _follow(child, reader, config.trial_timeout_s, stopped)
+    timed_out = _follow(child, reader, limit_s, stopped)
     if stopped:
         raise Stopped
     return child.returncode, timed_out, ""
