@@ -9,6 +9,7 @@ import msgspec
 CONFIG = "trials.json"
 RESULT = "trial.json"
 VERDICTS = ("pass", "fail", "error")
+DECIDED, NOT_SLOWER = "decided before", "its cell is not shown to be slower"  # why a trial need not run
 NOT_RUN = "not run"  # planned, and either the question was decided before or the run ended
 RATIO = 1.15  # a cell slower than the baseline by more is not told apart from slowness
 ALPHA = 0.05
@@ -31,6 +32,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gpu: str | None = None  # number or UUID of the one GPU it runs on
     node: str | None = None  # Slurm's name of the host it runs on
     image: str | None = None  # the image it runs in, instead of the run's
+    slow_as: str | None = None  # a control: the baseline, paused until its steps take as long as this cell's
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,6 +67,11 @@ def seed_of(config: TrialsConfig, trial: int, cell: Cell) -> int:
     return first if config.same_seed else first + trial
 
 
+def controls_of(config: TrialsConfig) -> dict[str, str]:
+    """Cell -> its control, where it has one."""
+    return {one.slow_as: one.name for one in config.cells if one.slow_as}
+
+
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """One trial as its row; `trial` counts within the cell and names the block."""
 
@@ -84,6 +91,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: float | None = None  # the highest while it ran
     sm_clock_mhz: float | None = None  # the median while it ran
     throttled: bool | None = None  # a GPU was slowed by heat or power at some time
+    paused: float | None = None  # of a control: how many times as long its processes were made to take
     effect: str = ""  # "yes"; why its cell's settings had none; "" is not known
     first_bad_line: int | None = None
     step: str = ""
