@@ -26,9 +26,11 @@ LESS, MORE = "fails less", "fails more"  # the verdicts that decide a comparison
 SLOWER = "fails less, but slower"  # and nothing tells slowness from a cure
 ONLY_SLOW = "fails less, as a slow baseline does"  # the control fails less, too
 BY_PLACE = "confounded with the place"
+BY_TIME = "confounded with time"  # one side ran before the other
 NO_EVIDENCE, NO_TRIALS = "no evidence", "no trials"
 NO_EFFECT = "no effect"  # nothing reads what the cell sets: a second baseline, and no comparison
 ANSWERS = (LESS, MORE, ONLY_SLOW)  # a cell with another verdict is undecided
+LATER = 0.9  # from this share of pairs in which one side began later, time is a reason of its own
 MATCHED = 0.95  # a control must reach this share of its cell's step time
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
 
@@ -60,6 +62,7 @@ class Comparison:
     slowdown: float | None = None  # ratio of median step times, with its interval
     slowdown_low: float | None = None
     slowdown_high: float | None = None
+    began_later: float | None = None  # share of pairs in which the cell's trial began after the baseline's
     control: str | None = None  # the baseline slowed down as much, where there is such a cell
     control_slowdown: float | None = None  # its median step time over the baseline's
     p_control: float | None = None  # the cell against its control, corrected
@@ -174,15 +177,18 @@ def _comparison(
         return Comparison(name, baseline, p, corrected, NO_EFFECT)
     slowdown, low, high = _slowdown(base, cell)
     by_place = _stratified(base, cell)
+    later = _began_later(_shared(base, cell) if stop else base, cell)
     share = [float(np.mean([t.verdict == "fail" for t in side])) for side in (cell, base)]
     verdict = NO_EVIDENCE
     if corrected <= ALPHA:
         verdict = LESS if stop or share[0] < share[1] else MORE
-        if by_place is not None and by_place > ALPHA:
+        if later is not None and max(later, 1 - later) >= LATER:
+            verdict = BY_TIME
+        elif by_place is not None and by_place > ALPHA:
             verdict = BY_PLACE
         elif verdict == LESS and slowdown is not None and low is not None and slowdown > RATIO and low > 1:
             verdict = SLOWER
-    return Comparison(name, baseline, p, corrected, verdict, by_place, slowdown, low, high)
+    return Comparison(name, baseline, p, corrected, verdict, by_place, slowdown, low, high, later)
 
 
 def _with_control(
@@ -253,6 +259,29 @@ def _stratified(base: list[Trial], cell: list[Trial]) -> float | None:
         here = [[t for t in side if place(t) == one] for side in (cell, base)]
         tables.append((*_counts(here[0]), *_counts(here[1])))
     return stratified_p(tables)
+
+
+def _shared(base: list[Trial], cell: list[Trial]) -> list[Trial]:
+    """The baseline's trials of the cell's blocks: a cell that was decided early has no later ones."""
+    blocks = {t.trial for t in cell}
+    return [t for t in base if t.trial in blocks]
+
+
+def _began_later(base: list[Trial], cell: list[Trial]) -> float | None:
+    """0.5 where both ran at the same times, 1 where all of the cell's trials began after the baseline's.
+
+    By the clock, which several queues or nodes do not order as planned; without one by the planned order.
+    """
+    for name in ("started_utc", "order"):
+        starts = [[getattr(t, name) for t in side] for side in (base, cell)]
+        if not any(value in (None, "") for side in starts for value in side):
+            places = np.unique(np.array(starts[0] + starts[1]), return_inverse=True)[1]
+            first, second = places[: len(base)], places[len(base) :]
+            if not len(first) or not len(second):
+                return None
+            pairs = (second[:, None] > first[None, :]) + 0.5 * (second[:, None] == first[None, :])
+            return float(pairs.mean())
+    return None
 
 
 def _slowdown(base: list[Trial], cell: list[Trial]) -> tuple[float | None, float | None, float | None]:

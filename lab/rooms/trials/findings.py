@@ -22,6 +22,7 @@ from lab.rooms.trials.config import ALPHA, Trial, controls_of
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_PLACE,
+    BY_TIME,
     LESS,
     MATCHED,
     MORE,
@@ -47,6 +48,7 @@ PILLS = {
     SLOWER: "warn",
     ONLY_SLOW: "warn",
     BY_PLACE: "warn",
+    BY_TIME: "warn",
     NO_EFFECT: "warn",
 }
 OF_CONTROLS = ["control", "control_slowdown", "p_control", "p_slowness"]
@@ -182,6 +184,12 @@ def _against(one: Comparison, rates: dict[str, Rate]) -> str:
         return (
             f"{counts}: fails less{p}{slower}, and so does the baseline that is as slow, {slow.name} "
             f"{slow.fail}/{slow.n} (p {one.p_slowness:.2g}): slowness explains it."
+        )
+    if one.verdict == BY_TIME:
+        when = "after" if (one.began_later or 0) > 0.5 else "before"
+        return (
+            f"{counts}: differs{p}, but its trials began {when} the baseline's: time may be why. "
+            "Cells must take turns."
         )
     if one.verdict == BY_PLACE:
         return (

@@ -89,6 +89,39 @@ def test_a_bad_node_is_not_a_cure():
     assert one.verdict == "confounded with the place"
 
 
+@pytest.mark.parametrize("later", [True, False])
+def test_cells_that_ran_one_after_the_other_are_not_compared_as_if_they_had_taken_turns(later):
+    """A fault that went away by itself looks like a cure of whatever was tried next."""
+    base, cell = rows("none", "F" * 20), rows("a", "." * 20)
+    sides = (base, cell) if later else (cell, base)
+    for at, row in enumerate([*sides[0], *sides[1]]):
+        side = base if row.cell == "none" else cell
+        side[row.trial] = msgspec.structs.replace(row, order=at)
+    (one,) = of(base, cell).comparisons
+    assert one.verdict == "confounded with time" and one.began_later == float(later)
+
+
+def test_a_cell_that_was_decided_early_is_not_confounded_with_time():
+    """The baseline went on for other cells."""
+    base = [msgspec.structs.replace(r, order=2 * r.trial) for r in rows("none", "F" * 200)]
+    cell = [msgspec.structs.replace(r, order=2 * r.trial + 1) for r in rows("a", "." * 14)]
+    (one,) = of(base, cell, stop=True).comparisons
+    assert one.verdict == "fails less" and one.began_later == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_clock_says_when_trials_ran_and_not_the_plan():
+    """A queue gave the cell's node its trials first; planned were turns."""
+    clock = [f"2026-01-01T00:00:{at:02d}+00:00" for at in range(40)]
+    cell = [msgspec.structs.replace(r, started_utc=clock[r.trial]) for r in rows("a", "." * 20)]
+    base = [msgspec.structs.replace(r, started_utc=clock[20 + r.trial]) for r in rows("none", "F" * 20)]
+    (one,) = of(base, cell).comparisons
+    assert one.verdict == "confounded with time" and one.began_later == 0.0
+    back = [
+        msgspec.structs.replace(r, started_utc=clock[r.trial % 10]) for r in (*base, *cell)
+    ]  # a clock moved
+    assert of(back[:20], back[20:]).comparisons[0].verdict == "fails less"
+
+
 def test_failures_that_come_late_are_seen():
     assert of(rows("none", "." * 20 + "F" * 20)).p_order < 0.01
     assert of(rows("none", ".F" * 20)).p_order > 0.5
