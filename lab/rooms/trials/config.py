@@ -93,6 +93,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     throttled: bool | None = None  # a GPU was slowed by heat or power at some time
     paused: float | None = None  # of a control: how many times as long its processes were made to take
     effect: str = ""  # "yes"; why its cell's settings had none; "" is not known
+    judged: str = ""  # a hash of the numbers that were judged; "": none were
     first_bad_line: int | None = None
     step: str = ""
     log: str = ""

@@ -30,6 +30,7 @@ BY_TIME = "confounded with time"  # one side ran before the other
 NO_EVIDENCE, NO_TRIALS = "no evidence", "no trials"
 NO_EFFECT = "no effect"  # nothing reads what the cell sets: a second baseline, and no comparison
 ANSWERS = (LESS, MORE, ONLY_SLOW)  # a cell with another verdict is undecided
+SAME_SEEDS = 3  # seeds after which equal numbers are no accident
 LATER = 0.9  # from this share of pairs in which one side began later, time is a reason of its own
 MATCHED = 0.95  # a control must reach this share of its cell's step time
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
@@ -47,6 +48,7 @@ class Rate:
     low: float
     high: float
     left: int = 0
+    repeats: bool = False  # every trial gave the same numbers under another seed
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,14 @@ def _rate(name: str, trials: Sequence[Trial], looked: bool) -> Rate:
     n, fail = count["pass"] + count["fail"], count["fail"]
     low, high = anytime_interval(fail, n) if looked else exact_interval(fail, n)
     left = sum(t.verdict == NOT_RUN for t in trials)
-    return Rate(name, n, fail, count["error"], fail / n if n else None, low, high, left)
+    rate = fail / n if n else None
+    return Rate(name, n, fail, count["error"], rate, low, high, left, _repeats(_judged(trials)))
+
+
+def _repeats(judged: Sequence[Trial]) -> bool:
+    """Whether these trials, of several seeds, judged the same numbers: then they are one trial, repeated."""
+    numbers, seeds = {t.judged for t in judged}, {t.seed for t in judged}
+    return len(seeds) >= SAME_SEEDS and len(numbers) == 1 and "" not in numbers
 
 
 def _comparisons(

@@ -140,6 +140,11 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
     for what, p in (("temperature", decision.p_heat), ("clock", decision.p_clock)):
         if p is not None and p <= ALPHA:
             lines.append(f"Failing trials ran at another {what} of the GPU (p {p:.2g}).")
+    if same := [one.name for one in decision.cells if one.repeats]:
+        lines.append(
+            f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may not "
+            "use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
+        )
     errors = sum(one.error for one in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"

@@ -288,3 +288,16 @@ def test_of_simulated_races_few_are_called_cured_and_few_cures_mere_slowness(mon
 def compare(base, cell, control, stop):
     by_cell = {"none": base, "cell": cell, "slow-cell": control}
     return decide_module._comparisons(by_cell, "none", stop, {"cell": "slow-cell"})
+
+
+def test_trials_that_all_give_the_same_numbers_under_other_seeds_are_one_trial():
+    def repeats(numbers: str, seeds: str) -> bool:
+        trials = [
+            msgspec.structs.replace(row, judged=number.strip("-"), seed=int(seed))
+            for row, number, seed in zip(rows("none", "." * len(numbers)), numbers, seeds, strict=True)
+        ]
+        return of(trials).cells[0].repeats
+
+    assert repeats("aaaa", "0123")
+    assert not repeats("aaba", "0123") and not repeats("aaaa", "0000") and not repeats("aa", "01")
+    assert not repeats("----", "0123")

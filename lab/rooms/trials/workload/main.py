@@ -155,6 +155,7 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         **sensors.summary(),  # type: ignore[arg-type]
         paused=None if paused is None else round(paused, 4),
         effect=effect,
+        judged=reader.judged,
         first_bad_line=min(reader.hits.values(), default=None),
         step=step,
         log=f"steps/{step}/{LOG}",
