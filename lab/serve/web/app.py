@@ -36,9 +36,10 @@ from lab.serve.live import held_locks, live_tail, now
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import ask
 from lab.serve.sql.saved import SAVED
+from lab.serve.web import perfetto
 from lab.serve.web.compared import before, changed, changes_of, fields_of, figure_lines, settings_of
 from lab.serve.web.files import file_lines, media_type, verified
-from lab.serve.web.guard import Guard
+from lab.serve.web.guard import FOREIGN, Foreign, Guard
 from lab.serve.web.listing import GROUPS, SORTS, Facts, Wish, fact_of, figure_labels, fits, listing
 from lab.serve.worker import Task
 
@@ -46,9 +47,15 @@ HERE = Path(__file__).parent
 REPORT_FOLDER = Path(palette.__file__).parent
 STATIC = {
     "serve.js": HERE / "static" / "serve.js",
+    "perfetto.js": HERE / "static" / "perfetto.js",
     "page.js": REPORT_FOLDER / "page.js",
     "charts.js": REPORT_FOLDER / "charts.js",
     "timeline.js": REPORT_FOLDER / "timeline.js",
+}
+# In place of the index.html of Perfetto's bundle, which has a script inside it.
+START = {
+    "start.html": (HERE / "static" / "perfetto_start.html", "text/html"),
+    "start.js": (HERE / "static" / "perfetto_start.js", "text/javascript"),
 }
 MOST_COMPARED = 12
 MOST_SQL = 16_384
@@ -210,9 +217,21 @@ class Site:
             row=self.row(query["run"]) if query.get("run") else None,
             key=query.get("run", ""),
             names=names,
-            query=urlencode(
-                [(name, value) for name, value in query.multi_items() if name in ("run", "file")]
-            ),
+            query=_chosen(query),
+        )
+
+    def in_perfetto(self, request: Request) -> Response:
+        query = request.query_params
+        names = self._recordings(query)[1]
+        local = f"{perfetto.PATH}{self.guard.capability(perfetto.PATH)}/" if perfetto.bundle() else ""
+        return self.page(
+            "perfetto",
+            row=self.row(query["run"]) if query.get("run") else None,
+            key=query.get("run", ""),
+            names=names,
+            file=_pftrace(names[0]),
+            local=local,
+            query=_chosen(query),
         )
 
     def ask(self, request: Request) -> Response:
@@ -248,17 +267,23 @@ class Site:
     def perfetto(self, request: Request) -> Response:
         paths, names = self._recordings(request.query_params)
         file = self.jobs.file("perfetto", paths, ".pftrace.gz")
-        name = "".join(one if one.isalnum() or one in "._-" else "_" for one in names[0])[-80:].replace(
-            ".gz", ""
-        )
-        return FileResponse(file, media_type="application/octet-stream", filename=f"{name}.pftrace.gz")
+        return FileResponse(file, media_type="application/octet-stream", filename=_pftrace(names[0]))
+
+    def perfetto_file(self, request: Request) -> Response:
+        """A file of Perfetto's bundle, under a capability: its page in a sandbox sends no cookie."""
+        name = request.path_params["path"]
+        if not self._opens(perfetto.PATH, request):
+            raise MissingError("no such file in the bundle")
+        if name in START:
+            path, kind = START[name]
+            return Response(path.read_text(), media_type=kind)
+        stream, kind = perfetto.opened_file(name)
+        return StreamingResponse(_blocks(stream), media_type=kind)
 
     def file(self, request: Request) -> Response:
         """A run's own file, under its capability; types by a fixed table, all else as a download."""
         key, name = request.path_params["key"], request.path_params["path"]
-        if not hmac.compare_digest(
-            request.path_params["capability"].encode(), self.guard.capability(key).encode()
-        ):
+        if not self._opens(key, request):
             raise MissingError("no such file in this run")
         stream = opened(self.index.path(self.row(key)), name)
         kind = media_type(name)
@@ -279,6 +304,11 @@ class Site:
             raise MissingError("no such file")
         return Response(STATIC[name].read_text(), media_type="text/javascript")
 
+    def _opens(self, key: str, request: Request) -> bool:
+        """Whether the capability in the path is the one for `key`."""
+        given, wanted = request.path_params["capability"], self.guard.capability(key)
+        return hmac.compare_digest(given.encode(), wanted.encode())
+
     def _recordings(self, query: QueryParams) -> tuple[list[Path], list[str]]:
         """The files that a query names: below a run, or below the folder itself."""
         folder = self.index.path(self.row(query["run"])) if query.get("run") else self.index.root
@@ -290,7 +320,8 @@ class Site:
 
 def made_app(index: Index, *, cookie: str, hosts: frozenset[str], spent: Callable[[str], None]) -> Guard:
     """The server as an ASGI application; `guard.token` opens it."""
-    guard = Guard(lambda *_: _nothing(), cookie=cookie, hosts=hosts, spent=spent)
+    foreign = {**FOREIGN, perfetto.PATH: Foreign(perfetto.POLICY, public=True)}
+    guard = Guard(lambda *_: _nothing(), cookie=cookie, hosts=hosts, foreign=foreign, spent=spent)
     site = Site(index, guard)
     routes = [
         Route("/", site.home),
@@ -303,6 +334,8 @@ def made_app(index: Index, *, cookie: str, hosts: frozenset[str], spent: Callabl
         Route("/timeline", site.timeline),
         Route("/columns", site.columns),
         Route("/perfetto", site.perfetto),
+        Route("/in-perfetto", site.in_perfetto),
+        Route(perfetto.PATH + "{capability}/{path:path}", site.perfetto_file),
         Route("/ask", site.ask),
         Route("/static/{name}", site.static),
         Route("/favicon.ico", lambda _: Response(status_code=204)),
@@ -358,6 +391,17 @@ def _link(wish: Wish, **more: Any) -> str:
         "figure": wish.figure,
     }
     return "/?" + urlencode({name: value for name, value in {**values, **more}.items() if value != ""})
+
+
+def _chosen(query: QueryParams) -> str:
+    """The run and the recordings of an address, for another one."""
+    return urlencode([(name, value) for name, value in query.multi_items() if name in ("run", "file")])
+
+
+def _pftrace(name: str) -> str:
+    """What a recording's name becomes as a Perfetto file."""
+    plain = "".join(one if one.isalnum() or one in "._-" else "_" for one in name)
+    return f"{plain[-80:].replace('.gz', '')}.pftrace.gz"
 
 
 def _groups(names: list[str]) -> list[tuple[str, list[str]]]:

@@ -16,14 +16,17 @@ from tests.conftest import BROWSERS, ROOT
 
 
 @contextlib.contextmanager
-def served(folder: Path, cache: Path) -> Iterator[str]:
-    """`lab serve` on a free port; yields the address with its token, ends the process afterwards."""
+def served(folder: Path, cache: Path, *, packages: Path = ROOT) -> Iterator[str]:
+    """`lab serve` on a free port; yields the address with its token, ends the process afterwards.
+
+    packages: a folder whose packages come before the installed ones.
+    """
     process = subprocess.Popen(
         [sys.executable, "-m", "lab", "serve", str(folder), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"},
     )
     try:
         assert process.stdout is not None
