@@ -23,7 +23,7 @@ from lab.errors import LabError, MissingError
 from lab.serve.rows import RunRow, TableFile, analysis_row, broken_row, row_of
 from lab.serve.walk import Seen, Walk, stamp, walk
 
-SCHEMA = 1  # of the cache
+SCHEMA = 2  # of the cache
 MOST_MANIFEST_BYTES = 64 << 20
 MOST_TABLES = 500  # of one run
 TABLE_SUFFIXES = (".csv", ".parquet")

@@ -30,13 +30,27 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A key figure: `text` as on the page, `value` where it is a number."""
+    """A key figure: `text` as on the page, `value` where it is a number. least: it is a lower bound."""
 
     label: str
     text: str
     value: float | None
     unit: str = ""
     note: str = ""
+
+    @property
+    def least(self) -> bool:
+        return is_least(self.label, self.note)
+
+    @property
+    def shown(self) -> str:
+        """The text, with what it is a bound of."""
+        return f"≥ {self.text}" if self.least else self.text
+
+
+def is_least(label: str, note: str) -> bool:
+    """Whether a page calls this figure a lower bound, as it does where the recording lost something."""
+    return "at least" in label.lower() or note.lower().startswith("at least")
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +104,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     def fields(self) -> dict[str, str]:
         """What a person filters, sorts and groups by, as text."""
         return {
+            **{one.label: one.shown for one in self.figures},  # first: none of them replaces a column
             "run": self.folder,
             "room": self.room,
             "model": self.model,
@@ -109,7 +124,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
             "error": self.error,
             **{f"version {name}": value for name, value in self.versions.items()},
             **{f"config {name}": text_of(value) for name, value in self.config.items()},
-            **{one.label: one.text for one in self.figures},
         }
 
 
@@ -198,13 +212,7 @@ def _told(found: Findings | str | None) -> dict[str, Any]:
         "lead": cut(next(iter(found.verdict), "")),
         "lacking": tuple(map(cut, found.lacking or ())),
         "findings": found.findings,
-        "figures": tuple(
-            Figure(
-                label=cut(one.title), text=cut(one.text), value=one.value, unit=one.unit, note=cut(one.note)
-            )
-            for one in found.findings
-            if one.kind == "figure"
-        ),
+        "figures": tuple(_figure(one) for one in found.findings if one.kind == "figure"),
     }
 
 
@@ -281,4 +289,20 @@ def _integrity(manifest: Manifest, steps: tuple[StepRow, ...], found: Findings |
 def _lacks(found: Findings) -> str:
     if found.lacking is None:
         return "the analysis was not finished"
-    return f"the analysis lacks {plural(len(found.lacking), 'thing')}" if found.lacking else ""
+    wrong = [f"the analysis lacks {plural(len(found.lacking), 'thing')}"] if found.lacking else []
+    figures = [one for one in found.findings if one.kind == "figure"]
+    wrong += [f"the recording is {cut(one.text)}" for one in figures if _is_incomplete(one)]
+    if any(_figure(one).least for one in figures):
+        wrong.append("figures are lower bounds")
+    return "; ".join(wrong)
+
+
+def _is_incomplete(figure: Finding) -> bool:
+    """Whether this is what a page says of a recording's integrity, and something is missing from it."""
+    return figure.title == "recording" and figure.text != "complete"
+
+
+def _figure(one: Finding) -> Figure:
+    return Figure(
+        label=cut(one.title), text=cut(one.text), value=one.value, unit=one.unit, note=cut(one.note)
+    )

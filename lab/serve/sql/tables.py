@@ -14,7 +14,7 @@ import pyarrow as pa
 from lab.errors import LabError
 from lab.serve.confine import opened
 from lab.serve.index import Index
-from lab.serve.rows import RunRow, TableFile
+from lab.serve.rows import RunRow, TableFile, is_least
 from lab.serve.sql.answer import TableInfo
 
 MOST_FILE_BYTES = 64 << 20
@@ -78,6 +78,7 @@ FINDINGS: dict[str, tuple[Any, Callable[[tuple[RunRow, Any]], Any]]] = {
     "text": (pa.string(), lambda one: one[1].text),
     "value": (pa.float64(), lambda one: one[1].value),
     "unit": (pa.string(), lambda one: one[1].unit or None),
+    "lower_bound": (pa.bool_(), lambda one: is_least(one[1].title, one[1].note)),
     "note": (pa.string(), lambda one: one[1].note or None),
     "file": (pa.string(), lambda one: one[1].evidence[0].file),
     "sha256": (pa.string(), lambda one: one[1].evidence[0].sha256),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator
@@ -37,10 +38,30 @@ from lab.serve.rows import RunRow
 from lab.serve.sql.ask import ask
 from lab.serve.sql.saved import SAVED
 from lab.serve.web import perfetto
-from lab.serve.web.compared import before, changed, changes_of, fields_of, figure_lines, settings_of
+from lab.serve.web.compared import (
+    Setting,
+    before,
+    changed,
+    changes_of,
+    fields_of,
+    figure_lines,
+    settings_of,
+)
 from lab.serve.web.files import file_lines, media_type, verified
 from lab.serve.web.guard import FOREIGN, Foreign, Guard
-from lab.serve.web.listing import GROUPS, SORTS, Facts, Wish, fact_of, figure_labels, fits, listing
+from lab.serve.web.listing import (
+    GROUPS,
+    SORTS,
+    Facts,
+    Wish,
+    fact_of,
+    figure_labels,
+    fits,
+    is_bound,
+    is_elsewhere,
+    listing,
+    unit_of,
+)
 from lab.serve.worker import Task
 
 HERE = Path(__file__).parent
@@ -57,7 +78,9 @@ START = {
     "start.html": (HERE / "static" / "perfetto_start.html", "text/html"),
     "start.js": (HERE / "static" / "perfetto_start.js", "text/javascript"),
 }
+NUMERIC = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|FLOAT|DOUBLE|DECIMAL.*)\Z")  # of DuckDB's types
 MOST_COMPARED = 12
+MOST_DRAWN = 40  # settings in one chart
 MOST_SQL = 16_384
 BLOCK = 1 << 18
 CODES = {MissingError: 404, UsageError: 400, BusyError: 503, BadDataError: 422}
@@ -177,19 +200,23 @@ class Site:
             rooms=sorted({row.room for row in rows}),
             fields=fields_of(rows),
             figures=figure_lines(rows),
-            recordings=sorted({name.rsplit("/", 1)[0] for name in common} | common)[:200]
-            if len(rows) == 2
-            else [],
+            recordings=sorted(_folders_of_several(common) | common)[:200] if len(rows) == 2 else [],
         )
 
     def diff(self, request: Request) -> Response:
-        rows = self.compared(request.query_params)
-        if len(rows) != 2:
-            raise UsageError("a diff is of two runs")
-        name = request.query_params.get("part", "")
-        paths = tuple(str(recording_inside(self.index.path(row), name)) for row in rows)
+        """Of one recording in two runs, or of two recordings that belong to none."""
+        query = request.query_params
+        rows = self.compared(query)
+        files = query.getlist("file")
+        if not rows and len(files) == 2:
+            paths = tuple(str(recording_inside(self.index.root, name)) for name in files)
+        elif len(rows) == 2:
+            files = [query.get("part", "")]
+            paths = tuple(str(recording_inside(self.index.path(row), files[0])) for row in rows)
+        else:
+            raise UsageError("a diff is of two runs, or of two recordings", fix="tick two of them")
         done = self.jobs.run(Task(what="diff", paths=paths))
-        return self.page("diff", rows=rows, keys=[key_of(row) for row in rows], part=name, done=done)
+        return self.page("diff", rows=rows, keys=[key_of(row) for row in rows], files=files, done=done)
 
     def plot(self, request: Request) -> Response:
         rows, known = self.rows()
@@ -197,13 +224,17 @@ class Site:
         chosen = [row for row in rows if fits(row, query.get("q", ""), known, {})]
         labels = figure_labels(chosen)
         label = query.get("figure", "") or (labels[0] if labels else "")
+        unit = unit_of(chosen, label)
         settings = settings_of(chosen, label)
         return self.page(
             "plot",
             q=query.get("q", ""),
             labels=labels,
             label=label,
-            chart=_chart(settings, label) if settings else None,
+            chart=_chart(settings, label, unit) if settings else None,
+            unit=unit,
+            elsewhere=sum(is_elsewhere(row, label, unit) for row in chosen),
+            least=sum(is_bound(row, label) for row in chosen),
             settings=settings,
             changes=changes_of(settings),
             key_of=key_of,
@@ -249,6 +280,7 @@ class Site:
             found=found,
             saved=SAVED,
             tables=_tables(rows),
+            numeric=[NUMERIC.match(kind) is not None for kind in found.types] if found else [],
             keys={row.folder: key_of(row) for row in rows},
         )
 
@@ -393,6 +425,12 @@ def _link(wish: Wish, **more: Any) -> str:
     return "/?" + urlencode({name: value for name, value in {**values, **more}.items() if value != ""})
 
 
+def _folders_of_several(names: set[str]) -> set[str]:
+    """The folders that hold more than one of these files."""
+    folders = [name.rsplit("/", 1)[0] for name in names if "/" in name]
+    return {folder for folder in folders if folders.count(folder) > 1}
+
+
 def _chosen(query: QueryParams) -> str:
     """The run and the recordings of an address, for another one."""
     return urlencode([(name, value) for name, value in query.multi_items() if name in ("run", "file")])
@@ -417,36 +455,37 @@ def _groups(names: list[str]) -> list[tuple[str, list[str]]]:
     return list(found.items())
 
 
-def _chart(settings: list[Any], label: str) -> str:
-    """The figure of every run, in order of time, and each setting's mean with its interval."""
+def _chart(settings: list[Setting], label: str, unit: str) -> str:
+    """The figure of every run, in order of time, and beside them each setting's mean with its interval."""
     roles = ("computation", "communication", "ok", "memcpy", "warn", "unknown")
-    order = {
-        row.folder: at
-        for at, row in enumerate(
-            sorted(
-                {row.folder: row for one in settings for row, _ in one.values}.values(),
-                key=lambda row: row.created_utc,
-            ),
-            1,
-        )
-    }
+    rows = {row.folder: row for one in settings for row, _ in one.values}
+    by_time = sorted(rows.values(), key=lambda row: row.created_utc)
+    order = {row.folder: at for at, row in enumerate(by_time)}
+    beside = len(order) + max(1, len(order) // 12)
     series = []
-    for at, one in enumerate(settings[:40]):
-        points = [[order[row.folder], value, f"{row.folder}: {value:g}"] for row, value in one.values]
+    for at, one in enumerate(settings[:MOST_DRAWN]):
+        points = [
+            [order[row.folder], value, f"{row.folder}: {value:g} {unit}\n{row.created_utc[:16]}"]
+            for row, value in one.values
+        ]
         if one.low is not None:
-            last = max(point[0] for point in points)
-            words = f"mean of {plural(len(points), 'run')}: {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})"
-            points.append([last + 0.5, one.mean, words, one.low, one.high])
+            mean = f"{one.name}\nmean of {plural(len(points), 'run')}: {one.mean:.4g} {unit}"
+            words = f"{mean} ({one.low:.4g} to {one.high:.4g})"
+            points.append([beside + at * max(0.25, len(order) / 60), one.mean, words, one.low, one.high])
         series.append({"name": one.name[:60], "role": roles[at % len(roles)], "points": [points]})
-    return msgspec.json.encode(
-        {
-            "x": "runs in order of time",
-            "views": [{"y": label}],
-            "series": series,
-            "names": None,
-            "diagonal": False,
-        }
-    ).decode()
+    marks = [[at, text] for at, text in enumerate(_times(by_time)) if text]
+    if any(one.low is not None for one in settings):
+        marks.append([beside, "means"])
+    spec = {"x": "runs in order of time", "views": [{"y": f"{label} {unit}".strip()}], "series": series}
+    return msgspec.json.encode({**spec, "names": None, "marks": marks, "diagonal": False}).decode()
+
+
+def _times(rows: list[RunRow]) -> list[str]:
+    """What stands below each run: its day where that is a new one; the time where all are of one day."""
+    texts = [row.created_utc[:10] for row in rows]
+    if len(set(texts)) == 1:
+        texts = [row.created_utc[11:16] for row in rows]
+    return [text if at == 0 or text != texts[at - 1] else "" for at, text in enumerate(texts)]
 
 
 def _tables(rows: list[RunRow]) -> list[tuple[str, str]]:
@@ -484,4 +523,6 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"size": _size, "plural": plural, "when": lambda text: text[:16].replace("T", " ")}
+    found.tests["match_start"] = str.startswith
+    found.globals["words"] = {"ok": "ok", "warn": "reservations", "fail": "no result"}
     return found
