@@ -129,8 +129,16 @@ def chakra_schema():
         "IO": {1: "string", 2: "string", 3: "string"},
         "Metadata": {1: "string", 2: "attributes"},
         "Node": {
-            **{1: "uint64", 2: "string", 3: "int64", 4: "uint64s", 5: "uint64s", 6: "uint64", 7: "uint64"},
-            **{8: "io", 9: "io", 10: "attributes"},
+            1: "uint64",
+            2: "string",
+            3: "int64",
+            4: "uint64s",
+            5: "uint64s",
+            6: "uint64",
+            7: "uint64",
+            8: "io",
+            9: "io",
+            10: "attributes",
         },
     }
     file = descriptors.FileDescriptorProto(name="et.proto", package="et", syntax="proto3")
@@ -147,7 +155,7 @@ def chakra_schema():
 
 
 def test_protobuf_itself_reads_a_chakra_trace_by_its_schema(run, tmp_path):
-    attribute, _, metadata, node_of = chakra_schema()
+    _, _, metadata, node_of = chakra_schema()
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     trace = a_trace()
