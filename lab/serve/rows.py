@@ -13,6 +13,7 @@ from lab.core.words import plural, printable
 
 COMPLETE = "complete, as analysed"
 MOST_TEXT = 2000  # characters of one text of a row
+MOST_VALUE = 1e100  # of a figure; a larger one is only shown
 State = Literal["done", "failed", "open", "planned", "analysis", "unreadable"]
 
 
@@ -211,7 +212,7 @@ def _told(found: Findings | str | None) -> dict[str, Any]:
         "verdict": found.status,
         "lead": cut(next(iter(found.verdict), "")),
         "lacking": tuple(map(cut, found.lacking or ())),
-        "findings": found.findings,
+        "findings": tuple(map(_clean, found.findings)),
         "figures": tuple(_figure(one) for one in found.findings if one.kind == "figure"),
     }
 
@@ -303,6 +304,25 @@ def _is_incomplete(figure: Finding) -> bool:
 
 
 def _figure(one: Finding) -> Figure:
-    return Figure(
-        label=cut(one.title), text=cut(one.text), value=one.value, unit=one.unit, note=cut(one.note)
+    clean = _clean(one)
+    return Figure(label=clean.title, text=clean.text, value=clean.value, unit=clean.unit, note=clean.note)
+
+
+def _clean(one: Finding) -> Finding:
+    """The same in printable texts of bounded length, and no number that arithmetic cannot bear."""
+    evidence = tuple(
+        msgspec.structs.replace(
+            it, file=cut(it.file), columns=tuple(map(cut, it.columns)), values=tuple(map(cut, it.values))
+        )
+        for it in one.evidence
+    )
+    return msgspec.structs.replace(
+        one,
+        id=cut(one.id),
+        title=cut(one.title),
+        text=cut(one.text),
+        note=cut(one.note),
+        unit=cut(one.unit),
+        value=one.value if one.value is not None and abs(one.value) < MOST_VALUE else None,
+        evidence=evidence,
     )
