@@ -37,7 +37,7 @@ def test_a_clear_winner_over_repeats_is_named_with_its_lead_and_the_odds_of_chan
     )
     assert "The repeats do not overlap" in found.verdict[1]
     assert "once in 20 sweeps" in found.verdict[1]  # 6 choose 3
-    assert found.best is not None and (found.best.threads, found.best.channel) == A
+    assert found.best is not None and found.best.knobs[:2] == A
 
 
 def test_one_repeat_makes_no_claim_of_significance(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_failed_configuration_is_named_with_its_reason_and_never_wins(tmp_path
     tables = sweep({A: [100.0], B: [110.0]}, failed={C: "rank 3 ran out of memory"})
     tables.configs.loc[tables.configs["status"] == "failed", "total_time_ms"] = 1.0  # a torn run looks fast
     found = write(tables, tmp_path)
-    assert found.best is not None and (found.best.threads, found.best.channel) == A
+    assert found.best is not None and found.best.knobs[:2] == A
     assert "Left out, failed (rank 3 ran out of memory): 512t 28ch (repeat 0)." in found.verdict
     assert found.status == "warn"
     assert "512t 28ch failed" in (tmp_path / "report.html").read_text()

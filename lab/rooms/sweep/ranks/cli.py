@@ -153,6 +153,8 @@ def _show(settings: Any, files: list[Path], *, as_json: bool) -> None:
             {
                 "threads": one.config.threads,
                 "channels": one.config.channels,
+                **({"algorithm": one.config.algorithm} if one.config.algorithm else {}),
+                **({"protocol": one.config.protocol} if one.config.protocol else {}),
                 "repeat": one.config.repeat,
                 **encoded(one.explained),
                 "lacking": one.missing,
