@@ -16,7 +16,8 @@ def _show(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [("NVLSTree,Ring", "nvls_tree|ring"), ("nvls_tree", "nvls_tree"), (" LL128 ", "ll128")]
+    ("given", "words"),
+    [("NVLSTree,Ring", "nvls_tree|ring"), ("nvls_tree", "nvls_tree"), (" LL128 ", "ll128")],
 )
 def test_words_are_taken_as_the_library_spells_them(given, words):
     assert CliRunner().invoke(_show, ["--words", given]).output == f"{words}\n"

@@ -54,8 +54,8 @@ def read_table(path: Path) -> pd.DataFrame:
     try:
         # An empty algorithm or protocol is the library's own choice, and no missing value.
         table: pd.DataFrame = pd.read_csv(path)
-        filled = {name: table[name].fillna("") for name in SETTING if name in table}
-        table = table.assign(**filled)
+        words = table.reindex(columns=_LINE[1:]).astype(object)
+        table = table.assign(**words.where(words.notna(), ""))
     except (ValueError, pd.errors.ParserError) as error:
         raise BadDataError(
             f"not a CSV table: {error}", where=path, fix="write it again with lab gemm all --fresh"

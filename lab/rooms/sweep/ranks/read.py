@@ -132,12 +132,12 @@ def read_settings(
 
 def gpus_of(account: Account, state: GpuState | None) -> list[dict[str, Any]]:
     """One row per rank whose GPU was sampled: clocks, power, temperature within the recording."""
-    windows = [rows for rows in account.together.windows if len(rows)]
-    if state is None or not windows:
+    if state is None:
         return []
-    begin = min(int(rows[:, 1].min()) for rows in windows)
-    end = max(int(rows[:, 2].max()) for rows in windows)
-    return rows_of(state, account.ranks, begin, end)
+    windows = zip(account.ranks, account.together.windows, strict=True)
+    return rows_of(
+        state, {rank: (int(rows[:, 1].min()), int(rows[:, 2].max())) for rank, rows in windows if len(rows)}
+    )
 
 
 def lost_calls(one: Explained, world: int) -> list[str]:

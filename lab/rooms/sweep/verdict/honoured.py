@@ -58,7 +58,8 @@ def _not_proven(rows: pd.DataFrame, word: str, requested: str) -> str | None:
 def honoured(effective: pd.DataFrame, knob: str) -> list[str]:
     """Requested against effective values of `knob` (channels, ...), one sentence per pattern over sizes."""
     patterns: dict[tuple[tuple[str, tuple[float, ...]], ...], list[pd.DataFrame]] = {}
-    requested = effective[effective[f"requested_{knob}"] != ("" if knob in WORDS else 0)]
+    asked = effective[f"requested_{knob}"]
+    requested = effective[asked != "" if knob in WORDS else asked > 0]
     for _, rows in requested.groupby(f"requested_{knob}"):
         sizes = rows.groupby(f"{knob}_verdict")["msg_bytes"].unique()
         pattern = tuple((str(verdict), tuple(sorted(sizes[verdict]))) for verdict in _ordered(sizes.index))
