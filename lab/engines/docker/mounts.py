@@ -83,8 +83,8 @@ def _refuse(real: Path, option: str) -> None:
 
 def check_run_folder(run_dir: str) -> None:
     """Refuse, before anything is written to it, a run folder that no container may get."""
-    _own_folder(Path(run_dir))
     _refuse_place(Path(run_dir).resolve(), OPTION_OF["/out"])
+    _own_folder(Path(run_dir))
 
 
 def _refuse_place(real: Path, option: str) -> None:
