@@ -269,6 +269,66 @@ def test_what_is_not_the_image_that_was_named_gets_no_local_name(how, kind, said
     assert target.ref not in _inspected(target.ref)
 
 
+@pytest.mark.parametrize(
+    "said, what, fix",
+    [
+        (
+            "Error response from daemon: manifest for {ref} not found: manifest unknown: manifest unknown",
+            "reg.example.org:5000 has no such image (not found)",
+            "build it",
+        ),
+        (
+            "Error: initializing source docker://{ref}: reading manifest 1 in reg.example.org:5000/lab/cpu: "
+            "manifest unknown: manifest unknown",
+            "has no such image (manifest unknown)",
+            "the version",
+        ),
+        (
+            'Error response from daemon: Head "http://{ref}": no basic auth credentials',
+            "wants a login, or you may not read this image (no basic auth credentials)",
+            "podman login reg.example.org:5000",
+        ),
+        (
+            "Error: initializing source docker://{ref}: unauthorized: authentication required",
+            "wants a login",
+            "podman login reg.example.org:5000",
+        ),
+        (
+            "pull access denied for {ref}, repository does not exist or may require "
+            "'docker login': denied: requested access to the resource is denied",
+            "wants a login",
+            "podman login",
+        ),
+        (
+            'Get "https://{ref}": dial tcp 1.2.3.4:443: connect: connection refused',
+            "reg.example.org:5000 cannot be reached (connection refused)",
+            "the network",
+        ),
+        (
+            'Get "https://{ref}": dial tcp: lookup reg on 1.1.1.1:53: no such host',
+            "cannot be reached (no such host)",
+            "check the name",
+        ),
+        (
+            'Get "https://{ref}": http: server gave HTTP response to HTTPS client',
+            "no certificate that this engine accepts",
+            "insecure registries",
+        ),
+        (
+            "failed to register layer: write /x: no space left on device",
+            "the engine's disk is full",
+            "lab doctor",
+        ),
+        ("something new", "cannot pull: something new", "by hand"),
+    ],
+)
+def test_why_a_pull_failed_is_said_in_words_with_its_cure(said, what, fix):
+    """What Docker 20.10 and podman 4.3 said of a real registry, but for the last four."""
+    ref = f"reg.example.org:5000/lab/cpu@{DIGEST}"
+    error = acquire.pull_error("podman", ref, said.format(ref=ref))
+    assert what in error.what and fix in str(error.fix) and error.where == ref
+
+
 @pytest.fixture
 def box(tmp_path, monkeypatch):
     """An engine that answers and has no images, and one H200; -> what more the engine says of itself."""
