@@ -21,6 +21,7 @@ from lab.cli.setup import image_for, setup
 from lab.core.gpu import Gpu
 from lab.core.provenance import lab_with_content
 from lab.errors import BadDataError, ConfigError, EngineError, GpuError, MissingError, StepFailed, UsageError
+from lab.gpus.discover import Found
 from lab.images import acquire
 from lab.images.targets import targets
 
@@ -336,7 +337,7 @@ def box(tmp_path, monkeypatch):
     from tests.engines.docker.test_client import DOCKER, an_engine
 
     monkeypatch.setattr("lab.cli.setup.listed", lambda _: {})
-    monkeypatch.setattr("lab.cli.setup.discover", lambda: [gpu("nvidia", "sm_90")])
+    monkeypatch.setattr("lab.cli.setup.look", lambda: Found([gpu("nvidia", "sm_90")]))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("LAB_CDI_DIRS", str(tmp_path))
     monkeypatch.setenv(acquire.REGISTRY, "ghcr.io/me")
@@ -374,7 +375,7 @@ def test_a_broken_driver_does_not_concern_an_image_without_gpus(box, monkeypatch
     def broken():
         raise GpuError("nvidia-smi failed")
 
-    monkeypatch.setattr("lab.cli.setup.discover", broken)
+    monkeypatch.setattr("lab.cli.setup.look", broken)
     with box():
         done = CliRunner().invoke(setup, ["cpu-torch", "--dry-run"], catch_exceptions=False)
         assert "next: lab run --image cpu" in done.stdout
