@@ -142,8 +142,8 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
             lines.append(f"Failing trials ran at another {what} of the GPU (p {p:.2g}).")
     if same := [one.name for one in decision.cells if one.repeats]:
         lines.append(
-            f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may not "
-            "use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
+            f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may "
+            "not use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
         )
     errors = sum(one.error for one in decision.cells)
     if errors:
