@@ -203,7 +203,7 @@ class Columns:
         columns = {name: fields.ints(name) for name in ("stream", "correlation", "on_stream", "record")}
         device = fields.ints("device")
         columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
-        self._append("waits", columns)
+        self._tables["waits"].append(columns)
 
     def _add_arrows(self, found: ScannedPiece) -> None:
         fields = found.arrows
