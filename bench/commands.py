@@ -1,77 +1,89 @@
-"""Whole commands on real recordings of every format: CPU seconds and memory, start included.
+"""Whole commands on small and large traces: what a start costs (a) and what a megabyte adds (b).
 
-LAB_BENCH_BEFORE names another checkout of lab: both take turns, and the ratio is printed. LAB_BENCH_MB sizes
-the repeated trace (200).
+The tiny trace has 20 launches; the others are one rank of a sweep, repeated. Bars: `lab gemm report` of
+the tiny one 0.6 CPU s; of 200 MB `lab kernels unique -o` 2.5 and `lab nsys summary -o` 3.3 CPU s.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from bench import traces
-from bench.measure import Cost, median_of, whole_cost
+from bench.measure import Cost, cost, side_by_side
+from bench.table import Row, at_most, line_of, measured
 
-DATA = traces.DATA
-_RECORDINGS = {
-    "kineto": "serve/a_swap01.json.gz",
-    "nsys sqlite": "nsys_public/h100_2gpu_1s.sqlite.gz",
-    "nsys parquet": "captures/h200_decoder/nsys_graph_nodes_parquetdir",
-    "rocpd": "captures/rocpd_ck_batched_gemm_mi300x.db.gz",
-    "rocprofv3": "captures/rocprofv3_aorta_mi350x_dispatch_1_20000.json.gz",
+RUN = """
+    import sys
+    from lab.cli.main import main
+    sys.argv[0] = "lab"
+    main()
+"""
+COMMANDS = {
+    "lab gemm report": "gemm report {folder} -w 1 -q -o {out}",
+    "lab gemm report, second look": "gemm report {folder} -w 1 -q -o {out}",
+    "lab kernels unique -o": "kernels unique {file} -o {out}",
+    "lab nsys summary": "nsys summary {file}",
+    "lab nsys summary -o": "nsys summary {file} -o {out}",
+    "lab ranks": "ranks {folder}",
+    "lab inspect": "inspect {file}",
 }
-ROUNDS = 3
+BARS_S = {
+    ("lab gemm report", "tiny"): 0.6,
+    ("lab kernels unique -o", "200"): 2.5,
+    ("lab nsys summary -o", "200"): 3.3,
+}
+ROUNDS = int(os.environ.get("LAB_BENCH_ROUNDS", "3"))
 
 
 def main() -> None:
-    before = os.environ.get("LAB_BENCH_BEFORE")
     with tempfile.TemporaryDirectory() as name:
-        out = str(Path(name) / "out")
-        for title, words in _rows(Path(name), out):
-            _show(title, words, before)
+        root = Path(name)
+        files = {
+            "tiny": traces.made(root / "tiny.json", 0.02),
+            "56": traces.big(root, 56),
+            "200": traces.big(root, 200),
+        }
+        for size, file in files.items():
+            place = root / size / "rank0"
+            place.mkdir(parents=True)
+            file.rename(place / "trace.json")
+            files[size] = place / "trace.json"
+        for command in COMMANDS:
+            show(command, files, root / "out")
 
 
-def _rows(folder: Path, out: str) -> list[tuple[str, list[str]]]:
-    rows = []
-    for kind, place in _RECORDINGS.items():
-        if not (path := DATA / place).exists():
-            print(f"skipped {kind}: not at {path}")
-            continue
-        rows.append((f"inspect, {kind}", ["inspect", str(path)]))
-        rows.append((f"diff, {kind}", ["diff", str(path), str(path)]))
-    for kind, place in {
-        "planted": "ranks/planted/base",
-        "recorded": "sweep_h200/256thread/nccl_28channels",
-    }.items():
-        if (path := DATA / place).exists():
-            rows.append((f"ranks, 8 {kind}", ["ranks", str(path), "-o", out]))
-    megabytes = int(os.environ.get("LAB_BENCH_MB", "200"))
-    big = str(traces.big(folder, megabytes))
-    rows.append((f"kernels unique, {megabytes} MB", ["kernels", "unique", big, "-o", out]))
-    rows.append((f"nsys summary -o, {megabytes} MB", ["nsys", "summary", big, "-o", out]))
-    return rows
+def show(command: str, files: dict[str, Path], out: Path) -> None:
+    """A row per size; a and b are of the line through all three."""
+    costs = side_by_side(ROUNDS, *(partial(run, command, file, out / size) for size, file in files.items()))
+    megabytes = {size: file.stat().st_size / 1e6 for size, file in files.items()}
+    a, b = line_of({megabytes[size]: one.cpu_s for size, one in zip(files, costs, strict=True)})
+    for size, one in zip(files, costs, strict=True):
+        bar = BARS_S.get((command, size))
+        limit, met = at_most(one.cpu_s, bar, "s") if bar else ("", None)
+        measured(
+            Row(
+                f"`{command}`",
+                size="tiny" if size == "tiny" else f"{megabytes[size]:.0f} MB",
+                cost=f"{one.cpu_s:.2f} CPU s",
+                memory_mb=one.peak_mb,
+                start_s=a,
+                s_per_mb=b,
+                limit=limit,
+                met=met,
+            )
+        )
 
 
-def _show(title: str, words: list[str], before: str | None) -> None:
-    trees = [None, before] if before else [None]
-    rounds = [[_run(words, tree) for tree in trees] for _ in range(ROUNDS)]
-    now, *then = (median_of(costs) for costs in zip(*rounds, strict=True))
-    ratio = f"; before {_of(then[0])}: {now.cpu_s / then[0].cpu_s:.2f}x the time" if then else ""
-    print(f"{title}: {_of(now)}{ratio}", flush=True)
-
-
-def _run(words: list[str], tree: str | None) -> Cost:
-    cost, code = whole_cost([sys.executable, "-m", "lab", *words], tree)
-    if code not in (0, 1):  # 1: written, and the recording is known to lack something
-        raise SystemExit(f"lab {' '.join(words)} failed with {code}")
-    return cost
-
-
-def _of(one: Cost) -> str:
-    return f"{one.cpu_s:.2f} s CPU, {one.peak_mb:.0f} MB"
-
-
-if __name__ == "__main__":
-    main()
+def run(command: str, file: Path, out: Path) -> Cost:
+    """Exit code 1 is an answer: a repeated trace is not complete."""
+    again = command.endswith("second look")
+    if not again:
+        shutil.rmtree(out, ignore_errors=True)  # with it goes the cache
+    words = [word.format(file=file, folder=file.parents[1], out=out) for word in COMMANDS[command].split()]
+    if again and not out.exists():
+        cost(RUN, *words, codes=(0, 1))
+    return cost(RUN, *words, codes=(0, 1))

@@ -11,11 +11,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from lab.core.compiled import Compiling
+from lab.core import compiled
 from lab.errors import LabError
 
+__all__ = ["READER", "C", "LabError", "find", "wants_plain"]
 READER = "LAB_READER"  # "plain" leaves C out
-C = Compiling(
+C = compiled.Compiling(
     language="C",
     variable="CC",
     names=("cc", "gcc", "clang"),
@@ -29,16 +30,18 @@ def wants_plain() -> bool:
     return os.environ.get(READER) == "plain"
 
 
-def find(
-    source: Path, packaged: Path, typed: Callable[[ctypes.CDLL], ctypes.CDLL]
-) -> tuple[ctypes.CDLL | None, str]:
-    """The library of `source` and where it is from; None and why there is none.
-
-    packaged: where a platform wheel has it; typed: gives its functions their types.
-    """
+def find(source: Path, typed: Callable[[ctypes.CDLL], ctypes.CDLL]) -> tuple[ctypes.CDLL | None, str]:
+    """The library of `source`, with the types that `typed` gives its functions; and where it is from, or why
+    there is none."""
+    why = "this lab came without a compiled one"
+    if compiled.PACKAGED.is_dir():
+        why = "the one that came with this lab is for another machine or version"
+    if place := C.packaged(source):
+        try:
+            return typed(C.loaded(place)), "native, from the wheel"
+        except LabError as error:
+            why = f"of the wheel's, {error.what.splitlines()[0]}"
     try:
-        if packaged.exists():
-            return typed(C.loaded(packaged)), "native, from the package"
-        return typed(C.built(source)), "native, compiled here"
+        return typed(C.built(source)), f"native, compiled here ({why})"
     except LabError as error:
-        return None, f"plain: {error.what.splitlines()[0]}"
+        return None, f"plain: {error.what.splitlines()[0]} ({why})"

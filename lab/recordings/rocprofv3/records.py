@@ -173,8 +173,7 @@ SYMBOLS = msgspec.json.Decoder(list[Symbol])
 def columns_of(what: str, rows: Sequence[Any]) -> Columns:
     """Columns (n,) of int64 of one piece's rows."""
     return {
-        name: np.fromiter(map(of, rows), dtype=np.int64, count=len(rows))
-        for name, of in _OF[what].items()
+        name: np.fromiter(map(of, rows), dtype=np.int64, count=len(rows)) for name, of in _OF[what].items()
     }
 
 

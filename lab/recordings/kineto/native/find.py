@@ -10,7 +10,6 @@ from lab.core.native import READER, C, find, wants_plain
 
 __all__ = ["READER", "C", "library", "library_state"]
 SOURCE = Path(__file__).with_name("scan.c")
-PACKAGED = Path(__file__).with_name("_scan.so")
 
 
 def library() -> ctypes.CDLL | None:
@@ -25,7 +24,7 @@ def library_state() -> str:
 
 @cache
 def _found() -> tuple[ctypes.CDLL | None, str]:
-    return find(SOURCE, PACKAGED, _typed)
+    return find(SOURCE, _typed)
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:

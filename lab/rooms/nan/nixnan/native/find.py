@@ -7,7 +7,6 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("lines.c")
-PACKAGED = Path(__file__).with_name("_lines.so")
 
 
 class Word(ctypes.Structure):
@@ -35,7 +34,7 @@ def library() -> ctypes.CDLL | None:
 def _found() -> ctypes.CDLL | None:
     from lab.core.native import find  # it brings subprocess along, which a small log does without
 
-    return find(SOURCE, PACKAGED, _typed)[0]
+    return find(SOURCE, _typed)[0]
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
