@@ -11,6 +11,7 @@ import sys
 BENCHES = (
     "help",
     "read_trace",
+    "diff",
     "integrity",
     "tracelens",
     "collectives",

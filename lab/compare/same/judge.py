@@ -79,17 +79,17 @@ class Verdict(msgspec.Struct, kw_only=True):
     on_equal_inputs: list[Place]  # ops whose inputs are bit-equal and whose outputs are not
     modules: list[Place]
     grads: list[Place]
-    only_a: list[str]
-    only_b: list[str]
-    n_only_a: int
-    n_only_b: int
+    only_a: list[str] = []
+    only_b: list[str] = []
+    n_only_a: int = 0
+    n_only_b: int = 0
     samples: int
     ops: int  # paired outputs of ops
     with_own_error: int  # of them, those whose own error both runs recorded (at another precision: either)
     renamed: int  # pairs whose module or weight has another name in B: paired by the order of equal ops
     masked: int  # pairs with NaN or infinity in both runs whose bits differ: norms say nothing of the rest
     not_finite: int  # pairs with NaN or infinity in both runs
-    problems: list[str]
+    problems: list[str] = []
 
 
 class _Columns(NamedTuple):
@@ -117,59 +117,72 @@ def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Re
     rows_a, rows_b = _at(a, level), _at(b, level)
     pairs = pair([a.rows[k] for k in rows_a], [b.rows[k] for k in rows_b])
     at_a, at_b = rows_a[pairs.a], rows_b[pairs.b]
-    first = [a.rows[k] for k in at_a]
-    second = [b.rows[k] for k in at_b]
     used = [*floors, *([reference] if reference else [])]
     columns = _columns(a, b, at_a, at_b, used)
+    first, second = [a.rows[k] for k in at_a], [b.rows[k] for k in at_b]
+    places = _Places(first, second, a.samples[at_a], b.samples[at_b], columns)
+    verdict = _verdict(places, first, second, columns, len(used))
+    verdict.level = level
+    verdict.only_a = [_name(a.rows[rows_a[k]]) for k in pairs.only_a[:LISTED]]
+    verdict.only_b = [_name(b.rows[rows_b[k]]) for k in pairs.only_b[:LISTED]]
+    verdict.n_only_a, verdict.n_only_b = len(pairs.only_a), len(pairs.only_b)
+    verdict.problems = [f"{one.path.name}: {lack}" for one in (a, b, *used) for lack in one.lacks]
+    verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
+    return verdict
+
+
+def _verdict(
+    places: _Places, first: Sequence[Row], second: Sequence[Row], columns: _Columns, floors: int
+) -> Verdict:
+    """What the paired outputs say, without an outcome yet. floors: recordings that the floor rests on."""
     types = {(x.dtype, y.dtype) for x, y in zip(first, second, strict=True) if _other(x, y)}
     other = sorted(" against ".join(both) for both in types)
-    places = _Places(first, second, a.samples[at_a], b.samples[at_b], columns)
-    made = places.made_by(_own_errors(first, second, bool(other)))
-    equal_inputs = places.on_equal_inputs()
-    beyond = np.flatnonzero(columns.beyond) if not other else np.flatnonzero(_counts_differ(first, second))
-    not_finite = np.array(
-        [bool(x.nan or x.inf) and bool(y.nan or y.inf) for x, y in zip(first, second, strict=True)],
-        dtype=bool,
-    )
-    known = ~np.isnan(columns.floor)
-    ratio = columns.rel[known] / columns.floor[known]
-    verdict = Verdict(
+    not_finite = _not_finite(first, second)
+    return Verdict(
         outcome="",
         reason="",
-        level=level,
+        level="",
         precision="; ".join(other) or "equal",
         paired=len(first),
         bits=Bits(
             int((columns.bits >= 0).sum()), int((columns.bits == 0).sum()), places.first(columns.bits == 0)
         ),
-        values=Values(
-            floors=len(used),
-            unknown=int((~known).sum()),
-            beyond=len(beyond),
-            largest_ratio=_finite(ratio.max()) if len(ratio) else None,
-            first=places.at(int(beyond[0]), places.why(int(beyond[0]))) if len(beyond) else None,
-        ),
-        made_by=made[:LISTED],
-        on_equal_inputs=equal_inputs[:LISTED],
+        values=_values(places, columns, _counts_differ(first, second) if other else columns.beyond, floors),
+        made_by=places.made_by(_own_errors(first, second, bool(other)))[:LISTED],
+        on_equal_inputs=places.on_equal_inputs()[:LISTED],
         modules=places.of_kind("module")[:LISTED],
         grads=places.of_kind("grad")[:LISTED],
-        only_a=[_name(a.rows[rows_a[k]]) for k in pairs.only_a[:LISTED]],
-        only_b=[_name(b.rows[rows_b[k]]) for k in pairs.only_b[:LISTED]],
-        n_only_a=len(pairs.only_a),
-        n_only_b=len(pairs.only_b),
         samples=int(max((len(row.sample) for row in first), default=0)),
         ops=sum(row.kind == "op" for row in first),
         with_own_error=_with_own_error(first, second, bool(other)),
-        renamed=sum(
-            x.module != y.module or (x.kind in ("weight", "grad") and x.op != y.op)
-            for x, y in zip(first, second, strict=True)
-        ),
+        renamed=sum(map(_has_other_name, first, second)),
         masked=int((not_finite & (columns.bits != 1) & ~columns.beyond).sum()),
         not_finite=int(not_finite.sum()),
-        problems=[f"{one.path.name}: {lack}" for one in (a, b, *used) for lack in one.lacks],
     )
-    verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
-    return verdict
+
+
+def _values(places: _Places, columns: _Columns, beyond: np.ndarray, floors: int) -> Values:
+    """beyond (n,): the pairs that no noise explains."""
+    known = ~np.isnan(columns.floor)
+    ratio = columns.rel[known] / columns.floor[known]
+    rows = np.flatnonzero(beyond).tolist()
+    return Values(
+        floors=floors,
+        unknown=int((~known).sum()),
+        beyond=len(rows),
+        largest_ratio=_finite(ratio.max()) if len(ratio) else None,
+        first=places.at(rows[0], places.why(rows[0])) if rows else None,
+    )
+
+
+def _not_finite(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
+    """Pairs (n,) with NaN or infinity in both runs."""
+    found = [bool(x.nan or x.inf) and bool(y.nan or y.inf) for x, y in zip(a, b, strict=True)]
+    return np.array(found, dtype=bool)
+
+
+def _has_other_name(a: Row, b: Row) -> bool:
+    return a.module != b.module or (a.kind in ("weight", "grad") and a.op != b.op)
 
 
 def _check_floor(a: Recording, floor: Recording) -> None:

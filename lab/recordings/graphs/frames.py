@@ -17,10 +17,9 @@ from lab.recordings.kineto.decode import EventDecoder, clean_text
 from lab.recordings.kineto.frame import decode_frame, integer_of
 from lab.recordings.kineto.times import digits_us_to_ns, float_us_to_ns
 from lab.recordings.pieces import EventPieces
-from lab.recordings.tables import Table
+from lab.recordings.tables import MODULE, Table, Trace
 from lab.recordings.views.launches import innermost, thread_nesting
 
-MODULE = "nn.Module: "
 _NUMBER = re.compile(r"_\d+\Z")
 _LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)\Z")
 # Files of the framework itself: a line in them says nothing about the model.
@@ -112,6 +111,11 @@ def layers_of(paths: list[tuple[str, ...]]) -> list[str]:
 def class_of(module: str) -> str:
     """`Linear` of `Linear_7`."""
     return _NUMBER.sub("", module)
+
+
+def modules_of(trace: Trace) -> Frames:
+    """The calls of modules that were read with the trace."""
+    return Frames(trace.modules, trace.strings)
 
 
 def read_frames(path: Path) -> Frames:

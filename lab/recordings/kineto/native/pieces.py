@@ -26,23 +26,27 @@ from lab.recordings.kineto.native.scanner import (
     scanner,
 )
 from lab.recordings.kineto.times import FLOAT_EXACT_US
-from lab.recordings.kineto.values import ColumnEncoder
+from lab.recordings.kineto.values import ColumnEncoder, Lookup
+from lab.recordings.tables import MODULE
 
-TABLES = ("", "names", "flows", "kernels", "ops", "runtime", "ranges")
+TABLES = ("", "names", "flows", "kernels", "ops", "runtime", "ranges", "functions")
 _CODE = {table: code for code, table in enumerate(TABLES)}
 _TIMED = ("kernels", "ops", "runtime", "ranges")
 _NUMBERS_AS_TEXT = DEVICE_TEXT | STREAM_TEXT | ORIGINAL_STREAM_TEXT | BYTES_TEXT
+_MODULE = MODULE.encode()
 _EXACT_NS = int(FLOAT_EXACT_US) * 1000
 
 
 @dataclass(frozen=True)
 class ScannedPiece:
-    """timed: the slices of each table with ts_ns and dur_ns, each (n,). exact: a time is beyond a float64.
+    """timed: the slices of each table with ts_ns and dur_ns, each (n,), and modules those of modules' calls.
+    exact: a time is beyond a float64.
 
     indices: the recorder's own numbers of operators and ranges, and of other events.
     """
 
     timed: Mapping[str, tuple[Scanned, np.ndarray, np.ndarray]]
+    modules: tuple[Scanned, np.ndarray, np.ndarray]
     exact: bool
     indices: tuple[np.ndarray, np.ndarray]
     _arrows: Rows
@@ -68,6 +72,7 @@ class ScannedPieces:
     def __init__(self, own: Scanner, encode: ColumnEncoder, table_of: Mapping[str, str]) -> None:
         self._scanner, self._table_of = own, table_of
         self.texts = Texts(own, encode)
+        self._is_module = Lookup(lambda one: one >= 0 and own.texts[one].startswith(_MODULE))
         self._codes = np.empty(0, dtype=np.int64)  # of tables, by the number of a category's text
 
     @classmethod
@@ -91,6 +96,10 @@ class ScannedPieces:
                 return None
             exact |= bool((own.ts_ns >= _EXACT_NS).any())
             timed[name] = Scanned(own, self.texts), own.ts_ns, own.dur_ns
+        modules = self._modules(rows.where((table == _CODE["functions"]) & (phase == SLICE)))
+        if _has_odd_times(modules):
+            return None
+        exact |= bool((modules.ts_ns >= _EXACT_NS).any())
         arrows = rows.where((table == _CODE["flows"]) & ((phase == ARROW_START) | (phase == ARROW_END)))
         exact |= bool((arrows.ts_ns >= _EXACT_NS).any())
         of_operators = (table == _CODE["ops"]) | (table == _CODE["ranges"])
@@ -103,7 +112,14 @@ class ScannedPieces:
         is_meta = np.flatnonzero((table == _CODE["names"]) & (phase == META))
         spans = zip(rows.start[is_meta].tolist(), rows.end[is_meta].tolist(), strict=True)
         meta = tuple(text[start:end] for start, end in spans)
-        return ScannedPiece(timed, exact, indices, arrows, self.texts, meta)
+        of_modules = Scanned(modules, self.texts), modules.ts_ns, modules.dur_ns
+        return ScannedPiece(timed, of_modules, exact, indices, arrows, self.texts, meta)
+
+    def _modules(self, functions: Rows) -> Rows:
+        """The calls of modules among Python's calls."""
+        used, which = np.unique(functions.name, return_inverse=True)
+        wanted = np.array([self._is_module[one] for one in used.tolist()], dtype=bool)
+        return functions.where(wanted[which.ravel()])
 
     def _tables(self, cats: np.ndarray) -> np.ndarray:
         """The code of each event's table (n,)."""
