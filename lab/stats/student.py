@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 
+@lru_cache(maxsize=1024)
 def quantile(p: float, freedom: float) -> float:
     """The quantile of Student's t for p >= 0.5, by Newton's steps that stay between known bounds."""
     beyond = 1 - p  # of the tail, because near 1 a distribution function has no digits left

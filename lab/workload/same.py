@@ -1,7 +1,8 @@
 """The recorder behind `lab.same`: a row per output of an op or module, of a weight and of a gradient.
 
 Every row has a checksum of all bits that needs no order (so shards and threads add up), the L2 norm and the
-largest magnitude of all elements, and some elements at places that depend on their number alone. With a
+largest magnitude of all elements, their sums under random signs (which elements that swap places or change
+their sign move, and no norm shows), and some elements at places that depend on their number alone. With a
 reference an op is called once more in float64 on the inputs it got: the error that is its own.
 """
 
@@ -25,6 +26,7 @@ from lab.errors import StorageError, UsageError
 
 FORMAT = 1
 SAMPLES = 32
+SIGNS = 4  # sums under random signs
 CHUNK = 1 << 22  # elements whose checksum is computed at once
 LEVELS = ("op", "module", "ends")
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -250,19 +252,30 @@ def facts(tensor: Tensor) -> dict[str, Any]:
 
 
 def _norms(flat: Tensor) -> dict[str, Any]:
-    """L2 norm, largest magnitude and counts over all elements, by parts: all in float64 may not fit."""
+    """L2 norm, largest magnitude, sums under random signs and counts over all elements, by parts: all in
+    float64 may not fit."""
     squares, largest, nan, inf = 0.0, 0.0, 0, 0
+    sums = [0.0] * SIGNS
     for start in range(0, flat.numel(), CHUNK):
         part = flat[start : start + CHUNK].double()
         squares += float(part.square().sum())
         largest = max(largest, float(part.abs().max()))
         nan, inf = nan + int(part.isnan().sum()), inf + int(part.isinf().sum())
+        sums = [one + more for one, more in zip(sums, _signed_sums(part, start), strict=True)]
     return {
         "l2": math.sqrt(squares) if squares >= 0 else squares,
         "absmax": math.nan if nan else largest,
         "nan": nan,
         "inf": inf,
+        "signed": sums,
     }
+
+
+def _signed_sums(part: Tensor, start: int) -> list[float]:
+    """Of elements (n,) from place `start` on, under SIGNS signs that depend on the place alone."""
+    place = torch.arange(start, start + part.numel(), dtype=torch.int64, device=part.device)
+    bits = _mix64((place + 1) * 0x1E3779B97F4A7C15)
+    return [float(torch.where((bits >> (40 + one)) & 1 == 0, part, -part).sum()) for one in range(SIGNS)]
 
 
 def sample_places(size: int) -> list[int]:

@@ -42,25 +42,24 @@ def floors_of(generator, spread, common=0.002):
     return of_processes(drawn(generator, 8, spread, common=common), {"host": "here"}, {"command": "x"})
 
 
-@pytest.mark.parametrize("with_floors", [False, True])
-@pytest.mark.parametrize("spread", [0.002, 0.02, 0.09])
-def test_of_two_hundred_equal_checks_at_most_one_percent_calls_anything_slower(spread, with_floors):
+@pytest.mark.parametrize(("spread", "with_floors"), [(0.002, True), (0.02, False), (0.09, True)])
+def test_of_a_hundred_equal_checks_at_most_one_calls_anything_slower(spread, with_floors):
     """Short kernels scatter ten times as much; the allowed slowdown is 0, so every alarm is false."""
     generator = np.random.default_rng(int(spread * 1e4))
     spreads = spread * np.where(SIZES_NS < 5e3, 10, 1).clip(max=0.2 / spread)
     wrong = 0
-    for _ in range(200):
+    for _ in range(100):
         floors = floors_of(generator, spreads) if with_floors else None
         sides = drawn(generator, 12, spreads), drawn(generator, 12, spreads)
         wrong += gate(*sides, 0.0, floors)[0].outcome == "regression"
-    assert wrong <= 2
+    assert wrong <= 1
 
 
-def test_one_kernel_of_two_percent_of_the_step_five_percent_slower_is_named_alone():
-    """The step grows by 0.3 %, which no time of the step proves."""
+def test_one_kernel_of_seven_percent_of_the_step_five_percent_slower_is_named_alone():
+    """The step grows by 0.35 %, which no time of the step proves."""
     generator = np.random.default_rng(5)
     named, wrong, looks = 0, 0, []
-    for _ in range(100):
+    for _ in range(50):
         floors = floors_of(generator, 0.003)
         sides = drawn(generator, 12, 0.003), drawn(generator, 12, 0.003, slow=[(45, 1.05)])
         verdict, n = gate(*sides, 0.02, floors)
@@ -69,7 +68,7 @@ def test_one_kernel_of_two_percent_of_the_step_five_percent_slower_is_named_alon
         wrong += any(one != "aten::op45" for one in slower)
         looks.append(n)
         assert "regression" not in {one.outcome for one in verdict.metrics}
-    assert named >= 99 and wrong == 0 and sum(n <= 6 for n in looks) >= 90
+    assert named >= 49 and wrong == 0 and sum(n <= 6 for n in looks) >= 45
 
 
 def test_a_gain_is_told_by_the_same_rule_and_does_not_hide_a_loss():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from lab.compare.same.numbers import EPS, FLOATS, LEAST, change, local_ratio, relative, ulps
+from lab.compare.same.numbers import EPS, FLOATS, LEAST, change, local_ratio, moved, relative, ulps
 from lab.compare.same.pairs import Pairs, pair
 from lab.compare.same.recording import Recording, Row
 from lab.errors import UsageError
@@ -20,6 +20,7 @@ PAIRED = 0.5  # the share of A's rows that must have a partner
 LISTED = 2000  # rows in the JSON; the counts are of all
 # What draws random numbers, by its name: torch, in A's first differing output.
 RANDOM = ("bernoulli", "dropout", "rand", "aten.normal", "uniform", "multinomial", "exponential", "philox")
+NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
 
 
@@ -113,6 +114,8 @@ def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Re
         raise UsageError(
             f"{reference.path} is not in float64", fix="record model.double() on the same inputs"
         )
+    if reference:
+        _check_inputs(a, reference, "the reference", equal=False)
     level = min((_level(a), _level(b)), key=LEVELS.index)
     rows_a, rows_b = _at(a, level), _at(b, level)
     pairs = pair([a.rows[k] for k in rows_a], [b.rows[k] for k in rows_b])
@@ -198,6 +201,52 @@ def _check_floor(a: Recording, floor: Recording) -> None:
             f"the floor {floor.path} equals A bit by bit: it shows no noise",
             fix="record it inside lab.same.nudged",
         )
+    _check_inputs(a, floor, "the floor", equal=True)
+    _check_draws(a, floor)
+
+
+def _check_inputs(a: Recording, other: Recording, name: str, *, equal: bool) -> None:
+    """Of other inputs everything differs, and as a floor would call everything noise. equal: bit by bit; a
+    float64 reference has the same values."""
+    mine, theirs = ([row for row in one.rows if row.kind == "input"] for one in (a, other))
+    if not mine or not theirs:
+        return
+    if len(mine) == len(theirs) and all(map(_same_input if equal else _near_input, mine, theirs)):
+        return
+    raise UsageError(
+        f"{name} {other.path} was recorded with other inputs than A",
+        fix="record the same batch, seeded alike",
+    )
+
+
+def _same_input(a: Row, b: Row) -> bool:
+    return a.shape == b.shape and a.ck == b.ck
+
+
+def _near_input(a: Row, b: Row) -> bool:
+    here, there = (np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b))
+    near = EPS.get(a.dtype, 0.0)
+    return a.shape == b.shape and np.allclose(here, there, rtol=near, atol=0.0, equal_nan=True)
+
+
+def _check_draws(a: Recording, floor: Recording) -> None:
+    """Other random numbers are no noise of rounding. A draw is judged where nothing before it could change
+    it."""
+    pairs = pair(a.rows, floor.rows)
+    for k, j in zip(pairs.a.tolist(), pairs.b.tolist(), strict=True):
+        mine, theirs = a.rows[k], floor.rows[j]
+        if any(word in mine.op for word in RANDOM) and _shown_apart(mine, theirs):
+            raise UsageError(
+                f"the floor {floor.path} drew other random numbers than A (first: {mine.op})",
+                fix="seed both runs alike: torch.manual_seed before each recording",
+            )
+
+
+def _shown_apart(a: Row, b: Row) -> bool:
+    """Whether a draw differs by more than its inputs' rounding could: by a thousandth of its norm."""
+    here, there = (np.array([[np.nan if one is None else one for one in row.sample]]) for row in (a, b))
+    same_places = here.shape == there.shape and a.sample_at == b.sample_at and here.size
+    return bool(same_places and a.ck != b.ck and relative(here, there)[0] > NOT_ROUNDING)
 
 
 def _mostly_float64(one: Recording) -> bool:
@@ -295,12 +344,14 @@ def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]
 def _differences(
     a: Sequence[Row], b: Sequence[Row], samples_a: np.ndarray, samples_b: np.ndarray
 ) -> list[np.ndarray]:
-    """Of sampled elements, of the L2 norm and of the largest magnitude (three columns (n,))."""
-    moved = [x.sample_at != y.sample_at for x, y in zip(a, b, strict=True)]
-    sampled = np.where(moved, np.nan, relative(samples_a, samples_b))
-    sampled = np.where(np.isnan(sampled), change([x.l2 for x in a], [y.l2 for y in b]), sampled)
+    """Of elements, of the L2 norm and of the largest magnitude (three columns (n,)). Elements: the larger of
+    what the sampled ones and the sums of all under random signs say, else the norm."""
+    elsewhere = [x.sample_at != y.sample_at for x, y in zip(a, b, strict=True)]
+    sampled = np.where(elsewhere, np.nan, relative(samples_a, samples_b))
     norms = change([x.l2 for x in a], [y.l2 for y in b])
-    return [sampled, norms, change([x.absmax for x in a], [y.absmax for y in b])]
+    elements = np.fmax(sampled, moved(a, b))
+    elements = np.where(np.isnan(elements), norms, elements)
+    return [elements, norms, change([x.absmax for x in a], [y.absmax for y in b])]
 
 
 def _counts_differ(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
@@ -361,7 +412,7 @@ class _Places:
         if (a.nan, a.inf) != (b.nan, b.inf):
             return f"{a.nan:,} NaN and {a.inf:,} infinities in A, {b.nan:,} and {b.inf:,} in B"
         over = self._columns.rel[index] > BEYOND * self._columns.floor[index]
-        return "" if over else "in the norm of all elements or the largest one, not in the sampled ones"
+        return "" if over else "in the norm of all elements or the largest one, not in single ones"
 
     def made_by(self, ratios: tuple[np.ndarray, np.ndarray]) -> list[Place]:
         found = []
