@@ -9,9 +9,11 @@ reference an op is called once more in float64 on the inputs it got: the error t
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,8 @@ SIGNS = 4  # sums under random signs
 CHUNK = 1 << 22  # elements whose checksum is computed at once
 LEVELS = ("op", "module", "ends")
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# In a schema: `Tensor(a)` is the memory of an argument, `Tensor(a!)` is written.
+_VIEW, _WRITTEN = re.compile(r"\([a-z|*]+(?: -> [a-z|*]+)?\)"), re.compile(r"\([a-z|]+!")
 _dispatch: Any = torch.utils._python_dispatch
 
 
@@ -329,16 +333,22 @@ def _doubled(value: Any) -> Any:
 
 def _makes_no_values(func: Any, name: str) -> bool:
     """Views show values that are recorded already; what `empty` returns is not computed."""
-    if "empty" in name:
-        return True
-    returns = func._schema.returns if hasattr(func, "_schema") else ()
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+    return "empty" in name or _aliases(func)[0]
 
 
 def _changes_arguments(func: Any) -> bool:
+    return _aliases(func)[1]
+
+
+@functools.cache
+def _aliases(func: Any) -> tuple[bool, bool]:
+    """Whether an op returns a view, and whether it writes into an argument; by the text of its schema,
+    because torch 1.12 shows neither in another way. Without a schema the second is unknown, and taken for
+    so."""
     if not hasattr(func, "_schema"):
-        return True  # torch 1.12 before schemas were attached: unknown
-    return any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+        return False, True
+    arguments, _, returns = str(func._schema).rpartition(") -> ")
+    return _VIEW.search(returns) is not None, _WRITTEN.search(arguments) is not None
 
 
 def _is_random(func: Any) -> bool:

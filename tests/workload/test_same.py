@@ -17,7 +17,7 @@ from lab import same  # noqa: E402
 from lab.compare.same.judge import judge  # noqa: E402
 from lab.compare.same.recording import read  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
-from lab.workload.same import facts, sample_places  # noqa: E402
+from lab.workload.same import _aliases, facts, sample_places  # noqa: E402
 
 
 class Plant(TorchDispatchMode):
@@ -306,3 +306,19 @@ def test_a_floor_or_reference_of_other_inputs_or_draws_is_refused(runs, tmp_path
     torch.manual_seed(6)
     with pytest.raises(UsageError, match="drew other random numbers"):
         judge(first, first, [run("redrawn", x, dropping)], None)
+
+
+def test_the_text_of_a_schema_says_what_its_alias_marks_say():
+    """torch 1.12 has the text alone."""
+    ops = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if not name.startswith("_")]
+    overloads = [getattr(op, name) for op in ops if hasattr(op, "overloads") for name in op.overloads()]
+    seen = set()
+    for one in overloads:
+        returns, given = (
+            [part.alias_info for part in parts if part.alias_info is not None]
+            for parts in (one._schema.returns, one._schema.arguments)
+        )
+        marks = any(not alias.is_write for alias in returns), any(alias.is_write for alias in given)
+        assert _aliases(one) == marks, str(one._schema)
+        seen.add(marks)
+    assert len(overloads) > 1000 and {(False, False), (True, False), (False, True)} <= seen

@@ -20,6 +20,8 @@ PAIRED = 0.5  # the share of A's rows that must have a partner
 LISTED = 2000  # rows in the JSON; the counts are of all
 # What draws random numbers, by its name: torch, in A's first differing output.
 RANDOM = ("bernoulli", "dropout", "rand", "aten.normal", "uniform", "multinomial", "exponential", "philox")
+BLIND = 0.05  # a floor of which ten times is half of the output: nothing could be seen
+MOST_BLIND = 0.1  # the share of such outputs that a verdict bears
 NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
 
@@ -90,6 +92,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     renamed: int  # pairs whose module or weight has another name in B: paired by the order of equal ops
     masked: int  # pairs with NaN or infinity in both runs whose bits differ: norms say nothing of the rest
     not_finite: int  # pairs with NaN or infinity in both runs
+    blind: int = 0  # pairs whose bits differ and whose floor is so large that any change would pass
+    blind_modules: int = 0  # of them, outputs of modules
     problems: list[str] = []
 
 
@@ -102,8 +106,17 @@ class _Columns(NamedTuple):
     bits: np.ndarray
 
 
-def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Recording | None) -> Verdict:
+def judge(
+    a: Recording,
+    b: Recording,
+    floors: Sequence[Recording],
+    reference: Recording | None,
+    *,
+    level: str = "op",
+) -> Verdict:
     """Compare. The floor is the largest difference to A of `floors` and of the float64 `reference`. Pure.
+
+    level: of LEVELS, the most that is compared; what a recording does not have is not.
 
     Raises UsageError for a floor of another precision than A or without any noise, and for a reference that
     is not in float64.
@@ -116,7 +129,7 @@ def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Re
         )
     if reference:
         _check_inputs(a, reference, "the reference", equal=False)
-    level = min((_level(a), _level(b)), key=LEVELS.index)
+    level = min((_level(a), _level(b), level), key=LEVELS.index)
     rows_a, rows_b = _at(a, level), _at(b, level)
     pairs = pair([a.rows[k] for k in rows_a], [b.rows[k] for k in rows_b])
     at_a, at_b = rows_a[pairs.a], rows_b[pairs.b]
@@ -141,6 +154,7 @@ def _verdict(
     types = {(x.dtype, y.dtype) for x, y in zip(first, second, strict=True) if _other(x, y)}
     other = sorted(" against ".join(both) for both in types)
     not_finite = _not_finite(first, second)
+    blind = (np.nan_to_num(columns.floor) > BLIND) & (columns.bits != 1)
     return Verdict(
         outcome="",
         reason="",
@@ -161,6 +175,10 @@ def _verdict(
         renamed=sum(map(_has_other_name, first, second)),
         masked=int((not_finite & (columns.bits != 1) & ~columns.beyond).sum()),
         not_finite=int(not_finite.sum()),
+        blind=int(blind.sum()),
+        blind_modules=sum(
+            row.kind == "module" for row, one in zip(first, blind.tolist(), strict=True) if one
+        ),
     )
 
 
@@ -284,6 +302,11 @@ def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[st
         return "undecided", "bits differ and no noise floor was measured: give --floor or --reference"
     if found.values.unknown:
         return "undecided", f"{found.values.unknown:,} outputs have no noise floor"
+    if found.blind_modules or found.blind > MOST_BLIND * found.paired:
+        return (
+            "undecided",
+            f"the noise floor of {found.blind:,} outputs is so large that any change would pass",
+        )
     return "within noise", f"no output is beyond {BEYOND:g} times the measured floor"
 
 

@@ -65,3 +65,35 @@ def test_renamed_modules_of_the_same_program_pair_by_their_order(tmp_path):
     assert "have other names in B (4 outputs)" in text(found, a, b, 5)
     other = renamed(tmp_path / "c", ("new", "tail"), ops=("aten.gelu", "aten.mm"))
     assert judge(a, other, [], None).outcome in ("not comparable", "undecided")
+
+
+def test_at_the_level_of_modules_other_ops_are_no_reason_to_doubt(tmp_path):
+    def run(path, op, ck="5"):
+        rows = [
+            row(0, op, ck),
+            row(1, "Linear", "7", kind="module"),
+            row(1, "Net", "8", kind="module", module=""),
+        ]
+        return recording(path, rows)
+
+    a, b = run(tmp_path / "a", "aten.sdpa"), run(tmp_path / "b", "aten.bmm", ck="6")
+    assert judge(a, b, [], None).outcome == "undecided"
+    found = judge(a, b, [], None, level="module")
+    assert (found.outcome, found.level, found.paired) == ("same bits", "module", 2)
+    assert judge(a, b, [], None, level="ends").paired == 1
+
+
+def test_a_floor_as_large_as_the_output_is_no_all_clear(tmp_path):
+    """The program returns zeros; its noise floor, of an unstable model, is 12 %."""
+
+    def run(name, size, ck, kind="module"):
+        rows = [row(0, "aten.mm", "1")] * 12 + [
+            row(1, "Net", ck, kind=kind, sample=(size, 2 * size), l2=size)
+        ]
+        return recording(tmp_path / name, rows)
+
+    for kind, outcome in (("module", "undecided"), ("grad", "within noise")):
+        a, b, floor = run("a", 1.0, "2", kind), run("b", 0.0, "3", kind), run("f", 1.12, "4", kind)
+        found = judge(a, b, [floor], None)
+        assert (found.outcome, found.blind, found.values.beyond) == (outcome, 1, 0)
+        assert "! 1 output with a noise floor above 5%: any change of them would pass" in text(found, a, b, 5)
