@@ -359,7 +359,8 @@ def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]
     """
     elements, *norms = limits
     known = elements[~np.isnan(elements)]
-    least = np.where(sampled < FEW, np.median(known) if len(known) else LEAST, LEAST)
+    of_few = max(float(np.median(known)), LEAST) if len(known) else LEAST
+    least = np.where(sampled < FEW, of_few, LEAST)
     elements = np.where(np.isnan(elements), np.nan, np.fmax(elements, least))
     return [elements, *(np.where(np.isnan(norm), np.nan, np.fmax(norm, elements)) for norm in norms)]
 
