@@ -276,6 +276,9 @@ def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[st
     """The outcome and why; what was not seen is never an all-clear."""
     if found.paired < PAIRED * max(rows_a, rows_b):
         return "not comparable", f"{found.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
+    first = found.bits.first
+    if first and any(word in first.op for word in RANDOM) and not found.made_by:
+        return "undecided", f"the first that differs is random ({first.op}): seed both runs alike"
     if found.values.beyond or found.made_by:
         return "differs", "an output is beyond the noise floor, or an op's own error beyond its peers'"
     unseen = [*found.problems]
@@ -285,8 +288,6 @@ def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[st
         return "undecided", "; ".join(unseen)
     if found.bits.compared == found.paired and not found.bits.differ:
         return "same bits", "every output is equal bit by bit"
-    if (first := found.bits.first) and any(word in first.op for word in RANDOM):
-        return "undecided", f"the first that differs is random ({first.op}): seed both runs alike"
     if found.masked:
         return (
             "undecided",

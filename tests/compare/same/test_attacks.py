@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+
 from lab.compare.same.judge import judge
 from lab.compare.same.recording import read
 from lab.compare.same.text import text
@@ -50,6 +52,12 @@ def test_a_random_op_that_differs_first_is_named_as_such(tmp_path):
 
     found = judge(drawn(tmp_path / "a", "2", (0, 1)), drawn(tmp_path / "b", "3", (1, 0)), [], None)
     assert found.outcome == "undecided" and "random (aten.bernoulli_.float)" in found.reason
+    floors = [drawn(tmp_path / f"f{at}", "2", (0, 1 + at)) for at in (1e-9, 2e-9)]
+    noisy = [
+        one._replace(rows=(*one.rows[:1], msgspec.structs.replace(one.rows[1], ck="9"))) for one in floors
+    ]
+    found = judge(drawn(tmp_path / "a", "2", (0, 1)), drawn(tmp_path / "b", "3", (1, 0)), noisy, None)
+    assert (found.outcome, found.values.beyond) == ("undecided", 1) and "seed both runs alike" in found.reason
 
 
 def renamed(path, names, *, ck="3", ops=("aten.mm", "aten.gelu")):
