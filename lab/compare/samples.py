@@ -168,7 +168,17 @@ def doubts(base: Sequence[Process], head: Sequence[Process]) -> list[str]:
         found.append(f"processes have different numbers of steps: {a} on BASE, {b} on HEAD")
     elif numbers[0] == [1]:
         found.append("one step per process: it may be the warm-up, and what a step is like is not known")
+    if copies := _copies([*base, *head]):
+        found.append(
+            f"{copies} processes have the times of another to the last digit: copies of one recording, "
+            "or a clock too coarse to tell them apart"
+        )
     for name, side in (("BASE", base), ("HEAD", head)):
         if empty := sum(one.empty > 0 for one in side):
             found.append(f"{name}: {empty} of {len(side)} processes have steps that launched no GPU work")
     return found
+
+
+def _copies(every: Sequence[Process]) -> int:
+    """Processes with the same times, step by step and signature by signature, as an earlier one."""
+    return len(every) - len({(*one.times_ns.items(), *one.signatures_ns.items()) for one in every})

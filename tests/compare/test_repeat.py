@@ -192,7 +192,7 @@ def test_three_looks_at_equal_sides_keep_the_false_alarms_of_one():
 STEPS = """
 import json, os, sys
 assert sys.argv[1] == os.environ["LAB_CHECK_OUT"]
-scale = float(open("scale").read())
+scale = float(open("scale").read()) + hash(sys.argv[1]) % 997 * 1e-7
 json.dump({"step_ms": [scale * (1 + 0.001 * (n % 3)) for n in range(9)]}, open(sys.argv[1], "w"))
 """
 

@@ -16,10 +16,9 @@ from tests.compare.made import layer, trace
 
 
 def side(folder, count=3, steps=3, **more):
-    random.seed(str(folder))
+    random.seed(folder.name)
     for number in range(count):
-        own = random.uniform(0.9999, 1.0001)
-        trace(folder / f"p{number}.json", [layer(own)] * steps, **more)
+        trace(folder / f"p{number}.json", [layer(random.uniform(0.998, 1.002)) for _ in range(steps)], **more)
     return folder
 
 
@@ -50,13 +49,13 @@ def test_one_step_per_process_is_no_all_clear(tmp_path):
 def test_other_numbers_of_steps_are_no_all_clear(tmp_path):
     assert "3 on BASE, 5 on HEAD" in doubted(tmp_path, side(tmp_path / "more", steps=5))
     mixed = side(tmp_path / "mixed")
-    trace(mixed / "p1.json", [layer()] * 2)
+    trace(mixed / "p1.json", [layer(1.0007)] * 2)
     assert "3 on BASE, 2 or 3 on HEAD" in doubted(tmp_path, mixed)
 
 
 def test_steps_without_gpu_work_are_no_all_clear(tmp_path):
     head = side(tmp_path / "head", steps=3)
-    trace(head / "p2.json", [layer(), layer(), [], layer()])
+    trace(head / "p2.json", [layer(1.0007), layer(), [], layer()])
     assert "1 of 3 processes have steps that launched no GPU work" in doubted(tmp_path, head)
 
 
@@ -127,3 +126,19 @@ def test_ranks_whose_run_is_unknown_are_refused(tmp_path):
         shutil.copy(tmp_path / "a" / "host_177.json", tmp_path / f"only{number}.json")
     shutil.rmtree(tmp_path / "a")
     assert len(processes(tmp_path)) == 3
+
+
+def test_copies_of_one_recording_are_no_further_samples(tmp_path):
+    base = side(tmp_path / "base")
+    assert "3 processes have the times of another to the last digit" in doubted(tmp_path, base)
+    for number in (1, 2):
+        shutil.copy(base / "p0.json", base / f"p{number}.json")
+    assert "2 processes have the times of another" in doubted(tmp_path, side(tmp_path / "head"))
+
+
+def test_a_clock_too_coarse_to_tell_processes_apart_is_no_all_clear(tmp_path):
+    for name in ("base", "head"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            (tmp_path / name / f"{number}.json").write_text('{"step_ms": [12, 12, 12]}')
+    assert "5 processes have the times of another" in doubted(tmp_path, tmp_path / "head")
