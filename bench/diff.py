@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench import traces
 from bench.measure import cost, side_by_side
+from bench.table import Row, at_most, measured
 
 MODULES = traces.DATA / "captures" / "h200_decoder" / "infer_eager_modules.json.gz"
 BOTH = """
@@ -24,22 +25,35 @@ DIFF = """
     compare_sides(Path(sys.argv[1]), Path(sys.argv[2]), by=sys.argv[3:])
 """
 SIZE_MB = 50
+ROUNDS = 5
 
 
 def main() -> None:
     if not MODULES.exists():
-        print(f"skipped: no recording with modules at {MODULES}")
+        measured(Row("`lab diff` of two traces", absent="the recordings with modules are not here"))
         return
     with tempfile.TemporaryDirectory() as name:
         pair = [str(traces.repeated(MODULES, Path(name) / f"{side}.json", SIZE_MB)) for side in "ab"]
         cost(BOTH, pair[0])  # compiles the scanner
-        read, plain, modules = side_by_side(
-            5, partial(cost, BOTH, *pair), partial(cost, DIFF, *pair), partial(cost, DIFF, *pair, "module")
-        )
-    for label, one in (("compared", plain), ("compared by module", modules)):
-        print(
-            f"two traces of {SIZE_MB} MB, CPU: read {read.cpu_s:.2f} s {read.peak_mb:.0f} MB, "
-            f"{label} {one.cpu_s:.2f} s {one.peak_mb:.0f} MB: {one.cpu_s / read.cpu_s:.2f}x"
+        programs = [
+            partial(cost, BOTH, *pair),
+            partial(cost, DIFF, *pair),
+            partial(cost, DIFF, *pair, "module"),
+        ]
+        read, *compared = side_by_side(ROUNDS, *programs)
+    for label, one in zip(("", " --by module"), compared, strict=True):
+        limit, met = at_most(one.cpu_s / read.cpu_s, 1.5, "x of reading both")
+        measured(
+            Row(
+                f"`lab diff{label}`",
+                size=f"two of {SIZE_MB} MB",
+                cost=f"{one.cpu_s:.2f} CPU s",
+                memory_mb=one.peak_mb,
+                peer=f"reading both {read.cpu_s:.2f} CPU s",
+                ratio=read.cpu_s / one.cpu_s,
+                limit=limit,
+                met=met,
+            )
         )
 
 

@@ -129,11 +129,11 @@ def repeat(
         say(f"{name} {turn} of {LOOKS[-1]}" + ("" if turn else ", warm-up, dropped"))
         done = min(len(one) for one in units.values())
         if done in LOOKS and len(units["base"]) == len(units["head"]):
-            if floors and done == LOOKS[0]:
-                _forget_if_unlike(floors, units["base"], say)
             found = judge(units["base"], units["head"], allowed, looks=len(LOOKS), floors=floors)
             say(f"look at {plural(done, 'process', 'processes')} a side: {found.outcome}")
             if found.outcome != "undecided" or found.doubts or done == LOOKS[-1]:
+                if floors and found.floors is None:
+                    _forget(floors, found.floors_words, say)
                 return found
     raise AssertionError("the last look ends the loop")
 
@@ -152,11 +152,10 @@ def _floors(base: Side, command: Sequence[str], out: Path, say: Callable[[str], 
     return found
 
 
-def _forget_if_unlike(floors: Floors, base: Sequence[Process], say: Callable[[str], None]) -> None:
+def _forget(floors: Floors, why: str, say: Callable[[str], None]) -> None:
     """Another workload under the same command: its floors are measured at the next check."""
-    if why := kept_floors.unlike(floors, base):
-        kept_floors.place_of(floors.machine, floors.workload).unlink(missing_ok=True)
-        say(f"the A/A floors are of another workload ({why}): not used, and measured again next time")
+    kept_floors.place_of(floors.machine, floors.workload).unlink(missing_ok=True)
+    say(f"{why} They are measured again at the next check.")
 
 
 def _aa(base: Side, command: Sequence[str], out: Path, turn: int, say: Callable[[str], None]) -> Process:

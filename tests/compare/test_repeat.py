@@ -28,7 +28,7 @@ random.seed(os.path.basename(sys.argv[1]) + os.getcwd())
 own = float(open("scale").read()) * random.uniform(1 - NOISE, 1 + NOISE)
 for event in trace["traceEvents"]:
     if event["cat"] == "kernel":
-        event["dur"] *= own
+        event["dur"] *= own * random.uniform(0.9995, 1.0005)
 assert sys.argv[1] == os.environ["LAB_CHECK_OUT"]
 json.dump(trace, open(sys.argv[1], "w"))
 """
