@@ -52,7 +52,7 @@ class Floors(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     schema_version: int = _VERSION
     machine: dict[str, str]
     workload: dict[str, str]
-    measured_s: float  # since 1970
+    measured_s: Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # since 1970
     processes: int
     times_ns: dict[str, list[Time]]
     signatures: list[Signature] = []
@@ -137,7 +137,7 @@ def read(path: Path) -> Floors:
         raise MissingError(f"no floors here: {error.strerror}", where=path) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadDataError(f"not floors: {error}", where=path, fix="remove the file") from error
-    if found.schema_version != _VERSION or not math.isfinite(found.measured_s):
+    if found.schema_version != _VERSION:
         raise BadDataError("floors of another version of lab", where=path, fix="remove the file")
     return found
 
@@ -147,13 +147,19 @@ def save(floors: Floors, path: Path) -> None:
 
 
 def unlike(floors: Floors, base: Sequence[Process]) -> str:
-    """Why these floors are of another workload than these processes; "" if they may be of this one."""
+    """Why these floors are of other work than these processes; "" if they may be of the same.
+
+    Medians further apart than ALIKE, and than the floor's own processes explain.
+    """
     for name, values in floors.times_ns.items():
         if any(name not in one.times_ns for one in base):
             return f"they have no processes with {name}"
+        if not values:
+            return f"they have no {name}"
         now, then = float(np.median([one.times_ns[name] for one in base])), float(np.median(values))
-        if not 1 / ALIKE <= now / then <= ALIKE:
-            return f"{name} was {then / 1e6:.3g} ms then, and is {now / 1e6:.3g} ms now"
+        limit = max(math.log(ALIKE), floor_of(values, len(base), len(values)) or 0.0)
+        if not abs(math.log(now / then)) <= limit:
+            return f"{name} of BASE was {then / 1e6:.3g} ms then, and is {now / 1e6:.3g} ms now"
     return ""
 
 

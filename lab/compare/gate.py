@@ -78,7 +78,10 @@ def judge(
     names = next(iter(kinds), ())
     about = "no A/A floors were measured on this machine"
     if floors and (other := unlike(floors, base)):
-        floors, about = None, f"the A/A floors are of another workload: {other}"
+        floors, about = (
+            None,
+            f"the A/A floors are of other work, or of another state of this machine: {other}",
+        )
     has_signatures = any(one.signatures_ns for one in (*base, *head))
     alarms = (1 - LEVEL) / (2 if has_signatures else 1)
     level = 1 - alarms / max(len(names), 1) / looks
@@ -93,6 +96,8 @@ def judge(
         kept=by_signature(floors),
     )
     doubted = doubts(base, head)
+    if signatures and not signatures.tested:
+        doubted.append("no signature is in every process: other programs, or recorded with other options")
     return Verdict(
         outcome=_outcome(
             [*(one.outcome for one in metrics), *([signatures.outcome] if signatures else [])], doubted
