@@ -51,6 +51,7 @@ from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_name
 
 TIMED = ("idle", "exposed_comm", "exposed_copy")
+NAMED = 3  # kernels on each side of an exchange
 LONGEST = 72  # letters of a kernel's name in a sentence
 
 
@@ -405,8 +406,11 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
             ops = tuple(dict.fromkeys([*block.ops_a, *block.ops_b]))
             moved[ops] = max(moved.get(ops, 0), block.times)
     found += [_of_moved(ops, times) for ops, times in moved.items()]
+    exchanges = exchanged(rows)
+    found += [_of_exchange([rows[at] for at in mine], mine) for mine in exchanges]
+    told = {at for mine in exchanges for at in mine}
     for at, row in enumerate(rows):
-        loose = row.block is None and row.confidence not in ("", BELOW)
+        loose = row.block is None and row.confidence not in ("", BELOW) and at not in told
         if loose and (row.kind in EXACT or row.confidence == PROVEN or _one_pair(row)):
             found.append(_of_row(row, at))
     for call in calls(a, b) if a.calls and b.calls else []:
@@ -421,6 +425,25 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
                 words += f", most of it {_idle_cause(a, b)}"
             found.append(Finding(text=words, ns=after - before, kind=name, confidence="one pair only"))
     return sorted(found, key=lambda one: -abs(one.ns or 0.0))
+
+
+def exchanged(rows: Sequence[Row]) -> list[list[int]]:
+    """The rows of each op of which several kernels took the place of others: they are one change."""
+    of_op: dict[tuple[str, str, str], list[int]] = {}
+    for at, row in enumerate(rows):
+        if row.kind == "other_kernel" and row.op and row.block is None and row.confidence not in ("", BELOW):
+            of_op.setdefault((row.op, row.dims, row.types), []).append(at)
+    both = {one: {rows[at].kernel_a is None for at in mine} for one, mine in of_op.items()}
+    return [mine for one, mine in of_op.items() if len(mine) > 1 and len(both[one]) == 2]
+
+
+def _of_exchange(mine: Sequence[Row], at: Sequence[int]) -> Finding:
+    sides = [row.kernel_a for row in mine], [row.kernel_b for row in mine]
+    every = [[_short(name) for name in dict.fromkeys(side) if name] for side in sides]
+    names = [", ".join(side[:NAMED]) + (", ..." if len(side) > NAMED else "") for side in every]
+    ns = sum(row.ns for row in mine)
+    text = f"{mine[0].op} {mine[0].dims}".strip() + f": {names[0]} -> {names[1]} ({_us(ns)})"
+    return Finding(text=text, ns=ns, kind="other_kernel", confidence=mine[0].confidence, rows=list(at))
 
 
 def unnamed(a: Units, b: Units) -> list[str]:
