@@ -14,7 +14,7 @@ import numpy as np
 from lab.compare.idle import CAUSES, idle_of
 from lab.compare.side import Key, Work
 from lab.recordings.views import COMM, COMP, MEMCOPY
-from lab.stats.intervals import spans, subtract, union
+from lab.stats.intervals import NO_SPANS, spans, subtract, union
 
 LEAST_CALLS = 4
 _VERSION = re.compile(r"_v\d+$")
@@ -116,8 +116,12 @@ def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
     """Unions of one unit's operations in ns: busy = compute + exposed communication + exposed copies."""
     every = spans(work.start_ns[rows], work.dur_ns[rows])
     classes = work.classes[rows]
-    comp, comm, copy = (union(every[classes == one]) for one in (COMP, COMM, MEMCOPY))
-    busy = union(every) if len(comm) or len(copy) else comp
+    busy = union(every)
+    comp, comm, copy = (
+        (union(every[classes == one]) for one in (COMP, COMM, MEMCOPY))
+        if (classes != COMP).any()
+        else (busy, NO_SPANS, NO_SPANS)
+    )
     span_ns = int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0
     summed, busy_ns = int(work.dur_ns[rows].sum()), _length(busy)
     return {
@@ -127,10 +131,15 @@ def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
         **idle_of(work, rows, busy),
         "overlap": summed - busy_ns,
         "compute": _length(comp),
-        "exposed_comm": _length(subtract(comm, comp)) if len(comm) else 0,
-        "exposed_copy": _length(subtract(subtract(copy, comp), comm)) if len(copy) else 0,
+        "exposed_comm": _length(_beside(comm, comp)),
+        "exposed_copy": _length(_beside(_beside(copy, comp), comm)),
         "kernel_sum": summed,
     }
+
+
+def _beside(merged: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """What of a union lies outside another."""
+    return subtract(merged, other) if len(merged) and len(other) else merged
 
 
 def _length(merged: np.ndarray) -> int:
