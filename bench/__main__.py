@@ -23,6 +23,7 @@ BENCHES = (
     "commands",
     "formats",
     "read_trace",
+    "diff",
     "integrity",
     "tracelens",
     "collectives",

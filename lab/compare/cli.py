@@ -12,6 +12,7 @@ from lab.terminal.options import as_json, option, out
 
 if TYPE_CHECKING:
     from lab.compare.diff import Compared, Difference
+    from lab.compare.floors import Floors
     from lab.compare.replay import Asked
 
 PATH = click.Path(path_type=Path)
@@ -193,6 +194,11 @@ class Share(click.ParamType[float]):
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @option("--max-slowdown", type=Share(), default="2%", help="The largest slowdown that passes.")
 @out("With COMMAND: an empty folder for the recordings of every process.")
+@click.option(
+    "--no-floors",
+    is_flag=True,
+    help="Neither measure nor use A/A floors: intervals rest on the processes of this check alone.",
+)
 @click.option("--junit", type=PATH, metavar="FILE", help="Also the verdict as JUnit's XML.")
 @as_json("The decision of each metric")
 @click.pass_context
@@ -204,6 +210,7 @@ def check(
     max_slowdown: float,
     out: Path | None,
     junit: Path | None,
+    no_floors: bool,
     as_json: bool,
 ) -> None:
     """Whether HEAD is slower than BASE: two folders with one recording per process.
@@ -211,13 +218,16 @@ def check(
     With `-- COMMAND` the processes are run first: BASE and HEAD are git revisions (worktrees), folders to run
     in, or images (image:NAME), and {out} in COMMAND is the trace, or {"step_ms": [...]}, that a process
     writes. Fresh processes, interleaved, the first of each side dropped, until decided or at most 12 a side.
+    Once per machine and workload BASE runs 8 processes more by itself: by how much equal ones differ
+    (floors).
 
-    Exit code 0: a slowdown beyond --max-slowdown is excluded. 1: proven. 3: undecided, and how many more
-    processes would decide. Processes are the samples; at least three a side.
+    Exit code 0: a slowdown beyond --max-slowdown is excluded, of the step and of each kernel's signature. 1:
+    proven of one. 3: undecided, and how many more processes would decide. Processes are the samples; at least
+    three a side.
     """
     import msgspec
 
-    from lab.compare.gate import judge, processes, sentences
+    from lab.compare.gate import judge, sentences
     from lab.core.words import printable
     from lab.errors import UsageError, needs
 
@@ -228,12 +238,32 @@ def check(
             if out is None:
                 raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")
             with sides(base, head) as both:
-                found = repeat(both, command, out, max_slowdown, lambda text: click.echo(text, err=True))
+                found = repeat(
+                    both,
+                    command,
+                    out,
+                    max_slowdown,
+                    lambda text: click.echo(text, err=True),
+                    with_floors=not no_floors,
+                )
         else:
-            found = judge(processes(Path(base)), processes(Path(head)), max_slowdown)
+            from lab.compare.samples import processes
+
+            floors = None if no_floors else _floors_beside(Path(base), Path(head))
+            found = judge(processes(Path(base)), processes(Path(head)), max_slowdown, floors=floors)
     if junit:
         from lab.compare.junit import write_junit
 
         write_junit(found, junit)
     click.echo(msgspec.json.encode(found) if as_json else printable("\n".join(sentences(found))))
     ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])
+
+
+def _floors_beside(base: Path, head: Path) -> Floors | None:
+    """Those that the check which recorded both sides left beside them; None if it left none."""
+    from lab.compare.floors import FILE, read
+
+    if base.resolve().parent != head.resolve().parent:
+        return None
+    path = base.resolve().parent / FILE
+    return read(path) if path.is_file() else None

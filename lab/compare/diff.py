@@ -41,7 +41,7 @@ from lab.compare.judge import (
     time_is_large,
     time_is_named,
 )
-from lab.compare.side import Work, common_ranks, place_text, read_side
+from lab.compare.side import Side, Work, common_ranks, place_text, read_side
 from lab.compare.split import Row, parts_of, split
 from lab.compare.units import TIMES, Units, unit_of, units
 from lab.core.words import plural
@@ -51,6 +51,7 @@ from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_name
 
 TIMED = ("idle", "exposed_comm", "exposed_copy")
+NAMED = 3  # kernels on each side of an exchange
 LONGEST = 72  # letters of a kernel's name in a sentence
 
 
@@ -181,7 +182,7 @@ class Pair:
 
     @cached_property
     def placed(self) -> tuple[Placed, Placed]:
-        """Both with the place of each operation in the program. Raises what reading a recording raises."""
+        """Both with the place of each operation in the program."""
         assert self.of_a is not None and self.of_b is not None
         return placed(self.a, self.of_a), placed(self.b, self.of_b)
 
@@ -223,36 +224,46 @@ def compare_sides(
             f"{side.path.name} has {', '.join(map(place_text, sorted(side.ranks)[:8]))}" for side in sides
         )
         raise MissingError(f"no rank is on both sides: {had}", fix="name recordings of the same ranks")
-    missing = [
-        f"{place_text(rank)} is only in {side.path}"
-        for side in sides
-        for rank in sorted(set(side.ranks) - set(ranks))
-    ]
-    pairs = [
-        compare_pair(
-            sides[0].ranks[rank],
-            sides[1].ranks[rank],
-            [one.ranks[rank] for one in again[0] if rank in one.ranks],
-            [one.ranks[rank] for one in again[1] if rank in one.ranks],
-        )
-        for rank in ranks
-    ]
-    for rank, pair in zip(ranks, pairs, strict=True):
-        pair.found.configuration = rank[0]
-    problems = [*sides[0].problems, *sides[1].problems]
-    used = [
-        side.ranks[rank] for side in (*sides, *again[0], *again[1]) for rank in ranks if rank in side.ranks
-    ]
-    torn = list(dict.fromkeys(text for work in used for text in work.torn))
-    blurred = list(dict.fromkeys(text for work in used for text in work.blurred))
-    difference = Difference(
-        a=str(a),
-        b=str(b),
-        ranks=[pair.found for pair in pairs],
-        missing=missing,
-        problems=problems,
-        torn=torn,
-        blurred=blurred,
+    pairs = [_compare_rank(sides, again, rank) for rank in ranks]
+    difference = _difference((a, b), sides, again, ranks, [pair.found for pair in pairs])
+    shown = next(pair for pair in pairs if pair.found is difference.shown)
+    shown.found.notes += unknown(*sides)
+    _detail(shown, by, evidence)
+    if evidence:
+        for name, side in zip("AB", sides, strict=True):
+            difference.files += files(name, [side.ranks[rank] for rank in ranks])
+    return Compared(difference, shown)
+
+
+def _compare_rank(sides: Sequence[Side], again: Sequence[Sequence[Side]], rank: tuple[str, int]) -> Pair:
+    repeats = [[one.ranks[rank] for one in side if rank in one.ranks] for side in again]
+    pair = compare_pair(sides[0].ranks[rank], sides[1].ranks[rank], *repeats)
+    pair.found.configuration = rank[0]
+    return pair
+
+
+def _difference(
+    paths: tuple[Path, Path],
+    sides: Sequence[Side],
+    again: Sequence[Sequence[Side]],
+    ranks: Sequence[tuple[str, int]],
+    found: list[Comparison],
+) -> Difference:
+    """All ranks, and what the recordings lack or say differently."""
+    every = (*sides, *again[0], *again[1])
+    used = [side.ranks[rank] for side in every for rank in ranks if rank in side.ranks]
+    return Difference(
+        a=str(paths[0]),
+        b=str(paths[1]),
+        ranks=found,
+        missing=[
+            f"{place_text(rank)} is only in {side.path}"
+            for side in sides
+            for rank in sorted(set(side.ranks) - set(ranks))
+        ],
+        problems=[*sides[0].problems, *sides[1].problems],
+        torn=list(dict.fromkeys(text for work in used for text in work.torn)),
+        blurred=list(dict.fromkeys(text for work in used for text in work.blurred)),
         lacks=[
             Missing(
                 side=name, rank=rank[1], axis=lack.axis, place=lack.place, share=lack.share, text=lack.text
@@ -263,13 +274,6 @@ def compare_sides(
         ],
         around=differences(*sides),
     )
-    shown = next(pair for pair in pairs if pair.found is difference.shown)
-    shown.found.notes += unknown(*sides)
-    _detail(shown, by, evidence)
-    if evidence:
-        for name, side in zip("AB", sides, strict=True):
-            difference.files += files(name, [side.ranks[rank] for rank in ranks])
-    return Compared(difference, shown)
 
 
 def _detail(pair: Pair, by: Sequence[str], evidence: bool) -> None:
@@ -402,8 +406,11 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
             ops = tuple(dict.fromkeys([*block.ops_a, *block.ops_b]))
             moved[ops] = max(moved.get(ops, 0), block.times)
     found += [_of_moved(ops, times) for ops, times in moved.items()]
+    exchanges = exchanged(rows)
+    found += [_of_exchange([rows[at] for at in mine], mine) for mine in exchanges]
+    told = {at for mine in exchanges for at in mine}
     for at, row in enumerate(rows):
-        loose = row.block is None and row.confidence not in ("", BELOW)
+        loose = row.block is None and row.confidence not in ("", BELOW) and at not in told
         if loose and (row.kind in EXACT or row.confidence == PROVEN or _one_pair(row)):
             found.append(_of_row(row, at))
     for call in calls(a, b) if a.calls and b.calls else []:
@@ -418,6 +425,25 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
                 words += f", most of it {_idle_cause(a, b)}"
             found.append(Finding(text=words, ns=after - before, kind=name, confidence="one pair only"))
     return sorted(found, key=lambda one: -abs(one.ns or 0.0))
+
+
+def exchanged(rows: Sequence[Row]) -> list[list[int]]:
+    """The rows of each op of which several kernels took the place of others: they are one change."""
+    of_op: dict[tuple[str, str, str], list[int]] = {}
+    for at, row in enumerate(rows):
+        if row.kind == "other_kernel" and row.op and row.block is None and row.confidence not in ("", BELOW):
+            of_op.setdefault((row.op, row.dims, row.types), []).append(at)
+    both = {one: {rows[at].kernel_a is None for at in mine} for one, mine in of_op.items()}
+    return [mine for one, mine in of_op.items() if len(mine) > 1 and len(both[one]) == 2]
+
+
+def _of_exchange(mine: Sequence[Row], at: Sequence[int]) -> Finding:
+    sides = [row.kernel_a for row in mine], [row.kernel_b for row in mine]
+    every = [[_short(name) for name in dict.fromkeys(side) if name] for side in sides]
+    names = [", ".join(side[:NAMED]) + (", ..." if len(side) > NAMED else "") for side in every]
+    ns = sum(row.ns for row in mine)
+    text = f"{mine[0].op} {mine[0].dims}".strip() + f": {names[0]} -> {names[1]} ({_us(ns)})"
+    return Finding(text=text, ns=ns, kind="other_kernel", confidence=mine[0].confidence, rows=list(at))
 
 
 def unnamed(a: Units, b: Units) -> list[str]:

@@ -1,49 +1,33 @@
 """`lab check`: processes of BASE against processes of HEAD, exact figures first, time last.
 
 What is the same in all processes of a side and another in all of the other is a finding without statistics:
-launches, waits, copies, the set of kernels. Times are judged by `lab.stats.gate`, kernel time before wall
-time, and each at its share of the allowed false alarms (Bonferroni over the metrics).
+launches, waits, copies, the set of kernels. Then the GPU time of each signature (lab.compare.signatures),
+then kernel time and wall time, judged by `lab.stats.gate`. Half of the allowed false alarms is for the
+signatures, half for the times. Where A/A floors were measured (lab.compare.floors), no interval is narrower
+than they are.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from lab.compare.side import read_works, recordings_at
-from lab.compare.units import Units, by_step
+from lab.compare.floors import Floors, as_builtins, by_signature, floor_of, unlike, words
+from lab.compare.samples import Process, doubts
+from lab.compare.signatures import Signatures, judge_signatures
+from lab.compare.signatures import sentences as signature_words
 from lab.core.words import plural
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError
 from lab.stats.gate import LEVEL, decide
 
-METRICS = {"kernel_sum": "kernel time", "span": "step time on the GPU"}
-STEPS = "step time"  # of a program that writes its own step times
-# A file of step times begins so; whatever else stands in it is not read.
-_TIMES = re.compile(rb'\s*\{\s*"step_ms"\s*:\s*\[')
-_START_BYTES = 4096
-_MOST_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process: the median of its steps by metric, ns, and what counts exactly, per step."""
-
-    times_ns: dict[str, float]
-    counts: dict[str, float]
-
-
-class _StepTimes(msgspec.Struct):
-    step_ms: list[float]
+SPAN = "step time on the GPU"
 
 
 class Metric(msgspec.Struct, kw_only=True):
-    """One metric's decision; shares are of BASE. level: that of the interval from low to high."""
+    """One metric's decision; shares are of BASE. level: that of the interval from low to high; floor: half
+    the width below which it does not go, because equal processes of this machine differ by as much."""
 
     name: str
     level: float
@@ -55,73 +39,31 @@ class Metric(msgspec.Struct, kw_only=True):
     high: float | None
     detectable: float | None
     more: int | None
+    floor: float | None = None
 
 
 class Verdict(msgspec.Struct, kw_only=True):
-    """outcome: regression if a metric's is proven, excluded if all are excluded, else undecided."""
+    """outcome: regression if one is proven; excluded if all are and nothing is in doubt; else undecided.
+
+    floors: where the A/A floors come from; None if there are none, and floors_words says why."""
 
     outcome: str
     max_slowdown: float
     metrics: list[Metric]
     exact: list[str]
-
-
-def processes(folder: Path) -> list[Process]:
-    """The processes at a path: one recording each, or its own step times as `{"step_ms": [12.1, ...]}`.
-
-    Raises MissingError for an empty folder, BadDataError for a recording without marked steps.
-    """
-    files = recordings_at(folder)
-    if not files:
-        raise MissingError("no recording in this folder", where=folder, fix="one recording per process")
-    return [one for file in files for one in _processes_of(file)]
-
-
-def _processes_of(file: Path) -> list[Process]:
-    if (times := _own_times(file)) is not None:
-        return [Process({STEPS: times}, {})]
-    found = []
-    for work in read_works(file):
-        if not len(work.steps_ns):
-            raise BadDataError("no step is marked in this recording", where=file, fix=_MARK)
-        if work.torn:
-            raise BadDataError(
-                f"no sample, because GPU work is missing: {work.torn[0]}", where=file, fix="record it again"
-            )
-        found.append(_process(by_step(work)))
-    return found
-
-
-def _process(units: Units) -> Process:
-    medians = {words: float(np.median(units.times_ns[name])) for name, words in METRICS.items()}
-    return Process(medians, _counts(units))
-
-
-def _own_times(file: Path) -> float | None:
-    """The median of the step times in this file, ns; None if it is another kind of file."""
-    if not file.is_file() or file.suffix != ".json":
-        return None
-    with file.open("rb") as opened:
-        if not _TIMES.match(opened.read(_START_BYTES)):
-            return None
-    if file.stat().st_size > _MOST_BYTES:
-        raise BadDataError(f"step times of more than {_MOST_BYTES >> 20} MiB", where=file)
-    try:
-        times = np.array(msgspec.json.decode(file.read_bytes(), type=_StepTimes).step_ms, dtype=float)
-    except msgspec.DecodeError as error:
-        raise BadDataError(f"not step times: {error}", where=file, fix=_TIMES_FIX) from error
-    if not len(times) or not (np.isfinite(times).all() and (times > 0).all()):
-        raise BadDataError("step times must be positive, and at least one", where=file, fix=_TIMES_FIX)
-    return float(np.median(times)) * 1e6
-
-
-_MARK = "call profiler.step(), or mark steps with record_function('step_0'), 'step_1', ..."
-
-_TIMES_FIX = 'write {"step_ms": [12.1, 12.3]}, one time per step'
+    signatures: Signatures | None = None
+    doubts: list[str] = []
+    floors: dict[str, Any] | None = None
+    floors_words: str = ""
 
 
 def judge(
-    base: Sequence[Process], head: Sequence[Process], max_slowdown: float, *, looks: int = 1
+    base: Sequence[Process],
+    head: Sequence[Process],
+    max_slowdown: float,
+    *,
+    looks: int = 1,
+    floors: Floors | None = None,
 ) -> Verdict:
     """`looks`: how often a gate looks at growing numbers of processes; each has its part of the error.
 
@@ -134,19 +76,62 @@ def judge(
             fix="write the same kind of file on both sides",
         )
     names = next(iter(kinds), ())
-    level = 1 - (1 - LEVEL) / max(len(names), 1) / looks
-    metrics = []
-    for name in names:
-        a, b = ([one.times_ns[name] for one in side] for side in (base, head))
-        if min(*a, *b) <= 0:
-            raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
-        decision: dict[str, Any] = decide(a, b, max_slowdown, level=level)
-        metrics.append(Metric(name=name, level=level, **decision))
-    outcomes = {one.outcome for one in metrics}
-    outcome = (
-        "regression" if "regression" in outcomes else "excluded" if outcomes == {"excluded"} else "undecided"
+    about = "no A/A floors were measured on this machine"
+    if floors and (other := unlike(floors, base)):
+        floors, about = (
+            None,
+            f"the A/A floors are of other work, or of another state of this machine: {other}",
+        )
+    has_signatures = any(one.signatures_ns for one in (*base, *head))
+    alarms = (1 - LEVEL) / (2 if has_signatures else 1)
+    level = 1 - alarms / max(len(names), 1) / looks
+    metrics = [_metric(name, base, head, max_slowdown, level, floors) for name in names]
+    signatures = judge_signatures(
+        base,
+        head,
+        max_slowdown,
+        alarms=alarms,
+        looks=looks,
+        step_ns=sum(one.times_ns.get(SPAN, 0.0) for one in base) / max(len(base), 1),
+        kept=by_signature(floors),
     )
-    return Verdict(outcome=outcome, max_slowdown=max_slowdown, metrics=metrics, exact=exact(base, head))
+    doubted = doubts(base, head)
+    if signatures and not signatures.tested:
+        doubted.append("no signature is in every process: other programs, or recorded with other options")
+    return Verdict(
+        outcome=_outcome(
+            [*(one.outcome for one in metrics), *([signatures.outcome] if signatures else [])], doubted
+        ),
+        max_slowdown=max_slowdown,
+        metrics=metrics,
+        exact=exact(base, head),
+        signatures=signatures,
+        doubts=doubted,
+        floors=as_builtins(floors) if floors else None,
+        floors_words=f"A/A floors: {words(floors)}." if floors else f"{about[0].upper()}{about[1:]}.",
+    )
+
+
+def _metric(
+    name: str,
+    base: Sequence[Process],
+    head: Sequence[Process],
+    allowed: float,
+    level: float,
+    floors: Floors | None,
+) -> Metric:
+    a, b = ([one.times_ns[name] for one in side] for side in (base, head))
+    if min(*a, *b) <= 0:
+        raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
+    floor = floor_of(floors.times_ns.get(name, []), len(a), len(b)) if floors else None
+    decision: dict[str, Any] = decide(a, b, allowed, level=level, floor=floor or 0.0)
+    return Metric(name=name, level=level, floor=floor, **decision)
+
+
+def _outcome(found: Sequence[str], doubted: Sequence[str]) -> str:
+    if "regression" in found:
+        return "regression"
+    return "excluded" if set(found) == {"excluded"} and not doubted else "undecided"
 
 
 def exact(base: Sequence[Process], head: Sequence[Process]) -> list[str]:
@@ -161,23 +146,24 @@ def exact(base: Sequence[Process], head: Sequence[Process]) -> list[str]:
     return found
 
 
-def _counts(units: Units) -> dict[str, float]:
-    kernels: dict[str, float] = {}
-    for (_, _, _, kernel), (n, _) in units.sums.items():
-        kernels[kernel] = kernels.get(kernel, 0.0) + n
-    return {**kernels, **units.calls}
-
-
 def sentences(found: Verdict) -> list[str]:
+    """The verdict, why it is no clearer, then exact figures, signatures, times and the floors."""
+    times = {one.outcome for one in found.metrics}
+    limit = f"{found.max_slowdown:.1%}"
     heads = {
-        "regression": f"Slower by more than {found.max_slowdown:.1%}: proven.",
-        "excluded": f"A slowdown beyond {found.max_slowdown:.1%} is excluded.",
-        "undecided": f"Cannot tell whether HEAD is slower by more than {found.max_slowdown:.1%}.",
+        "regression": f"Slower by more than {limit}: proven."
+        if "regression" in times
+        else "Parts of HEAD's step are slower: proven; of the step as a whole a slowdown is not.",
+        "excluded": f"A slowdown beyond {limit} is excluded.",
+        "undecided": f"Cannot tell whether HEAD is slower by more than {limit}.",
     }
     return [
         heads[found.outcome],
-        *(metric_words(one) for one in found.metrics),
+        *(f"In doubt: {one}." for one in found.doubts),
         *(f"Exact: {one}" for one in found.exact),
+        *(signature_words(found.signatures) if found.signatures else []),
+        *(metric_words(one) for one in found.metrics),
+        found.floors_words,
     ]
 
 
@@ -189,8 +175,10 @@ def metric_words(one: Metric) -> str:
         f"{one.name}: {one.change:+.2%}, {100 * one.level:.4g} % interval {one.low:+.2%} to {one.high:+.2%}"
     )
     seen = f"smallest change that could be seen: {one.detectable:.1%}"
+    seen += "" if one.floor is None else f"; A/A floor {one.floor:.1%}"
+    faster = ", faster: proven" if one.high < 0 else ""
     if one.outcome != "undecided":
-        return f"{what} ({seen})."
+        return f"{what}{faster} ({seen})."
     further = (
         "no number of processes up to 10,000"
         if one.more is None

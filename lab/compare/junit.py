@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree as xml
 
-from lab.compare.gate import Metric, Verdict, metric_words, sentences
+from lab.compare.gate import Verdict, metric_words, sentences
+from lab.compare.signatures import sentences as signature_words
 from lab.core.files import write_atomic
 from lab.core.words import printable
 
@@ -14,15 +15,20 @@ _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write_junit(found: Verdict, path: Path) -> Path:
-    """One test case per metric: a proven slowdown fails, an undecided one is skipped; exact counts that
-    changed are the suite's output. Raises StorageError where the file cannot be written."""
+    """One test case per metric, one for the signatures, one for doubts: a proven slowdown fails, what is
+    undecided is skipped; exact counts that changed are the suite's output. Raises StorageError where the file
+    cannot be written."""
+    cases = [(one.name, one.outcome, metric_words(one)) for one in found.metrics]
+    if found.signatures:
+        cases.append(("signatures", found.signatures.outcome, "\n".join(signature_words(found.signatures))))
+    if found.doubts:
+        cases.append(("processes", "undecided", "\n".join(found.doubts)))
     suite = xml.Element("testsuite", name="lab check")
-    failed = sum(one.outcome == "regression" for one in found.metrics)
-    skipped = sum(one.outcome == "undecided" for one in found.metrics)
-    suite.attrib |= {"tests": str(len(found.metrics)), "failures": str(failed), "skipped": str(skipped)}
-    suite.set("errors", "0")
-    for one in found.metrics:
-        _case(suite, one)
+    outcomes = [outcome for _, outcome, _ in cases]
+    suite.attrib |= {"tests": str(len(cases)), "failures": str(outcomes.count("regression"))}
+    suite.attrib |= {"skipped": str(outcomes.count("undecided")), "errors": "0"}
+    for case in cases:
+        _case(suite, *case)
     xml.SubElement(suite, "system-out").text = _text("\n".join(sentences(found)))
     xml.indent(suite)
     data = xml.tostring(suite, encoding="utf-8", xml_declaration=True)
@@ -30,15 +36,14 @@ def write_junit(found: Verdict, path: Path) -> Path:
     return path
 
 
-def _case(suite: xml.Element, one: Metric) -> None:
-    case = xml.SubElement(suite, "testcase", classname="lab.check", name=_text(one.name))
-    words = _text(metric_words(one))
-    if one.outcome == "regression":
-        xml.SubElement(case, "failure", message=words, type="regression")
-    elif one.outcome == "undecided":
-        xml.SubElement(case, "skipped", message=words)
+def _case(suite: xml.Element, name: str, outcome: str, words: str) -> None:
+    case = xml.SubElement(suite, "testcase", classname="lab.check", name=_text(name))
+    if outcome == "regression":
+        xml.SubElement(case, "failure", message=_text(words), type="regression")
+    elif outcome == "undecided":
+        xml.SubElement(case, "skipped", message=_text(words))
     else:
-        xml.SubElement(case, "system-out").text = words
+        xml.SubElement(case, "system-out").text = _text(words)
 
 
 def _text(text: str) -> str:

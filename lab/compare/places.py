@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.capture import OP, Capture
-from lab.recordings.graphs.frames import MODULE, read_frames
+from lab.recordings.graphs.frames import modules_of
 from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.phase_names import is_step, is_warmup
 from lab.recordings.projection import PhaseNames, Projection, project
 from lab.recordings.projection.origins import forward_operators
-from lab.recordings.tables import Trace
+from lab.recordings.tables import MODULE, Trace
 from lab.recordings.views import launch_calls
 
 Path = tuple[str, ...]  # instances of modules, outermost first
@@ -39,7 +39,6 @@ class Places:
 
 
 def places_of(trace: Trace) -> Places:
-    """Raises what reading the recording again raises, where it holds Python's calls."""
     projection = project(from_kineto(trace))
     capture = projection.capture
     names = _names(capture)
@@ -94,7 +93,7 @@ def _along(projection: Projection, path: np.ndarray, texts: list[str]) -> tuple[
 
 def _recorded(trace: Trace, projection: Projection) -> list[Path]:
     """The modules around each operation's launch, else around its forward operator."""
-    frames = read_frames(trace.source)
+    frames = modules_of(trace)
     call = launch_calls(trace)
     known = call >= 0
     paths: list[Path] = [()] * len(call)

@@ -3,6 +3,9 @@
 The order is B H H B B H H B, so that drift of the machine falls on both. The first process of each side warms
 up and is dropped. The gate looks at 3, 6 and 12 processes a side, each look with a third of the allowed false
 alarms, because looking again and again at the full level calls equal sides different.
+
+Before that BASE runs some processes by itself, once per machine and workload: how much equal processes differ
+here (lab.compare.floors).
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from lab.compare.gate import Process, Verdict, judge, processes
+from lab.compare import floors as kept_floors
+from lab.compare.floors import Floors
+from lab.compare.gate import Verdict, judge
 from lab.compare.in_image import PREFIX, command_in, end, image_named, inside
+from lab.compare.samples import LOG, Process, processes
 from lab.core.files import make_folder
 from lab.core.words import plural
 from lab.errors import BusyError, MissingError, StepFailed, UsageError
@@ -27,6 +33,7 @@ LOOKS = (3, 6, 12)  # processes a side
 PLACE = "{out}"  # in the command: the recording that this process writes
 VARIABLE = "LAB_CHECK_OUT"  # the same, for a program that reads its environment
 LAST_LINES = 5
+AA = "aa"  # the folder of BASE's processes that measure the floors
 
 
 class Side(NamedTuple):
@@ -35,6 +42,7 @@ class Side(NamedTuple):
     name: str
     folder: Path
     image: Image | None = None
+    temporary: bool = False  # a worktree: the folder is another each time
 
 
 def schedule(looks: Sequence[int] = LOOKS) -> list[tuple[int, str]]:
@@ -58,7 +66,8 @@ def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
             elif Path(given).is_dir():
                 found.append(Side(name, Path(given)))
             else:
-                found.append(Side(name, stack.enter_context(_worktree(given, Path(root) / name))))
+                folder = stack.enter_context(_worktree(given, Path(root) / name))
+                found.append(Side(name, folder, temporary=True))
         yield found[0], found[1]
 
 
@@ -86,9 +95,16 @@ def _git(*words: str, where: str) -> str:
 
 
 def repeat(
-    both: tuple[Side, Side], command: Sequence[str], out: Path, allowed: float, say: Callable[[str], None]
+    both: tuple[Side, Side],
+    command: Sequence[str],
+    out: Path,
+    allowed: float,
+    say: Callable[[str], None],
+    *,
+    with_floors: bool = True,
 ) -> Verdict:
-    """Run processes until the gate decides or the last look is over; recordings and logs stay in `out`.
+    """Run processes until the gate decides or the last look is over; recordings and logs stay in `out`, and
+    with them the A/A floors, which are measured first if this machine has none of this workload.
 
     Raises UsageError for a command without a place for its recording, BusyError for a folder with earlier
     recordings, StepFailed for a process that fails or records nothing.
@@ -97,33 +113,69 @@ def repeat(
         raise UsageError(
             "no command to run", fix="lab check BASE HEAD -o OUT -- python train.py --trace {out}"
         )
-    for side in both:
-        folder = out / side.name
+    for name in (*(side.name for side in both), AA):
+        folder = out / name
         if folder.is_dir() and any(folder.iterdir()):
             raise BusyError("recordings of earlier processes are here", where=folder, fix="name another -o")
-        make_folder(folder)
+    for side in both:
+        make_folder(out / side.name)
+    floors = _floors(both[0], command, out, say) if with_floors else None
     by_name = {side.name: side for side in both}
     units: dict[str, list[Process]] = {side.name: [] for side in both}
     for turn, name in schedule():
-        recording = _one(by_name[name], command, out, turn)
+        recording = _one(by_name[name], command, out / ("warm-up" if turn == 0 else name), turn)
         if turn:
             units[name] += processes(recording)
         say(f"{name} {turn} of {LOOKS[-1]}" + ("" if turn else ", warm-up, dropped"))
         done = min(len(one) for one in units.values())
         if done in LOOKS and len(units["base"]) == len(units["head"]):
-            found = judge(units["base"], units["head"], allowed, looks=len(LOOKS))
+            found = judge(units["base"], units["head"], allowed, looks=len(LOOKS), floors=floors)
             say(f"look at {plural(done, 'process', 'processes')} a side: {found.outcome}")
-            if found.outcome != "undecided" or done == LOOKS[-1]:
+            if found.outcome != "undecided" or found.doubts or done == LOOKS[-1]:
+                if floors and found.floors is None:
+                    _forget(floors, found.floors_words, say)
                 return found
     raise AssertionError("the last look ends the loop")
 
 
-def _one(side: Side, command: Sequence[str], out: Path, turn: int) -> Path:
+def _floors(base: Side, command: Sequence[str], out: Path, say: Callable[[str], None]) -> Floors:
+    """Those of this machine and workload, measured now if there are none that are young enough and fit."""
+    machine, workload = kept_floors.this_machine(), _workload(base, command)
+    place = kept_floors.place_of(machine, workload)
+    found, why = kept_floors.kept(place, time.time())
+    if found is None:
+        say(f"A/A floors: {why}; BASE runs {kept_floors.PROCESSES} processes by itself first")
+        equal = [_aa(base, command, out, turn, say) for turn in range(kept_floors.PROCESSES + 1)]
+        found = kept_floors.of_processes(equal[1:], machine, workload)
+        kept_floors.save(found, place)
+    kept_floors.save(found, out / kept_floors.FILE)
+    return found
+
+
+def _forget(floors: Floors, why: str, say: Callable[[str], None]) -> None:
+    """Another workload under the same command: its floors are measured at the next check."""
+    kept_floors.place_of(floors.machine, floors.workload).unlink(missing_ok=True)
+    say(f"{why} They are measured again at the next check.")
+
+
+def _aa(base: Side, command: Sequence[str], out: Path, turn: int, say: Callable[[str], None]) -> Process:
+    (found,) = processes(_one(base, command, out / (AA if turn else "warm-up"), turn, AA))
+    say(f"A/A {turn} of {kept_floors.PROCESSES}" + ("" if turn else ", warm-up, dropped"))
+    return found
+
+
+def _workload(base: Side, command: Sequence[str]) -> dict[str, str]:
+    """What tells one workload from another: the command, where it runs, and the image."""
+    place = Path.cwd() if base.temporary else base.folder.resolve()
+    image = f"{base.image.name} {base.image.ref}" if base.image else "none"
+    return {"command": "\0".join(command), "folder": str(place), "image": image}
+
+
+def _one(side: Side, command: Sequence[str], folder: Path, turn: int, label: str = "") -> Path:
     """One fresh process; its recording."""
-    folder = out / ("warm-up" if turn == 0 else side.name)
     make_folder(folder)
-    recording = (folder / f"{side.name}_{turn:02}.json").resolve()
-    log = recording.with_suffix(".log")
+    recording = (folder / f"{label or side.name}_{turn:02}.json").resolve()
+    log = recording.with_suffix(LOG)
     with log.open("wb") as file:
         code = _start(side, command, recording, file)
     if code:

@@ -14,7 +14,7 @@ import numpy as np
 from lab.compare.idle import CAUSES, idle_of
 from lab.compare.side import Key, Work
 from lab.recordings.views import COMM, COMP, MEMCOPY
-from lab.stats.intervals import spans, subtract, total, union
+from lab.stats.intervals import NO_SPANS, spans, subtract, union
 
 LEAST_CALLS = 4
 _VERSION = re.compile(r"_v\d+$")
@@ -65,23 +65,32 @@ def by_step(work: Work) -> Units:
     step = np.searchsorted(edges[:, 0], work.launched_ns, side="right") - 1
     inside = (step >= 0) & (work.launched_ns < edges[np.maximum(step, 0), 1])
     step = np.where(inside, step, -1)
-    steps = [one for one in range(len(edges)) if (step == one).any()]
-    times = [times_of(work, np.flatnonzero(step == one)) for one in steps]
-    usual = usual_rows(work, step, steps)
+    rows = rows_of(step)
+    steps = sorted(rows)
+    times = [times_of(work, rows[one]) for one in steps]
+    usual = usual_rows(work, [rows[one] for one in steps])
     keys, which = work.keys
     return Units(
         unit="step",
         count=len(steps),
-        sums=sums_of(work, step >= 0, len(steps)),
+        sums=sums_of(work, step >= 0, max(len(steps), 1)),
         times_ns={name: np.array([one[name] for one in times], dtype=float) for name in TIMES},
         # Up to the recording's end: what waits for the last step stands behind it.
-        calls=calls_of(work, work.trace.runtime.ts_ns >= edges[0, 0], len(steps)),
+        calls=calls_of(work, work.trace.runtime.ts_ns >= edges[0, 0], max(len(steps), 1)),
         sequence=[keys[index] for index in which[usual].tolist()],
         outside=int((step < 0).sum()),
         chosen=step >= 0,
         usual=usual,
         empty=len(edges) - len(steps),
     )
+
+
+def rows_of(step: np.ndarray) -> dict[int, np.ndarray]:
+    """The operations of each step that has any, from the step of each operation (n,), -1 for none."""
+    order = np.argsort(step, kind="stable")
+    used, first = np.unique(step[order], return_index=True)
+    parts = zip(used.tolist(), np.split(order, first[1:]), strict=True) if len(order) else ()
+    return {one: rows for one, rows in parts if one >= 0}
 
 
 def by_call(work: Work, kernel: str) -> Units:
@@ -107,21 +116,35 @@ def times_of(work: Work, rows: np.ndarray) -> dict[str, int]:
     """Unions of one unit's operations in ns: busy = compute + exposed communication + exposed copies."""
     every = spans(work.start_ns[rows], work.dur_ns[rows])
     classes = work.classes[rows]
-    comp, comm, copy = (union(every[classes == one]) for one in (COMP, COMM, MEMCOPY))
     busy = union(every)
+    comp, comm, copy = (
+        (union(every[classes == one]) for one in (COMP, COMM, MEMCOPY))
+        if (classes != COMP).any()
+        else (busy, NO_SPANS, NO_SPANS)
+    )
     span_ns = int(busy[-1, 1] - busy[0, 0]) if len(busy) else 0
-    summed, busy_ns = int(work.dur_ns[rows].sum()), total(busy)
+    summed, busy_ns = int(work.dur_ns[rows].sum()), _length(busy)
     return {
         "span": span_ns,
         "busy": busy_ns,
         "idle": span_ns - busy_ns,
         **idle_of(work, rows, busy),
         "overlap": summed - busy_ns,
-        "compute": total(comp),
-        "exposed_comm": total(subtract(comm, comp)),
-        "exposed_copy": total(subtract(subtract(copy, comp), comm)),
+        "compute": _length(comp),
+        "exposed_comm": _length(_beside(comm, comp)),
+        "exposed_copy": _length(_beside(_beside(copy, comp), comm)),
         "kernel_sum": summed,
     }
+
+
+def _beside(merged: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """What of a union lies outside another."""
+    return subtract(merged, other) if len(merged) and len(other) else merged
+
+
+def _length(merged: np.ndarray) -> int:
+    """Of a union (m, 2)."""
+    return int((merged[:, 1] - merged[:, 0]).sum())
 
 
 def sums_of(work: Work, chosen: np.ndarray, count: float) -> Sums:
@@ -147,13 +170,11 @@ def calls_of(work: Work, chosen: np.ndarray, count: float) -> dict[str, float]:
     return found
 
 
-def usual_rows(work: Work, step: np.ndarray, steps: list[int]) -> np.ndarray:
+def usual_rows(work: Work, steps: list[np.ndarray]) -> np.ndarray:
     """The operations (m,) of the first step with the most common number of them, in order of launch."""
     if not steps:
         return np.empty(0, dtype=np.int64)
-    sizes = Counter(np.bincount(step[step >= 0], minlength=max(steps) + 1)[steps].tolist())
-    usual = sizes.most_common(1)[0][0]
-    one = next(one for one in steps if (step == one).sum() == usual)
-    rows = np.flatnonzero(step == one)
+    usual = Counter(map(len, steps)).most_common(1)[0][0]
+    rows = next(rows for rows in steps if len(rows) == usual)
     found: np.ndarray = rows[np.argsort(work.launched_ns[rows], kind="stable")]
     return found

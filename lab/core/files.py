@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,6 +53,12 @@ def make_folder(path: Path) -> Path:
 def cache_folder() -> Path:
     """Where lab keeps what can be made again; an empty variable is as good as none."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lab"
+
+
+def state_folder(env: Mapping[str, str] | None = None) -> Path:
+    """Where lab keeps what it learned on this machine; an empty variable is as good as none."""
+    home = (os.environ if env is None else env).get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser() / "lab"
 
 
 def sha256_of(path: Path) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from lab.core.files import exclusive, make_folder
+from lab.core.files import exclusive, make_folder, state_folder
 from lab.core.hub import CERTIFICATES, CachedModel, State, find_model, hub_cache
 from lab.core.options import Options
 from lab.core.plan import Plan
@@ -80,9 +80,8 @@ def fetch(model: str, revision: str, options: Options) -> None:
 
 def record_folder(model: str, revision: str, env: Mapping[str, str]) -> Path:
     """Where a fetch keeps its log: one folder per model and revision, so that the next fetch finds it."""
-    home = Path(env.get("XDG_STATE_HOME") or "~/.local/state").expanduser()
     key = hashlib.sha256(f"{model}\0{revision}".encode()).hexdigest()[:8]
-    return home / "lab" / STEP / f"{re.sub(r'[^A-Za-z0-9._-]', '--', model)}-{key}".lower()
+    return state_folder(env) / STEP / f"{re.sub(r'[^A-Za-z0-9._-]', '--', model)}-{key}".lower()
 
 
 def settings(env: Mapping[str, str]) -> bytes:

@@ -25,13 +25,24 @@ class Decision(dict[str, object]):
     """outcome, change (B/A - 1), low, high (its interval), n_base, n_head, detectable, more."""
 
 
-def decide(base: Sequence[float], head: Sequence[float], allowed: float, *, level: float = LEVEL) -> Decision:
+def decide(
+    base: Sequence[float],
+    head: Sequence[float],
+    allowed: float,
+    *,
+    level: float = LEVEL,
+    floor: float = 0.0,
+    excluding: float | None = None,
+    ahead: bool = True,
+) -> Decision:
     """One median per process on each side; `allowed` is the largest slowdown that passes, as a share.
 
     A regression is proven if the whole interval lies above `allowed`, excluded if it lies below; else
     undecided, and `more` says how many further processes a side would settle it if the change stays. With
-    fewer than three processes a side nothing is decided. Raises ValueError for values that are not positive
-    and finite, or a negative `allowed`.
+    fewer than three processes a side nothing is decided. floor: half the width, in logs, below which the
+    interval does not go. excluding: the level at which a regression is excluded, if not `level`: of many
+    things tested together, each is excluded by itself. ahead: whether to work out `more`. Raises ValueError
+    for values that are not positive and finite, or a negative `allowed`.
     """
     a, b = (np.asarray(side, dtype=float) for side in (base, head))
     if not (np.isfinite(a).all() and np.isfinite(b).all() and (a > 0).all() and (b > 0).all()):
@@ -48,17 +59,20 @@ def decide(base: Sequence[float], head: Sequence[float], allowed: float, *, leve
     if min(len(a), len(b)) < LEAST:
         return found
     sd_base, sd_head = float(x.std(ddof=1)), float(y.std(ddof=1))
-    half = _half(sd_base, sd_head, len(x), len(y), level)
+    half = max(_half(sd_base, sd_head, len(x), len(y), level), floor)
+    by_itself = excluding if excluding is not None else level
+    narrow = max(_half(sd_base, sd_head, len(x), len(y), by_itself), floor)
     found.update(
         low=math.expm1(change - half), high=math.expm1(change + half), detectable=math.expm1(2 * half)
     )
     limit = math.log1p(allowed)
     if change - half > limit:
         found["outcome"] = "regression"
-    elif change + half < limit:
+    elif change + narrow < limit:
         found["outcome"] = "excluded"
-    else:
-        found["more"] = _more(sd_base, sd_head, min(len(x), len(y)), abs(change - limit), level)
+    elif ahead:
+        side = level if change > limit else by_itself
+        found["more"] = _more(sd_base, sd_head, min(len(x), len(y)), abs(change - limit), side)
     return found
 
 

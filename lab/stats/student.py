@@ -3,23 +3,41 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 
+@lru_cache(maxsize=1024)
 def quantile(p: float, freedom: float) -> float:
-    """The quantile of Student's t, by bisection on its distribution function."""
+    """The quantile of Student's t for p >= 0.5, by Newton's steps that stay between known bounds."""
+    beyond = 1 - p  # of the tail, because near 1 a distribution function has no digits left
     low, high = 0.0, 1.0
-    while cdf(high, freedom) < p:
-        high *= 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if cdf(middle, freedom) < p else (low, middle)
-    return high
+    while _tail(high, freedom) > beyond:
+        low, high = high, high * 2
+    at = (low + high) / 2
+    for _ in range(100):
+        off = _tail(at, freedom) - beyond
+        low, high = (at, high) if off > 0 else (low, at)
+        step = at + off / _density(at, freedom)
+        step = step if low < step < high else (low + high) / 2
+        if abs(step - at) <= 1e-12 * at:
+            return step
+        at = step
+    return at
+
+
+def _density(t: float, freedom: float) -> float:
+    log = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
+    return math.exp(log - (freedom + 1) / 2 * math.log1p(t * t / freedom))
 
 
 def cdf(t: float, freedom: float) -> float:
     """P(T <= t) for t >= 0, by the regularised incomplete beta function's continued fraction (Lentz)."""
-    x = freedom / (freedom + t * t)
-    return 1 - 0.5 * _beta(x, freedom / 2, 0.5)
+    return 1 - _tail(t, freedom)
+
+
+def _tail(t: float, freedom: float) -> float:
+    """P(T > t) for t >= 0."""
+    return 0.5 * _beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 def _beta(x: float, a: float, b: float) -> float:

@@ -1,16 +1,19 @@
 """The recorder behind `lab.same`: a row per output of an op or module, of a weight and of a gradient.
 
 Every row has a checksum of all bits that needs no order (so shards and threads add up), the L2 norm and the
-largest magnitude of all elements, and some elements at places that depend on their number alone. With a
+largest magnitude of all elements, their sums under random signs (which elements that swap places or change
+their sign move, and no norm shows), and some elements at places that depend on their number alone. With a
 reference an op is called once more in float64 on the inputs it got: the error that is its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gzip
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +28,12 @@ from lab.errors import StorageError, UsageError
 
 FORMAT = 1
 SAMPLES = 32
+SIGNS = 4  # sums under random signs
 CHUNK = 1 << 22  # elements whose checksum is computed at once
 LEVELS = ("op", "module", "ends")
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# In a schema: `Tensor(a)` is the memory of an argument, `Tensor(a!)` is written.
+_VIEW, _WRITTEN = re.compile(r"\([a-z|*]+(?: -> [a-z|*]+)?\)"), re.compile(r"\([a-z|]+!")
 _dispatch: Any = torch.utils._python_dispatch
 
 
@@ -250,19 +256,30 @@ def facts(tensor: Tensor) -> dict[str, Any]:
 
 
 def _norms(flat: Tensor) -> dict[str, Any]:
-    """L2 norm, largest magnitude and counts over all elements, by parts: all in float64 may not fit."""
+    """L2 norm, largest magnitude, sums under random signs and counts over all elements, by parts: all in
+    float64 may not fit."""
     squares, largest, nan, inf = 0.0, 0.0, 0, 0
+    sums = [0.0] * SIGNS
     for start in range(0, flat.numel(), CHUNK):
         part = flat[start : start + CHUNK].double()
         squares += float(part.square().sum())
         largest = max(largest, float(part.abs().max()))
         nan, inf = nan + int(part.isnan().sum()), inf + int(part.isinf().sum())
+        sums = [one + more for one, more in zip(sums, _signed_sums(part, start), strict=True)]
     return {
         "l2": math.sqrt(squares) if squares >= 0 else squares,
         "absmax": math.nan if nan else largest,
         "nan": nan,
         "inf": inf,
+        "signed": sums,
     }
+
+
+def _signed_sums(part: Tensor, start: int) -> list[float]:
+    """Of elements (n,) from place `start` on, under SIGNS signs that depend on the place alone."""
+    place = torch.arange(start, start + part.numel(), dtype=torch.int64, device=part.device)
+    bits = _mix64((place + 1) * 0x1E3779B97F4A7C15)
+    return [float(torch.where((bits >> (40 + one)) & 1 == 0, part, -part).sum()) for one in range(SIGNS)]
 
 
 def sample_places(size: int) -> list[int]:
@@ -316,16 +333,22 @@ def _doubled(value: Any) -> Any:
 
 def _makes_no_values(func: Any, name: str) -> bool:
     """Views show values that are recorded already; what `empty` returns is not computed."""
-    if "empty" in name:
-        return True
-    returns = func._schema.returns if hasattr(func, "_schema") else ()
-    return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+    return "empty" in name or _aliases(func)[0]
 
 
 def _changes_arguments(func: Any) -> bool:
+    return _aliases(func)[1]
+
+
+@functools.cache
+def _aliases(func: Any) -> tuple[bool, bool]:
+    """Whether an op returns a view, and whether it writes into an argument; by the text of its schema,
+    because torch 1.12 shows neither in another way. Without a schema the second is unknown, and taken for
+    so."""
     if not hasattr(func, "_schema"):
-        return True  # torch 1.12 before schemas were attached: unknown
-    return any(one.alias_info is not None and one.alias_info.is_write for one in func._schema.arguments)
+        return False, True
+    arguments, _, returns = str(func._schema).rpartition(") -> ")
+    return _VIEW.search(returns) is not None, _WRITTEN.search(arguments) is not None
 
 
 def _is_random(func: Any) -> bool:

@@ -94,6 +94,22 @@ def test_another_kernel_for_an_op_is_one_exchange(tmp_path):
     assert row.ns == found.parts["other_kernel"] == pytest.approx(4000) and len(found.findings) == 1
 
 
+def test_several_kernels_of_an_op_that_took_the_place_of_others_are_one_change(tmp_path):
+    """A product by split K: two kernels where there was one, of another vendor's library two others."""
+    mm = [[64, 64], [64, 64]]
+    others = [(op, dims, k, dur) for op, dims, k, dur in layer() if op != "aten::mm"]
+
+    def by(*kernels):
+        return [[*(("aten::mm", mm, kernel, us) for kernel, us in kernels), *others]] * 3
+
+    found = of(tmp_path, a=by(("gemm", 30.0), ("reduce", 4.0)), b=by(("Cijk_a", 36.0), ("Cijk_b", 5.0)))
+    adds_up(found)
+    (one,) = found.findings
+    assert (one.kind, one.ns, len(one.rows)) == ("other_kernel", pytest.approx(7000), 4)
+    assert "gemm, reduce -> Cijk_a, Cijk_b (+7.0 µs)" in one.text
+    assert [row.ns for row in found.rows if row.kind == "other_kernel"] == [36e3, -30e3, 5e3, -4e3]
+
+
 def test_a_launch_more_is_a_count_and_a_layer_more_is_all_counts(tmp_path):
     once = [[*step, layer()[3]] for step in BASE]
     found = of(tmp_path, b=once)

@@ -101,14 +101,18 @@ def test_junit_fails_what_is_proven_and_skips_what_is_undecided(tmp_path):
     base, slow = processes(tmp_path / "base", 5), processes(tmp_path / "slow", 5, 1.1, seed=1)
     assert run(base, slow, "--junit", tmp_path / "slow.xml").exit_code == 1
     suite = ElementTree.parse(tmp_path / "slow.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "2", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "3", "0")
     assert {case.get("name"): [part.tag for part in case] for case in suite.iter("testcase")} == {
+        "signatures": ["failure"],
         "kernel time": ["failure"],
         "step time on the GPU": ["failure"],
     }
     noisy = processes(tmp_path / "noisy", 3, noise=0.2, seed=3)
     assert run(base, noisy, "--junit", tmp_path / "noisy.xml").exit_code == 3
-    assert ElementTree.parse(tmp_path / "noisy.xml").getroot().get("skipped") == "2"
+    skipped = ElementTree.parse(tmp_path / "noisy.xml").getroot()
+    assert skipped.get("skipped") == "4" and "fair sample" in skipped.find(".//*[@name='processes']/*").get(
+        "message"
+    )
 
 
 def test_names_that_xml_cannot_hold_are_written_as_text(tmp_path):

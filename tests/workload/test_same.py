@@ -17,7 +17,7 @@ from lab import same  # noqa: E402
 from lab.compare.same.judge import judge  # noqa: E402
 from lab.compare.same.recording import read  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
-from lab.workload.same import facts, sample_places  # noqa: E402
+from lab.workload.same import _aliases, facts, sample_places  # noqa: E402
 
 
 class Plant(TorchDispatchMode):
@@ -213,3 +213,112 @@ def test_norms_cover_all_elements_of_a_tensor_larger_than_a_part(monkeypatch):
     found = facts(x)
     assert (found["nan"], found["inf"]) == (1, 1)
     assert found["absmax"] != found["absmax"] and found["l2"] != found["l2"]
+
+
+class Swap(TorchDispatchMode):
+    """Swaps two elements, which no sample shows, of the result of the calls of `op`."""
+
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if str(func) == self.op:
+            flat = result.view(-1)
+            here = [
+                at for at in range(flat.numel()) if flat[at] != 0 and at not in sample_places(flat.numel())
+            ]
+            there = next(at for at in reversed(here) if abs(flat[at] - flat[here[0]]) > 0.01)
+            flat[[here[0], there]] = flat[[there, here[0]]]
+        return result
+
+
+class Words(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(5000, 8), torch.nn.Linear(8, 3)
+
+    def forward(self, ids):
+        return self.out(self.table(ids))
+
+
+def test_elements_that_swap_places_outside_the_samples_are_no_noise(tmp_path):
+    """A sparse gradient: its norms stay, its samples are zeros, and without ops there are no own errors."""
+    torch.manual_seed(0)
+    model, ids = Words(), torch.arange(7, 47)
+
+    def run(name):
+        model.zero_grad(set_to_none=True)
+        with same.record(model, tmp_path / name, level="ends"):
+            model(ids).pow(2).sum().backward()
+        return read(tmp_path / name)
+
+    a = run("a")
+    floors = []
+    for seed in range(3):
+        with same.nudged(model, seed):
+            floors.append(run(f"f{seed}"))
+    with same.nudged(model, 9):
+        assert judge(a, run("noise"), floors, None).outcome == "within noise"
+    with Swap("aten.embedding_dense_backward.default"):
+        b = run("b")
+    first, second = (next(row for row in one.rows if row.kind == "grad") for one in (a, b))
+    assert first.l2 == pytest.approx(second.l2, rel=1e-12) and set(first.sample) == set(second.sample) == {
+        0.0
+    }
+    found = judge(a, b, floors, None)
+    assert (found.outcome, found.values.beyond, found.values.first.op) == ("differs", 1, "table.weight")
+
+
+def test_sums_under_signs_estimate_the_change_whatever_elements_changed():
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(100_000, generator=generator, dtype=torch.float64)
+    for count, share in ((1, 2.0), (100, 0.5), (100_000, 1e-6)):
+        y = x.clone()
+        y[torch.randperm(100_000, generator=generator)[:count]] *= 1 + share
+        one, two = facts(x), facts(y)
+        off = [(b - a) ** 2 for a, b in zip(one["signed"], two["signed"], strict=True)]
+        estimate, true = (sum(off) / len(off)) ** 0.5, float((y - x).norm())
+        assert 0.2 < estimate / true < 3
+    assert facts(x[:0])["signed"] == [0.0] * 4
+
+
+def test_a_floor_or_reference_of_other_inputs_or_draws_is_refused(runs, tmp_path):
+    _, model, a, _ = runs
+
+    def run(name, x, module=model):
+        with same.record(module, tmp_path / name):
+            module(x).softmax(-1).pow(2).sum().backward()
+        return read(tmp_path / name)
+
+    other = run("other", torch.randn(4, 6, 32))
+    with pytest.raises(UsageError, match="recorded with other inputs"):
+        judge(a, a, [other], None)
+    twin = network().double()
+    with pytest.raises(UsageError, match="reference"):
+        judge(a, a, [], run("exact", torch.randn(4, 6, 32).double(), twin))
+    torch.manual_seed(1)
+    assert judge(a, a, [], run("right", torch.randn(4, 6, 32).double(), twin)).outcome == "same bits"
+    dropping, x = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Dropout(0.5)), torch.randn(4, 32)
+    torch.manual_seed(5)
+    first = run("drop", x, dropping)
+    torch.manual_seed(6)
+    with pytest.raises(UsageError, match="drew other random numbers"):
+        judge(first, first, [run("redrawn", x, dropping)], None)
+
+
+def test_the_text_of_a_schema_says_what_its_alias_marks_say():
+    """torch 1.12 has the text alone."""
+    ops = [getattr(torch.ops.aten, name) for name in dir(torch.ops.aten) if not name.startswith("_")]
+    overloads = [getattr(op, name) for op in ops if hasattr(op, "overloads") for name in op.overloads()]
+    seen = set()
+    for one in overloads:
+        returns, given = (
+            [part.alias_info for part in parts if part.alias_info is not None]
+            for parts in (one._schema.returns, one._schema.arguments)
+        )
+        marks = any(not alias.is_write for alias in returns), any(alias.is_write for alias in given)
+        assert _aliases(one) == marks, str(one._schema)
+        seen.add(marks)
+    assert len(overloads) > 1000 and {(False, False), (True, False), (False, True)} <= seen

@@ -18,6 +18,11 @@ EXITS = {"same bits": 0, "within noise": 0, "differs": 1, "not comparable": 1, "
     "--floor", "floors", type=PATH, multiple=True, help="A again with nudged weights: the noise; repeatable."
 )
 @click.option("--reference", type=PATH, help="The same model and inputs in float64.")
+@click.option(
+    "--level",
+    type=click.Choice(["ends", "module", "op"]),
+    help="Compare no more than this: across versions of torch, whose ops differ, module or ends.",
+)
 @option("--top", type=click.IntRange(min=1), default=10, help="Rows of each list on the terminal.")
 @as_json("The verdict")
 @click.pass_context
@@ -27,6 +32,7 @@ def same(
     b: Path,
     floors: tuple[Path, ...],
     reference: Path | None,
+    level: str | None,
     top: int,
     as_json: bool,
 ) -> None:
@@ -45,6 +51,7 @@ def same(
         from lab.compare.same.text import text
 
         first, second = read(a), read(b)
-        found = judge(first, second, [read(one) for one in floors], read(reference) if reference else None)
+        noise, exact = [read(one) for one in floors], read(reference) if reference else None
+        found = judge(first, second, noise, exact, level=level or "op")
     click.echo(msgspec.json.encode(found) if as_json else text(found, first, second, top))
     ctx.exit(EXITS[found.outcome])

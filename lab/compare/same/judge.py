@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from lab.compare.same.numbers import EPS, FLOATS, LEAST, change, local_ratio, relative, ulps
+from lab.compare.same.numbers import EPS, FLOATS, LEAST, change, local_ratio, moved, relative, ulps
 from lab.compare.same.pairs import Pairs, pair
 from lab.compare.same.recording import Recording, Row
 from lab.errors import UsageError
@@ -20,6 +20,9 @@ PAIRED = 0.5  # the share of A's rows that must have a partner
 LISTED = 2000  # rows in the JSON; the counts are of all
 # What draws random numbers, by its name: torch, in A's first differing output.
 RANDOM = ("bernoulli", "dropout", "rand", "aten.normal", "uniform", "multinomial", "exponential", "philox")
+BLIND = 0.05  # a floor of which ten times is half of the output: nothing could be seen
+MOST_BLIND = 0.1  # the share of such outputs that a verdict bears
+NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
 
 
@@ -79,17 +82,19 @@ class Verdict(msgspec.Struct, kw_only=True):
     on_equal_inputs: list[Place]  # ops whose inputs are bit-equal and whose outputs are not
     modules: list[Place]
     grads: list[Place]
-    only_a: list[str]
-    only_b: list[str]
-    n_only_a: int
-    n_only_b: int
+    only_a: list[str] = []
+    only_b: list[str] = []
+    n_only_a: int = 0
+    n_only_b: int = 0
     samples: int
     ops: int  # paired outputs of ops
     with_own_error: int  # of them, those whose own error both runs recorded (at another precision: either)
     renamed: int  # pairs whose module or weight has another name in B: paired by the order of equal ops
     masked: int  # pairs with NaN or infinity in both runs whose bits differ: norms say nothing of the rest
     not_finite: int  # pairs with NaN or infinity in both runs
-    problems: list[str]
+    blind: int = 0  # pairs whose bits differ and whose floor is so large that any change would pass
+    blind_modules: int = 0  # of them, outputs of modules
+    problems: list[str] = []
 
 
 class _Columns(NamedTuple):
@@ -101,8 +106,17 @@ class _Columns(NamedTuple):
     bits: np.ndarray
 
 
-def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Recording | None) -> Verdict:
+def judge(
+    a: Recording,
+    b: Recording,
+    floors: Sequence[Recording],
+    reference: Recording | None,
+    *,
+    level: str = "op",
+) -> Verdict:
     """Compare. The floor is the largest difference to A of `floors` and of the float64 `reference`. Pure.
+
+    level: of LEVELS, the most that is compared; what a recording does not have is not.
 
     Raises UsageError for a floor of another precision than A or without any noise, and for a reference that
     is not in float64.
@@ -113,63 +127,83 @@ def judge(a: Recording, b: Recording, floors: Sequence[Recording], reference: Re
         raise UsageError(
             f"{reference.path} is not in float64", fix="record model.double() on the same inputs"
         )
-    level = min((_level(a), _level(b)), key=LEVELS.index)
+    if reference:
+        _check_inputs(a, reference, "the reference", equal=False)
+    level = min((_level(a), _level(b), level), key=LEVELS.index)
     rows_a, rows_b = _at(a, level), _at(b, level)
     pairs = pair([a.rows[k] for k in rows_a], [b.rows[k] for k in rows_b])
     at_a, at_b = rows_a[pairs.a], rows_b[pairs.b]
-    first = [a.rows[k] for k in at_a]
-    second = [b.rows[k] for k in at_b]
     used = [*floors, *([reference] if reference else [])]
     columns = _columns(a, b, at_a, at_b, used)
+    first, second = [a.rows[k] for k in at_a], [b.rows[k] for k in at_b]
+    places = _Places(first, second, a.samples[at_a], b.samples[at_b], columns)
+    verdict = _verdict(places, first, second, columns, len(used))
+    verdict.level = level
+    verdict.only_a = [_name(a.rows[rows_a[k]]) for k in pairs.only_a[:LISTED]]
+    verdict.only_b = [_name(b.rows[rows_b[k]]) for k in pairs.only_b[:LISTED]]
+    verdict.n_only_a, verdict.n_only_b = len(pairs.only_a), len(pairs.only_b)
+    verdict.problems = [f"{one.path.name}: {lack}" for one in (a, b, *used) for lack in one.lacks]
+    verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
+    return verdict
+
+
+def _verdict(
+    places: _Places, first: Sequence[Row], second: Sequence[Row], columns: _Columns, floors: int
+) -> Verdict:
+    """What the paired outputs say, without an outcome yet. floors: recordings that the floor rests on."""
     types = {(x.dtype, y.dtype) for x, y in zip(first, second, strict=True) if _other(x, y)}
     other = sorted(" against ".join(both) for both in types)
-    places = _Places(first, second, a.samples[at_a], b.samples[at_b], columns)
-    made = places.made_by(_own_errors(first, second, bool(other)))
-    equal_inputs = places.on_equal_inputs()
-    beyond = np.flatnonzero(columns.beyond) if not other else np.flatnonzero(_counts_differ(first, second))
-    not_finite = np.array(
-        [bool(x.nan or x.inf) and bool(y.nan or y.inf) for x, y in zip(first, second, strict=True)],
-        dtype=bool,
-    )
-    known = ~np.isnan(columns.floor)
-    ratio = columns.rel[known] / columns.floor[known]
-    verdict = Verdict(
+    not_finite = _not_finite(first, second)
+    blind = (np.nan_to_num(columns.floor) > BLIND) & (columns.bits != 1)
+    return Verdict(
         outcome="",
         reason="",
-        level=level,
+        level="",
         precision="; ".join(other) or "equal",
         paired=len(first),
         bits=Bits(
             int((columns.bits >= 0).sum()), int((columns.bits == 0).sum()), places.first(columns.bits == 0)
         ),
-        values=Values(
-            floors=len(used),
-            unknown=int((~known).sum()),
-            beyond=len(beyond),
-            largest_ratio=_finite(ratio.max()) if len(ratio) else None,
-            first=places.at(int(beyond[0]), places.why(int(beyond[0]))) if len(beyond) else None,
-        ),
-        made_by=made[:LISTED],
-        on_equal_inputs=equal_inputs[:LISTED],
+        values=_values(places, columns, _counts_differ(first, second) if other else columns.beyond, floors),
+        made_by=places.made_by(_own_errors(first, second, bool(other)))[:LISTED],
+        on_equal_inputs=places.on_equal_inputs()[:LISTED],
         modules=places.of_kind("module")[:LISTED],
         grads=places.of_kind("grad")[:LISTED],
-        only_a=[_name(a.rows[rows_a[k]]) for k in pairs.only_a[:LISTED]],
-        only_b=[_name(b.rows[rows_b[k]]) for k in pairs.only_b[:LISTED]],
-        n_only_a=len(pairs.only_a),
-        n_only_b=len(pairs.only_b),
         samples=int(max((len(row.sample) for row in first), default=0)),
         ops=sum(row.kind == "op" for row in first),
         with_own_error=_with_own_error(first, second, bool(other)),
-        renamed=sum(
-            x.module != y.module or (x.kind in ("weight", "grad") and x.op != y.op)
-            for x, y in zip(first, second, strict=True)
-        ),
+        renamed=sum(map(_has_other_name, first, second)),
         masked=int((not_finite & (columns.bits != 1) & ~columns.beyond).sum()),
         not_finite=int(not_finite.sum()),
-        problems=[f"{one.path.name}: {lack}" for one in (a, b, *used) for lack in one.lacks],
+        blind=int(blind.sum()),
+        blind_modules=sum(
+            row.kind == "module" for row, one in zip(first, blind.tolist(), strict=True) if one
+        ),
     )
-    verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
-    return verdict
+
+
+def _values(places: _Places, columns: _Columns, beyond: np.ndarray, floors: int) -> Values:
+    """beyond (n,): the pairs that no noise explains."""
+    known = ~np.isnan(columns.floor)
+    ratio = columns.rel[known] / columns.floor[known]
+    rows = np.flatnonzero(beyond).tolist()
+    return Values(
+        floors=floors,
+        unknown=int((~known).sum()),
+        beyond=len(rows),
+        largest_ratio=_finite(ratio.max()) if len(ratio) else None,
+        first=places.at(rows[0], places.why(rows[0])) if rows else None,
+    )
+
+
+def _not_finite(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
+    """Pairs (n,) with NaN or infinity in both runs."""
+    found = [bool(x.nan or x.inf) and bool(y.nan or y.inf) for x, y in zip(a, b, strict=True)]
+    return np.array(found, dtype=bool)
+
+
+def _has_other_name(a: Row, b: Row) -> bool:
+    return a.module != b.module or (a.kind in ("weight", "grad") and a.op != b.op)
 
 
 def _check_floor(a: Recording, floor: Recording) -> None:
@@ -185,6 +219,52 @@ def _check_floor(a: Recording, floor: Recording) -> None:
             f"the floor {floor.path} equals A bit by bit: it shows no noise",
             fix="record it inside lab.same.nudged",
         )
+    _check_inputs(a, floor, "the floor", equal=True)
+    _check_draws(a, floor)
+
+
+def _check_inputs(a: Recording, other: Recording, name: str, *, equal: bool) -> None:
+    """Of other inputs everything differs, and as a floor would call everything noise. equal: bit by bit; a
+    float64 reference has the same values."""
+    mine, theirs = ([row for row in one.rows if row.kind == "input"] for one in (a, other))
+    if not mine or not theirs:
+        return
+    if len(mine) == len(theirs) and all(map(_same_input if equal else _near_input, mine, theirs)):
+        return
+    raise UsageError(
+        f"{name} {other.path} was recorded with other inputs than A",
+        fix="record the same batch, seeded alike",
+    )
+
+
+def _same_input(a: Row, b: Row) -> bool:
+    return a.shape == b.shape and a.ck == b.ck
+
+
+def _near_input(a: Row, b: Row) -> bool:
+    here, there = (np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b))
+    near = EPS.get(a.dtype, 0.0)
+    return a.shape == b.shape and np.allclose(here, there, rtol=near, atol=0.0, equal_nan=True)
+
+
+def _check_draws(a: Recording, floor: Recording) -> None:
+    """Other random numbers are no noise of rounding. A draw is judged where nothing before it could change
+    it."""
+    pairs = pair(a.rows, floor.rows)
+    for k, j in zip(pairs.a.tolist(), pairs.b.tolist(), strict=True):
+        mine, theirs = a.rows[k], floor.rows[j]
+        if any(word in mine.op for word in RANDOM) and _shown_apart(mine, theirs):
+            raise UsageError(
+                f"the floor {floor.path} drew other random numbers than A (first: {mine.op})",
+                fix="seed both runs alike: torch.manual_seed before each recording",
+            )
+
+
+def _shown_apart(a: Row, b: Row) -> bool:
+    """Whether a draw differs by more than its inputs' rounding could: by a thousandth of its norm."""
+    here, there = (np.array([[np.nan if one is None else one for one in row.sample]]) for row in (a, b))
+    same_places = here.shape == there.shape and a.sample_at == b.sample_at and here.size
+    return bool(same_places and a.ck != b.ck and relative(here, there)[0] > NOT_ROUNDING)
 
 
 def _mostly_float64(one: Recording) -> bool:
@@ -196,6 +276,9 @@ def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[st
     """The outcome and why; what was not seen is never an all-clear."""
     if found.paired < PAIRED * max(rows_a, rows_b):
         return "not comparable", f"{found.paired:,} of {rows_a:,} and {rows_b:,} outputs have a partner"
+    first = found.bits.first
+    if first and any(word in first.op for word in RANDOM) and not found.made_by:
+        return "undecided", f"the first that differs is random ({first.op}): seed both runs alike"
     if found.values.beyond or found.made_by:
         return "differs", "an output is beyond the noise floor, or an op's own error beyond its peers'"
     unseen = [*found.problems]
@@ -205,8 +288,6 @@ def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[st
         return "undecided", "; ".join(unseen)
     if found.bits.compared == found.paired and not found.bits.differ:
         return "same bits", "every output is equal bit by bit"
-    if (first := found.bits.first) and any(word in first.op for word in RANDOM):
-        return "undecided", f"the first that differs is random ({first.op}): seed both runs alike"
     if found.masked:
         return (
             "undecided",
@@ -222,6 +303,11 @@ def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[st
         return "undecided", "bits differ and no noise floor was measured: give --floor or --reference"
     if found.values.unknown:
         return "undecided", f"{found.values.unknown:,} outputs have no noise floor"
+    if found.blind_modules or found.blind > MOST_BLIND * found.paired:
+        return (
+            "undecided",
+            f"the noise floor of {found.blind:,} outputs is so large that any change would pass",
+        )
     return "within noise", f"no output is beyond {BEYOND:g} times the measured floor"
 
 
@@ -274,7 +360,8 @@ def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]
     """
     elements, *norms = limits
     known = elements[~np.isnan(elements)]
-    least = np.where(sampled < FEW, np.median(known) if len(known) else LEAST, LEAST)
+    of_few = max(float(np.median(known)), LEAST) if len(known) else LEAST
+    least = np.where(sampled < FEW, of_few, LEAST)
     elements = np.where(np.isnan(elements), np.nan, np.fmax(elements, least))
     return [elements, *(np.where(np.isnan(norm), np.nan, np.fmax(norm, elements)) for norm in norms)]
 
@@ -282,12 +369,14 @@ def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]
 def _differences(
     a: Sequence[Row], b: Sequence[Row], samples_a: np.ndarray, samples_b: np.ndarray
 ) -> list[np.ndarray]:
-    """Of sampled elements, of the L2 norm and of the largest magnitude (three columns (n,))."""
-    moved = [x.sample_at != y.sample_at for x, y in zip(a, b, strict=True)]
-    sampled = np.where(moved, np.nan, relative(samples_a, samples_b))
-    sampled = np.where(np.isnan(sampled), change([x.l2 for x in a], [y.l2 for y in b]), sampled)
+    """Of elements, of the L2 norm and of the largest magnitude (three columns (n,)). Elements: the larger of
+    what the sampled ones and the sums of all under random signs say, else the norm."""
+    elsewhere = [x.sample_at != y.sample_at for x, y in zip(a, b, strict=True)]
+    sampled = np.where(elsewhere, np.nan, relative(samples_a, samples_b))
     norms = change([x.l2 for x in a], [y.l2 for y in b])
-    return [sampled, norms, change([x.absmax for x in a], [y.absmax for y in b])]
+    elements = np.fmax(sampled, moved(a, b))
+    elements = np.where(np.isnan(elements), norms, elements)
+    return [elements, norms, change([x.absmax for x in a], [y.absmax for y in b])]
 
 
 def _counts_differ(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
@@ -348,7 +437,7 @@ class _Places:
         if (a.nan, a.inf) != (b.nan, b.inf):
             return f"{a.nan:,} NaN and {a.inf:,} infinities in A, {b.nan:,} and {b.inf:,} in B"
         over = self._columns.rel[index] > BEYOND * self._columns.floor[index]
-        return "" if over else "in the norm of all elements or the largest one, not in the sampled ones"
+        return "" if over else "in the norm of all elements or the largest one, not in single ones"
 
     def made_by(self, ratios: tuple[np.ndarray, np.ndarray]) -> list[Place]:
         found = []

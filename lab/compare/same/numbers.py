@@ -23,6 +23,22 @@ def relative(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(found), np.inf, found)
 
 
+def moved(a: Sequence[Row], b: Sequence[Row]) -> np.ndarray:
+    """The L2 norm of b - a over that of a, over all elements (n,): the RMS of the changes of k sums under
+    random signs estimates it, whatever elements changed. NaN where not both have such sums, or a norm is not
+    finite.
+    """
+    found = np.full(len(a), np.nan)
+    for index, (x, y) in enumerate(zip(a, b, strict=True)):
+        if x.l2 is None or y.l2 is None or not x.signed or len(x.signed) != len(y.signed):
+            continue
+        if None not in x.signed and None not in y.signed:
+            off = np.subtract(np.array(y.signed, dtype=float), np.array(x.signed, dtype=float))
+            size = float(np.sqrt(np.square(off).mean()))
+            found[index] = 0.0 if size == 0 else size / x.l2 if x.l2 else np.inf
+    return found
+
+
 def change(a: Sequence[float | None], b: Sequence[float | None]) -> np.ndarray:
     """|b - a| / |a| of two columns of norms (n,); None (not finite) on one side alone is infinite."""
     x, y = (np.array([np.nan if one is None else one for one in column]) for column in (a, b))

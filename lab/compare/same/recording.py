@@ -17,6 +17,7 @@ MAX_LINE = 1 << 20  # bytes; a row has at most 64 samples
 MAX_ROWS = 1_000_000
 MAX_BYTES = 1 << 31  # unpacked: a small file can unpack to any size
 MAX_SAMPLES = 64
+MAX_SIGNED = 16
 GZIP = b"\x1f\x8b"
 
 
@@ -42,6 +43,7 @@ class Row(msgspec.Struct, frozen=True):
     local_max_rms: float | None = None
     sample_at: tuple[int, ...] = ()
     sample: tuple[float | None, ...] = ()
+    signed: tuple[float | None, ...] = ()  # sums of all elements under random signs
 
 
 class Recording(NamedTuple):
@@ -104,6 +106,8 @@ def _checked(row: Row, path: Path, number: int) -> Row:
         raise BadDataError(
             f"line {number}: {len(row.sample)} samples at {len(row.sample_at)} places", where=path
         )
+    if len(row.signed) > MAX_SIGNED:
+        raise BadDataError(f"line {number}: {len(row.signed)} sums under signs", where=path)
     texts = {
         name: printable(getattr(row, name)) for name in ("op", "module", "node", "dtype", "kind", "phase")
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.compare.same.judge import BEYOND, OWN, Place, Verdict
+from lab.compare.same.judge import BEYOND, BLIND, OWN, Place, Verdict
 from lab.compare.same.recording import Recording
 from lab.core.words import plural, printable
 
@@ -19,6 +19,9 @@ def text(found: Verdict, a: Recording, b: Recording, top: int) -> str:
     ]
     if found.not_finite:
         lines.append(f"! {plural(found.not_finite, 'output')} with NaN or infinity in both runs")
+    if found.blind:
+        blind = plural(found.blind, "output")
+        lines.append(f"! {blind} with a noise floor above {BLIND:.0%}: any change of them would pass")
     if found.renamed:
         renamed = plural(found.renamed, "output")
         lines.append(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,9 @@ from lab.recordings.kineto.decode import EventDecoder, clean_text
 from lab.recordings.kineto.frame import decode_frame, integer_of
 from lab.recordings.kineto.times import digits_us_to_ns, float_us_to_ns
 from lab.recordings.pieces import EventPieces
-from lab.recordings.tables import Table
+from lab.recordings.tables import MODULE, Table, Trace
 from lab.recordings.views.launches import innermost, thread_nesting
 
-MODULE = "nn.Module: "
 _NUMBER = re.compile(r"_\d+\Z")
 _LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)\Z")
 # Files of the framework itself: a line in them says nothing about the model.
@@ -38,12 +38,19 @@ class Frames:
 
     def modules(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> list[tuple[str, ...]]:
         """Instances of modules around each time (n,), outermost first: ("Model_0", "Block_3", "Linear_7")."""
+        if not len(ts_ns):
+            return []
+        table, parent, known = self._modules
+        used, which = np.unique(innermost(table, pid, tid, ts_ns), return_inverse=True)
+        paths = [self._chain(row, table.name_id, parent, known) for row in used.tolist()]
+        return [paths[one] for one in which.ravel().tolist()]
+
+    @cached_property
+    def _modules(self) -> tuple[Table, np.ndarray, dict[int, tuple[str, ...]]]:
+        """The calls of modules, the one around each, and the paths that are known already."""
         is_module = np.array([name.startswith(MODULE) for name in self.names], dtype=bool)
         table = self._only(is_module)
-        at = innermost(table, pid, tid, ts_ns)
-        parent = _parents(table)
-        known: dict[int, tuple[str, ...]] = {-1: ()}
-        return [self._chain(row, table.name_id, parent, known) for row in at.tolist()]
+        return table, _parents(table), {-1: ()}
 
     def _chain(
         self, row: int, name_id: np.ndarray, parent: np.ndarray, known: dict[int, tuple[str, ...]]
@@ -112,6 +119,11 @@ def layers_of(paths: list[tuple[str, ...]]) -> list[str]:
 def class_of(module: str) -> str:
     """`Linear` of `Linear_7`."""
     return _NUMBER.sub("", module)
+
+
+def modules_of(trace: Trace) -> Frames:
+    """The calls of modules that were read with the trace."""
+    return Frames(trace.modules, trace.strings)
 
 
 def read_frames(path: Path) -> Frames:

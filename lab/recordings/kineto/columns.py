@@ -35,6 +35,7 @@ TABLE_OF = {
     **dict.fromkeys(("user_annotation", "gpu_user_annotation"), "ranges"),
     **dict.fromkeys(("cpu_op", "operator"), "ops"),
     "fwdbwd": "flows",
+    "python_function": "functions",
     "cuda_sync": "waits",
     "": "names",
 }
@@ -43,6 +44,7 @@ _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "sme
 TIMED = ("kernels", "ops", "runtime", "ranges")
 _PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
 _ID = attrgetter("id")
+_MODULE = b'"%s' % tables.MODULE.encode()
 STREAM_WAIT = "Stream Wait Event"  # Kineto's name of the kind in which a stream waits, not the host
 _FLOW = re.compile(rb"\d{1,18}")
 
@@ -70,7 +72,7 @@ class Columns:
         if self._scanned and (found := self._scanned.scan(piece.text)):
             self._add_scanned(found)
             return
-        if functions := self._decoder.functions(piece):
+        if _MODULE not in piece.text and (functions := self._decoder.functions(piece)):
             self._indices.add({"functions": functions})
             return
         try:
@@ -124,6 +126,7 @@ class Columns:
             self._num_slices[table] += len(fields)
             timed[table] = fields, self._place(fields, ts_ns, dur_ns)
         self._add_timed(timed)
+        self._add_modules(*found.modules)
         self._add_names(found.names())
         self._add_waits(list(found.waits()))
         self._add_arrows(found)
@@ -137,7 +140,9 @@ class Columns:
         timed = {table: self._timed(table, rows[table]) for table in TIMED}
         flows = [event for event in rows["flows"] if event.ph in ("s", "f")]
         flow_starts = self._starts_ns(flows)
+        modules = self._modules(rows["functions"])
         self._add_timed(timed)
+        self._add_modules(*modules)
         self._add_names([event for event in rows["names"] if event.ph == "M"])
         self._add_flows(flows, *flow_starts)
         self._add_waits([event for event in rows["waits"] if event.ph == "X"])
@@ -220,6 +225,22 @@ class Columns:
         kept = numbers >= 0
         if kept.any():
             self._tables["flows"].append({name: column[kept] for name, column in columns.items()})
+
+    def _modules(self, events: list[Any]) -> tuple[Fields, np.ndarray, np.ndarray]:
+        """The calls of modules among Python's calls that have a start and a duration."""
+        events = [one for one in events if one.ph == "X" and one.name.startswith(tables.MODULE)]
+        if not events:
+            none = np.empty(0, dtype=np.int64)
+            return Decoded([], self._encode), none, none
+        ts_ns, starts = self._starts_ns(events)
+        dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
+        known &= starts & (dur_ns >= 0)
+        events = [event for event, is_known in zip(events, known, strict=True) if is_known]
+        return Decoded(events, self._encode), ts_ns[known], dur_ns[known]
+
+    def _add_modules(self, fields: Fields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> None:
+        if len(fields):
+            self._tables["modules"].append(self._place(fields, ts_ns, dur_ns))
 
     def _add_collectives(self, table: str, row: str, of: str, fields: Fields) -> None:
         """Rows for those of the last events of the table `of` that describe a collective."""

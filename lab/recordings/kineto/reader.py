@@ -11,7 +11,7 @@ from lab.recordings.pieces import PIECE_BYTES, EventPieces
 from lab.recordings.tables import Trace
 
 # Increase it whenever the same file would give other columns: older cache entries are then ignored.
-READER_VERSION = 7
+READER_VERSION = 8
 
 
 # A piece costs the scanner a fixed 0.2 ms of numpy, and the plain form the processor's cache.

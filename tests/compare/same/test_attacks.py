@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import msgspec
+
 from lab.compare.same.judge import judge
 from lab.compare.same.recording import read
 from lab.compare.same.text import text
@@ -50,6 +52,12 @@ def test_a_random_op_that_differs_first_is_named_as_such(tmp_path):
 
     found = judge(drawn(tmp_path / "a", "2", (0, 1)), drawn(tmp_path / "b", "3", (1, 0)), [], None)
     assert found.outcome == "undecided" and "random (aten.bernoulli_.float)" in found.reason
+    floors = [drawn(tmp_path / f"f{at}", "2", (0, 1 + at)) for at in (1e-9, 2e-9)]
+    noisy = [
+        one._replace(rows=(*one.rows[:1], msgspec.structs.replace(one.rows[1], ck="9"))) for one in floors
+    ]
+    found = judge(drawn(tmp_path / "a", "2", (0, 1)), drawn(tmp_path / "b", "3", (1, 0)), noisy, None)
+    assert (found.outcome, found.values.beyond) == ("undecided", 1) and "seed both runs alike" in found.reason
 
 
 def renamed(path, names, *, ck="3", ops=("aten.mm", "aten.gelu")):
@@ -65,3 +73,35 @@ def test_renamed_modules_of_the_same_program_pair_by_their_order(tmp_path):
     assert "have other names in B (4 outputs)" in text(found, a, b, 5)
     other = renamed(tmp_path / "c", ("new", "tail"), ops=("aten.gelu", "aten.mm"))
     assert judge(a, other, [], None).outcome in ("not comparable", "undecided")
+
+
+def test_at_the_level_of_modules_other_ops_are_no_reason_to_doubt(tmp_path):
+    def run(path, op, ck="5"):
+        rows = [
+            row(0, op, ck),
+            row(1, "Linear", "7", kind="module"),
+            row(1, "Net", "8", kind="module", module=""),
+        ]
+        return recording(path, rows)
+
+    a, b = run(tmp_path / "a", "aten.sdpa"), run(tmp_path / "b", "aten.bmm", ck="6")
+    assert judge(a, b, [], None).outcome == "undecided"
+    found = judge(a, b, [], None, level="module")
+    assert (found.outcome, found.level, found.paired) == ("same bits", "module", 2)
+    assert judge(a, b, [], None, level="ends").paired == 1
+
+
+def test_a_floor_as_large_as_the_output_is_no_all_clear(tmp_path):
+    """The program returns zeros; its noise floor, of an unstable model, is 12 %."""
+
+    def run(name, size, ck, kind="module"):
+        rows = [row(0, "aten.mm", "1")] * 12 + [
+            row(1, "Net", ck, kind=kind, sample=(size, 2 * size), l2=size)
+        ]
+        return recording(tmp_path / name, rows)
+
+    for kind, outcome in (("module", "undecided"), ("grad", "within noise")):
+        a, b, floor = run("a", 1.0, "2", kind), run("b", 0.0, "3", kind), run("f", 1.12, "4", kind)
+        found = judge(a, b, [floor], None)
+        assert (found.outcome, found.blind, found.values.beyond) == (outcome, 1, 0)
+        assert "! 1 output with a noise floor above 5%: any change of them would pass" in text(found, a, b, 5)

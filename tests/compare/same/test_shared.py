@@ -148,7 +148,7 @@ def test_one_huge_element_outside_the_samples_shows_in_the_norms(base, tmp_path)
     rows[100] |= {"absmax": 2 * rows[100]["absmax"], "l2": 1.01 * rows[100]["l2"], "ck": "0"}
     found = judge(base[0], read(write(tmp_path / "b.gz", rows)), base[1], None)
     assert (found.values.beyond, found.values.first.i) == (1, rows[100]["i"])
-    assert found.values.first.why == "in the norm of all elements or the largest one, not in the sampled ones"
+    assert found.values.first.why == "in the norm of all elements or the largest one, not in single ones"
 
 
 @pytest.mark.parametrize("floors", [[2], [3], [2, 3]])

@@ -26,23 +26,27 @@ from lab.recordings.kineto.native.scanner import (
     scanner,
 )
 from lab.recordings.kineto.times import FLOAT_EXACT_US
-from lab.recordings.kineto.values import ColumnEncoder
+from lab.recordings.kineto.values import ColumnEncoder, Lookup
+from lab.recordings.tables import MODULE
 
-TABLES = ("", "names", "flows", "kernels", "ops", "runtime", "ranges", "waits")
+TABLES = ("", "names", "flows", "kernels", "ops", "runtime", "ranges", "functions", "waits")
 _CODE = {table: code for code, table in enumerate(TABLES)}
 _TIMED = ("kernels", "ops", "runtime", "ranges")
 _NUMBERS_AS_TEXT = DEVICE_TEXT | STREAM_TEXT | ORIGINAL_STREAM_TEXT | BYTES_TEXT
+_MODULE = MODULE.encode()
 _EXACT_NS = int(FLOAT_EXACT_US) * 1000
 
 
 @dataclass(frozen=True)
 class ScannedPiece:
-    """timed: the slices of each table with ts_ns and dur_ns, each (n,). exact: a time is beyond a float64.
+    """timed: the slices of each table with ts_ns and dur_ns, each (n,), and modules those of modules' calls.
+    exact: a time is beyond a float64.
 
     indices: the recorder's own numbers of operators and ranges, and of other events. arrows: their ends.
     """
 
     timed: Mapping[str, tuple[Scanned, np.ndarray, np.ndarray]]
+    modules: tuple[Scanned, np.ndarray, np.ndarray]
     exact: bool
     indices: tuple[np.ndarray, np.ndarray]
     arrows: Scanned
@@ -64,6 +68,7 @@ class ScannedPieces:
     def __init__(self, own: Scanner, encode: ColumnEncoder, table_of: Mapping[str, str]) -> None:
         self._scanner, self._table_of = own, table_of
         self.texts = Texts(own, encode)
+        self._is_module = Lookup(lambda one: one >= 0 and own.texts[one].startswith(_MODULE))
         self._codes = np.empty(0, dtype=np.int64)  # of tables, by the number of a category's text
 
     @classmethod
@@ -88,6 +93,10 @@ class ScannedPieces:
             exact |= bool((own.ts_ns >= _EXACT_NS).any())
             # Copies: a view of one column would keep all 48 of the piece.
             timed[name] = Scanned(own, self.texts), own.ts_ns.copy(), own.dur_ns.copy()
+        modules = self._modules(rows.where((table == _CODE["functions"]) & (phase == SLICE)))
+        if _has_odd_times(modules):
+            return None
+        exact |= bool((modules.ts_ns >= _EXACT_NS).any())
         arrows = rows.where((table == _CODE["flows"]) & ((phase == ARROW_START) | (phase == ARROW_END)))
         exact |= bool((arrows.ts_ns >= _EXACT_NS).any())
         of_operators = (table == _CODE["ops"]) | (table == _CODE["ranges"])
@@ -99,7 +108,14 @@ class ScannedPieces:
         indices = numbers[of_operators & (numbers >= 0)], numbers[of_others & (numbers >= 0)]
         meta = _texts_of(rows, text, (table == _CODE["names"]) & (phase == META))
         waits = _texts_of(rows, text, (table == _CODE["waits"]) & (phase == SLICE))
-        return ScannedPiece(timed, exact, indices, Scanned(arrows, self.texts), meta, waits)
+        of_modules = Scanned(modules, self.texts), modules.ts_ns.copy(), modules.dur_ns.copy()
+        return ScannedPiece(timed, of_modules, exact, indices, Scanned(arrows, self.texts), meta, waits)
+
+    def _modules(self, functions: Rows) -> Rows:
+        """The calls of modules among Python's calls."""
+        used, which = np.unique(functions.name, return_inverse=True)
+        wanted = np.array([self._is_module[one] for one in used.tolist()], dtype=bool)
+        return functions.where(wanted[which.ravel()])
 
     def _tables(self, cats: np.ndarray) -> np.ndarray:
         """The code of each event's table (n,)."""

@@ -55,25 +55,20 @@ def read_plan(
         book.add_launches(gpu, gather(ops, owners), forwards, graph_rows(gpu, runtime))
     else:
         book.add_leaves(forwards)
-    if nodes and not any(signature.args is not None for signature in book.signatures):
-        raise BadDataError(
-            "no op of the trace joins a node of the execution trace: they are of different runs",
-            where=execution_trace,
-            fix="give the execution trace that was recorded together with this trace",
-        )
+    if nodes:
+        _check_of_one_run(book, execution_trace)
     device = document.devices[0] if document.devices else {}
-    origin = Origin(
-        trace=str(trace),
-        execution_trace=str(execution_trace or ""),
-        recorder=str(recorded_ops or ""),
-        device_name=str(device.get("name", "")),
-        num_sms=int(device.get("numSms", 0)),
-        run=run,
-        model=str((config or {}).get("model", "")),
-        has_kernels=bool(gpu),
-    )
     return ReplayPlan(
-        origin=origin,
+        origin=Origin(
+            trace=str(trace),
+            execution_trace=str(execution_trace or ""),
+            recorder=str(recorded_ops or ""),
+            device_name=str(device.get("name", "")),
+            num_sms=int(device.get("numSms", 0)),
+            run=run,
+            model=str((config or {}).get("model", "")),
+            has_kernels=bool(gpu),
+        ),
         forwards=forwards.finished(book.calls, bool(gpu)),
         signatures=tuple(book.signatures),
         calls=tuple(book.calls),
@@ -83,6 +78,16 @@ def read_plan(
         notes=_notes(execution_trace, recorded_ops),
         kernels=tuple(generated.needed.values()) if generated else (),
     )
+
+
+def _check_of_one_run(book: SignatureBook, execution_trace: Path | None) -> None:
+    """Raises BadDataError where no op has a node."""
+    if not any(signature.args is not None for signature in book.signatures):
+        raise BadDataError(
+            "no op of the trace joins a node of the execution trace: they are of different runs",
+            where=execution_trace,
+            fix="give the execution trace that was recorded together with this trace",
+        )
 
 
 def _notes(execution_trace: Path | None, recorded_ops: Path | None) -> tuple[str, ...]:

@@ -116,51 +116,72 @@ def _cards(capture: Capture, found: Sequence[Summary]) -> list[Card]:
 
 def _tables(capture: Capture, found: Sequence[Summary]) -> dict[str, pd.DataFrame]:
     """Tables by the name of their CSV; every row names its process."""
-    phases: list[dict[str, Any]] = []
-    classes: list[dict[str, Any]] = []
-    gpus: list[dict[str, Any]] = []
-    for one in found:
-        where: dict[str, Any] = {"process": one.label}
-        for phase in one.phases:
-            phases.append(
-                where
-                | {
-                    "phase": "/".join(phase.path) or ("step" if one.steps else "the whole recording"),
-                    "instances_per_step": phase.instances_per_step if phase.path or one.steps else None,
-                    "kernels": "-".join(map(str, sorted({min(phase.kernels), max(phase.kernels)}))),
-                    "kernel_ms": phase.kernel_ms,
-                    "kernel_sd_ms": phase.kernel_sd_ms if len(one.steps) > 1 else None,
-                    "busy_ms": phase.busy_ms,
-                    "span_ms": phase.span_ms,
-                    "host_ms": phase.host_ms if phase.path or one.steps else None,
-                    "share_percent": None if phase.share is None else 100 * phase.share,
-                    "bound": bound(one.lacks),
-                }
-            )
-        classes += [
-            where
-            | {
-                "class": kind.name,
-                "kernels": kind.kernels,
-                "kernel_ms": kind.kernel_ms,
-                "share_percent": 100 * kind.share,
-                "bound": bound(one.lacks, "gpu"),
-            }
-            for kind in one.classes
-        ]
-        gpus += [
-            where
-            | {
-                "gpu": gpu.device,
-                "name": gpu.name,
-                "busy_ms": gpu.busy_ms,
-                "idle_ms": gpu.idle_ms,
-                "longest_gap_ms": gpu.longest_gap_ms,
-                "bound": f"busy {AT_LEAST}, idle {AT_MOST}" if idle_bound(one.lacks) else "",
-            }
-            for gpu in one.gpus
-        ]
-    integrity = [
+    made = {
+        "phases": [row for one in found for row in _phase_rows(one)],
+        "classes": [row for one in found for row in _class_rows(one)],
+        "gpus": [row for one in found for row in _gpu_rows(one)],
+    }
+    tables = {name: pd.DataFrame(rows) for name, rows in made.items() if rows}
+    if len(capture.counters):
+        tables["counters"] = _counter_table(capture)
+    return tables | {
+        "kernels": _kernel_table(capture),
+        "integrity": _integrity_table(capture),
+        "processes": _process_table(capture),
+    }
+
+
+def _phase_rows(one: Summary) -> list[dict[str, Any]]:
+    return [
+        {
+            "process": one.label,
+            "phase": "/".join(phase.path) or ("step" if one.steps else "the whole recording"),
+            "instances_per_step": phase.instances_per_step if phase.path or one.steps else None,
+            "kernels": "-".join(map(str, sorted({min(phase.kernels), max(phase.kernels)}))),
+            "kernel_ms": phase.kernel_ms,
+            "kernel_sd_ms": phase.kernel_sd_ms if len(one.steps) > 1 else None,
+            "busy_ms": phase.busy_ms,
+            "span_ms": phase.span_ms,
+            "host_ms": phase.host_ms if phase.path or one.steps else None,
+            "share_percent": None if phase.share is None else 100 * phase.share,
+            "bound": bound(one.lacks),
+        }
+        for phase in one.phases
+    ]
+
+
+def _class_rows(one: Summary) -> list[dict[str, Any]]:
+    return [
+        {
+            "process": one.label,
+            "class": kind.name,
+            "kernels": kind.kernels,
+            "kernel_ms": kind.kernel_ms,
+            "share_percent": 100 * kind.share,
+            "bound": bound(one.lacks, "gpu"),
+        }
+        for kind in one.classes
+    ]
+
+
+def _gpu_rows(one: Summary) -> list[dict[str, Any]]:
+    return [
+        {
+            "process": one.label,
+            "gpu": gpu.device,
+            "name": gpu.name,
+            "busy_ms": gpu.busy_ms,
+            "idle_ms": gpu.idle_ms,
+            "longest_gap_ms": gpu.longest_gap_ms,
+            "bound": f"busy {AT_LEAST}, idle {AT_MOST}" if idle_bound(one.lacks) else "",
+        }
+        for gpu in one.gpus
+    ]
+
+
+def _integrity_table(capture: Capture) -> pd.DataFrame:
+    """What the recording lacks; with its columns also where that is nothing."""
+    rows = [
         {
             "axis": lack.axis,
             "place": lack.place,
@@ -174,16 +195,9 @@ def _tables(capture: Capture, found: Sequence[Summary]) -> dict[str, pd.DataFram
         }
         for lack in capture.lacks
     ]
-    made = {"phases": phases, "classes": classes, "gpus": gpus}
-    tables = {name: pd.DataFrame(rows) for name, rows in made.items() if rows}
-    if len(capture.counters):
-        tables["counters"] = _counter_table(capture)
     columns = ["axis", "place", "rule", "process", "missing", "of", "share_percent", "proven", "what"]
-    return tables | {
-        "kernels": _kernel_table(capture),
-        "integrity": pd.DataFrame(integrity, columns=columns),
-        "processes": _process_table(capture),
-    }
+    found: pd.DataFrame = pd.DataFrame(rows, columns=columns)
+    return found
 
 
 def _process_of(capture: Capture, index: int) -> str:

@@ -1,0 +1,184 @@
+"""The samples of `lab check`: one per process, of one recording per process or of its own step times.
+
+Steps of one process are no samples, and neither are its ranks: they wait for each other. Of several ranks of
+one run the slowest has its time, and the calls of all count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from lab.compare.side import Key, read_works, recordings_at
+from lab.compare.units import Units, by_step
+from lab.errors import BadDataError, MissingError
+
+METRICS = {"kernel_sum": "kernel time", "span": "step time on the GPU"}
+STEPS = "step time"  # of a program that writes its own step times
+LOG = ".log"  # of a process, beside its recording
+# A file of step times begins so; whatever else stands in it is not read.
+_TIMES = re.compile(rb'\s*\{\s*"step_ms"\s*:\s*\[')
+_RANK = re.compile(r"rank[_-]?\d+", re.IGNORECASE)
+_START_BYTES = 4096
+_MOST_BYTES = 64 << 20
+_MARK = "call profiler.step(), or mark steps with record_function('step_0'), 'step_1', ..."
+_TIMES_FIX = 'write {"step_ms": [12.1, 12.3]}, one time per step'
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process: the median of its steps by metric, ns; what counts exactly, and the GPU time of each
+    signature, both per step; how many steps it has, and how many more launched nothing."""
+
+    times_ns: dict[str, float]
+    counts: dict[str, float]
+    signatures_ns: dict[Key, float] = field(default_factory=dict)
+    steps: int = 0
+    empty: int = 0
+
+
+class _StepTimes(msgspec.Struct):
+    step_ms: list[float]
+
+
+def processes(folder: Path) -> list[Process]:
+    """The processes at a path: one recording each, or its own step times as `{"step_ms": [12.1, ...]}`.
+
+    Raises MissingError for an empty folder or a process that left only its log, BadDataError for a recording
+    that is no sample: without marked steps, without GPU work in them, or with some of it missing.
+    """
+    files = recordings_at(folder)
+    if not files:
+        raise MissingError("no recording in this folder", where=folder, fix="one recording per process")
+    if folder.is_dir():
+        _raise_for_lost(folder, files)
+    own = {file: times for file in files if (times := _own_times(file)) is not None}
+    runs: dict[str, list[tuple[int | None, Units]]] = {}
+    for file in files:
+        if file not in own:
+            runs.setdefault(_run_of(file, folder), []).extend(_ranks_of(file))
+    _raise_for_ranks([ranks[0][0] for ranks in runs.values() if len(ranks) == 1], folder)
+    return [*own.values(), *(_process([units for _, units in ranks]) for ranks in runs.values())]
+
+
+def _raise_for_lost(folder: Path, files: Sequence[Path]) -> None:
+    """Raises MissingError where a process left its log alone: those that remain are no fair sample."""
+    there = {(file.parent, file.name.split(".")[0]) for file in files}
+    lost = [
+        log for log in sorted(folder.rglob(f"*{LOG}")) if (log.parent, log.name.split(".")[0]) not in there
+    ]
+    if lost and len(lost) < len([*folder.rglob(f"*{LOG}")]):
+        raise MissingError(
+            f"{len(lost)} of the processes here left a log and no recording",
+            where=lost[0],
+            fix="see why it failed; those that remain are no fair sample",
+        )
+
+
+def _run_of(file: Path, folder: Path) -> str:
+    """What the recordings of the ranks of one run have in common."""
+    return _RANK.sub("", str(file.relative_to(folder))) if file != folder else ""
+
+
+def _raise_for_ranks(alone: Sequence[int | None], folder: Path) -> None:
+    """Raises BadDataError where ranks are known and their runs are not: ranks are not samples."""
+    known = sorted({one for one in alone if one is not None})
+    if len(known) > 1:
+        raise BadDataError(
+            f"recordings of ranks {', '.join(map(str, known))}, and nothing says which belong to one run",
+            where=folder,
+            fix="name them RUN_rank0.json, RUN_rank1.json, or rank0/ and rank1/ in a folder per run",
+        )
+
+
+def _ranks_of(file: Path) -> list[tuple[int | None, Units]]:
+    """Each rank of a recording, None where it does not say which, and its steps."""
+    found = []
+    for work in read_works(file):
+        if not len(work.steps_ns):
+            raise BadDataError("no step is marked in this recording", where=file, fix=_MARK)
+        if work.torn:
+            raise BadDataError(
+                f"no sample, because GPU work is missing: {work.torn[0]}", where=file, fix="record it again"
+            )
+        units = by_step(work)
+        if not units.count:
+            raise BadDataError("no step of this recording launched GPU work", where=file, fix=_MARK)
+        found.append((work.trace.meta.rank, units))
+    return found
+
+
+def _process(ranks: Sequence[Units]) -> Process:
+    signatures: dict[Key, float] = {}
+    counts: dict[str, float] = {}
+    for units in ranks:
+        for key, (n, ns) in units.sums.items():
+            signatures[key] = max(signatures.get(key, 0.0), ns)
+            counts[key[3]] = counts.get(key[3], 0.0) + n
+        for name, n in units.calls.items():
+            counts[name] = counts.get(name, 0.0) + n
+    times = {
+        words: max(float(np.median(units.times_ns[name])) for units in ranks)
+        for name, words in METRICS.items()
+    }
+    return Process(
+        times,
+        counts,
+        signatures,
+        steps=min(int(units.count) for units in ranks),
+        empty=max(units.empty for units in ranks),
+    )
+
+
+def _own_times(file: Path) -> Process | None:
+    """The process of a file of step times; None if it is another kind of file."""
+    if not file.is_file() or file.suffix != ".json":
+        return None
+    with file.open("rb") as opened:
+        if not _TIMES.match(opened.read(_START_BYTES)):
+            return None
+    if file.stat().st_size > _MOST_BYTES:
+        raise BadDataError(f"step times of more than {_MOST_BYTES >> 20} MiB", where=file)
+    try:
+        times = np.array(msgspec.json.decode(file.read_bytes(), type=_StepTimes).step_ms, dtype=float)
+    except msgspec.DecodeError as error:
+        raise BadDataError(f"not step times: {error}", where=file, fix=_TIMES_FIX) from error
+    if not len(times) or not (np.isfinite(times).all() and (times > 0).all()):
+        raise BadDataError("step times must be positive, and at least one", where=file, fix=_TIMES_FIX)
+    return Process({STEPS: float(np.median(times)) * 1e6}, {}, steps=len(times))
+
+
+def doubts(base: Sequence[Process], head: Sequence[Process]) -> list[str]:
+    """Why these processes cannot exclude a slowdown, whatever their times."""
+    found = []
+    if len(base) != len(head):
+        found.append(
+            f"BASE has {len(base)} and HEAD {len(head)} processes: if some failed, the rest is no fair sample"
+        )
+    numbers = [sorted({one.steps for one in side}) for side in (base, head)]
+    if numbers[0] != numbers[1] or any(len(side) > 1 for side in numbers):
+        a, b = (
+            " or ".join(map(str, side)) if len(side) < 4 else f"{side[0]} to {side[-1]}" for side in numbers
+        )
+        found.append(f"processes have different numbers of steps: {a} on BASE, {b} on HEAD")
+    elif numbers[0] == [1]:
+        found.append("one step per process: it may be the warm-up, and what a step is like is not known")
+    if copies := _copies([*base, *head]):
+        found.append(
+            f"{copies} processes have the times of another to the last digit: copies of one recording, "
+            "or a clock too coarse to tell them apart"
+        )
+    for name, side in (("BASE", base), ("HEAD", head)):
+        if empty := sum(one.empty > 0 for one in side):
+            found.append(f"{name}: {empty} of {len(side)} processes have steps that launched no GPU work")
+    return found
+
+
+def _copies(every: Sequence[Process]) -> int:
+    """Processes with the same times, step by step and signature by signature, as an earlier one."""
+    return len(every) - len({(*one.times_ns.items(), *one.signatures_ns.items()) for one in every})
