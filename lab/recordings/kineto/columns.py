@@ -129,7 +129,7 @@ class Columns:
             timed[table] = fields, self._place(fields, ts_ns, dur_ns)
         self._add_timed(timed)
         self._add_names(found.names())
-        self._add_waits(list(found.waits()))
+        self._add_waits(found.waits)
         self._add_arrows(found)
         self._indices.add_numbers(*found.indices)
 

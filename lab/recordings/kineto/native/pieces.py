@@ -48,7 +48,7 @@ class ScannedPiece:
     _arrows: Rows
     _texts: Texts
     _meta: tuple[bytes, ...]
-    _waits: tuple[bytes, ...] = ()
+    waits: tuple[Any, ...]  # the waits for events, decoded
 
     def arrows(self, number_of: Callable[[bytes], int]) -> tuple[Scanned, np.ndarray]:
         """The ends of arrows, and `number_of` the id of each (n,)."""
@@ -61,10 +61,6 @@ class ScannedPiece:
     def names(self) -> Iterator[Any]:
         """The events that name processes and threads, decoded."""
         return map(FLOAT_ONE.decode, self._meta)
-
-    def waits(self) -> Iterator[Any]:
-        """The waits for events, decoded."""
-        return map(FLOAT_ONE.decode, self._waits)
 
 
 class ScannedPieces:
@@ -106,7 +102,11 @@ class ScannedPieces:
         numbers = rows.ev_idx
         indices = numbers[of_operators & (numbers >= 0)], numbers[of_others & (numbers >= 0)]
         meta = _texts_of(rows, text, (table == _CODE["names"]) & (phase == META))
-        waits = _texts_of(rows, text, (table == _CODE["waits"]) & (phase == SLICE))
+        found = _texts_of(rows, text, (table == _CODE["waits"]) & (phase == SLICE))
+        try:
+            waits = tuple(map(FLOAT_ONE.decode, found))
+        except (ValueError, RecursionError):  # of an odd type: the scanner does not look at these fields
+            return None
         return ScannedPiece(timed, exact, indices, arrows, self.texts, meta, waits)
 
     def _tables(self, cats: np.ndarray) -> np.ndarray:
