@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,24 +39,15 @@ _EXACT_NS = int(FLOAT_EXACT_US) * 1000
 class ScannedPiece:
     """timed: the slices of each table with ts_ns and dur_ns, each (n,). exact: a time is beyond a float64.
 
-    indices: the recorder's own numbers of operators and ranges, and of other events.
+    indices: the recorder's own numbers of operators and ranges, and of other events. arrows: their ends.
     """
 
     timed: Mapping[str, tuple[Scanned, np.ndarray, np.ndarray]]
     exact: bool
     indices: tuple[np.ndarray, np.ndarray]
-    _arrows: Rows
-    _texts: Texts
+    arrows: Scanned
     _meta: tuple[bytes, ...]
     waits: tuple[Any, ...]  # the waits for events, decoded
-
-    def arrows(self, number_of: Callable[[bytes], int]) -> tuple[Scanned, np.ndarray]:
-        """The ends of arrows, and `number_of` the id of each (n,)."""
-        used, which = np.unique(self._arrows.id, return_inverse=True)
-        raws = self._texts.scanner.raws
-        numbers = [number_of(raws[one]) if one >= 0 else number_of(b"") for one in used.tolist()]
-        of_each: np.ndarray = np.array(numbers, dtype=np.int64)[which.ravel()]
-        return Scanned(self._arrows, self._texts), of_each
 
     def names(self) -> Iterator[Any]:
         """The events that name processes and threads, decoded."""
@@ -91,7 +82,8 @@ class ScannedPieces:
             if _has_odd_times(own) or (name == "kernels" and (own.marks & _NUMBERS_AS_TEXT).any()):
                 return None
             exact |= bool((own.ts_ns >= _EXACT_NS).any())
-            timed[name] = Scanned(own, self.texts), own.ts_ns, own.dur_ns
+            # Copies: a view of one column would keep all 48 of the piece.
+            timed[name] = Scanned(own, self.texts), own.ts_ns.copy(), own.dur_ns.copy()
         arrows = rows.where((table == _CODE["flows"]) & ((phase == ARROW_START) | (phase == ARROW_END)))
         exact |= bool((arrows.ts_ns >= _EXACT_NS).any())
         of_operators = (table == _CODE["ops"]) | (table == _CODE["ranges"])
@@ -107,7 +99,7 @@ class ScannedPieces:
             waits = tuple(map(FLOAT_ONE.decode, found))
         except (ValueError, RecursionError):  # of an odd type: the scanner does not look at these fields
             return None
-        return ScannedPiece(timed, exact, indices, arrows, self.texts, meta, waits)
+        return ScannedPiece(timed, exact, indices, Scanned(arrows, self.texts), meta, waits)
 
     def _tables(self, cats: np.ndarray) -> np.ndarray:
         """The code of each event's table (n,)."""
@@ -116,7 +108,7 @@ class ScannedPieces:
             self._codes = np.append(self._codes, np.full(2 * most, -1))
         codes = self._codes[cats + 1]
         if (codes < 0).any():
-            for cat in np.unique(cats[codes < 0]).tolist():
+            for cat in dict.fromkeys(cats[codes < 0].tolist()):
                 self._codes[cat + 1] = _CODE[self._table_of[self.texts.text[cat]]]
             codes = self._codes[cats + 1]
         found: np.ndarray = codes
