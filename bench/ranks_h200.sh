@@ -1,11 +1,13 @@
 #!/bin/bash
-# Ranks on two NVIDIA GPUs (NCCL), from the repository's root, about six minutes:
+# Ranks on two NVIDIA GPUs (NCCL), from the repository's root, about eight minutes:
 #     bash bench/ranks_h200.sh OUT           # records into OUT, then checks what it can check here
 #     bash bench/ranks_h200.sh --check OUT   # checks OUT, on any machine that has lab's analysis packages
 # - hangs of each class, and lab's verdict on them;
 # - a sweep in which rank 1's host is 30 ms late per step, and GPU 0 is shared with another program (hot);
 # - a sweep without either on the default model, which must be bound by the GPUs;
-# - a run under a tuner file with 8 channels, which no other run has, and the proof of its effect.
+# - a run under a tuner file with 8 channels, which no other run has, and the proof of its effect;
+# - a sweep over algorithms and protocols of DDP's all-reduces, each of which the log must confirm, and whose
+#   profiles hold the streams' waits that bind the replay.
 # It needs torch, lab's packages, and a C compiler (or a built plugin in TUNER_SO=PATH).
 set -u
 export PYTHONPATH="$(pwd)${PYTHONPATH:+:$PYTHONPATH}" OMP_NUM_THREADS=1
@@ -53,6 +55,9 @@ PY
     [ -e "$so" ] || cc -shared -fPIC -O2 -o "$so" bench/nccl_tuner.c || { bad "no tuner plugin"; return; }
     timeout 100 $LAB run --analysis none -q -o "$1/tuned" sweep -f llm --tuner "$1/eight.conf" \
         --tuner-plugin "$(realpath "$so")" $common || bad "the run under the tuner file"
+    say "a sweep over algorithms and protocols"
+    timeout 200 $LAB run --analysis none -q -o "$1/how" sweep -f llm -c 0 -t 0 --algorithms ring,tree \
+        --protocols simple,ll128 --override distributed.mode=ddp $common || bad "the sweep over algorithms"
 }
 
 check() {
@@ -77,6 +82,15 @@ sys.exit(not (found[1, "host_late"] >= 5 and found[0, "slow_kernels"] >= 4))' ||
     say "proof of the tuner file"
     $LAB ranks tuner "$1/planted" --for nccl --out "$1/tuner" --run "$1/tuned" --file "$1/eight.conf" -q |
         grep -E "took effect|not proven|did not|Without"
+    say "algorithms and protocols"
+    $LAB analyze "$1/how" --out "$1/how_page" -q >"$1/how.txt" 2>&1 || bad "an algorithm or protocol is not proven"
+    grep -E "lgorithm|rotocol" "$1/how.txt" | head -n 12
+    $LAB ranks tuner "$1/how" --for nccl --out "$1/how_tuner" -q | head -n 12
+    $LAB ranks "$1/how" --json -q 2>/dev/null | python -c '
+import json, sys
+found = json.load(sys.stdin)["settings"]
+print("replayed", [bool(one["what_if"]) for one in found], [text for one in found for text in one["withheld"] + one["notes"]])
+sys.exit(not all(one["what_if"] for one in found))' || bad "recorded waits of streams do not repeat the steps"
     $LAB analyze "$1/wide" --out "$1/wide_page" -q 2>&1 | head -n 12
     grep -q "set the pace\|bound by the" <($LAB ranks "$1/wide" --out "$1/wide_account" -q) && bad "the default model is bound by hosts"
     cat "$1"/wide/0thread/nccl_0channels/gpu_clocks.json; echo

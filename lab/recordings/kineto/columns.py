@@ -128,7 +128,7 @@ class Columns:
         self._add_timed(timed)
         self._add_modules(*found.modules)
         self._add_names(found.names())
-        self._add_waits(list(found.waits()))
+        self._add_waits(found.waits)
         self._add_arrows(found)
         self._indices.add_numbers(*found.indices)
 

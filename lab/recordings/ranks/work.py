@@ -100,39 +100,33 @@ def _stream_waits(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
     first operation launched on the other stream after the wait. Whatever follows there waits by its order.
     """
     waits, kernels = trace.waits, trace.kernels
-    waited, recorded = (_call_times(trace, getattr(waits, name)) for name in ("correlation", "record"))
-    lanes: dict[tuple[int, int], np.ndarray] = {}
-    order = np.lexsort((kernels.ts_ns, call_begin))
-    order = order[call_begin[order] >= 0]
-    found = []
-    rows = zip(
-        waits.device.tolist(), waits.stream.tolist(), waits.on_stream.tolist(), waited, recorded, strict=True
-    )
-    for device, stream, on_stream, wait_ns, record_ns in rows:
-        if min(wait_ns, record_ns) < 0 or stream == on_stream:
-            continue
-        for one in (stream, on_stream):
-            if (device, one) not in lanes:
-                mine = (kernels.device[order] == device) & (kernels.stream[order] == one)
-                lanes[device, one] = order[mine]
-        after = np.searchsorted(call_begin[lanes[device, stream]], wait_ns)
-        before = np.searchsorted(call_begin[lanes[device, on_stream]], record_ns) - 1
-        if after < len(lanes[device, stream]) and before >= 0:
-            found.append((lanes[device, stream][after], lanes[device, on_stream][before]))
-    return np.unique(np.array(found, dtype=np.int64).reshape(-1, 2), axis=0)
+    waited, recorded = (_call_times(trace, column) for column in (waits.correlation, waits.record))
+    told = (waited >= 0) & (recorded >= 0) & (waits.stream != waits.on_stream)
+    launched = np.lexsort((kernels.ts_ns, call_begin))
+    launched = launched[call_begin[launched] >= 0]
+    found = [np.empty((0, 2), dtype=np.int64)]
+    kinds = np.stack([waits.device, waits.stream, waits.on_stream], axis=1)
+    for device, stream, on_stream in np.unique(kinds[told], axis=0).tolist():
+        mine = told & (kinds == (device, stream, on_stream)).all(axis=1)
+        here = launched[kernels.device[launched] == device]
+        waiting, awaited = (here[kernels.stream[here] == one] for one in (stream, on_stream))
+        after = np.searchsorted(call_begin[waiting], waited[mine])
+        before = np.searchsorted(call_begin[awaited], recorded[mine]) - 1
+        both = (after < len(waiting)) & (before >= 0)
+        found.append(np.stack([waiting[after[both]], awaited[before[both]]], axis=1))
+    return np.unique(np.concatenate(found), axis=0)
 
 
-def _call_times(trace: Trace, correlation: np.ndarray) -> list[int]:
+def _call_times(trace: Trace, correlation: np.ndarray) -> np.ndarray:
     """When each call (n,) began, -1 where it was not recorded."""
     runtime = trace.runtime
     if not len(runtime):
-        return [-1] * len(correlation)
+        return np.full(len(correlation), -1, dtype=np.int64)
     order = np.lexsort((runtime.ts_ns, runtime.correlation))
     known = runtime.correlation[order]
     at = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
-    times: list[int] = np.where(
-        (known[at] == correlation) & (correlation > 0), runtime.ts_ns[order[at]], -1
-    ).tolist()
+    found = (known[at] == correlation) & (correlation > 0)
+    times: np.ndarray = np.where(found, runtime.ts_ns[order[at]], -1)
     return times
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 from lab.core.words import plural
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
+from lab.rooms.sweep.alike import differences
 from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_verdict, verdict_over_sizes
 from lab.rooms.sweep.how import NAMES, how_of, word_verdict
 from lab.rooms.sweep.knobs import Key, serves
@@ -127,6 +128,8 @@ def _problem_rows(
 ) -> Iterable[dict[str, Any]]:
     for note in config.notes:
         yield {**key, "rank": -1, "file": str(config.path), "what": note, "fix": ""}
+    for text in differences({one.rank: one.about for one in ranks if one.timeline}):
+        yield {**key, "rank": -1, "file": str(config.path), "what": text, "fix": ""}
     seen: Counter[int] = Counter(one.rank for one in ranks if one.timeline)
     for one in ranks:
         row = {**key, "rank": one.rank, "file": str(one.path)}

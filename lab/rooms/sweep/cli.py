@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,7 +113,7 @@ def run_sweep(
     from lab.core.plan import Experiment, Plan, Site
     from lab.errors import UsageError
     from lab.rooms.sweep.config.sweep import SweepConfig
-    from lab.rooms.sweep.plan import plan
+    from lab.rooms.sweep.plan import inherited_notes, plan
 
     if tuner:  # its rows say the channels
         given = {name: ctx.get_parameter_source(name) for name in ("channels", "threads")}
@@ -135,7 +136,9 @@ def run_sweep(
         raise UsageError("--nodes above 1 needs a scheduler", fix="lab run --engine slurm sweep --nodes ...")
 
     def make_plan(site: Site, root: Path) -> Plan:
-        return plan(config, site, root, skip_existing=skip_existing)
+        made = plan(config, site, root, skip_existing=skip_existing)
+        inherited = inherited_notes(os.environ) if site.vendor != "none" else ()
+        return msgspec.structs.replace(made, notes=(*made.notes, *inherited))
 
     return Experiment(
         "sweep", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing)

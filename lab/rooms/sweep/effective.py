@@ -16,15 +16,14 @@ _MIB = 1 << 20
 def channels_verdict(requested: int, effective: int, log_channels: int) -> str:
     """Was the channel count honoured? Channels are the blocks of a collective kernel's grid.
 
-    clamped: NCCL's log or the grid shows fewer than requested (small messages use fewer); ignored: more;
-    unknown: nothing was requested, or the trace has no grid. log_channels is -1 without a log.
+    The grid is what ran; the log counts a communicator's channels, and stands in where there is no grid.
+    clamped: fewer than requested (small messages use fewer); ignored: more; unknown: nothing was requested,
+    or nothing tells. log_channels is -1 without a log.
     """
     if requested <= 0:
         return "unknown"
-    if 0 < log_channels < requested:
-        return "clamped"
     if effective <= 0:
-        return "unknown"
+        return "clamped" if 0 < log_channels < requested else "unknown"
     if effective == requested:
         return "honoured"
     return "clamped" if effective < requested else "ignored"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from datetime import datetime
 from typing import Any
 
 from lab.core.run import Run
-from lab.core.step import Status
+from lab.core.step import Outcome, Status
 
+LONG_PAUSE_S = 900.0
 STATUS = {Status.ok: "ok", Status.skipped: "ok"}
 
 
@@ -27,3 +30,34 @@ def expected_rows(run: Run | None) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def interrupted_blocks(run: Run | None) -> list[str]:
+    """One sentence per long pause within a block (repeat): the machine may have changed meanwhile."""
+    blocks: dict[int, list[tuple[float, float, str]]] = {}
+    for record in run.manifest.steps if run else ():
+        span = _span_s(record.outcome)
+        if span is not None:
+            blocks.setdefault(int(record.step.labels["repeat"]), []).append((*span, record.step.name))
+    found = []
+    for repeat, steps in sorted(blocks.items()):
+        ordered = sorted(steps)
+        for (_, end, before), (begin, _, after) in itertools.pairwise(ordered):
+            if begin - end > LONG_PAUSE_S:
+                pause = f"{(begin - end) / 3600:.1f} h"
+                found.append(
+                    f"Block {repeat} paused for {pause} between {before} and {after}: what changed on the "
+                    "machine meanwhile is part of their comparison."
+                )
+    return found
+
+
+def _span_s(outcome: Outcome | None) -> tuple[float, float] | None:
+    """Begin and end of a step in unix seconds, None where it did not run."""
+    if outcome is None or not outcome.started_utc or outcome.status is Status.skipped:
+        return None
+    try:
+        begin = datetime.fromisoformat(outcome.started_utc).timestamp()
+    except ValueError:
+        return None
+    return begin, begin + outcome.seconds

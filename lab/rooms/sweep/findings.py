@@ -21,7 +21,7 @@ from lab.report.page import Block, Figure, Files, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.rooms.sweep.analyze import analyze
-from lab.rooms.sweep.expected import expected_rows
+from lab.rooms.sweep.expected import expected_rows, interrupted_blocks
 from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.pairs import explained_of
@@ -38,7 +38,7 @@ from lab.rooms.sweep.ranks.read import gpus_of
 from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import Findings, report
 from lab.rooms.sweep.tables import shown
-from lab.rooms.sweep.unprofiled import sentences, unprofiled_table
+from lab.rooms.sweep.unprofiled import left_out, sentences, unprofiled_table
 from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
 
@@ -81,8 +81,9 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         kind=manifest.kind.value if manifest else "measured",
         more=[rank_section(explained, states, out), gemm_section(done, out)] if done else (),
         ranks=explained,
-        outcome=sentences(steps),
+        outcome=[*sentences(steps), *interrupted_blocks(run)],
     )
+    found = replace(found, lacking=[*found.lacking, *(text.rstrip(".") for text in left_out(steps))])
     return joined(found, done) if done else found
 
 

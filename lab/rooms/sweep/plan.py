@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
-from lab.core.words import plural
+from lab.core.words import plural, printable
 from lab.errors import GpuError, UsageError
 from lab.rooms.sweep.config.checks import ignored_keys, planned_steps
 from lab.rooms.sweep.config.load import dump_train_config, load_train_config
@@ -23,6 +23,12 @@ from lab.rooms.sweep.tuner.file import read_rows
 
 TRAIN_CONFIG, TUNER = "train.yaml", "tuner.conf"
 CPU_RANKS = 2
+# Variables that request what a sweep varies.
+INHERITED = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NTHREADS", "RCCL_THREADS_PER_BLOCK"),
+    *("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS"),
+    *("NCCL_TUNER_PLUGIN", "NCCL_TUNER_CONFIG_FILE"),
+)
 LARGE_BYTES = (
     70e9  # memory from which on a GPU holds the wide model on one rank, and is fast enough to need it
 )
@@ -211,6 +217,17 @@ def _tuner_env(config: SweepConfig, site: Site) -> dict[str, str]:
         return {}
     plugin = {"NCCL_TUNER_PLUGIN": config.tuner_plugin} if config.tuner_plugin else {}
     return {"NCCL_TUNER_CONFIG_FILE": TUNER, **plugin}
+
+
+def inherited_notes(env: Mapping[str, str]) -> tuple[str, ...]:
+    """What the caller's own environment requests of NCCL, where a setting leaves it to the library."""
+    found = [f"{name}={printable(env[name])[:60]}" for name in INHERITED if name in env]
+    if not found:
+        return ()
+    return (
+        f"your environment has {', '.join(found)}: without a container a step inherits it, also where its "
+        "setting says auto or 0",
+    )
 
 
 def _notes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound
 from lab.recordings.lacks import Lack, verdict_of
 from lab.recordings.pairing.kinds import kind_of
 from lab.recordings.tables import Trace
+from lab.rooms.sweep.alike import about
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
 from lab.stats import robust
@@ -37,6 +38,7 @@ class RankFigures:
     problems: tuple[str, ...] = ()
     lacks: tuple[Lack, ...] = ()
     error: tuple[str, str] | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_rank(found: TraceFile) -> RankFigures:
@@ -63,6 +65,7 @@ def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
         gemm=tuple(_gemm_rows(trace)),
         problems=tuple(problems),
         lacks=trace.lacks,
+        about=about(trace),
     )
 
 

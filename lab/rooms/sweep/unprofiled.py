@@ -17,7 +17,7 @@ import pandas as pd
 
 from lab.core.words import plural
 from lab.rooms.sweep.layout import ConfigDir
-from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.names import first_few, long_name, short_name
 from lab.rooms.sweep.tables import SETTING, column_names, grouped
 from lab.stats.best import best_of
 from lab.stats.means import mean_interval
@@ -35,15 +35,13 @@ _MOST_LINES = 100_000
 
 
 def unprofiled_table(configs: Iterable[ConfigDir]) -> pd.DataFrame:
-    """One row per run that has metrics. drift: the last third's median over the first third's, minus 1.
+    """One row per run, none if no run has metrics.
 
-    profile_cost: the profiled steps' median over the unprofiled ones'. NaN where there are no such steps.
+    drift: the last third's median over the first third's, minus 1. profile_cost: the profiled steps' median
+    over the unprofiled ones'. NaN where there are no such steps.
     """
-    rows = []
-    for config in configs:
-        steps = _steps(sorted(config.path.glob("rank_*_metrics.jsonl")))
-        if steps:
-            rows.append(_row(config, steps))
+    found = [(config, _steps(sorted(config.path.glob("rank_*_metrics.jsonl")))) for config in configs]
+    rows = [_row(config, steps) for config, steps in found] if any(steps for _, steps in found) else []
     table: pd.DataFrame = pd.DataFrame(rows, columns=COLUMNS)
     return table
 
@@ -56,7 +54,34 @@ def sentences(table: pd.DataFrame) -> list[str]:
         why = f"at most {few} per run" if few else "none after warm-up"
         said = f"Unprofiled steps are too few to compare settings by ({why}): the times below are profiled."
         return [said] if len(table) else []
-    return [text for text in (_fastest(known), _cost(table), _drift(known)) if text]
+    return [
+        text for text in (_fastest(_comparable(known)), *left_out(table), _cost(table), _drift(known)) if text
+    ]
+
+
+def left_out(table: pd.DataFrame) -> list[str]:
+    """The runs with too few unprofiled steps, where others have enough: their blocks do not count."""
+    few = table["unprofiled_steps"] < FEWEST_STEPS
+    if few.all():
+        return []
+    names = [
+        f"{short_name(*(row[name] for name in SETTING))}, repeat {row['repeat']} ({row['unprofiled_steps']})"
+        for row in table[few].to_dict("records")
+    ]
+    if not names:
+        return []
+    return [
+        f"Fewer than {FEWEST_STEPS} unprofiled steps after warm-up in {first_few(names)}: "
+        "these blocks are left out of the comparison without the profiler."
+    ]
+
+
+def _comparable(known: pd.DataFrame) -> pd.DataFrame:
+    """The runs of whole blocks, in which every setting has its steps; all where there is no whole block."""
+    num_settings = len(known[SETTING].drop_duplicates())
+    whole = known.groupby("repeat")["repeat"].transform("size") == num_settings
+    rows: pd.DataFrame = known[whole] if whole.any() else known
+    return rows
 
 
 def _fastest(known: pd.DataFrame) -> str:

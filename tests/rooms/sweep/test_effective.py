@@ -15,6 +15,9 @@ from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_ve
         (70, 64, 64, "clamped"),
         (70, -1, 64, "clamped"),
         (28, 28, -1, "honoured"),
+        (32, 32, 16, "honoured"),  # most communicators of the job are smaller ones
+        (32, 16, 16, "clamped"),
+        (32, 24, 32, "clamped"),
         (28, 56, -1, "ignored"),
         (28, -1, 28, "unknown"),
         (0, 28, 28, "unknown"),

@@ -10,7 +10,7 @@ from lab.core.plan import Site
 from lab.errors import BadDataError, GpuError, UsageError
 from lab.rooms.sweep.config.sweep import SweepConfig
 from lab.rooms.sweep.knobs import Knobs
-from lab.rooms.sweep.plan import collective_env, plan
+from lab.rooms.sweep.plan import collective_env, inherited_notes, plan
 
 HERE = Site(vendor="none")
 
@@ -170,3 +170,11 @@ def test_gloo_runs_the_same_settings_without_their_variables_and_says_so():
     assert [step.labels["algorithm"] for step in made.steps] != [] and len(made.steps) == 2
     assert not any({"NCCL_ALGO", "NCCL_PROTO"} & set(step.env) for step in made.steps)
     assert any("gloo has no algorithms or protocols" in note for note in made.notes)
+
+
+def test_what_the_callers_environment_requests_is_said():
+    env = {"NCCL_ALGO": "Ring\x1b[31m", "NCCL_DEBUG": "INFO", "NCCL_MAX_NCHANNELS": "8"}
+    (note,) = inherited_notes(env)
+    assert note.startswith("your environment has NCCL_ALGO=Ring") and "\x1b" not in note
+    assert "NCCL_MAX_NCHANNELS=8: without a container" in note and "NCCL_DEBUG" not in note
+    assert inherited_notes({"PATH": "/bin"}) == ()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab.rooms.sweep.layout import ConfigDir
-from lab.rooms.sweep.unprofiled import sentences, unprofiled_table
+from lab.rooms.sweep.unprofiled import left_out, sentences, unprofiled_table
 
 
 def run(root: Path, channels: int, ms: list[float], *, profiled: list[float], repeat: int = 1) -> ConfigDir:
@@ -83,3 +83,34 @@ def test_too_few_unprofiled_steps_are_said_and_none_at_all_is_silence(tmp_path):
     config = run(tmp_path, 28, [900, 80, 60, 40], profiled=[60, 62])
     assert "too few to compare" in sentences(unprofiled_table([config]))[0]
     assert sentences(unprofiled_table([])) == []
+
+
+@pytest.mark.parametrize("steps", [7, 3, 0])
+def test_a_block_that_lacks_steps_of_one_setting_counts_for_none(tmp_path, steps):
+    """Block 3 is the slow one: with 28 channels' run of it alone, 42 channels would win on paper."""
+    configs = [
+        run(
+            tmp_path,
+            channels,
+            [9, 9, 9, *[base + slow] * 9][: steps if (channels, repeat) == (42, 3) else 12],
+            profiled=[],
+            repeat=repeat,
+        )
+        for channels, base in ((28, 40.0), (42, 41.0))
+        for repeat, slow in ((1, 0.0), (2, 0.1), (3, 30.0))
+    ]
+    table = unprofiled_table(configs)
+    told = sentences(table)
+    assert told[0].startswith("Without the profiler 256 threads, 28 channels is fastest: 41.0 ms per step")
+    assert "42 channels takes 42.0 ms" in told[0] and "over 2 blocks" in told[0]
+    count = max(0, steps - 3)
+    assert left_out(table) == [
+        f"Fewer than 5 unprofiled steps after warm-up in 256t 42ch, repeat 3 ({count}): these blocks are "
+        "left out of the comparison without the profiler."
+    ]
+    assert told[1] == left_out(table)[0]
+
+
+def test_runs_that_all_have_few_steps_lack_nothing_more(tmp_path):
+    table = unprofiled_table([run(tmp_path, c, [9, 9, 9, 40], profiled=[50]) for c in (28, 42)])
+    assert left_out(table) == [] and left_out(unprofiled_table([])) == []

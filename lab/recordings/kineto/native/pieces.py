@@ -51,15 +51,11 @@ class ScannedPiece:
     indices: tuple[np.ndarray, np.ndarray]
     arrows: Scanned
     _meta: tuple[bytes, ...]
-    _waits: tuple[bytes, ...] = ()
+    waits: tuple[Any, ...]  # the waits for events, decoded
 
     def names(self) -> Iterator[Any]:
         """The events that name processes and threads, decoded."""
         return map(FLOAT_ONE.decode, self._meta)
-
-    def waits(self) -> Iterator[Any]:
-        """The waits for events, decoded."""
-        return map(FLOAT_ONE.decode, self._waits)
 
 
 class ScannedPieces:
@@ -107,7 +103,11 @@ class ScannedPieces:
         numbers = rows.ev_idx
         indices = numbers[of_operators & (numbers >= 0)], numbers[of_others & (numbers >= 0)]
         meta = _texts_of(rows, text, (table == _CODE["names"]) & (phase == META))
-        waits = _texts_of(rows, text, (table == _CODE["waits"]) & (phase == SLICE))
+        found = _texts_of(rows, text, (table == _CODE["waits"]) & (phase == SLICE))
+        try:
+            waits = tuple(map(FLOAT_ONE.decode, found))
+        except (ValueError, RecursionError):  # of an odd type: the scanner does not look at these fields
+            return None
         of_modules = Scanned(modules, self.texts), modules.ts_ns.copy(), modules.dur_ns.copy()
         return ScannedPiece(timed, of_modules, exact, indices, Scanned(arrows, self.texts), meta, waits)
 

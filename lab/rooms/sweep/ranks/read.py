@@ -21,6 +21,7 @@ from lab.recordings.ranks.common import WHOLE
 from lab.recordings.ranks.explain import Explained, explain
 from lab.recordings.ranks.stragglers import MISSING
 from lab.recordings.tables import Trace
+from lab.rooms.sweep.alike import about, differences
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, configs_of
 from lab.rooms.sweep.names import first_few, long_name
@@ -43,12 +44,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Read:
-    """What one process gave: the rank's work, the world's size, what is odd, and what was lost."""
+    """What one process gave: the rank's work, the world's size, what is odd or lost, and where it ran."""
 
     work: RankWork
     world_size: int | None
     problems: tuple[str, ...]
     lost: tuple[str, ...]
+    about: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,10 @@ def read_work(job: Job) -> list[Read]:
         traces = [load_trace(job.path, cache=job.cache, salvage=True)]
     else:
         traces, _ = load_traces(job.path, cache=job.cache)
-    found = [Read(work_of(trace, job.rank), trace.meta.world_size, *_doubts(trace)) for trace in traces]
+    found = [
+        Read(work_of(trace, job.rank), trace.meta.world_size, *_doubts(trace), about(trace))
+        for trace in traces
+    ]
     if not any(len(one.work) for one in found):
         raise BadDataError(
             "the trace holds no events: it is no readable rank",
@@ -191,6 +196,7 @@ def _collect(
     """(works by rank, world size, what is missing, problems) of one setting."""
     works: dict[int, RankWork] = {}
     missing, problems, world = [], [], 0
+    abouts: dict[int, dict[str, str]] = {}
     read: list[tuple[Job, Read]] = []
     for job, result in found:
         if isinstance(result, LabError):
@@ -208,6 +214,7 @@ def _collect(
             rank = next(number for number in range(len(works) + 1) if number not in works)
             problems.append(f"{job.path.name}: the trace names no rank; counted as rank {rank}")
         works[rank] = _renamed(one.work, rank)
+        abouts[rank] = one.about
         world = max(world, one.world_size or 0)
         problems += [f"rank {rank}: {text}" for text in one.problems]
         missing += [f"rank {rank}: {text}" for text in one.lost]
@@ -215,7 +222,7 @@ def _collect(
     if gone:
         missing.append(f"{len(works)} of {world} ranks are here; missing: {', '.join(map(str, gone))}")
     missing += _steps_not_shared(works)
-    return works, world, missing, problems
+    return works, world, missing, [*differences(abouts), *problems]
 
 
 def _steps_not_shared(works: Mapping[int, RankWork]) -> list[str]:

@@ -54,7 +54,8 @@ def write_tuner(runs: Sequence[Ran], judged: Judged, library: str, out: Path, *,
     comments = [
         f"What is best per collective and size, from the sweep {source}: by what its transfer and the GEMMs "
         "that it slows cost a step, with waiting for late ranks taken out.",
-        f"Use: {settings}, and neither NCCL_MIN_NCHANNELS nor NCCL_MAX_NCHANNELS.",
+        f"Use: {settings}, and none of NCCL_MIN_NCHANNELS, NCCL_MAX_NCHANNELS, NCCL_ALGO and "
+        "NCCL_PROTO, which forbid what a row may ask for.",
         f"Threads cannot be set here: {judged.thread_reason}.",
         f"Algorithm and protocol are those that ran{varied}.",
     ]

@@ -86,6 +86,9 @@ def _clause(knob: str, verdict: str, sizes: tuple[float, ...], rows: pd.DataFram
         return f"honoured at {at}"
     columns = [f"requested_{knob}", f"effective_{knob}"]
     rows = rows[rows[f"{knob}_verdict"] == verdict]
+    if knob == "channels":  # without a grid the log has told
+        used = rows[columns[1]].where(rows[columns[1]] > 0, rows["log_channels"])
+        rows = rows.assign(**{columns[1]: used})
     pairs = rows[columns].drop_duplicates().sort_values(columns)
     arrows = first_few([f"{before} -> {after}" for before, after in pairs.to_numpy()])
     in_log = knob == "channels" and bool((rows["log_channels"] >= rows["requested_channels"]).all())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pandas as pd
 from lab.core.words import plural
 from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, Explained, host_bound
 from lab.rooms.sweep.knobs import Key, Knobs
-from lab.rooms.sweep.names import long_name, short_name
+from lab.rooms.sweep.names import first_few, long_name, short_name
 from lab.rooms.sweep.tables import SETTING, column_names
 from lab.stats.means import mean_interval
 
@@ -70,25 +71,40 @@ def _of_runs(runs: list[Explained], change: str) -> list[float]:
 
 
 def bound_by_hosts(settings: Settings) -> str | None:
-    """Said before any comparison: in how many settings the hosts set the pace, and what the GPUs need."""
+    """Said before any comparison: in which settings the hosts set the pace, and what the GPUs need."""
     bound = [key for key, one in settings.items() if host_bound(one) is not None]
     ready = [ms for one in settings.values() if (ms := one.length_ms(READY)) is not None]
     if not bound or not ready:
         return None
     if len(settings) == 1:
         return host_bound(next(iter(settings.values())))
-    where = (
-        "in every setting" if len(bound) == len(settings) else f"in {len(bound)} of {len(settings)} settings"
-    )
-    low, high = f"{min(ready):.1f}", f"{max(ready):.1f}"
-    span = low if low == high else f"{low} to {high}"
     recorded = [ms for one in settings.values() if (ms := one.length_ms(RECORDED)) is not None]
+    several = len({key.knobs for key in settings}) > 1
+    compares = " Comparing settings by the recorded time compares hosts." if several else ""
     return (
-        f"The hosts set the pace {where}: a step takes {min(recorded):.0f} to {max(recorded):.0f} ms as "
-        f"recorded and {span} ms once all hosts are ready. Comparing settings by the recorded time compares "
-        "hosts. Try a lighter profile first (no shapes, no CPU ops), then larger shapes, compile or CUDA "
-        "graphs."
+        f"The hosts set the pace {_where(bound, settings)}: a step takes {_span(recorded)} ms as recorded "
+        f"and {_span(ready)} ms once all hosts are ready.{compares} Try a lighter profile first (no shapes, "
+        "no CPU ops), then larger shapes, compile or CUDA graphs."
     )
+
+
+def _where(bound: Sequence[Key], settings: Settings) -> str:
+    """`in every setting`, or the settings with how many of their runs."""
+    if len(bound) == len(settings):
+        return "in every setting"
+    runs = Counter(key.knobs for key in settings)
+    found = Counter(key.knobs for key in bound)
+    names = [
+        short_name(*knobs) + ("" if count == runs[knobs] else f" ({count} of {plural(runs[knobs], 'run')})")
+        for knobs, count in sorted(found.items())
+    ]
+    return f"in {first_few(names)}"
+
+
+def _span(values_ms: Sequence[float]) -> str:
+    """`24.6`, or `24.6 to 26.7`."""
+    low, high = f"{min(values_ms):.1f}", f"{max(values_ms):.1f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def who_wins(table: pd.DataFrame) -> str | None:
@@ -128,8 +144,9 @@ def stragglers(settings: Settings) -> list[str]:
     said: list[str] = []
     hidden: list[str] = []
     more = 0
+    runs = Counter(key.knobs for key in settings)
     for key, one in settings.items():
-        name = short_name(*key.knobs)
+        name = short_name(*key.knobs) + (f" (repeat {key.repeat})" if runs[key.knobs] > 1 else "")
         binding = [finding for finding in one.findings if finding.binding]
         hidden += [f"{name} {f.text}" for f in one.findings if not f.binding]
         more += max(0, len(binding) - 1)

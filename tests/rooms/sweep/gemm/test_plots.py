@@ -153,6 +153,6 @@ def test_each_algorithm_and_protocol_is_a_line_of_its_own(tmp_path: Path) -> Non
     pd.concat(both).to_csv(tmp_path / "top5_gemm_kernels_time_variance.csv", index=False)
     table = module.read_table(tmp_path / "top5_gemm_kernels_time_variance.csv")
     figure = module._interaction(table, settings_of(tmp_path, table))
-    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    names = [line.get_label() for line in figure.axes[0].lines]
     assert names == ["256 threads ring ll", "256 threads tree"]
     assert draw_plots(tmp_path).problems == []

@@ -71,3 +71,26 @@ def test_hidden_stragglers_are_said_after_those_that_bind():
         "1 hidden behind them, such as 256t 28ch rank 5: more work.",
     ]
     assert stragglers({Key(256, 28): setting(1, 1)}) == []
+
+
+def test_the_settings_whose_hosts_set_the_pace_are_named_with_their_runs():
+    late, ready = setting(80, 24.6, hosts_ms=70), setting(26, 25.9, hosts_ms=10)
+    settings = {Key(256, 28, repeat=n): late for n in (1, 2)} | {
+        Key(256, 42, repeat=n): ready for n in (1, 2)
+    }
+    told = bound_by_hosts(settings)
+    assert told is not None and told.startswith(
+        "The hosts set the pace in 256t 28ch: a step takes 26.0 to 80.0"
+    )
+    told = bound_by_hosts({**settings, Key(256, 42, repeat=2): late})
+    assert told is not None and "in 256t 28ch, 256t 42ch (1 of 2 runs): " in told
+    alone = bound_by_hosts({Key(256, 28, repeat=n): late for n in (1, 2)})
+    assert alone is not None and "in every setting" in alone and "Comparing settings" not in alone
+
+
+def test_repeats_of_a_setting_are_told_apart_where_ranks_are_late():
+    late = Finding(1, "host_late", True, 2.7, (5,), 0.9, "rank 1: its host launches late")
+    one = setting(1, 1, findings=(late,))
+    assert stragglers({Key(256, 28, repeat=n): one for n in (1, 2)}) == [
+        f"The others wait in 256t 28ch (repeat {n}): rank 1: its host launches late." for n in (1, 2)
+    ]
