@@ -33,7 +33,7 @@ from lab.report import palette
 from lab.serve.confine import opened, recording_inside
 from lab.serve.index import Index, key_of
 from lab.serve.jobs import Jobs
-from lab.serve.live import held_locks, live_tail, now
+from lab.serve.live import GOING, held_locks, live_tail, may_go_on, now
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import ask
 from lab.serve.sql.saved import SAVED
@@ -104,11 +104,7 @@ class Site:
 
     def now(self, rows: list[RunRow]) -> dict[str, str]:
         locks = held_locks()
-        found = {
-            row.folder: now(self.index.path(row), row, locks)
-            for row in rows
-            if row.state in ("open", "planned")
-        }
+        found = {row.folder: now(self.index.path(row), row, locks) for row in rows if may_go_on(row)}
         return {folder: word for folder, word in found.items() if word}
 
     def row(self, key: str) -> RunRow:
@@ -524,5 +520,6 @@ def _templates() -> jinja2.Environment:
     )
     found.filters |= {"size": _size, "plural": plural, "when": lambda text: text[:16].replace("T", " ")}
     found.tests["match_start"] = str.startswith
+    found.globals["going"] = GOING
     found.globals["words"] = {"ok": "ok", "warn": "reservations", "fail": "no result"}
     return found
