@@ -86,6 +86,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus: str = ""
     gpu_count: int = 0
     driver: str = ""
+    power_limit: str = ""
     model: str = ""
     lab: str = ""
     commit: str = ""
@@ -160,6 +161,9 @@ def row_of(folder: str, manifest: Manifest, found: Findings | str | None) -> Run
         gpus=cut(_gpus(manifest)),
         gpu_count=len(manifest.gpus),
         driver=cut(", ".join(sorted({gpu.driver for gpu in manifest.gpus if gpu.driver}))),
+        power_limit=", ".join(
+            sorted({f"{gpu.power_limit_w:g} W" for gpu in manifest.gpus if gpu.power_limit_w})
+        ),
         model=cut(
             text_of(next((config[key] for key in ("model", "config", "models") if config.get(key)), ""))
         ),

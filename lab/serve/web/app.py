@@ -30,6 +30,7 @@ from starlette.routing import Route
 from lab.core.words import plural, size_text
 from lab.errors import BadDataError, BusyError, LabError, MissingError, UsageError
 from lab.report import palette
+from lab.serve.clocks import clocks_of
 from lab.serve.confine import opened, recording_inside
 from lab.serve.index import Index, key_of
 from lab.serve.jobs import Jobs
@@ -107,6 +108,9 @@ class Site:
         found = {row.folder: now(self.index.path(row), row, locks) for row in rows if may_go_on(row)}
         return {folder: word for folder, word in found.items() if word}
 
+    def clocks(self, row: RunRow) -> dict[tuple[str, str], str]:
+        return clocks_of(self.index.path(row), row)
+
     def row(self, key: str) -> RunRow:
         row = self.index.by_key(key)
         if row is None:
@@ -173,10 +177,10 @@ class Site:
             has_report=any(one.name == "report.html" for one in files),
             base=f"/files/{key_of(row)}/{capability}/",
             command=shlex.join(row.command),
-            facts=fields_of([row]),
+            facts=fields_of([row], self.clocks),
             earlier=earlier,
             earlier_key=key_of(earlier) if earlier else "",
-            changes=changed(earlier, row) if earlier else [],
+            changes=changed(earlier, row, self.clocks) if earlier else [],
             recordings=_groups([one.name for one in files if one.recording]),
         )
 
@@ -194,7 +198,7 @@ class Site:
             rows=rows,
             keys=[key_of(row) for row in rows],
             rooms=sorted({row.room for row in rows}),
-            fields=fields_of(rows),
+            fields=fields_of(rows, self.clocks),
             figures=figure_lines(rows),
             recordings=sorted(_folders_of_several(common) | common)[:200] if len(rows) == 2 else [],
         )
@@ -232,7 +236,7 @@ class Site:
             elsewhere=sum(is_elsewhere(row, label, unit) for row in chosen),
             least=sum(is_bound(row, label) for row in chosen),
             settings=settings,
-            changes=changes_of(settings),
+            changes=changes_of(settings, self.clocks),
             key_of=key_of,
         )
 
