@@ -152,6 +152,7 @@ class Site:
             tails=tails,
             unseen=self.index.unseen,
             loose=self.index.recordings,
+            together=[one for one in _groups(list(self.index.recordings)) if _of_ranks(one[1])],
             sorts=SORTS,
             group_names=GROUPS,
             link=lambda **more: _link(wish, **more),
@@ -453,6 +454,11 @@ def _groups(names: list[str]) -> list[tuple[str, list[str]]]:
         )
         found.setdefault("/".join(parts[:at]) or ".", []).append(name)
     return list(found.items())
+
+
+def _of_ranks(names: list[str]) -> bool:
+    """Whether recordings of one folder are named as the ranks of one job."""
+    return len(names) > 1 and all(any(part.startswith("rank") for part in name.split("/")) for name in names)
 
 
 def _chart(settings: list[Setting], label: str, unit: str) -> str:

@@ -292,3 +292,18 @@ def test_a_list_that_did_not_change_is_not_sent_again(root):
     key = key_of(index.find("a"))
     found = json.loads(get(app, f"/run/{key}/verify?file=steps/step0/run_output.log", **signed).body)
     assert found["ok"] is True
+
+
+def test_ranks_that_belong_to_no_run_are_offered_together(root):
+    pytest.importorskip("starlette", reason="needs lab[serve]")
+    from lab.serve.web.app import made_app
+    from lab.serve.web.guard import LOCAL
+    from tests.serve.web.asgi import get
+
+    for name in ("job/rank0/trace.json", "job/rank1/trace.json", "other/a.trace.json", "other/b.trace.json"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("{}")
+    app = made_app(Index(root, rest_s=0), cookie="c", hosts=LOCAL, spent=lambda _: None)
+    text = get(app, "/", cookie=f"c={app.secret}").text
+    assert "file=job%2Frank0%2Ftrace.json&amp;file=job%2Frank1%2Ftrace.json" in text
+    assert "job: 2 ranks together" in text and text.count("ranks together") == 1, "b is no rank of a's job"
