@@ -136,6 +136,8 @@ def text_of(value: object) -> str:
 
 def cut(text: str) -> str:
     """At most MOST_TEXT printable characters."""
+    if len(text) <= MOST_TEXT and text.isprintable():  # most are, and this is quick
+        return text
     shown = printable(text)
     return shown if len(shown) <= MOST_TEXT else f"{shown[:MOST_TEXT]} … ({len(shown):,} characters)"
 
