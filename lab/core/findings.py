@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -70,7 +71,7 @@ def load(path: Path) -> Findings:
     """Raises MissingError without the file; BadDataError if it is too large or does not fit the schema."""
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(min(os.fstat(file.fileno()).st_size, MOST_BYTES) + 1)  # reserves what it is told
     except OSError as error:
         raise MissingError(f"cannot read the findings: {error.strerror}", where=path) from error
     if len(data) > MOST_BYTES:

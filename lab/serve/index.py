@@ -87,7 +87,7 @@ class Index:
         if len(found) != 1:
             words = "several runs are" if found else "no run is"
             raise MissingError(
-                f"{words} named {name!r} here", where=self.root, fix="lab query 'select folder from runs'"
+                f"{words} named {name!r} here", where=self.root, fix="lab query 'select run from runs'"
             )
         return found[0]
 

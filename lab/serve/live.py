@@ -9,19 +9,22 @@ from pathlib import Path
 from lab.core.run import LOCK, LOG
 from lab.core.words import printable
 from lab.errors import LabError
-from lab.serve.confine import opened
+from lab.serve.confine import inside, opened
 from lab.serve.rows import RunRow
 
 TAIL_BYTES = 16 << 10
-RUNNING, LEFT, ELSEWHERE = "running", "left by its driver", "begun on another host"
+MOST_LOGS = 8  # of ranks of one step
+RUNNING, ANALYSING = "running", "being analysed"
+LEFT, ELSEWHERE = "left by its driver", "begun on another host"
+GOING = (RUNNING, ANALYSING)
 
 
 def now(folder: Path, row: RunRow, locks: set[tuple[int, int]] | None = None) -> str:
-    """`running`, or what else an open run is; "" for one that is not open.
+    """`running`, or what else an open run is; "" for one that has ended.
 
     A driver holds a lock on its run for as long as it lives, and /proc/locks names it.
     """
-    if row.state not in ("open", "planned"):
+    if not may_go_on(row):
         return ""
     try:
         found = os.lstat(folder / LOCK)
@@ -29,10 +32,15 @@ def now(folder: Path, row: RunRow, locks: set[tuple[int, int]] | None = None) ->
         found = None
     held = locks if locks is not None else held_locks()
     if found and (found.st_dev, found.st_ino) in held:
-        return RUNNING
-    if row.state == "planned":
+        return RUNNING if row.state in ("open", "planned") else ANALYSING
+    if row.state != "open":
         return ""
     return LEFT if row.host == socket.gethostname() else ELSEWHERE
+
+
+def may_go_on(row: RunRow) -> bool:
+    """Whether steps or the verdict of a run are still to come."""
+    return row.state in ("open", "planned") or (row.state in ("done", "failed") and not row.verdict)
 
 
 def held_locks() -> set[tuple[int, int]]:
@@ -65,5 +73,16 @@ def tail(folder: Path, name: str, most_lines: int = 40) -> list[str]:
 
 
 def live_tail(folder: Path, row: RunRow) -> dict[str, list[str]]:
-    """The last lines of each step that has begun and not ended."""
-    return {one.name: tail(folder, f"{one.folder}/{LOG}") for one in row.steps if one.status == "begun"}
+    """The last lines of each step that has begun and not ended: of its log, else of its ranks' logs."""
+    return {one.name: _last_lines(folder, one.folder) for one in row.steps if one.status == "begun"}
+
+
+def _last_lines(folder: Path, step: str) -> list[str]:
+    if lines := tail(folder, f"{step}/{LOG}"):
+        return lines
+    try:
+        names = sorted(name for name in os.listdir(inside(folder, step)) if name.endswith(".log"))
+    except (LabError, OSError):
+        return []
+    found = ((name, tail(folder, f"{step}/{name}", 8)) for name in names[:MOST_LOGS])
+    return [f"{name}: {line}" for name, lines in found for line in lines]

@@ -86,6 +86,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     gpus: str = ""
     gpu_count: int = 0
     driver: str = ""
+    power_limit: str = ""
     model: str = ""
     lab: str = ""
     commit: str = ""
@@ -135,6 +136,8 @@ def text_of(value: object) -> str:
 
 def cut(text: str) -> str:
     """At most MOST_TEXT printable characters."""
+    if len(text) <= MOST_TEXT and text.isprintable():  # most are, and this is quick
+        return text
     shown = printable(text)
     return shown if len(shown) <= MOST_TEXT else f"{shown[:MOST_TEXT]} … ({len(shown):,} characters)"
 
@@ -160,6 +163,9 @@ def row_of(folder: str, manifest: Manifest, found: Findings | str | None) -> Run
         gpus=cut(_gpus(manifest)),
         gpu_count=len(manifest.gpus),
         driver=cut(", ".join(sorted({gpu.driver for gpu in manifest.gpus if gpu.driver}))),
+        power_limit=", ".join(
+            sorted({f"{gpu.power_limit_w:g} W" for gpu in manifest.gpus if gpu.power_limit_w})
+        ),
         model=cut(
             text_of(next((config[key] for key in ("model", "config", "models") if config.get(key)), ""))
         ),

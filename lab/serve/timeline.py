@@ -17,7 +17,7 @@ from lab.errors import BadDataError, LabError
 from lab.recordings.cache import load_trace
 from lab.recordings.capture import API_COLUMNS, Capture, filled
 from lab.recordings.combine import combined
-from lab.recordings.gantt.bars import CPU, FAMILIES, FAMILY_OF, Bars, assemble
+from lab.recordings.gantt.bars import CPU, FAMILIES, FAMILY_OF, Bars, Span, assemble
 from lab.recordings.gantt.capture import bars_of_capture, process_names
 from lab.recordings.gantt.packed import joined, kinds_of
 from lab.recordings.integrity.words import sentences
@@ -110,14 +110,25 @@ def _on_one_clock(captures: list[Capture], paths: Sequence[Path], notes: list[st
             return captures
         ranks[rank] = collective_instances(load_trace(capture.source))
         of_rank[rank] = at
-    offsets = pair_collectives(ranks).offsets_ns
-    if len(offsets) < len(captures):
-        notes.append("clocks of the ranks are as recorded: no collectives of all tell how far they are off")
+    pairs = pair_collectives(ranks)
+    offsets = pairs.offsets_ns
+    alone = [str(one.rank) for one in pairs.clocks if np.isnan(one.low_ns)]
+    wrong = [str(one.rank) for one in pairs.clocks if not one.plausible]
+    if alone:
+        notes.append(
+            f"{_listed(alone)}: clock as recorded, no collective with the others tells how far it is off"
+        )
+    if wrong:
+        notes.append(f"{_listed(wrong)}: clock as recorded, its collectives contradict each other")
     for rank, offset_ns in offsets.items():
         if offset_ns:
             captures[of_rank[rank]] = _moved(captures[of_rank[rank]], -offset_ns)
             notes.append(f"rank {rank}: moved by {-offset_ns / 1000:+.1f} µs, by the ends of its collectives")
     return captures
+
+
+def _listed(ranks: list[str]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:16])}{' …' if len(ranks) > 16 else ''}"
 
 
 def _moved(capture: Capture, by_ns: int) -> Capture:
@@ -211,7 +222,7 @@ def _joined(
         "texts": texts,
         "short": [short_name(name) for name in every.names],
         "kinds": kinds,
-        "marks": [[one.name, one.start_us - first_us, one.end_us - first_us] for one in gpu.marks],
+        "marks": [[one.name, one.start_us - first_us, one.end_us - first_us] for one in _joint(gpu.marks)],
         "shades": [
             [int(place[at]), float(piece[0]) - first_us, float(piece[1]) - first_us]
             for at, lane in enumerate(gpu.lane)
@@ -228,6 +239,18 @@ def _joined(
         kind=which[sorting].astype("<u4"),
         flow=_flows(gpu, host, shown, call_of, sorting).astype("<i4"),
     )
+
+
+def _joint(marks: Sequence[Span]) -> list[Span]:
+    """The step of several ranks as one: spans of one name that overlap, from first start to last end."""
+    found: dict[str, list[Span]] = {}
+    for one in sorted(marks, key=lambda mark: mark.start_us):
+        same = found.setdefault(one.name, [])
+        if same and one.start_us < same[-1].end_us:
+            same[-1] = replace(same[-1], end_us=max(same[-1].end_us, one.end_us))
+        else:
+            same.append(one)
+    return sorted((one for same in found.values() for one in same), key=lambda mark: mark.start_us)
 
 
 def _flows(gpu: Bars, host: Bars, shown: np.ndarray, call_of: np.ndarray, sorting: np.ndarray) -> np.ndarray:

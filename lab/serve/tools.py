@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from lab.errors import LabError, UsageError
+from lab.serve.clocks import clocks_of
 from lab.serve.confine import recording_inside
 from lab.serve.index import Index
 from lab.serve.jobs import Jobs
@@ -106,7 +107,7 @@ class Tools:
             found: dict[str, Any] = {
                 "changed": [
                     {"what": f"{one.group}: {one.name}", "a": one.values[0], "b": one.values[1]}
-                    for one in changed(*rows)
+                    for one in changed(rows[0], rows[1], lambda row: clocks_of(self.index.path(row), row))
                 ],
                 "figures": [
                     {

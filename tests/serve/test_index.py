@@ -17,7 +17,7 @@ from lab.errors import BadDataError, MissingError
 from lab.serve import index as index_module
 from lab.serve.confine import inside, opened
 from lab.serve.index import Index, key_of
-from lab.serve.live import ELSEWHERE, LEFT, RUNNING, live_tail, now
+from lab.serve.live import ANALYSING, ELSEWHERE, LEFT, RUNNING, live_tail, now
 from lab.serve.walk import walk
 from tests.serve.made import DAY, write_run, write_runs
 
@@ -294,3 +294,25 @@ def test_texts_of_findings_are_printable_and_bounded_and_numbers_can_be_added(tm
     assert figure.label.startswith("\\x1b[2J\\u202eTTT") and len(figure.label) < 2100 and figure.value is None
     assert (figure.text, figure.unit, len(figure.note) < 2100) == ("1e308 ms", "ms\\x1b", True)
     assert row.findings[1].title == figure.label and row.findings[1].value is None
+
+
+def test_a_run_whose_steps_have_ended_and_whose_driver_lives_is_being_analysed(tmp_path):
+    folder = write_run(tmp_path / "runs", "a", verdict=None)
+    index = Index(tmp_path / "runs", cache=False, rest_s=0)
+    (row,) = index.refresh()
+    (folder / LOCK).write_text("1")
+    at = os.stat(folder / LOCK)
+    locks = {(at.st_dev, at.st_ino)}
+    assert row.state == "done" and now(folder, row, set()) == "" and now(folder, row, locks) == ANALYSING
+    write_run(tmp_path / "runs", "b")
+    assert now(folder, index.find("b"), locks) == "", "it has its verdict"
+
+
+def test_the_output_of_ranks_is_shown_where_the_steps_log_is_empty(tmp_path):
+    folder = write_run(tmp_path / "runs", "a", statuses=("ok", None))
+    (folder / "steps/step1/run_output.log").write_text("")
+    for rank in range(2):
+        (folder / f"steps/step1/rank{rank}.log").write_text(f"loss 0.{rank}\n")
+    (folder / "steps/step1/rank3.log").symlink_to("/etc/passwd")
+    (row,) = Index(tmp_path / "runs", cache=False).refresh()
+    assert live_tail(folder, row) == {"step1": ["rank0.log: loss 0.0", "rank1.log: loss 0.1"]}

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lab.errors import BadDataError
-from lab.serve.timeline import MAGIC, Columns, columns_of, write_columns
+from lab.recordings.gantt.bars import Span
+from lab.serve.timeline import MAGIC, Columns, _joint, columns_of, write_columns
 from tests.tracegen import TraceWriter
 
 
@@ -94,6 +95,29 @@ def test_ranks_lie_under_each_other_on_the_clock_of_their_collectives(tmp_path):
     assert starts[0] == pytest.approx(starts[2], abs=1) and starts[1] == pytest.approx(starts[3], abs=1)
     assert any("by the ends of its collectives" in note for note in columns.header["notes"])
     assert {int(columns.flow[bar] >= 0) for bar in gemms} == {1}
+
+
+def test_a_step_of_all_ranks_is_one_mark_and_steps_of_one_name_are_several(tmp_path):
+    paths = []
+    for rank in range(2):
+        trace = a_rank(rank)
+        for number, at in ((4, 90), (5, 400)):
+            trace.step(number, at, 200)
+            trace.gemm(64, 64, 32, at + 20 + rank, 10)
+        paths.append(trace.write(tmp_path / f"rank{rank}.json"))
+    assert [name for name, *_ in columns_of(paths).header["marks"]] == ["ProfilerStep#4", "ProfilerStep#5"]
+    spans = [Span("step", 0, 10), Span("step", 20, 30), Span("step", 5, 12), Span("other", 6, 7)]
+    assert _joint(spans) == [Span("step", 0, 12), Span("other", 6, 7), Span("step", 20, 30)]
+
+
+def test_ranks_without_a_collective_are_said_to_be_on_their_own_clocks(tmp_path):
+    paths = []
+    for rank in range(2):
+        trace = TraceWriter(rank=rank, world_size=2)
+        trace.gemm(64, 64, 32, 100, 10)
+        paths.append(trace.write(tmp_path / f"rank{rank}.json"))
+    (note,) = columns_of(paths).header["notes"]
+    assert note.startswith("rank 1: clock as recorded, no collective")
 
 
 def test_a_rank_that_cannot_be_read_is_said(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
@@ -185,7 +186,9 @@ def read_table(folder: Path, file: str, room: int = MOST_DECODED) -> pa.Table:
             return _parquet(stream, room)
         import pyarrow.csv
 
-        data = stream.read(MOST_FILE_BYTES + 1)
+        size_bytes = os.fstat(stream.fileno()).st_size
+        _check(size_bytes, MOST_FILE_BYTES)  # it may have grown since it was seen
+        data = stream.read(size_bytes)  # reserves what it is told
     if not data.strip():
         return pa.table({})
     table = pyarrow.csv.read_csv(
@@ -213,7 +216,7 @@ def _parquet(stream: BinaryIO, room: int) -> pa.Table:
 
 def _check(decoded: int, room: int) -> None:
     if decoded > room:
-        raise pa.ArrowInvalid(f"takes more than {room >> 20:,} MiB in memory")
+        raise pa.ArrowInvalid(f"takes more than {room / (1 << 20):,.0f} MiB in memory")
 
 
 def _with_run(table: pa.Table, run: str) -> pa.Table:

@@ -30,10 +30,11 @@ from starlette.routing import Route
 from lab.core.words import plural, size_text
 from lab.errors import BadDataError, BusyError, LabError, MissingError, UsageError
 from lab.report import palette
+from lab.serve.clocks import clocks_of
 from lab.serve.confine import opened, recording_inside
 from lab.serve.index import Index, key_of
 from lab.serve.jobs import Jobs
-from lab.serve.live import held_locks, live_tail, now
+from lab.serve.live import GOING, held_locks, live_tail, may_go_on, now
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import ask
 from lab.serve.sql.saved import SAVED
@@ -104,12 +105,11 @@ class Site:
 
     def now(self, rows: list[RunRow]) -> dict[str, str]:
         locks = held_locks()
-        found = {
-            row.folder: now(self.index.path(row), row, locks)
-            for row in rows
-            if row.state in ("open", "planned")
-        }
+        found = {row.folder: now(self.index.path(row), row, locks) for row in rows if may_go_on(row)}
         return {folder: word for folder, word in found.items() if word}
+
+    def clocks(self, row: RunRow) -> dict[tuple[str, str], str]:
+        return clocks_of(self.index.path(row), row)
 
     def row(self, key: str) -> RunRow:
         row = self.index.by_key(key)
@@ -152,6 +152,7 @@ class Site:
             tails=tails,
             unseen=self.index.unseen,
             loose=self.index.recordings,
+            together=[one for one in _groups(list(self.index.recordings)) if _of_ranks(one[1])],
             sorts=SORTS,
             group_names=GROUPS,
             link=lambda **more: _link(wish, **more),
@@ -177,10 +178,10 @@ class Site:
             has_report=any(one.name == "report.html" for one in files),
             base=f"/files/{key_of(row)}/{capability}/",
             command=shlex.join(row.command),
-            facts=fields_of([row]),
+            facts=fields_of([row], self.clocks),
             earlier=earlier,
             earlier_key=key_of(earlier) if earlier else "",
-            changes=changed(earlier, row) if earlier else [],
+            changes=changed(earlier, row, self.clocks) if earlier else [],
             recordings=_groups([one.name for one in files if one.recording]),
         )
 
@@ -198,7 +199,7 @@ class Site:
             rows=rows,
             keys=[key_of(row) for row in rows],
             rooms=sorted({row.room for row in rows}),
-            fields=fields_of(rows),
+            fields=fields_of(rows, self.clocks),
             figures=figure_lines(rows),
             recordings=sorted(_folders_of_several(common) | common)[:200] if len(rows) == 2 else [],
         )
@@ -236,7 +237,7 @@ class Site:
             elsewhere=sum(is_elsewhere(row, label, unit) for row in chosen),
             least=sum(is_bound(row, label) for row in chosen),
             settings=settings,
-            changes=changes_of(settings),
+            changes=changes_of(settings, self.clocks),
             key_of=key_of,
         )
 
@@ -455,6 +456,11 @@ def _groups(names: list[str]) -> list[tuple[str, list[str]]]:
     return list(found.items())
 
 
+def _of_ranks(names: list[str]) -> bool:
+    """Whether recordings of one folder are named as the ranks of one job."""
+    return len(names) > 1 and all(any(part.startswith("rank") for part in name.split("/")) for name in names)
+
+
 def _chart(settings: list[Setting], label: str, unit: str) -> str:
     """The figure of every run, in order of time, and beside them each setting's mean with its interval."""
     roles = ("computation", "communication", "ok", "memcpy", "warn", "unknown")
@@ -524,5 +530,6 @@ def _templates() -> jinja2.Environment:
     )
     found.filters |= {"size": _size, "plural": plural, "when": lambda text: text[:16].replace("T", " ")}
     found.tests["match_start"] = str.startswith
+    found.globals["going"] = GOING
     found.globals["words"] = {"ok": "ok", "warn": "reservations", "fail": "no result"}
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lab.serve.rows import Figure, RunRow, text_of
@@ -10,6 +10,14 @@ from lab.serve.web.listing import config_of, figure_of, setting_of, unit_of, val
 from lab.stats.student import quantile
 
 MOST_CHANGES = 12
+
+
+Facts = dict[tuple[str, str], str]  # (group, name) -> value
+More = Callable[[RunRow], Facts]  # what a run's files say beside its manifest
+
+
+def _nothing(_: RunRow) -> Facts:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -29,8 +37,8 @@ class Field:
         return len(set(self.values)) == 1
 
 
-def facts_of(row: RunRow) -> dict[tuple[str, str], str]:
-    """(group, name) -> value: what made the run what it is."""
+def facts_of(row: RunRow) -> Facts:
+    """What made the run what it is."""
     found = {
         ("run", "room"): row.room,
         ("run", "kind"): row.kind,
@@ -41,6 +49,7 @@ def facts_of(row: RunRow) -> dict[tuple[str, str], str]:
         ("machine", "host"): row.host,
         ("machine", "GPUs"): row.gpus,
         ("machine", "driver"): row.driver,
+        ("machine", "power limit"): row.power_limit,
         ("image", "engine"): row.engine,
         ("image", "name"): row.image,
         ("image", "id"): row.image_id,
@@ -51,16 +60,16 @@ def facts_of(row: RunRow) -> dict[tuple[str, str], str]:
     return found
 
 
-def fields_of(rows: Sequence[RunRow]) -> list[Field]:
-    """Every fact of these runs, those that differ first."""
-    facts = [facts_of(row) for row in rows]
+def fields_of(rows: Sequence[RunRow], more: More = _nothing) -> list[Field]:
+    """Every fact of these runs and `more`, those that differ first."""
+    facts = [facts_of(row) | more(row) for row in rows]
     names = dict.fromkeys(name for fact in facts for name in fact)
     found = [Field(group, name, [fact.get((group, name), "") for fact in facts]) for group, name in names]
     return sorted(found, key=lambda one: one.same)
 
 
-def changed(before: RunRow, after: RunRow) -> list[Field]:
-    return [one for one in fields_of([before, after]) if not one.same]
+def changed(before: RunRow, after: RunRow, more: More = _nothing) -> list[Field]:
+    return [one for one in fields_of([before, after], more) if not one.same]
 
 
 def before(rows: Sequence[RunRow], row: RunRow) -> RunRow | None:
@@ -171,12 +180,15 @@ class Change:
         return 100 * (self.to_value / self.from_value - 1)
 
 
-def changes_of(settings: Sequence[Setting]) -> list[Change]:
+def changes_of(settings: Sequence[Setting], more: More = _nothing) -> list[Change]:
     """The largest relative changes of a figure from one run to the next of its setting."""
-    found = [
-        Change(a, b, x, y, [one for one in changed(a, b) if one.name != "command"])
+    pairs = [
+        (abs(y / x - 1), a, b, x, y)
         for setting in settings
         for (a, x), (b, y) in zip(setting.values, setting.values[1:], strict=False)
         if x and x != y
     ]
-    return sorted(found, key=lambda one: -abs(one.percent))[:MOST_CHANGES]
+    return [
+        Change(a, b, x, y, [one for one in changed(a, b, more) if one.name != "command"])
+        for _, a, b, x, y in sorted(pairs, key=lambda pair: -pair[0])[:MOST_CHANGES]
+    ]

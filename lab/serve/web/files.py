@@ -9,9 +9,10 @@ from pathlib import Path
 
 from lab.core import manifest as manifests
 from lab.core.run import MANIFEST
+from lab.core.words import plural
 from lab.errors import LabError
 from lab.serve.confine import opened
-from lab.serve.walk import is_recording, is_text
+from lab.serve.walk import is_recording, is_text, stamp
 
 MOST_FILES = 3000
 SHOWN = {
@@ -37,19 +38,29 @@ def file_lines(folder: Path) -> tuple[list[FileLine], str]:
     """Every file of a run that may be opened, those of the manifest first; a sentence if it is cut."""
     recorded = _recorded(folder)
     found: dict[str, int] = {}
-    cut = ""
-    for here, folders, names in os.walk(folder):
+    unseen: list[str] = []
+    links = 0
+    for here, folders, names in os.walk(folder, onerror=lambda error: unseen.append(_words(error))):
+        links += sum(os.path.islink(os.path.join(here, name)) for name in (*folders, *names))
         folders[:] = sorted(name for name in folders if not name.startswith(".") and is_text(name))
         for name in sorted(names):
-            path = Path(here, name)
-            if name.startswith(".") or not is_text(name) or path.is_symlink() or not path.is_file():
-                continue
-            found[path.relative_to(folder).as_posix()] = path.stat().st_size
+            at = stamp(os.path.join(here, name)) if not name.startswith(".") and is_text(name) else None
+            if at:
+                found[Path(here, name).relative_to(folder).as_posix()] = at.size
         if len(found) > MOST_FILES:
-            cut = f"more than {MOST_FILES:,} files: the others are not listed"
+            unseen.append(
+                f"more than {MOST_FILES:,} files: of the others only those of the manifest are listed"
+            )
+            found |= {name: at.size for name in recorded if (at := stamp(folder / name))}
             break
+    if links:
+        unseen.append(f"{plural(links, 'link is', 'links are')} not followed")
     lines = [_line(name, found.get(name), recorded.get(name)) for name in {**recorded, **found}]
-    return sorted(lines, key=lambda one: (one.sha256 == "", one.name)), cut
+    return sorted(lines, key=lambda one: (one.sha256 == "", one.name)), "; ".join(unseen[:10])
+
+
+def _words(error: OSError) -> str:
+    return f"{os.path.basename(error.filename)} could not be looked at: {error.strerror}"
 
 
 def _line(name: str, size_bytes: int | None, recorded: tuple[int, str] | None) -> FileLine:

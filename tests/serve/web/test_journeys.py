@@ -152,6 +152,31 @@ def test_what_changed_between_two_recordings_that_belong_to_no_run(page):
             (page.root / f"{name}.trace.json").unlink()
 
 
+def test_names_of_kernels_and_cells_are_text_wherever_they_are_shown(page):
+    evil = "<img src=x onerror=document.title='hacked'>"
+    for name in ("evil_a", "evil_b"):
+        trace = launches()
+        trace.kernel(evil, 1700, 20)
+        trace.step(2, 3000, 900)
+        trace.kernel(f"{evil}{name}", 3100, 20)
+        trace.write(page.root / f"{name}.trace.json")
+    try:
+        page.goto(f"{page.base}/timeline?file=evil_a.trace.json")
+        page.wait_for_selector(".timeline[data-ready]")
+        page.fill(".search", "onerror")
+        page.locator(".search").press("Enter")
+        assert page.locator(".told dd").first.inner_text() == evil
+        page.click("text=highlight this kernel")
+        page.goto(f"{page.base}/diff?file=evil_a.trace.json&file=evil_b.trace.json")
+        assert "onerror" in page.locator("tbody").inner_text()
+        page.goto(f"{page.base}/ask?sql=select '{evil.replace(chr(39), chr(39) * 2)}' as x")
+        assert page.locator("tbody td").inner_text() == evil
+        assert page.locator("main img").count() == 0 and page.title() != "hacked"
+    finally:
+        for name in ("evil_a", "evil_b"):
+            (page.root / f"{name}.trace.json").unlink()
+
+
 def test_nothing_is_wider_than_a_phone(page):
     page.set_viewport_size({"width": 390, "height": 800})
     runs = [one.get_attribute("href").rsplit("/", 1)[1] for one in page.locator("td.name a").all()[:2]]
@@ -251,6 +276,11 @@ def test_a_live_run_appears_and_ends_and_the_list_follows(page):
         (folder / "steps/step1/run_output.log").write_text("step 2/4  loss <b>0.5</b>\n")
         page.wait_for_selector("text=loss <b>0.5</b>", timeout=20_000)
         page.get_by_label("compare sweep_1", exact=True).check()
+        other = page.context.new_page()
+        other.goto(f"{page.base}{page.locator('section.live a').get_attribute('href')}")
+        assert "running" in other.locator(".question").inner_text()
+        (folder / "steps/step1/run_output.log").write_text("step 3/4  loss 0.4\n")
+        other.wait_for_selector("text=loss 0.4", timeout=20_000)
         whole = manifest.load(folder / MANIFEST)
         outcome = Outcome(status=Status.ok, seconds=3.0, started_utc=NOW.isoformat())
         whole.steps[1] = msgspec.structs.replace(whole.steps[1], outcome=outcome)
@@ -259,6 +289,8 @@ def test_a_live_run_appears_and_ends_and_the_list_follows(page):
         page.wait_for_selector("section.live", state="detached", timeout=20_000)
         row = page.locator("tr", has_text="live_1").inner_text()
         assert "2/2" in row and "no findings" in row
+        expect(other.locator(".question")).not_to_contain_text("running", timeout=20_000)
+        assert other.locator("#steps .pill").all_inner_texts() == ["ok", "ok"], "its own page follows too"
         assert page.get_by_label("compare sweep_1", exact=True).is_checked(), (
             "a refresh keeps what was ticked"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 
 import pytest
@@ -145,7 +146,7 @@ def test_settings_are_named_by_what_tells_them_apart(root):
         write_run(root, f"r{at}", config={"channels": channels})
     write_run(root, "bare", config=None, whole_config={})
     found = [one.name for one in settings_of(Index(root, rest_s=0).refresh(), "Step")]
-    assert sorted(found) == ["channels 16", "channels 8", "sweep: no configuration recorded"]
+    assert sorted(found) == ["channels 16", "channels 8", "no configuration recorded"]
 
 
 def test_a_sparkline_needs_two_values_of_one_unit(root):
@@ -229,8 +230,32 @@ def test_files_say_whether_they_are_as_recorded(root):
     states = {one.name: one.state for one in lines}
     assert states["steps/step0/run_output.log"] == "size changed from 18"
     assert states["steps/step1/run_output.log"] == "missing"
-    assert states["report.html"] == "not in the manifest" and not cut
+    assert states["report.html"] == "not in the manifest" and cut == "1 link is not followed"
     assert ".hidden" not in states and "linked" not in states
+
+
+def test_a_file_beyond_the_list_is_not_called_missing(root, monkeypatch):
+    folder = write_run(root, "a")
+    monkeypatch.setattr("lab.serve.web.files.MOST_FILES", 2)
+    lines, cut = file_lines(folder)
+    states = {one.name: one.state for one in lines}
+    assert states["steps/step1/run_output.log"] == "size as recorded" and cut.startswith("more than 2 files")
+    assert "missing" not in states.values()
+
+
+def test_a_folder_that_cannot_be_read_is_said(root, monkeypatch):
+    folder = write_run(root, "a")
+    (folder / "steps" / "step0" / "run_output.log").unlink()
+    (folder / "steps" / "step0").rmdir()
+    scanned = os.scandir
+
+    def gone(path):
+        if str(path).endswith("steps"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scanned(path)
+
+    monkeypatch.setattr("os.scandir", gone)
+    assert file_lines(folder)[1] == "steps could not be looked at: Permission denied"
 
 
 def test_a_hash_is_compared_with_the_manifest(root):
@@ -267,3 +292,18 @@ def test_a_list_that_did_not_change_is_not_sent_again(root):
     key = key_of(index.find("a"))
     found = json.loads(get(app, f"/run/{key}/verify?file=steps/step0/run_output.log", **signed).body)
     assert found["ok"] is True
+
+
+def test_ranks_that_belong_to_no_run_are_offered_together(root):
+    pytest.importorskip("starlette", reason="needs lab[serve]")
+    from lab.serve.web.app import made_app
+    from lab.serve.web.guard import LOCAL
+    from tests.serve.web.asgi import get
+
+    for name in ("job/rank0/trace.json", "job/rank1/trace.json", "other/a.trace.json", "other/b.trace.json"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("{}")
+    app = made_app(Index(root, rest_s=0), cookie="c", hosts=LOCAL, spent=lambda _: None)
+    text = get(app, "/", cookie=f"c={app.secret}").text
+    assert "file=job%2Frank0%2Ftrace.json&amp;file=job%2Frank1%2Ftrace.json" in text
+    assert "job: 2 ranks together" in text and text.count("ranks together") == 1, "b is no rank of a's job"

@@ -93,6 +93,18 @@ class List {
   }
 }
 
+// The page of a run that goes on follows it: its state, output and steps, and once it has ended all of it.
+async function follow() {
+  let answer;
+  try { answer = await fetch(location.pathname); } catch { return; }
+  const page = answer.ok && new DOMParser().parseFromString(await answer.text(), "text/html");
+  if (!page || !page.querySelector("[data-running]")) { location.reload(); return; }
+  for (const fresh of page.querySelectorAll("[data-live]")) {
+    const old = document.querySelector(`[data-live="${fresh.dataset.live}"]`);
+    if (old && old.innerHTML !== fresh.innerHTML) old.replaceChildren(...fresh.childNodes);
+  }
+}
+
 async function check(button, address) {
   const place = button.parentNode.querySelector(".hash");
   place.className = "hash";
@@ -168,6 +180,7 @@ if (all) {
   all.addEventListener("click", () => checkAll(all));
   for (const button of document.querySelectorAll("button.verify")) button.addEventListener("click", () => check(button, all.dataset.verify));
 }
+if (document.querySelector("[data-running]")) setInterval(() => { if (!document.hidden) follow(); }, 2000);
 const rows = document.getElementById("rows");
 if (rows) new List(rows);
 if (document.getElementById("sql")) ask();
