@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from dataclasses import asdict
@@ -108,7 +109,9 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
     )
     files += [out / one.png for one in figures]
     files.append(write_page(page, out / "report.html"))
-    shown = cells.rename(columns={"error": "errors"})
+    shown = cells.rename(columns={"error": "errors"}).drop(columns="repeats")
+    if "image" in shown:
+        shown["image"] = [re.sub(r"sha256:([0-9a-f]{12})[0-9a-f]*", r"\1", one) for one in shown["image"]]
     terminal = "\n".join([*verdict, "", terminal_table(shown), "", f"report: {files[-1]}"])
     return Findings(verdict, page.status, files, terminal, lacking, answer(decision))
 
@@ -142,8 +145,8 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
             lines.append(f"Failing trials ran at another {what} of the GPU (p {p:.2g}).")
     if same := [one.name for one in decision.cells if one.repeats]:
         lines.append(
-            f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may not "
-            "use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
+            f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may "
+            "not use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
         )
     errors = sum(one.error for one in decision.cells)
     if errors:

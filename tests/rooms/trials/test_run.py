@@ -74,6 +74,7 @@ def test_until_fixed_ends_after_ten_clean_trials(tmp_path):
     assert done.returncode == 0 and answer["decided"] and answer["cells"][0]["n"] == 10, done.stderr
     assert [row["verdict"] for row in rows(tmp_path / "out")] == ["pass"] * 10 + ["not run"] * 2
     assert "1 more pass would say fixed" in done.stderr
+    assert not (tmp_path / "out/steps/none-0010").exists()  # nothing starts once it is decided
 
 
 def test_a_killed_run_that_is_resumed_loses_no_trial_and_counts_none_twice(tmp_path):

@@ -11,7 +11,8 @@ import pytest
 
 from lab.rooms.trials.cells import cell, with_controls
 from lab.rooms.trials.config import Trial, TrialsConfig
-from lab.rooms.trials.workload.pauses import MOST, Pauses, family, pause_for
+from lab.rooms.trials.control import MOST, pause_for
+from lab.rooms.trials.workload.pauses import Pauses, family
 
 CELLS = with_controls([cell("none"), cell("launch_blocking")], "none")
 CONFIG = TrialsConfig(command=("x",), cells=CELLS, baseline="none", trials=9, fail="exit!=0", step_time="ms")
