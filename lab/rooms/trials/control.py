@@ -29,9 +29,9 @@ def pause_for(config: TrialsConfig, cell: Cell, rows: Sequence[Trial]) -> float 
     recent = [row for row in sorted(mine, key=lambda row: row.trial) if row.paused][-RECENT:]
     if not recent:
         return min(MOST, wanted)
-    reached = _median(recent) / _median(base)
-    last = recent[-1].paused or wanted
-    return max(1.0, min(MOST, last * wanted / reached))
+    # What each of them would have needed, had it reached less or more in proportion.
+    needed = [(one.paused or 1.0) * wanted * _median(base) / (one.step_time or 1.0) for one in recent]
+    return max(1.0, min(MOST, statistics.median(needed)))
 
 
 def _median(rows: Sequence[Trial]) -> float:

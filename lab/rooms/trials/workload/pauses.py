@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 PERIOD_S = 0.005  # shorter than most steps, so that all of them are slowed
+LONG_FROM = 4.0  # a program that mostly waits is slowed by longer stops only: they grow from here on
 LOOK_S = 0.25  # how often new processes are looked for
 
 
@@ -22,6 +23,7 @@ class Pauses:
 
     def __init__(self, pid: int, times: float) -> None:
         self._pid, self._share = pid, 1 - 1 / times
+        self._period_s = PERIOD_S * max(1.0, times / LONG_FROM)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._family: list[int] = [pid]
@@ -43,12 +45,12 @@ class Pauses:
                 self._family, looked = family(self._pid), began
             self._signal(signal.SIGSTOP)
             # A sleep lasts longer than asked on a busy machine; the next one gives back what it took.
-            self._ended.wait(max(0.0, PERIOD_S * self._share + owed))
+            self._ended.wait(max(0.0, self._period_s * self._share + owed))
             self._signal(signal.SIGCONT)
             stopped = time.monotonic() - began
-            self._ended.wait(PERIOD_S * (1 - self._share))
+            self._ended.wait(self._period_s * (1 - self._share))
             owed = self._share * (time.monotonic() - began) - stopped
-            owed = max(-PERIOD_S, min(PERIOD_S, owed))
+            owed = max(-self._period_s, min(self._period_s, owed))
 
     def _signal(self, number: int) -> None:
         for pid in self._family:
