@@ -49,7 +49,7 @@ def drive(experiment: Experiment) -> None:
     if site.resolved and engine.holds_gpus:
         check_gpus(plan.steps, site.gpus)
     plan = msgspec.structs.replace(
-        plan, notes=(*plan.notes, *engine.notes(site.gpus if site.resolved else ()))
+        plan, notes=(*plan.notes, *site.notes, *engine.notes(site.gpus if site.resolved else ()))
     )
     models = look_up(plan.models, engine, options.image)
     plan = with_models(plan, models, engine)

@@ -33,7 +33,7 @@ from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
 from lab.engines.docker.mounts import OPTION_OF, check_run_folder, checked
-from lab.engines.docker.nature import Nature, ask, how_gpus_reach
+from lab.engines.docker.nature import UNLIMITED, Nature, ask, how_gpus_reach
 from lab.engines.docker.site import site_for
 from lab.engines.docker.which_lab import choose, lab_inside
 from lab.engines.log_writer import LogWriter, last_log_lines
@@ -316,10 +316,11 @@ class DockerEngine(Engine):
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         nature = self._nature
-        if not (gpus and isinstance(nature, Nature)):
+        if not isinstance(nature, Nature):
             return ()
-        state, detail = how_gpus_reach(nature, gpus, toolkit=nature.toolkit)
-        return (f"GPUs may not reach the containers: {detail}",) if state == "warn" else ()
+        found = [] if nature.limits else [UNLIMITED]
+        state, detail = how_gpus_reach(nature, gpus, toolkit=nature.toolkit) if gpus else ("ok", "")
+        return (*found, *([f"GPUs may not reach the containers: {detail}"] if state == "warn" else []))
 
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
         return _shown(fetch_spec(self.image, step, host_context(run_dir, (), self._nature)))

@@ -85,8 +85,8 @@ def _refuse(real: Path, option: str) -> None:
 
 def check_run_folder(run_dir: str) -> None:
     """Refuse, before anything is written to it, a run folder that no container may get."""
-    _own_folder(Path(run_dir))
     refuse_place(Path(run_dir).resolve(), OPTION_OF["/out"])
+    _own_folder(Path(run_dir))
 
 
 def refuse_place(real: Path, option: str) -> None:

@@ -20,6 +20,7 @@ from lab.engines.local.engine import LocalEngine
 from lab.engines.mixed import engine as mixed
 from lab.engines.mixed.engine import MixedEngine
 from lab.errors import EngineError, GpuError, UsageError
+from lab.gpus.discover import Found
 from tests.core.test_manifest import a_manifest
 
 OK = Outcome(status=Status.ok)
@@ -137,8 +138,8 @@ def test_a_dry_run_without_gpus_shows_the_placeholders_of_the_image(monkeypatch)
 
 
 def test_an_image_for_gpus_that_are_not_here_is_an_error_before_the_first_step(monkeypatch):
-    monkeypatch.setattr("lab.engines.docker.site.discover", list)
-    monkeypatch.setattr("lab.engines.local.engine.discover", list)
+    for engine in ("docker.site", "local.engine"):
+        monkeypatch.setattr(f"lab.engines.{engine}.look", lambda: Found([]))
     with pytest.raises(GpuError, match="needs nvidia GPUs and none was found"):
         MixedEngine.prepare(Options(images=("cpu", "cuda")))
 

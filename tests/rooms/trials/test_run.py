@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from lab.gpus.discover import Found
+
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 from tests.conftest import ROOT
@@ -136,7 +138,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_planted_token_value")
-    monkeypatch.setattr("lab.engines.docker.site.discover", list)
+    monkeypatch.setattr("lab.engines.docker.site.look", lambda: Found([]))
     with pytest.raises(SystemExit) as error:
         main(["run", "trials", *words])
     assert error.value.code == code and says in capsys.readouterr().err
