@@ -261,7 +261,7 @@ def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
         raise BadDataError("the trial and its run do not belong together", where=folder)
     return msgspec.structs.replace(
         config,
-        cells=(cell,),
+        cells=(msgspec.structs.replace(cell, paused=row.paused),),
         baseline=cell.name,
         trials=flags["trials"] or 1,
         seed=row.seed,

@@ -17,6 +17,8 @@ def pause_for(config: TrialsConfig, cell: Cell, rows: Sequence[Trial]) -> float 
     From the trials so far: the cell's median step time over the baseline's, and more where earlier trials of
     the control stayed below it, as those of a program do that waits for its GPU anyway.
     """
+    if cell.paused is not None:
+        return cell.paused
     base, slow, mine = (
         [row for row in rows if row.cell == name and row.step_time]
         for name in (config.baseline, cell.slow_as, cell.name)

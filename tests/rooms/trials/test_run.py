@@ -302,6 +302,9 @@ def test_a_control_arm_tells_a_race_that_slowness_hides(tmp_path):
     assert done.returncode == 0 and any("slowness explains it" in one for one in answer["verdict"])
     paused = [float(row["paused"]) for row in rows(tmp_path / "out") if row["cell"] == "slow-sleeps"]
     assert len(paused) == 8 and min(paused) > 1.15
+    lab("-q", "-o", "again", "trials", "--again", "out/steps/slow-sleeps-0003", "--json", cwd=tmp_path)
+    (row,) = rows(tmp_path / "again")
+    assert row["verdict"] == "pass" and row["paused"] in [r["paused"] for r in rows(tmp_path / "out")]
 
 
 def test_a_control_of_a_cell_that_is_not_slower_does_not_run_and_nothing_is_missing(tmp_path):
