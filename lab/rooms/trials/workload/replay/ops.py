@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 ONE_SIDED = ("send", "recv", "isend", "irecv", "barrier", "monitored_barrier")
 # Operators that write all of their first argument, whatever was in it.
 OVERWRITES = {
-    *("copy_", "fill_", "zero_", "alltoall_", "alltoall_base_", "gather_", "scatter_"),
-    *("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_", "allgather_coalesced_"),
-    *("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"),
+    *(f"aten.{name}" for name in ("copy_", "fill_", "zero_")),
+    *(f"c10d.{name}" for name in ("alltoall_", "alltoall_base_", "gather_", "scatter_", "reduce_scatter_")),
+    *(f"c10d.{name}" for name in ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_")),
+    *(f"c10d.{name}" for name in ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")),
 }
 COPY_IN = "fsdp.all_gather_copy_in.default"  # writes its rank's part of a buffer, and gives the whole, too
 # Operators whose outputs from this one on are workspaces or placeholders, which nobody need write: the seeds
@@ -84,7 +85,7 @@ def _read(recorder: Recorder, func: Any, name: str, args: Any, kwargs: Any) -> l
     values = [*args, *(value for key, value in kwargs.items() if key not in only_written)]
     if name == COPY_IN:
         values = values[:1]
-    if name.split(".")[1:2] and name.split(".")[1] in OVERWRITES:
+    if ".".join(name.split(".")[:2]) in OVERWRITES:
         values = values[1:]
     return [one for one in tensors_in(values) if _address(one) not in recorder.unwritten]
 
