@@ -125,8 +125,10 @@ def execute(
 ) -> None:
     """Follow what an earlier driver left to its end, then run every pending step."""
     with console.steps(len(run.pending())) as display:
-        watchers = [display, room(run.manifest.room).watcher(run)]
-        runner = StepRunner(run, engine, watchers, stop, lease_of(run, engine, options, stop, console))
+        house = room(run.manifest.room)
+        watchers = [display, house.watcher(run)]
+        spare = house.spare(run) if hasattr(house, "spare") else None
+        runner = StepRunner(run, engine, watchers, stop, lease_of(run, engine, options, stop, console), spare)
         taken_up = runner.take_up()
         if attach and not taken_up:
             raise MissingError(

@@ -38,6 +38,7 @@ class StepRunner:
     watchers: Sequence[Watcher]
     stop: Stop
     lease: Lease  # holds a step's GPUs against other processes
+    spare: Callable[[Step], str] | None = None  # why a step is not needed any more; "": it is
 
     def execute(self, steps: Sequence[Step], gpus: Sequence[Gpu], *, jobs: int) -> None:
         """Run `steps`; each outcome is on disk before the next step begins.
@@ -97,6 +98,9 @@ class StepRunner:
         return taken_up
 
     def _one(self, step: Step, gpus: Sequence[Gpu]) -> None:
+        if self.spare and (reason := self.spare(step)):
+            self.finish(step, Outcome(status=Status.skipped, reason=reason, started_utc=utc_now()))
+            return
         with self.lease(gpus) as mine:
             settle_s = step.settle_s if self.engine.holds_gpus else 0  # a replay heats no GPU
             if not mine or self.stop.wait(settle_s):

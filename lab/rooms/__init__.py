@@ -16,7 +16,10 @@ if TYPE_CHECKING:  # a hook in a program that knows nothing of lab comes through
 
 
 class Room(Protocol):
-    """What `lab.rooms.<name>` offers."""
+    """What `lab.rooms.<name>` offers.
+
+    Some also have `reads` (recordings of any kind) or `spare`: of a run, why a step is not needed any more.
+    """
 
     def recognises(self, folder: Path) -> bool: ...
     def analyse(

@@ -8,10 +8,12 @@ from contextlib import nullcontext
 import pytest
 
 from lab.core.gpu import Gpu
+from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.core.stop import Stop
 from lab.driver.execute import StepRunner
 from lab.gpus.sampling import SUMMARY
+from tests.core.test_manifest import a_manifest
 from tests.driver.made import a_step, recording
 
 
@@ -38,3 +40,30 @@ def test_the_gpus_of_a_step_are_sampled_beside_it_where_they_are(tmp_path, monke
     assert path.exists() is here
     if here:
         assert "no hwmon files" in json.loads(path.read_text())["reasons"]["GPU-a"]
+
+
+def test_a_step_that_is_not_needed_any_more_is_skipped_with_its_reason_and_starts_nothing(tmp_path):
+    run = Run.create(tmp_path / "run", a_manifest(*(a_step(name) for name in ("one", "two", "three"))))
+    started = []
+
+    class Counting(Engine):
+        def starting(self, run, steps):
+            return nullcontext()
+
+        def run(self, run, step, gpus, *, on_line, stop):
+            started.append(step.name)
+            return Outcome(status=Status.failed)
+
+    spare = {"one": "", "two": "decided before", "three": ""}
+    runner = StepRunner(
+        run, Counting(here=False), [], Stop(), lambda _: nullcontext(True), lambda step: spare[step.name]
+    )
+    runner.execute(run.pending(), [], jobs=1)
+    assert started == ["one", "three"]
+    record = Run.open(run.root).record(a_step("two"))
+    assert (record.attempts, record.outcome.status, record.outcome.reason) == (
+        0,
+        Status.skipped,
+        "decided before",
+    )
+    assert [step.name for step in Run.open(run.root).pending()] == ["one", "three"]

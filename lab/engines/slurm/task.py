@@ -110,7 +110,7 @@ def watching_for_stop(flag: Path) -> Iterator[TaskStop]:
     The driver leaves a file because scancel's signal goes to every process of the step and would cut its
     clean-up short. submitit's own handler ignores SIGTERM: a cancelled job would end without an outcome.
     """
-    stop = TaskStop()
+    stop, ended = TaskStop(), threading.Event()
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         stop.now = stop.is_set()
@@ -118,7 +118,7 @@ def watching_for_stop(flag: Path) -> Iterator[TaskStop]:
         stop.set()
 
     def look() -> None:
-        while not stop.wait(FLAG_S):
+        while not (stop.is_set() or ended.wait(FLAG_S)):
             if flag.exists():
                 stop.set()
 
@@ -127,6 +127,7 @@ def watching_for_stop(flag: Path) -> Iterator[TaskStop]:
     try:
         yield stop
     finally:
+        ended.set()
         for number, old in before.items():
             signal.signal(number, old)
 

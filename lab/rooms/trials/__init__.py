@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lab.core.plan import Findings, Silent
     from lab.core.run import Run
+    from lab.core.step import Step
 
 
 def recognises(folder: Path) -> bool:
@@ -35,6 +36,20 @@ def watcher(run: Run) -> Silent:
     from lab.core.plan import Silent
 
     return Silent()
+
+
+def spare(run: Run) -> Callable[[Step], str] | None:
+    """Why a trial need not run: those before it have decided its cell. Asked before each step."""
+    from lab.rooms.trials.config import CONFIG
+    from lab.rooms.trials.progress import why_not
+    from lab.rooms.trials.rows import read_settings
+
+    if not (run.root / CONFIG).is_file():  # a replay, or a comparison of GPUs
+        return None
+    config = read_settings(run.root / CONFIG)
+    if not (config.stop or config.until or any(one.slow_as for one in config.cells)):
+        return None
+    return lambda step: why_not(config, str(step.labels["cell"]), run.root / "steps")
 
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:

@@ -230,10 +230,14 @@ def _folder(of_cells: Sequence[str | None], image: str | None) -> str | None:
     from lab.errors import UsageError
 
     try:
-        refuse_place(here.resolve(), "this folder, in which the command runs,")
-    except UsageError:
+        refuse_place(here.resolve(), "the folder of the command")
+    except UsageError as error:
         if any(of_cells):
-            raise
+            raise UsageError(
+                "the command runs in this folder, which cannot be mounted into the containers of its cells",
+                where=here,
+                fix="start lab in the folder of your program, not in a home or a system folder",
+            ) from error
         return None
     return str(here.resolve())
 
@@ -261,7 +265,7 @@ def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
         raise BadDataError("the trial and its run do not belong together", where=folder)
     return msgspec.structs.replace(
         config,
-        cells=(cell,),
+        cells=(msgspec.structs.replace(cell, paused=row.paused),),
         baseline=cell.name,
         trials=flags["trials"] or 1,
         seed=row.seed,

@@ -33,6 +33,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     node: str | None = None  # Slurm's name of the host it runs on
     image: str | None = None  # the image it runs in, instead of the run's
     slow_as: str | None = None  # a control: the baseline, paused until its steps take as long as this cell's
+    paused: float | None = None  # of a control that runs again: as it was paused then
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from dataclasses import asdict
@@ -74,6 +75,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         write_csv(frame, out / "tables" / f"{name}.csv")
         for name, frame in (("trials", trials), ("cells", cells), ("comparisons", compared))
     ]
+    shown = _shown(cells)
     lacking = [*found.missing, *_lacking(decision, found)]
     verdict = sentences(decision, found)
     figures = [_intervals(decision, out), _timeline(found, out)]
@@ -84,7 +86,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         status="warn" if lacking or not decision.decided else "ok",
         cards=[_card(one) for one in decision.cells[:6]],
         sections=[
-            Section("Rates", [figures[0], Table(cells, "One row per cell", "tables/cells.csv")]),
+            Section("Rates", [figures[0], Table(shown, "One row per cell", "tables/cells.csv")]),
             *(
                 [
                     Section(
@@ -108,7 +110,6 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
     )
     files += [out / one.png for one in figures]
     files.append(write_page(page, out / "report.html"))
-    shown = cells.rename(columns={"error": "errors"})
     terminal = "\n".join([*verdict, "", terminal_table(shown), "", f"report: {files[-1]}"])
     return Findings(verdict, page.status, files, terminal, lacking, answer(decision))
 
@@ -292,6 +293,17 @@ def _cells(decision: Decision, found: Gathered, run: Run | None) -> pd.DataFrame
     texts = [content.get(one.image or config.image or "", "none") for one in config.cells]
     with_images: pd.DataFrame = frame.assign(image=texts)
     return with_images
+
+
+def _shown(cells: pd.DataFrame) -> pd.DataFrame:
+    """What a person reads of it: images by the first digits of their content, repeats where there are any."""
+    shown: pd.DataFrame = cells.rename(columns={"error": "errors"})
+    if not shown["repeats"].any():
+        shown = shown.drop(columns="repeats")
+    if "image" in shown:
+        short = [re.sub(r"sha256:([0-9a-f]{12})[0-9a-f]*", r"\1", one) for one in shown["image"]]
+        shown = shown.assign(image=short)
+    return shown
 
 
 def _compared(decision: Decision) -> pd.DataFrame:

@@ -89,6 +89,8 @@ def _notes(config: TrialsConfig) -> tuple[str, ...]:
     in_images = {cell.image or config.image for cell in config.cells}
     if in_images - {None} and config.cwd:
         notes.append(f"in an image the command runs in {SOURCE}: {config.cwd}, mounted read-only")
+    if in_images - {None} and not config.cwd:
+        notes.append("your folder cannot be mounted into a container: the command runs in the run folder")
     if None in in_images and len(in_images) > 1:
         notes.append(
             "cells without an image run in this environment: against them, an image differs in all that a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,16 @@ def read_settings(path: Path) -> TrialsConfig:
 
 def write_trial(folder: Path, row: Trial) -> None:
     write_atomic(folder / RESULT, msgspec.json.format(msgspec.json.encode(row), indent=1) + b"\n")
+
+
+def read_trials(steps: Path) -> list[Trial]:
+    """The rows so far. One that cannot be read is for the analysis to tell, and ends no trial after it."""
+    rows = []
+    for path in sorted(steps.iterdir()) if steps.is_dir() else ():
+        with contextlib.suppress(BadDataError):
+            if (row := read_trial(path)) is not None:
+                rows.append(row)
+    return rows
 
 
 def read_trial(folder: Path) -> Trial | None:

@@ -177,3 +177,16 @@ def test_images_are_one_axis_of_a_matrix():
         ("b-x", "cuda", 1),
         ("b-y", "cuda", 2),
     ]
+
+
+def test_a_folder_that_no_container_may_get_is_refused_for_cells_and_said_for_a_run(monkeypatch):
+    from lab.rooms.trials.cli import _folder
+
+    monkeypatch.chdir("/")
+    assert _folder([None], None) == "/" and _folder([None], "cpu") is None
+    with pytest.raises(UsageError, match="cannot be mounted into the containers"):
+        _folder([None, "cpu"], None)
+    config = TrialsConfig(
+        command=("true",), cells=(cell("none"),), baseline="none", trials=1, fail="exit!=0", image="cpu"
+    )
+    assert "the command runs in the run folder" in " ".join(plan(config, NOWHERE).notes)

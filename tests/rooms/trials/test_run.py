@@ -76,6 +76,7 @@ def test_until_fixed_ends_after_ten_clean_trials(tmp_path):
     assert done.returncode == 0 and answer["decided"] and answer["cells"][0]["n"] == 10, done.stderr
     assert [row["verdict"] for row in rows(tmp_path / "out")] == ["pass"] * 10 + ["not run"] * 2
     assert "1 more pass would say fixed" in done.stderr
+    assert not (tmp_path / "out/steps/none-0010").exists()  # nothing starts once it is decided
 
 
 def test_a_killed_run_that_is_resumed_loses_no_trial_and_counts_none_twice(tmp_path):
@@ -301,6 +302,9 @@ def test_a_control_arm_tells_a_race_that_slowness_hides(tmp_path):
     assert done.returncode == 0 and any("slowness explains it" in one for one in answer["verdict"])
     paused = [float(row["paused"]) for row in rows(tmp_path / "out") if row["cell"] == "slow-sleeps"]
     assert len(paused) == 8 and min(paused) > 1.15
+    lab("-q", "-o", "again", "trials", "--again", "out/steps/slow-sleeps-0003", "--json", cwd=tmp_path)
+    (row,) = rows(tmp_path / "again")
+    assert row["verdict"] == "pass" and row["paused"] in [r["paused"] for r in rows(tmp_path / "out")]
 
 
 def test_a_control_of_a_cell_that_is_not_slower_does_not_run_and_nothing_is_missing(tmp_path):

@@ -7,6 +7,7 @@ Bytes are those of the contiguous tensor, padded with zeros to whole words. -0.0
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ KEY = 0x1E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 CHUNK_WORDS = 1 << 20  # that torch's own operators mix at a time: they need temporaries
 _30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+NOTHING = np.zeros(0, np.uint8)
 _ORDINARY = (Tensor, torch.nn.Parameter)
 
 
@@ -30,6 +32,8 @@ def dense(value: Tensor) -> Tensor | None:
             local = getattr(value, "elem", None)  # an AsyncCollectiveTensor, waited for before
         return dense(local) if isinstance(local, Tensor) and local is not value else None
     if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
+        return None
+    if value.numel() and not value.untyped_storage().nbytes():  # freed, as FSDP does with a whole weight
         return None
     value = value.detach()
     if value.is_conj() or value.is_neg():
@@ -61,8 +65,12 @@ def plain_sum(tensor: Tensor) -> Tensor:
 
 
 def host_sum(tensor: Tensor) -> int:
-    """The same of a dense tensor in this machine's memory, by numpy: faster for small ones."""
-    raw = as_bytes(tensor).numpy()
+    """The same of a dense tensor in this machine's memory, by numpy: faster for small ones.
+
+    Not through `Tensor.numpy`, after which a storage cannot be resized: FSDP frees its weights in that way.
+    """
+    size = tensor.numel() * tensor.element_size()
+    raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(tensor.data_ptr())) if size else NOTHING
     total = 0
     for start in range(0, len(raw), 8 * CHUNK_WORDS):
         part = raw[start : start + 8 * CHUNK_WORDS]

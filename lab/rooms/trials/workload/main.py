@@ -27,13 +27,14 @@ import lab
 from lab.core.content import EXPECTED, REPORT
 from lab.core.gpu import GIVEN, HOST
 from lab.core.run import LOG
-from lab.errors import BadDataError, LabError
-from lab.rooms.trials.config import DECIDED, NOT_RUN, NOT_SLOWER, RESULT, Cell, Trial, TrialsConfig, seed_of
+from lab.errors import LabError
+from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of
+from lab.rooms.trials.control import pause_for
 from lab.rooms.trials.failure import Reader, parse, shell_code
-from lab.rooms.trials.progress import ended, progress
-from lab.rooms.trials.rows import read_settings, read_trial, write_trial
+from lab.rooms.trials.progress import progress, why_not
+from lab.rooms.trials.rows import read_settings, read_trials, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
-from lab.rooms.trials.workload.pauses import Pauses, pause_for
+from lab.rooms.trials.workload.pauses import Pauses
 from lab.rooms.trials.workload.sensors import Sensors
 from lab.workload.hook import hooked
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_trial(args.out, row)
         if row.verdict != NOT_RUN:
             print(f"trial {cell.name} {args.trial}: {row.verdict}{f' ({row.reason})' if row.reason else ''}")
-            print(progress(config, _so_far(args.out.parent)))
+            print(progress(config, read_trials(args.out.parent)))
     except Stopped:
         return 128 + signal.SIGINT
     except LabError as error:
@@ -128,7 +129,7 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     witnesses = args.out.resolve() / "effects"
     env = observed(environment(config, cell, args.trial), cell, witnesses)
     words = command(config, cell, args.trial)
-    paused = pause_for(config, cell, _so_far(args.out.parent)) if cell.slow_as else None
+    paused = pause_for(config, cell, read_trials(args.out.parent)) if cell.slow_as else None
     with Sensors(env) as sensors:
         code, timed_out, failure = _run(words, env, args.cwd, config.trial_timeout_s, reader, paused)
     code = shell_code(code)
@@ -264,11 +265,8 @@ def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _not_wanted(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial | None:
-    """A row that says why this trial need not run: its cell is decided, or a control has nothing to match."""
-    rows = _so_far(args.out.parent)
-    reason = DECIDED if (config.stop or config.until) and ended(config, cell, rows) else ""
-    if not reason and cell.slow_as and pause_for(config, cell, rows) is None:
-        reason = NOT_SLOWER
+    """A row that says why this trial need not run; where the driver starts steps itself, it asks before."""
+    reason = why_not(config, cell.name, args.out.parent)
     if not reason:
         return None
     return Trial(
@@ -280,13 +278,3 @@ def _not_wanted(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> T
         seed=seed_of(config, args.trial, cell),
         step=args.out.name,
     )
-
-
-def _so_far(steps: Path) -> list[Trial]:
-    """A row that cannot be read is told by the analysis; it must not end the trials after it."""
-    rows = []
-    for path in sorted(steps.iterdir()):
-        with contextlib.suppress(BadDataError):
-            if (row := read_trial(path)) is not None:
-                rows.append(row)
-    return rows

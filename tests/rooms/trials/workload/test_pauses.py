@@ -11,7 +11,8 @@ import pytest
 
 from lab.rooms.trials.cells import cell, with_controls
 from lab.rooms.trials.config import Trial, TrialsConfig
-from lab.rooms.trials.workload.pauses import MOST, Pauses, family, pause_for
+from lab.rooms.trials.control import MOST, pause_for
+from lab.rooms.trials.workload.pauses import Pauses, family
 
 CELLS = with_controls([cell("none"), cell("launch_blocking")], "none")
 CONFIG = TrialsConfig(command=("x",), cells=CELLS, baseline="none", trials=9, fail="exit!=0", step_time="ms")
@@ -59,6 +60,8 @@ def test_a_control_is_the_baseline_and_names_the_cell_that_it_is_as_slow_as():
         # It reached less than it should: a program that waits for its GPU anyway is paused longer.
         ([*rows(base=[10], cell=[15]), *control((1.5, 12.0))], 1.5 * 15 / 12),
         ([*rows(base=[10], cell=[15]), *control((1.5, 30.0))], 1.0),
+        # The last three, each by what it was paused itself.
+        ([*rows(base=[10], cell=[15]), *control((9, 9), (1.5, 10), (2.25, 15), (2.5, 15))], 2.25),
     ],
 )
 def test_how_much_a_control_is_paused_follows_the_trials_so_far(given, wanted):

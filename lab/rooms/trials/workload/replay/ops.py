@@ -17,7 +17,13 @@ if TYPE_CHECKING:
 # A wait for one of these could be for ever: its peer may not have begun.
 ONE_SIDED = ("send", "recv", "isend", "irecv", "barrier", "monitored_barrier")
 # Operators that write all of their first argument, whatever was in it.
-OVERWRITES = ("copy_", "fill_", "zero_")
+OVERWRITES = {
+    *(f"aten.{name}" for name in ("copy_", "fill_", "zero_")),
+    *(f"c10d.{name}" for name in ("alltoall_", "alltoall_base_", "gather_", "scatter_", "reduce_scatter_")),
+    *(f"c10d.{name}" for name in ("allgather_", "_allgather_base_", "allgather_into_tensor_coalesced_")),
+    *(f"c10d.{name}" for name in ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")),
+}
+COPY_IN = "fsdp.all_gather_copy_in.default"  # writes its rank's part of a buffer, and gives the whole, too
 # Operators whose outputs from this one on are workspaces or placeholders, which nobody need write: the seeds
 # of an attention without dropout, rows of padding, what a recurrent layer keeps for its backward.
 WORKSPACES = [
@@ -54,10 +60,10 @@ class Ops(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore
         given = recorder.bits_of(_read(recorder, func, name, args, kwargs))
         out = func(*args, **kwargs)
         collective = name.startswith(("c10d.", "_c10d_functional."))
-        made = tensors_in(out)
+        made = tensors_in(out) or _out_arguments(func, kwargs)
         if collective:
             made = _finished(name, out, args)
-        made = _written(recorder, name, made)
+        made = _written(recorder, name, made[:1] if name == COPY_IN else made)
         if made:
             recorder.event(
                 "comm" if collective else "op",
@@ -77,9 +83,17 @@ def _read(recorder: Recorder, func: Any, name: str, args: Any, kwargs: Any) -> l
     arguments = func._schema.arguments if hasattr(func, "_schema") else ()
     only_written = {one.name for one in arguments if one.is_out}
     values = [*args, *(value for key, value in kwargs.items() if key not in only_written)]
-    if name.split(".")[1:2] and name.split(".")[1] in OVERWRITES:
+    if name == COPY_IN:
+        values = values[:1]
+    if ".".join(name.split(".")[:2]) in OVERWRITES:
         values = values[1:]
     return [one for one in tensors_in(values) if _address(one) not in recorder.unwritten]
+
+
+def _out_arguments(func: Any, kwargs: Any) -> list[Tensor]:
+    """What an operator that returns nothing has written."""
+    arguments = func._schema.arguments if hasattr(func, "_schema") else ()
+    return tensors_in([kwargs[one.name] for one in arguments if one.is_out and one.name in kwargs])
 
 
 def _written(recorder: Recorder, name: str, made: list[Tensor]) -> list[Tensor]:

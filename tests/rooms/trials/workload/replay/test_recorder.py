@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from lab.rooms.trials.replay.compare import compare  # noqa: E402
 from lab.rooms.trials.replay.page import missing  # noqa: E402
 from lab.rooms.trials.replay.read import files, read  # noqa: E402
-from lab.rooms.trials.workload.replay.ops import WORKSPACES  # noqa: E402
+from lab.rooms.trials.workload.replay.ops import WORKSPACES, _read  # noqa: E402
 from lab.rooms.trials.workload.replay.recorder import Recorder  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -249,3 +250,25 @@ def test_another_process_records_nothing(tmp_path, monkeypatch):
 )
 def test_workspaces_are_left_out_and_no_gradient_is(name, kept):
     assert next((count for pattern, count in WORKSPACES if pattern.fullmatch(name)), None) == kept
+
+
+@pytest.mark.parametrize(
+    "op, args, read",
+    [
+        ("aten.scatter_.value", (0, 1), [0, 1]),  # keeps what it does not write
+        ("aten.copy_.default", (0, 1), [1]),
+        ("aten.add_.Tensor", (0, 1), [0, 1]),
+        ("c10d._allgather_base_.default", (0, 1), [1]),
+        ("c10d.allreduce_.default", ([0],), [0]),
+        ("c10d.scatter_.default", ([0], [[1]]), [1]),
+        ("fsdp.all_gather_copy_in.default", ([0], 1), [0]),
+    ],
+)
+def test_an_operator_reads_its_inputs_and_not_what_it_only_writes(op, args, read):
+    tensors = [torch.zeros(2), torch.ones(2)]
+
+    def of(value):
+        return [of(one) for one in value] if isinstance(value, list) else tensors[value]
+
+    found = _read(SimpleNamespace(unwritten={}), object(), op, tuple(of(one) for one in args), {})
+    assert [next(at for at, one in enumerate(tensors) if one is each) for each in found] == read
