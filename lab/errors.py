@@ -24,7 +24,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # its import takes a third of what `lab --help` takes beside click
+    from pathlib import Path
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 

@@ -17,7 +17,7 @@ Place = Literal["head", "tail", "hole", "all"]
 Verdict = Literal["complete", "lossy", "unknown"]
 
 AXES: tuple[Axis, ...] = ("gpu", "host", "ops")
-CONTRADICTIONS = ("K", "W", "Z")  # rows that cannot be true as they stand; how many are lost nobody knows
+CONTRADICTIONS = ("K", "U", "W", "Z")  # rows that cannot stand as they are; how many are lost nobody knows
 
 
 class Lack(msgspec.Struct, frozen=True, omit_defaults=False):

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import platform
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -443,6 +444,7 @@ def host_context(run_dir: str, gpus: Sequence[Gpu], engine: Daemon | Nature | No
     """What a container of this engine may see of this host. Looks only at the host's files."""
     return HostContext(
         run_dir=run_dir,
+        name=os.environ.get("SLURMD_NODENAME") or platform.node(),
         hf_cache=str(hub_cache()),
         cache=str(cache_folder()),
         uid=os.getuid(),

@@ -1,4 +1,4 @@
-"""Rules G, H, K, S, T, W and Z of each process; R stands in `replays`."""
+"""Rules G, H, K, S, T, U, W and Z of each process; R stands in `replays`."""
 
 from __future__ import annotations
 
@@ -76,6 +76,7 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
         found += _waits(of, process, ops, api)
         found += _written_twice(of, process, ops)
         found += _unmeasured(of, process, ops)
+        found += _unnamed(of, process, ops)
     if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
         from lab.recordings.integrity.replays import replay_lacks
 
@@ -269,6 +270,24 @@ def _unmeasured(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
         return []
     text = f"{n:,} of {plural(len(kernels), 'kernel')} took 0 ns: their times were not measured"
     return [Lack("gpu", "all", "Z", process, n, len(kernels), None, text, unknown=True)]
+
+
+def _unnamed(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
+    """Rule U: kernels whose name is not in the recording; no table can tell them apart."""
+    kernels = ops[of.ops.kind[ops] == KERNEL]
+    blank = [
+        index for index in np.unique(of.ops.name_id[kernels]) if index < 0 or not of.strings[index].strip()
+    ]
+    rows = kernels[np.isin(of.ops.name_id[kernels], blank)]
+    if not len(rows):
+        return []
+    whole_ns = int(_dur_ns(of, kernels).sum())
+    share = int(_dur_ns(of, rows).sum()) / max(whole_ns, 1)
+    text = (
+        f"{len(rows):,} of {plural(len(kernels), 'kernel')} ({share:.1%} of kernel time) have no name in the "
+        "recording: they stand as one kernel without a name"
+    )
+    return [Lack("gpu", "all", "U", process, len(rows), len(kernels), None, text, unknown=True)]
 
 
 def _dur_ns(of: Evidence, rows: np.ndarray) -> np.ndarray:

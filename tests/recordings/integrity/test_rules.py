@@ -1,4 +1,4 @@
-"""Rules G, H, K, S, T, W and Z on made captures, where every loss is planted."""
+"""Rules G, H, K, S, T, U, W and Z on made captures, where every loss is planted."""
 
 from __future__ import annotations
 
@@ -272,6 +272,13 @@ def test_kernels_without_a_duration_are_unmeasured_unless_the_clock_is_coarse():
         found = judged(replace(capture, ops=ops))
         assert set(found) == expected
         assert not expected or found["gpu", "all", "Z"].n == 2
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_kernels_without_a_name_are_no_complete_recording(name):
+    capture = made(LAUNCHES, [(name if corr in (2, 5) else "k", corr) for corr in range(1, 11)])
+    lack = judged(capture)["gpu", "all", "U"]
+    assert (lack.n, lack.of) == (2, 10) and "20.0% of kernel time" in lack.text and holes([lack]) == [lack]
 
 
 def test_nanoseconds_written_as_microseconds_are_noticed(tmp_path):
