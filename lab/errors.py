@@ -21,6 +21,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -111,6 +113,8 @@ class Interrupted(LabError):
 
 def storage_error(error: OSError, path: str | Path) -> LabError:
     """The error of lab for an OSError from writing `path`."""
+    if isinstance(error, shutil.Error):
+        error = _first_of(error)
     where = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
@@ -127,6 +131,14 @@ def storage_error(error: OSError, path: str | Path) -> LabError:
             "a file exists where a folder is needed", where=where, fix="move it, or choose another folder"
         )
     return StorageError(f"cannot write: {error.strerror or error}", where=where)
+
+
+def _first_of(error: shutil.Error) -> OSError:
+    """The first of the many errors that shutil.copytree goes on after and keeps as texts."""
+    failed = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    text = str(failed[0][-1]) if failed else str(error)
+    number = re.match(r"\[Errno (\d+)\] ", text)
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(text)
 
 
 @contextlib.contextmanager

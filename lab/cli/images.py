@@ -25,7 +25,7 @@ from lab.terminal.options import as_json, option, quiet
 if TYPE_CHECKING:
     from lab.images.check import Row
 
-ASK_S = 5.0  # for the engine's answer of what it is
+ASK_S = 60.0  # under load an engine is slow, and would be taken for one that maps no users
 
 
 @click.group()

@@ -33,8 +33,7 @@ from lab.images.tree import ROOT, is_tree
 from lab.terminal.console import Console
 from lab.terminal.options import as_json, quiet
 
-TIMEOUT_S = 5
-LISTING_S = 60.0  # an engine under load is slow, and not one without images
+TIMEOUT_S = 60  # an engine under load is slow, and neither dead nor one without images
 
 
 @click.command()
@@ -111,7 +110,7 @@ def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
     """-> why containers would not get these GPUs, if so. Raises EngineError for an unusable engine."""
     with needs("host"):
         from lab.engines.docker.health import check_engine
-    checks = {check.what: check for check in check_engine(os.environ, gpus)}
+    checks = {check.what: check for check in check_engine(os.environ, gpus, TIMEOUT_S)}
     engine = checks["engine"]
     if engine.state != "ok":
         raise EngineError(engine.detail, fix=_cure(engine))
@@ -142,7 +141,7 @@ def image_for(gpus: Sequence[Gpu]) -> str:
 
 
 def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) -> list[Way]:
-    ids, cli = listed(LISTING_S), engine_cli() or ()
+    ids, cli = listed(TIMEOUT_S), engine_cli() or ()
     named = acquire.read_release(release) if release else None
     return [
         acquire.choose(
@@ -186,7 +185,7 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
     elif way.how == "build":
         for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
             console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")
-        if id_of(target.ref, listed(LISTING_S)) is None:
+        if id_of(target.ref, listed(TIMEOUT_S)) is None:
             raise EngineError(
                 f"{target.ref} was built, but not by the engine at {endpoint_of(os.environ)}, which runs use",
                 fix=f"docker save {target.ref} | podman load",

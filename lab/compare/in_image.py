@@ -23,7 +23,7 @@ from lab.images.spec import Image, Vendor
 
 PREFIX = "image:"  # before the name of an image, so that no folder or revision is taken for one
 WORK, OUT = "/work", "/out"  # inside: where the command runs, read-only, and where its recordings go
-ASK_S = 5.0
+ASK_S = 60.0  # under load an engine is slow, and would be taken for one that maps no users
 
 
 def image_named(text: str) -> Image:

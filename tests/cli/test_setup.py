@@ -364,6 +364,16 @@ def test_what_keeps_the_gpus_from_containers_is_no_success(box):
     assert "no GPU here fits the image pascal: it is tried without one" in done.output
 
 
+def test_an_engine_under_load_is_waited_for_longer_than_doctor_waits(box, monkeypatch):
+    pytest.importorskip("docker")
+    from lab.engines.docker import health
+
+    monkeypatch.setattr(health, "TIMEOUT_S", 0.001)
+    with box(Runtimes={"runc": {}, "nvidia": {}}):
+        done = CliRunner().invoke(setup, ["--dry-run"], catch_exceptions=False)
+    assert "next: lab run --image cuda sweep" in done.stdout
+
+
 def test_without_an_engine_the_cure_is_said_and_nothing_is_looked_up(box, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/engine.sock")
     monkeypatch.setattr("lab.cli.setup.listed", lambda _: pytest.fail("no engine was to be asked"))

@@ -25,7 +25,7 @@ from lab.core.snapshot import imports_lab, package_folder, step_env, take_snapsh
 from lab.core.step import Outcome, Status, Step
 from lab.driver.drive import drive, open_or_create, resume
 from lab.driver.which_lab import checked, hold_to, named_in
-from lab.errors import BusyError, UsageError
+from lab.errors import BusyError, StorageError, UsageError, storage_error
 from tests.conftest import ROOT
 from tests.core.test_manifest import a_manifest
 from tests.driver.made import OK, experiment, recording
@@ -289,6 +289,33 @@ def test_an_edit_while_the_copy_is_made_is_an_error_and_leaves_no_copy(tmp_path)
     with pytest.raises(BusyError, match="edited while this run began"):
         take_snapshot(tmp_path, OURS)
     assert list((tmp_path / LAB).iterdir()) == []
+
+
+@pytest.mark.root
+def test_a_disk_that_is_full_before_the_copy_is_whole_is_told_in_one_line(tmp_path):
+    """copytree goes on after each of the hundreds of files that it cannot write."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(tmp_path)], check=True)
+    try:
+        with pytest.raises(StorageError) as caught:
+            take_snapshot(tmp_path, lab_with_content())
+        assert caught.value.what == "no space left on the disk" and caught.value.where == str(tmp_path / LAB)
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize(
+    "texts, what",
+    [
+        (["[Errno 28] No space left on device: 'a' -> 'b'"] * 300, "no space left on the disk"),
+        (["[Errno 13] Permission denied: 'b'", "[Errno 28] No space left"], "not allowed to write here"),
+        (["[Errno 5] Input/output error: 'a'"], "cannot write: Input/output error"),
+        (["'a' is a named pipe"], "cannot write: 'a' is a named pipe"),
+    ],
+)
+def test_of_many_errors_of_a_copy_the_first_is_told(tmp_path, texts, what):
+    error = storage_error(shutil.Error([("a", "b", text) for text in texts]), tmp_path)
+    assert (error.what, error.where) == (what, str(tmp_path))
+    assert storage_error(shutil.Error("a and b are the same file"), tmp_path).what.endswith("the same file")
 
 
 def test_a_step_that_writes_into_the_run_folder_itself_leaves_no_lab_among_its_files(tmp_path):

@@ -173,11 +173,14 @@ class DockerEngine(Engine):
         """
         from lab.engines.docker.holder import Holders
         from lab.engines.docker.labels import holder_labels
+        from lab.engines.docker.leftovers import discard_unstarted_holders
 
-        if len(steps) < SHARED_FROM or not shares_network(self.daemon()):
+        daemon = self.daemon()
+        if shares_network(daemon):
+            discard_unstarted_holders(run.root, daemon)
+        if len(steps) < SHARED_FROM or not shares_network(daemon):
             yield
             return
-        daemon = self.daemon()
         context = dataclasses.replace(self._context(daemon, run, steps[0]), step="network namespace")
         holders = Holders(daemon.client, run=_readable(run), labels=holder_labels(run), context=context)
         self._holders = holders

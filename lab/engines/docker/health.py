@@ -29,7 +29,7 @@ STARTS = {
 }
 
 
-def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Check]:
+def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu], timeout_s: int | None = None) -> list[Check]:
     """The engine of `env`, asked itself: a socket may be there and nobody behind it."""
     endpoint = endpoints.endpoint_of(env)
     path = Path(endpoint.partition("unix://")[2])
@@ -37,7 +37,7 @@ def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Check]:
         detail = f"no Docker engine at {path}: runs with --image need one"
         return [Check("engine", "-", detail, _start(path, env))]
     try:
-        daemon = connect(env, timeout_s=TIMEOUT_S)
+        daemon = connect(env, timeout_s=timeout_s or TIMEOUT_S)
         version, info = daemon.client.version(), daemon.client.info()
     except EngineError as error:
         return [_unusable(error, endpoint, path, env)]

@@ -76,6 +76,13 @@ def reap(
     return removed
 
 
+def discard_unstarted_holders(run_dir: Path, daemon: Daemon) -> None:
+    """Those of a run's dead drivers: killed before the start, they have no input whose end would end them."""
+    for one in leftovers(run_dir=run_dir, daemon=daemon):
+        if one.holder and one.state == "created" and not one.driver_alive:
+            _end(daemon, GRACE_S, one)
+
+
 def _end(daemon: Daemon, grace_s: float, one: Leftover) -> None:
     with translated(Context(endpoint=daemon.endpoint, step=one.step, run_dir=one.run_dir)):
         try:

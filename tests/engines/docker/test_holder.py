@@ -217,11 +217,11 @@ def test_a_killed_driver_leaves_its_step_and_no_holder(tmp_path):
     assert outcome.exit_code == 7 and lines == ["up", "lo"] and left_of(run) == []
 
 
-def a_holder_of(root, driver: dict[str, str]) -> str:
+def a_holder_of(root, driver: dict[str, str], how: tuple[str, ...] = ("run", "-d")) -> str:
     """As one whose connection outlived its driver, such as behind a proxy of the engine's socket."""
     labels = {"lab.holder": "1", "lab.run": root.name, "lab.run_dir": str(root), **driver}
     words = [word for pair in labels.items() for word in ("--label", "=".join(pair))]
-    return docker("run", "-d", "--rm", "--network", "none", *words, REF, "sleep", "300").strip()
+    return docker(*how, "--rm", "--network", "none", *words, REF, "sleep", "300").strip()
 
 
 def test_the_reaper_takes_a_dead_drivers_holder_without_being_asked_for_what_runs(tmp_path):
@@ -229,6 +229,20 @@ def test_the_reaper_takes_a_dead_drivers_holder_without_being_asked_for_what_run
     a_holder_of(tmp_path, {**driver_labels(), "lab.pid": str(2**22)})
     reap()
     until(lambda: leftovers(run_dir=tmp_path) == [])
+
+
+def test_the_next_driver_removes_a_holder_that_a_killed_one_could_not_start(tmp_path):
+    """It never runs, so nothing ends it; one of a living driver is about to be started."""
+    root, dead = tmp_path / "r", {**driver_labels(), "lab.pid": str(2**22)}
+    steps = steps_that("true")
+    run = a_docker_run(root, *steps)
+    a_holder_of(root, dead, ("create",))
+    living = a_holder_of(root, driver_labels(), ("create",))
+    try:
+        with DockerEngine(an_image()).starting(run, steps[:1]):
+            assert [one.container for one in held(run)] == [living]
+    finally:
+        docker("rm", "-f", living)
 
 
 def test_stopping_a_run_ends_its_holder(tmp_path):

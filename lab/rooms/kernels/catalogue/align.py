@@ -27,11 +27,12 @@ SUBCLASS = "PythonSubclass"
 def in_order(ops: Table) -> tuple[np.ndarray, np.ndarray]:
     """(rows (n,) thread by thread by start, outer ops first; row of the op around each op (n,), -1 none).
 
-    Equal starts: the longer op first, then the lower External id, which grows with time (torch 1.12 has whole
-    us).
+    Equal starts, as torch 1.12 has of neighbours too with its whole us: the lower External id first, which
+    grows with time; without ids the longer op.
     """
     parent = np.full(len(ops), -1, dtype=np.int64)
-    order = np.lexsort((ops.external_id, -ops.dur_ns, ops.ts_ns, ops.tid, ops.pid))
+    begun = ops.external_id if (ops.external_id >= 0).all() else np.zeros(len(ops), dtype=np.int64)
+    order = np.lexsort((-ops.dur_ns, begun, ops.ts_ns, ops.tid, ops.pid))
     where = np.stack([ops.pid[order], ops.tid[order]])
     cuts = np.flatnonzero((where[:, 1:] != where[:, :-1]).any(axis=0)) + 1
     for rows in np.split(order, cuts):
@@ -70,7 +71,7 @@ def align(ops: Table, names: np.ndarray, marks: np.ndarray, recorded: Sequence[R
     order, parent = in_order(ops)
     words = np.array([ALIASES.get(name, name) for name in names], dtype=object)
     called = [ALIASES.get(op.name, op.name) for op in recorded]
-    order = order[visible(order, parent, words, ops.dur_ns, set(called))]
+    order = order[visible(order, parent, words, (ops.ts_ns, ops.dur_ns), set(called))]
     order = order[ops.tid[order] == _main_thread(ops, marks)]
     segment = segments_of_ops(ops.ts_ns[order], marks)
     calls: dict[int, list[int]] = defaultdict(list)
@@ -84,9 +85,19 @@ def align(ops: Table, names: np.ndarray, marks: np.ndarray, recorded: Sequence[R
 
 
 def visible(
-    order: np.ndarray, parent: np.ndarray, words: np.ndarray, dur_ns: np.ndarray, called: set[str]
+    order: np.ndarray,
+    parent: np.ndarray,
+    words: np.ndarray,
+    times_ns: tuple[np.ndarray, np.ndarray],
+    called: set[str],
 ) -> np.ndarray:
-    """Which of the rows `order` (n,), outer ops first, can have been recorded (n,)."""
+    """Which of the rows `order` (n,), outer ops first, can have been recorded (n,).
+
+    times_ns: starts and durations. An op that begins where the one around it ends, or that is as long, may
+    be its neighbour, because torch 1.12 has whole microseconds: the recorded calls decide.
+    """
+    ts_ns, dur_ns = times_ns
+    end_ns = ts_ns + dur_ns
     wrapper = np.zeros(len(parent), dtype=bool)
     wrapper[parent[(words == SUBCLASS) & (parent >= 0)]] = True
     seen = np.array([word in called for word in words], dtype=bool) & ~wrapper
@@ -98,7 +109,8 @@ def visible(
     hidden = np.zeros(len(parent), dtype=bool)
     for row in order.tolist():
         above = parent[row]
-        # An op as long as the one around it may be its neighbour in the same microsecond (torch 1.12).
+        while above >= 0 and ts_ns[row] >= end_ns[above]:
+            above = parent[above]
         hidden[row] = above >= 0 and (hidden[above] or (opaque[above] and dur_ns[above] > dur_ns[row]))
     found: np.ndarray = (seen & ~hidden)[order]
     return found

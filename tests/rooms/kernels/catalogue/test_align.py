@@ -35,12 +35,13 @@ def test_the_common_subsequence_is_one_and_as_long_as_the_plain_one(a, b):
     assert len(mine) == length_of(a, b)
 
 
-def ops_of(rows: list[tuple[str, int, int]]) -> tuple[Table, np.ndarray]:
+def ops_of(rows: list[tuple[str, int, int]], with_ids: bool = True) -> tuple[Table, np.ndarray]:
     """Ops (name, start, duration) of one thread, ids in the order given."""
     columns = {name: np.full(len(rows), -1, dtype=kind) for name, kind in OP_COLUMNS.items()}
     columns["ts_ns"] = np.array([start for _, start, _ in rows], dtype=np.int64)
     columns["dur_ns"] = np.array([dur for _, _, dur in rows], dtype=np.int64)
-    columns["external_id"] = np.arange(len(rows), dtype=np.int64)
+    if with_ids:
+        columns["external_id"] = np.arange(len(rows), dtype=np.int64)
     columns["pid"] = columns["tid"] = np.ones(len(rows), dtype=np.int64)
     return Table(columns), np.array([name for name, _, _ in rows], dtype=object)
 
@@ -74,6 +75,35 @@ def test_an_overload_that_calls_another_of_its_name_hides_nothing():
 def test_neighbours_of_one_whole_microsecond_are_not_taken_for_nested():
     ops, names = ops_of([("aten::view", 10, 0), ("aten::mul", 10, 0), ("aten::add", 10, 0)])
     assert align(ops, names, NO_MARKS, calls("aten::view", "aten::mul", "aten::add")).tolist() == [0, 1, 2]
+
+
+def test_a_neighbour_that_begins_in_the_microsecond_in_which_one_ends_is_not_hidden_in_it():
+    """Three reads of a number, as torch 1.12 recorded them: the last begins where the second ends."""
+    rows = [
+        ("item", 38, 0),
+        ("dense", 38, 0),
+        ("item", 39, 1),
+        ("dense", 39, 1),
+        ("item", 40, 0),
+        ("dense", 40, 0),
+    ]
+    ops, names = ops_of(rows)
+    assert align(ops, names, NO_MARKS, calls("dense", "dense", "dense")).tolist() == [-1, 0, -1, 1, -1, 2]
+    # Nor in what is inside the one that ends.
+    ops, names = ops_of([("to", 10, 2), ("copy", 11, 1), ("mul", 12, 0), ("add", 13, 1)])
+    assert align(ops, names, NO_MARKS, calls("to", "mul", "add")).tolist() == [0, -1, 1, 2]
+
+
+def test_a_short_op_before_a_longer_one_of_the_same_microsecond_is_not_taken_for_its_inside():
+    rows = [("item", 20, 0), ("dense", 20, 0), ("item", 20, 1), ("dense", 20, 1)]
+    ops, names = ops_of(rows)
+    assert in_order(ops)[1].tolist() == [-1, 0, -1, 2]
+    assert align(ops, names, NO_MARKS, calls("dense", "dense")).tolist() == [-1, 0, -1, 1]
+
+
+def test_without_ids_the_longer_op_of_one_start_is_around_the_other():
+    ops, _ = ops_of([("inner", 20, 1), ("outer", 20, 5)], with_ids=False)
+    assert in_order(ops)[1].tolist() == [1, -1]
 
 
 def test_a_difference_in_one_forward_does_not_spoil_the_next():
