@@ -476,7 +476,7 @@ class Recorder(ABC):
         for batch in seen.batches:
             for (at, leaf, why), times in batch.unseen.items():
                 self.unseen[self._names[at], leaf, why] += times
-        self.unknown += int((seen.index < 0).sum())
+        self.unknown += seen.unknown()
         if forward.calls is not self._last_calls:  # forwards read by one template share theirs
             self._last_calls = forward.calls
             self.called.update(at for at, _, _ in forward.calls)

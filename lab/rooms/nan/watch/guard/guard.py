@@ -114,7 +114,8 @@ class Guard:
             return name, counter_named(name)
 
         def count(tensors: Sequence[Tensor]) -> np.ndarray:
-            return bits_counts(tensors) if self.headroom.magnitudes_due(self.step) else screen_counts(tensors)
+            due = self.headroom.magnitudes_due(self.step)
+            return bits_counts(tensors, subnormals=False) if due else screen_counts(tensors)
 
         return name, count
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.count import Counter, all_clean
 from lab.rooms.nan.watch.guard.events import WORDS, Event
 from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, owner
@@ -143,9 +143,10 @@ class Weights:
         states = parts_of(one for by in self._updated_by for one in state_tensors(by, self.names))
         weights = parts_of(named_weights(self._model))
         rows = quiet(self._count, [one for _, one in (*states, *weights)])
-        kinds = [("opt_state", one.dtype) for _, one in states]
-        kinds += [("weights_after", one.dtype) for _, one in weights]
-        self._headroom.met_all(kinds, rows[:, 4])
+        if not all_clean(rows):
+            kinds = [("opt_state", one.dtype) for _, one in states]
+            kinds += [("weights_after", one.dtype) for _, one in weights]
+            self._headroom.met_all(kinds, rows[:, 4])
         self._judge_states(states, rows, squares=late >= 0 or not self._on_gpu)
         self._judge_weights(weights, rows[len(states) :], late=late)
         self._journal.seen["opt_state"] += len(states)
@@ -156,17 +157,18 @@ class Weights:
         self._written_before_update.clear()
 
     def _judge_states(self, states: Sequence[Named], rows: np.ndarray, *, squares: bool) -> None:
-        for (name, tensor), row in zip(states, rows, strict=False):
-            if row[:3].sum() > 0:
-                self._event("opt_state", name, row, tensor, why=self._span())
+        for at in _bad(rows[: len(states)]):
+            self._event("opt_state", states[at][0], rows[at], states[at][1], why=self._span())
         for name in negative_squares(states) if squares else ():
             self._event("opt_state", name, None, None, why="a sum of squares is below zero")
 
     def _judge_weights(self, weights: Sequence[Named], rows: np.ndarray, *, late: float) -> None:
-        buffers = {name for name, _ in self._model.named_buffers()}
-        for (name, tensor), row in zip(weights, rows, strict=True):
+        bad = _bad(rows)
+        buffers = {name for name, _ in self._model.named_buffers()} if bad else set[str]()
+        for at in bad:
+            (name, tensor), row = weights[at], rows[at]
             known = name in self._bad or (name in self._infinite_buffers and not row[0])
-            if known or not (row[:2].sum() > 0 or (row[2] > 0 and name not in buffers)):
+            if known or (not row[:2].any() and name in buffers):
                 continue
             if name in buffers:
                 self._bad.add(name)
@@ -246,6 +248,12 @@ class Weights:
 
     def _parameter(self, name: str) -> nn.Parameter | None:
         return dict(self._model.named_parameters()).get(name)
+
+
+def _bad(rows: np.ndarray) -> list[int]:
+    """Which rows of counts hold something bad."""
+    found: list[int] = np.flatnonzero((rows[:, :3] > 0).any(axis=1)).tolist()
+    return found
 
 
 def version(tensor: Tensor) -> int:
