@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -65,12 +66,15 @@ class Recorder(ABC):
         self.notes: list[str] = []
         self.unseen: Tally[tuple[str, str, str]] = Tally()  # (module, leaf, why)
         self.blind: Tally[str] = Tally()  # why whole forwards were not seen
+        self.direct: Tally[str] = Tally()  # modules whose `forward` was called, and not the module
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
         self.called: set[int] = set()
         self._last_calls: list[list[Any]] = []
         self._names: list[str] = []
         self._modules: list[nn.Module] = []
         self._plain: list[tuple[tuple[int, int, str], tuple[int, int, str]]] = []
+        self._at_name: dict[str, int] = {}
+        self._around_it: dict[int, dict[CodeType, list[tuple[str, nn.Module]]]] = {}
         self._known: set[int] = set()  # ids of `_modules`
         self._grown = False  # a module of the model has got a new module or parameter
         self._makers: list[tuple[nn.Module, seam.Make]] = []
@@ -173,6 +177,7 @@ class Recorder(ABC):
         at = len(self._names)
         self._known.add(id(module))
         self._names.append(name)
+        self._at_name[name] = at
         self._modules.append(module)
         self._plain.append(((at, IN, "args[0]"), (at, OUT, "output")))
         return at
@@ -269,6 +274,8 @@ class Recorder(ABC):
         except Exception as error:
             reason = f"its inputs cannot be read ({type(error).__name__})"
             return self._aside(lane, reason, inner, module, args, kwargs)
+        if at and phase != RECOMPUTE and (direct := self._called_directly(at)):
+            self.direct[direct] += 1
         lane.forward = forward = Forward(-1, phase, length)
         lane.inside, lane.mode = True, mode
         # One token's activations fill no memory, nor do those of a model that used little of it before.
@@ -293,6 +300,32 @@ class Recorder(ABC):
         if ended and not self._patient:
             self.react(forward)
         return output
+
+    def _called_directly(self, at: int) -> str:
+        """The module around this one whose `forward` runs without a call of the module itself; "" if none.
+
+        Only asked for the outermost call: what runs inside of one lies between borders that are seen.
+        """
+        around = self._around_it.get(at)
+        if around is None:
+            around = self._around_it[at] = self._modules_around(at)
+        frame = sys._getframe(1) if around else None
+        while frame is not None:
+            for name, module in around.get(frame.f_code, ()):
+                if any(one is module for one in frame.f_locals.values()):
+                    return name or "the model itself"
+            frame = frame.f_back
+        return ""
+
+    def _modules_around(self, at: int) -> dict[CodeType, list[tuple[str, nn.Module]]]:
+        """The modules that one lies in, by the code of their `forward`; a Sequential has none of its own."""
+        path, found = self._names[at].split("."), dict[CodeType, list[tuple[str, nn.Module]]]()
+        for name in (".".join(path[:length]) for length in range(len(path))):
+            module = self._modules[self._at_name[name]] if name in self._at_name else None
+            code = getattr(getattr(type(module), "forward", None), "__code__", None)
+            if module is not None and code is not None and type(module) is not nn.Sequential:
+                found.setdefault(code, []).append((name, module))
+        return found
 
     @passes_on
     def _aside(

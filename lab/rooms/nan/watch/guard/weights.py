@@ -132,11 +132,14 @@ class Weights:
         return self._since_read > 0
 
     def read_what_was_updated(self, before: float = -1) -> None:
-        """The verdict is asked for, or something is bad at the moment `before`: were weights so already?"""
-        if self._since_read:
-            self.read(late=self._journal.now() if before < 0 else before - 0.25)
+        """The verdict is asked for, or something is bad at the moment `before`: were weights so already?
 
-    def read(self, *, late: float = -1) -> None:
+        Then buffers are not judged: the forward that was bad may have written them.
+        """
+        if self._since_read:
+            self.read(late=self._journal.now() if before < 0 else before - 0.25, buffers=before < 0)
+
+    def read(self, *, late: float = -1, buffers: bool = True) -> None:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
             self._updated_at, self._updated_step = self._journal.now(), self._journal.step
@@ -148,7 +151,7 @@ class Weights:
             kinds += [("weights_after", one.dtype) for _, one in weights]
             self._headroom.met_all(kinds, rows[:, 4])
         self._judge_states(states, rows, squares=late >= 0 or not self._on_gpu)
-        self._judge_weights(weights, rows[len(states) :], late=late)
+        self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
         self._journal.seen["opt_state"] += len(states)
         self._journal.seen["weights_after"] += len(weights)
         self.reads += self._since_read > 0
@@ -162,27 +165,41 @@ class Weights:
         for name in negative_squares(states) if squares else ():
             self._event("opt_state", name, None, None, why="a sum of squares is below zero")
 
-    def _judge_weights(self, weights: Sequence[Named], rows: np.ndarray, *, late: float) -> None:
+    def _judge_weights(
+        self, weights: Sequence[Named], rows: np.ndarray, *, late: float, buffers: bool
+    ) -> None:
         bad = _bad(rows)
-        buffers = {name for name, _ in self._model.named_buffers()} if bad else set[str]()
+        is_buffer = {name for name, _ in self._model.named_buffers()} if bad else set[str]()
         for at in bad:
             (name, tensor), row = weights[at], rows[at]
-            known = name in self._bad or (name in self._infinite_buffers and not row[0])
-            if known or (not row[:2].any() and name in buffers):
+            if name in self._bad:
                 continue
-            if name in buffers:
-                self._bad.add(name)
-                self._event("weights_before", name, row, tensor, unsure=UNUSED)
+            if name in is_buffer:
+                known = not row[:2].any() or (name in self._infinite_buffers and not row[0])
+                if buffers and not known:
+                    self._bad.add(name)
+                    moment = late if late >= 0 else self._updated_at
+                    self._event("weights_before", name, row, tensor, moment=moment, unsure=UNUSED)
             elif late >= 0 and self._written_since_update(name):
                 self.was_bad(name, row[0], row[1] + row[2], before=False, moment=late)
             else:
                 self._bad.add(name)
                 self._update_was_bad(name, row, tensor)
 
-    def _event(self, stage: str, name: str, row: np.ndarray | None, tensor: Any, **words: str) -> None:
-        """What the last update left, at the moment it ended."""
-        moment, step = self._updated_at, self._updated_step
-        self._journal.event(moment, stage, owner(name), name, row, tensor, step=step, **words)
+    def _event(
+        self,
+        stage: str,
+        name: str,
+        row: np.ndarray | None,
+        tensor: Any,
+        *,
+        moment: float = -1,
+        why: str = "",
+        unsure: str = "",
+    ) -> None:
+        """What the last update left, at the moment it ended unless another is given."""
+        moment, step = moment if moment >= 0 else self._updated_at, self._updated_step
+        self._journal.event(moment, stage, owner(name), name, row, tensor, step=step, why=why, unsure=unsure)
 
     # Who made it
 
