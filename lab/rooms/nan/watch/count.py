@@ -32,7 +32,8 @@ FORMATS = {
     torch.bfloat16: (torch.int16, 0x7F80, 0x0080),
     torch.float32: (torch.int32, 0x7F800000, 0x00800000),
 }
-DTYPE, _ON_CPU = attrgetter("dtype"), attrgetter("is_cpu")
+DTYPE, _DEVICE = attrgetter("dtype"), attrgetter("device")
+_CPU = {torch.device("cpu")}
 LARGEST = {2: np.int16(0x7FFF), 4: np.int32(0x7FFFFFFF)}
 UNSIGNED = {2: np.uint16, 4: np.uint32}
 PIECE = 1 << 15  # numbers that `bits_counts` looks at together
@@ -187,7 +188,7 @@ def screen_counts(tensors: Sequence[Tensor]) -> np.ndarray:
         if _all_finite(tensors):
             return clean_rows(len(tensors))
         rows = np.array(clean_rows(len(tensors)))
-        known = (one.dtype in DOTTED and one.is_cpu and isfinite(_dotted(one)) for one in tensors)
+        known = (one.dtype in DOTTED and one.device in _CPU and isfinite(_dotted(one)) for one in tensors)
         rest = [at for at, finite in enumerate(known) if not finite]
     if rest:
         rows[rest] = bits_counts([tensors[at] for at in rest])
@@ -213,7 +214,7 @@ def all_clean(rows: np.ndarray) -> bool:
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether all are surely finite; of a list of several kinds that is not asked here."""
     kinds = {*map(DTYPE, tensors)}
-    if len(kinds) != 1 or not kinds <= DOTTED or not all(map(_ON_CPU, tensors)):
+    if len(kinds) != 1 or not kinds <= DOTTED or {*map(_DEVICE, tensors)} != _CPU:
         return False
     sizes = [*map(Tensor.numel, tensors)]
     if max(sizes) <= LARGE and len(sizes) <= TOGETHER:
