@@ -51,6 +51,7 @@ WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that
 MOST_NOTES = 50
 MOST_FORWARDS_WAITING = 64
 RECOMPUTE = "recompute"
+_CALL_CODE = nn.Module._call_impl.__code__
 
 
 class Recorder(ABC):
@@ -66,7 +67,7 @@ class Recorder(ABC):
         self.notes: list[str] = []
         self.unseen: Tally[tuple[str, str, str]] = Tally()  # (module, leaf, why)
         self.blind: Tally[str] = Tally()  # why whole forwards were not seen
-        self.direct: Tally[str] = Tally()  # modules whose `forward` was called, and not the module
+        self.direct: Tally[str] = Tally()  # modules that ran though nobody called them, in words
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
         self.called: set[int] = set()
         self._last_calls: list[list[Any]] = []
@@ -302,20 +303,28 @@ class Recorder(ABC):
         return output
 
     def _called_directly(self, at: int) -> str:
-        """The module around this one whose `forward` runs without a call of the module itself; "" if none.
+        """Which module around this one runs though nobody called it, and how; "" if none does.
 
         Only asked for the outermost call: what runs inside of one lies between borders that are seen.
         """
         around = self._around_it.get(at)
         if around is None:
             around = self._around_it[at] = self._modules_around(at)
-        frame = sys._getframe(1) if around else None
+        frame = sys._getframe(1) if around or "torch._dynamo" in sys.modules else None
         while frame is not None:
             for name, module in around.get(frame.f_code, ()):
                 if any(one is module for one in frame.f_locals.values()):
-                    return name or "the model itself"
+                    return f"the forward of {name or 'the model itself'} was called directly, not the module"
+            if frame.f_code is _CALL_CODE and (name := self._compiled(frame.f_locals.get("self"))):
+                return f"{name} was called as a compiled module that leaves some of its parts eager"
             frame = frame.f_back
         return ""
+
+    def _compiled(self, caller: Any) -> str:
+        """The watched module that an OptimizedModule wraps; "" if this is none."""
+        inside = getattr(caller, "_orig_mod", None) if type(caller).__name__ == "OptimizedModule" else None
+        found = (name for name, at in self._at_name.items() if self._modules[at] is inside)
+        return next((name or "the model itself" for name in found), "") if inside is not None else ""
 
     def _modules_around(self, at: int) -> dict[CodeType, list[tuple[str, nn.Module]]]:
         """The modules that one lies in, by the code of their `forward`; a Sequential has none of its own."""
