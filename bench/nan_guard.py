@@ -78,6 +78,10 @@ def bare_hooks(model: Any) -> Iterator[None]:
     """
     import torch
     from torch import nn
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
 
     held: list[Any] = []
     plain = nn.Module.__call__
@@ -98,8 +102,8 @@ def bare_hooks(model: Any) -> Iterator[None]:
         one.register_post_accumulate_grad_hook(lambda one: held.append(one.grad))
         for one in model.parameters()
     ]
-    handles.append(torch.optim.optimizer.register_optimizer_step_pre_hook(look))
-    handles.append(torch.optim.optimizer.register_optimizer_step_post_hook(lambda *_: None))
+    handles.append(register_optimizer_step_pre_hook(look))
+    handles.append(register_optimizer_step_post_hook(lambda *_: None))
     setattr(nn.Module, "__call__", call)  # noqa: B010 - for mypy, too
     try:
         yield
