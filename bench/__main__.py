@@ -1,36 +1,110 @@
-"""`make bench`: every bench in turn.
+"""`make bench`: every bench in turn, and their figures as one table in docs/speed.md.
 
-Each prints lab and its peer, measured in the same run, and their ratio.
+    python -m bench                      # all; hours
+    python -m bench tracelens help       # these, and their lines of the table; the others' stay
+    python -m bench --print help         # without a word to the page
+
+Each bench measures lab and its peer in the same run. What cannot be measured here is a line that says why.
 """
 
 from __future__ import annotations
 
+import compileall
 import importlib
+import subprocess
 import sys
+import traceback
+
+from bench.table import PAGE, Row, lines_of, measured, merged, taken, when_and_where
+from lab.errors import LabError
 
 BENCHES = (
     "help",
+    "commands",
     "read_trace",
     "integrity",
     "tracelens",
     "collectives",
     "many_traces",
     "launch",
+    "serve",
     "nsys_projection",
     "replay_coverage",
     "gantt",
+    "gantt_frames",
     "nixnan_parser",
     "nan_watch",
     "nan_guard",
+    "gate_aa",
     "semicrf_validation",
     "semicrf",
+    "semicrf_decoding",
+    "semicrf_durations",
+    "semicrf_long",
+    "in_order_causes",
+    "trials_gpu",
 )
+NEED_A_GPU = ("in_order_causes", "trials_gpu")
+FAILURES = (RuntimeError, OSError, ValueError, AssertionError, ImportError, LabError)
 
-if __name__ == "__main__":
-    wanted = sys.argv[1:] or BENCHES
+
+def main(words: list[str]) -> int:
+    keep = "--print" not in words
+    wanted = [word for word in words if word != "--print"] or list(BENCHES)
     if unknown := [name for name in wanted if name not in BENCHES]:
         sys.exit(f"there is no bench {unknown[0]!r}; there are: {', '.join(BENCHES)}")
+    compileall.compile_dir(PAGE.parents[1] / "lab", quiet=2)
+    broken = 0
     for name in wanted:
+        when = when_and_where()
+        ended = run(name)
+        broken += not ended
+        lines = lines_of(name, taken(), when)
+        if keep:
+            PAGE.write_text(
+                merged(PAGE.read_text(encoding="utf-8"), {name: lines}, BENCHES), encoding="utf-8"
+            )
+        else:
+            print(*lines, sep="\n")
+    return 1 if broken else 0
+
+
+def run(name: str) -> bool:
+    """Run one bench; False where it ended in an error, which is then a line of the table."""
+    print(f"\n== {name}", flush=True)
+    sys.argv = [f"bench.{name}"]  # some have flags of their own
+    if name in NEED_A_GPU and not has_gpu():
+        measured(Row(first_line(name), absent="needs a GPU"))
+        return True
+    try:
         module = importlib.import_module(f"bench.{name}")
-        print(f"\n== {name}: {module.__doc__.splitlines()[0]}")
+        print(module.__doc__.splitlines()[0])
         module.main()
+    except SystemExit as error:  # 1 only says that a bar was missed, which stands in its line
+        if not isinstance(error.code, str):
+            return True
+        measured(Row(first_line(name), absent=error.code.splitlines()[0]))
+        return False
+    except (*FAILURES, subprocess.SubprocessError) as error:
+        traceback.print_exc()
+        measured(Row(first_line(name), absent=f"{type(error).__name__}: {str(error).splitlines()[0]}"))
+        return False
+    return True
+
+
+def first_line(name: str) -> str:
+    """What a bench is about, without importing what it needs."""
+    text = (PAGE.parents[1] / "bench" / f"{name}.py").read_text(encoding="utf-8")
+    return text.split('"""')[1].splitlines()[0].rstrip(".")
+
+
+def has_gpu() -> bool:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return False
+    return torch.cuda.is_available()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from bench.measure import median_cost
+from bench.table import Row, measured
 from bench.traces import DATA, repeated
 
 LAUNCHES = 65_000
@@ -52,7 +53,7 @@ with open(sys.argv[1]) as file:
 
 def main() -> None:
     if not BLOOM.exists():
-        print(f"skipped: no recording at {BLOOM}")
+        measured(Row("`lab kernels gantt`", absent=f"no recording at {BLOOM.name}"))
         return
     with tempfile.TemporaryDirectory() as folder:
         trace = big(Path(folder))
@@ -62,17 +63,19 @@ def main() -> None:
         tenth = median_cost(1, PEER, str(trace), folder, str(LAUNCHES // 10))
         read = median_cost(1, READ, str(trace))
         peer_s = read.cpu_s + 10 * (tenth.cpu_s - read.cpu_s)
-        print(f"trace {trace.stat().st_size / 1e6:.0f} MB, {LAUNCHES} launches and more")
         met = ours.cpu_s < 10 and ours.peak_mb < 1000
-        print(
-            f"lab   {ours.cpu_s:6.2f} s CPU ({wall_s:.2f} s wall)  {ours.peak_mb:6.0f} MB  "
-            "picture, CSV and page"
+        measured(
+            Row(
+                f"Gantt chart of {LAUNCHES:,} launches: picture, CSV and page",
+                size=f"{trace.stat().st_size / 1e6:.0f} MB",
+                cost=f"{ours.cpu_s:.2f} CPU s ({wall_s:.2f} s wall)",
+                memory_mb=ours.peak_mb,
+                peer=f"broken_barh, picture only: {peer_s:.0f} CPU s (scaled from {LAUNCHES // 10:,})",
+                ratio=peer_s / ours.cpu_s,
+                limit="≤ 10 s and 1,000 MB",
+                met=met,
+            )
         )
-        print(
-            f"peer  {peer_s:6.1f} s CPU (scaled from {LAUNCHES // 10})  {tenth.peak_mb:6.0f} MB and more  "
-            "picture only"
-        )
-        print(f"ratio {peer_s / ours.cpu_s:6.1f}; bar 10 s and 1000 MB: {'met' if met else 'NOT MET'}")
 
 
 def big(folder: Path) -> Path:

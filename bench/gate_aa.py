@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from bench.table import Row, measured
 from lab.compare.repeat import repeat, sides
 
 PROGRAM = """
@@ -53,7 +54,7 @@ def main() -> None:
             )
     middle = sorted(widths)[len(widths) // 2]
     wrong = f"{found['regression']} called slower, {found['faster']} called faster"
-    print(f"{checks} checks of equal sides: {wrong}")
+    measured(Row("`lab check` of equal sides: false alarms", size=f"{checks} checks", cost=wrong))
     print(f"processes a side: {dict(sorted(counts.items()))}; median of what could be seen: {middle:.1%}")
 
 

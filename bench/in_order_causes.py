@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import torch
 
+from bench.table import Row, measured
 from lab.rooms.kernels.workload.replay.machine import l2_bytes
 from lab.rooms.kernels.workload.replay.observe import Observer
 
@@ -91,7 +92,7 @@ def main() -> None:
         for factor, (before, call) in rows.items():
             us = median_us(before, call, repeats)
             first = first or us
-            print(f"  {factor:30} {us:7.3f} us  {100 * (us / first - 1):+6.1f} %")
+            measured(Row(f"{name}, {factor}", cost=f"{us:.3f} us", ratio=first / us))
 
 
 if __name__ == "__main__":

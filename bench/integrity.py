@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench import traces
 from bench.measure import cost, side_by_side
+from bench.table import Row, at_most, measured
 
 JUDGED = "import sys; from lab.recordings.cache import load_trace; load_trace(sys.argv[1])"
 ALONE = """
@@ -38,8 +39,17 @@ def main() -> None:
         peer = partial(cost, BEFORE, str(path), before) if before else partial(cost, ALONE, str(path))
         cost(JUDGED, str(path))  # the file into the page cache
         judged, alone = side_by_side(ROUNDS, partial(cost, JUDGED, str(path)), peer)
-        print(
-            f"{path.name}: read and judged {judged.cpu_s:.3f} s {judged.peak_mb:.0f} MB, "
-            f"{'before' if before else 'read alone'} {alone.cpu_s:.3f} s {alone.peak_mb:.0f} MB: "
-            f"{judged.cpu_s / alone.cpu_s:.2f}x the time"
+        ratio = judged.cpu_s / alone.cpu_s
+        limit, met = at_most(ratio, 1.10, "x")
+        measured(
+            Row(
+                "reading and judging a trace",
+                size="55 MB",
+                cost=f"{judged.cpu_s:.3f} CPU s",
+                memory_mb=judged.peak_mb,
+                peer=f"{'before' if before else 'reading alone'} {alone.cpu_s:.3f} CPU s",
+                ratio=1 / ratio,
+                limit=f"{limit} the time",
+                met=met,
+            )
         )

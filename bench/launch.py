@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from bench.table import Row, at_most, measured
+
 PAIRS = 25
 STEPS, JOBS, ROUNDS, BAR = 200, 2, 3, 0.7
 FOLDERS = {"HF_HOME": "hf", "XDG_CACHE_HOME": "cache"}
@@ -26,7 +28,7 @@ FOLDERS = {"HF_HOME": "hf", "XDG_CACHE_HOME": "cache"}
 
 def main() -> None:
     if reason := _absent():
-        print(f"skipped: {reason}")
+        measured(Row("a no-op step through the Docker engine", absent=reason))
         return
     from tests.engines.docker.fixtures import make_busybox
 
@@ -66,12 +68,17 @@ def _one_by_one(root: Path, *, joins: bool) -> None:
             pairs.append((ours, theirs))
     ours, theirs = ([pair[i] for pair in pairs[1:]] for i in (0, 1))  # the first one connects
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-    print(
-        f"one no-op step, {'in the network of a holder' if joins else 'alone'}: "
-        f"lab {statistics.median(ours) * 1e3:.0f} ms, "
-        f"docker run {statistics.median(theirs) * 1e3:.0f} ms, "
-        f"median ratio of {PAIRS} pairs {ratio:.2f} (bar {BAR if joins else 1.25}); "
-        f"first step with its connection {pairs[0][0] * 1e3:.0f} ms"
+    limit, met = at_most(ratio, BAR if joins else 1.25, "x")
+    measured(
+        Row(
+            f"one no-op step, {'in the network of a holder' if joins else 'alone'}",
+            size=f"{PAIRS} pairs",
+            cost=f"{statistics.median(ours) * 1e3:.0f} ms (the first {pairs[0][0] * 1e3:.0f} ms)",
+            peer=f"docker run {statistics.median(theirs) * 1e3:.0f} ms",
+            ratio=1 / ratio,
+            limit=f"{limit} the time",
+            met=met,
+        )
     )
 
 
@@ -89,9 +96,18 @@ def _many(root: Path, jobs: int) -> None:
         ours, theirs = times[0], times[1]
         ratios.append(ours / theirs)
         last = (ours, theirs)
-    print(
-        f"{STEPS} steps, {jobs} at a time: lab {last[0]:.2f} s, docker run {last[1]:.2f} s, "
-        f"median ratio of {ROUNDS} rounds {statistics.median(ratios):.2f} (bar {BAR})"
+    ratio = statistics.median(ratios)
+    limit, met = at_most(ratio, BAR, "x")
+    measured(
+        Row(
+            f"{STEPS} no-op steps, {jobs} at a time",
+            size=f"{ROUNDS} rounds",
+            cost=f"{last[0]:.2f} s",
+            peer=f"docker run {last[1]:.2f} s",
+            ratio=1 / ratio,
+            limit=f"{limit} the time",
+            met=met,
+        )
     )
 
 

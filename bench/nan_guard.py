@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bench.table import Row, at_most, measured
+
 BAR_GPU, BAR_CPU = 1.05, 1.30
 ROUNDS, STEPS = 15, 6
 WARM_UP = {True: 3, False: 36}  # on a GPU or not: on a CPU a guard counts magnitudes in its first 32 steps
@@ -62,6 +64,18 @@ def measure(name: str, make: Callable[[], tuple[Any, Any, Callable[[], Any]]], o
     plain, bar = statistics.median(took["plain"]), BAR_GPU if on_gpu else BAR_CPU
     for way, times in took.items():
         low, middle, high = statistics.quantiles(times, n=4)
+        limit, kept = at_most(middle / plain, bar, "x")
+        measured(
+            Row(
+                f"a training step, {way}: {name}",
+                size="on a GPU" if on_gpu else "one CPU thread",
+                cost=f"{1e3 * middle:.3f} ms ({1e3 * low:.3f} to {1e3 * high:.3f}, {len(times)} steps)",
+                peer="" if way == "plain" else f"plain {1e3 * plain:.3f} ms",
+                ratio=None if way == "plain" else plain / middle,
+                limit=f"{limit} the time" if way == "guard" else "",
+                met=kept if way == "guard" else None,
+            )
+        )
         met = f"   bar {bar:g}x: {'met' if middle <= bar * plain else 'MISSED'}" if way == "guard" else ""
         print(
             f"{name:28} {way:14} {1e3 * middle:9.3f} ms ({1e3 * low:.3f} to {1e3 * high:.3f}, "

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from functools import partial
 from typing import Any
 
+from bench.table import Row, measured
+
 BAR_PERCENT = {"prefill": 15.0, "decode": 5.0}
 PREFILLS, BURSTS, STEPS = 15, 31, 4  # rounds; the first of each only warms up
 PEERS_EVERY = 3  # the others are there to compare with, and slow
@@ -152,6 +154,19 @@ def show(times: Times, on_gpu: bool) -> None:
             bar = f"   bar {limit:g} %: {'met' if percent <= limit else 'MISSED'}" if judged else ""
             spread = f"({low:.2f} to {high:.2f}, {len(took)} forwards)"
             print(f"{phase:8} {name:24} {middle:9.2f} ms {spread}  {percent:+7.1f} %{bar}")
+            if name != PLAIN:
+                measured(
+                    Row(
+                        f"watching every module, {phase}: {name}",
+                        size="on a GPU" if on_gpu else "a tiny model on this CPU",
+                        cost=f"{middle:.2f} ms {spread}",
+                        peer=f"plain {plain:.2f} ms",
+                        ratio=plain / middle,
+                        limit=f"≤ {limit:g} % more" if judged else "",
+                        met=percent <= limit if judged else None,
+                        absent="",
+                    )
+                )
 
 
 if __name__ == "__main__":

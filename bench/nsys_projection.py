@@ -8,6 +8,7 @@ kind, and lab on those, too.
 
 from __future__ import annotations
 
+import json
 import resource
 import sqlite3
 import subprocess
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.table import Row, measured
 from lab.recordings.capture import API_COLUMNS, OPS_COLUMNS, RANGE_COLUMNS, SYNC_COLUMNS, Capture, filled
 from lab.recordings.projection import project
 from lab.recordings.tables import Table, concat
@@ -183,10 +185,11 @@ def whole(num_kernels: int) -> None:
     seconds = time.process_time() - started
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     cross = int(projection.coverage.num_kernels[1])
-    print(
-        f"{num_kernels:>9,} kernels x {len(capture.ranges):>9,} ranges: {seconds:6.2f} s, "
-        f"peak {peak_mb:,.0f} MB "
-        f"({before_mb:,.0f} MB of it the generated capture), {cross:,} kernels given across threads"
+    told(
+        what="ranges onto kernels",
+        size=f"{num_kernels:,} kernels x {len(capture.ranges):,} ranges",
+        cost=f"{seconds:.2f} CPU s, {cross:,} kernels given across threads",
+        memory_mb=peak_mb - before_mb,
     )
 
 
@@ -211,10 +214,17 @@ def from_file(num_kernels: int) -> None:
         project(capture)
         seconds = time.process_time() - started
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(
-            f"from an export of {path.stat().st_size / 1e6:,.0f} MB: read {read:.2f} s, "
-            f"with the projection {seconds:.2f} s, peak {peak_mb:,.0f} MB"
+        told(
+            what="ranges onto kernels, from an nsys export",
+            size=f"{path.stat().st_size / 1e6:,.0f} MB",
+            cost=f"{seconds:.2f} CPU s, {read:.2f} of them reading",
+            memory_mb=peak_mb,
         )
+
+
+def told(**row: Any) -> None:
+    """One row as a line for the process that asked: this one is measured."""
+    print(json.dumps(row))
 
 
 def against_join(num_kernels: int, indexed: bool) -> None:
@@ -239,10 +249,14 @@ def against_join(num_kernels: int, indexed: bool) -> None:
     }
     if ours != joined:
         raise SystemExit("the join and the sweep disagree")
-    kind = "indexed" if indexed else "plain"
-    print(
-        f"{num_kernels:>9,} kernels, {kind:<8} join {join_s:8.3f} s, lab {sweep_s:7.4f} s: "
-        f"{join_s / sweep_s:7.0f}x"
+    measured(
+        Row(
+            "ranges onto kernels",
+            size=f"{num_kernels:,} kernels",
+            cost=f"{sweep_s:.4f} CPU s",
+            peer=f"SQL join, {'with indexes' if indexed else 'plain'} {join_s:.3f} CPU s",
+            ratio=join_s / sweep_s,
+        )
     )
 
 
@@ -257,4 +271,6 @@ def main() -> None:
 
 
 def _alone(call: str) -> None:
-    subprocess.run([sys.executable, "-c", f"from bench import nsys_projection as b; b.{call}"], check=True)
+    program = f"from bench import nsys_projection as b; b.{call}"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    measured(Row(**json.loads(done.stdout.splitlines()[-1])))

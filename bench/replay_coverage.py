@@ -14,10 +14,12 @@ import tempfile
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from bench import traces
 from bench.peers import TRACELENS, peer
+from bench.table import Row, measured
 
 # Both programs print {"launches", "built", "ran"}: launches recorded, those whose op got its arguments, those
 # it ran.
@@ -116,13 +118,17 @@ def recordings(folder: Path) -> Iterator[tuple[str, Path, Path | None]]:
 
 def compare(title: str, trace: Path, nodes: Path | None, theirs: str | None) -> None:
     mine = _run(sys.executable, OURS, str(trace), *([str(nodes)] if nodes else []))
-    print(f"{title}: {mine['launches']} launches")
-    print(f"  lab        arguments rebuilt {_share(mine, 'built')}, ran on the CPU {_share(mine, 'ran')}")
+    row = Row(
+        f"launches whose op gets its arguments: {title}",
+        size=f"{mine['launches']:,} launches",
+        cost=f"{_share(mine, 'built')}; ran on the CPU {_share(mine, 'ran')}",
+        absent=f"no peer: {TRACELENS} names none",
+    )
     if theirs:
         found = _run(theirs, THEIRS, str(trace), sysconfig.get_path("purelib"), json.dumps(_leaves(trace)))
-        print(
-            f"  TraceLens  arguments rebuilt {_share(found, 'built')}, ran on the CPU {_share(found, 'ran')}"
-        )
+        words = f"TraceLens {_share(found, 'built')}; ran {_share(found, 'ran')}"
+        row = replace(row, peer=words, limit="more than the peer", met=mine["built"] > found["built"])
+    measured(row)
 
 
 def _leaves(trace: Path) -> list[int]:
@@ -133,7 +139,7 @@ def _leaves(trace: Path) -> list[int]:
 
 
 def _share(found: Counter[str], what: str) -> str:
-    return f"{found[what]:6d} ({100 * found[what] / max(found['launches'], 1):5.1f} %)"
+    return f"{found[what]:,} ({100 * found[what] / max(found['launches'], 1):.1f} %)"
 
 
 def _run(python: str, code: str, *argv: str) -> Counter[str]:

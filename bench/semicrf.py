@@ -25,8 +25,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from bench.table import Row, at_least, measured
 
 Shape = tuple[int, int, int, int]
 GPU_SHAPES: list[Shape] = [
@@ -229,7 +231,7 @@ def compare(shape: Shape, device: str, peer: Callable[..., Any] | None, rounds: 
     clocks(device)
     show(found, device)
     bits(found[0], device)
-    bars(found[0], found[len(labs) :], device)
+    bars(found[0], found[len(labs) :], device, shape)
 
 
 def lab_backend(device: str) -> str:
@@ -336,20 +338,31 @@ def bits(one: Contender, device: str) -> None:
     print(f"  {one.name}: {len(seen)} bit pattern(s) of log Z and gradients in {REPEATS[device]} repeats")
 
 
-def bars(lab: Contender, others: list[Contender], device: str) -> None:
+def bars(lab: Contender, others: list[Contender], device: str, shape: Shape) -> None:
     """Each bar: lab's float32 against the peer's float32, or against float64 where it has no other."""
     if not others:
-        print("  bars: not measured, because the peer is missing")
+        for kind, title in (("forward", "forward"), ("train", "forward+backward")):
+            measured(row_of(lab, kind, title, device, shape))
         return
     rival = next((one for one in others if one.name.endswith("float32")), others[0])
     only = "" if rival.name.endswith("float32") else " (it has no float32)"
     for kind, bar in zip(rival.ms, BARS[device], strict=True):
         ratio = statistics.median(rival.ms[kind]) / statistics.median(lab.ms[kind])
         title = "forward" if kind == "forward" else "forward+backward"
-        print(
-            f"  bar: {title} >= {bar:.0f}x {rival.name}{only}: {lab.name} {ratio:.1f}x, "
-            f"{'met' if ratio >= bar else 'MISSED'}"
-        )
+        limit, met = at_least(ratio, bar)
+        peer = f"{rival.name}{only} {spread(rival.ms[kind])} ms"
+        row = row_of(lab, kind, title, device, shape)
+        measured(replace(row, peer=peer, ratio=ratio, limit=limit, met=met))
+
+
+def row_of(lab: Contender, kind: str, title: str, device: str, shape: Shape) -> Row:
+    return Row(
+        f"semi-CRF, {title}: {lab.name} on {device}",
+        size=f"B,T,K,C = {','.join(map(str, shape))}",
+        cost=f"{spread(lab.ms[kind])} ms",
+        memory_mb=lab.bytes[kind] / 1e6 if device == "cuda" else None,
+        absent=f"no peer: {VARIABLE} names none",
+    )
 
 
 def begin_memory(device: str) -> int:

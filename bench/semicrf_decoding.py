@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from bench.semicrf import Shape, clocks, elapsed_ms, problem_of, shapes, spread
+from bench.table import Row, at_most, measured
 
 SHAPES: list[Shape] = [(64, 1000, 100, 24), (4, 500, 30, 24), (2, 2000, 100, 16)]
 COUNT, SAMPLES = 5, 10
@@ -72,6 +73,19 @@ def compare(shape: Shape, device: str) -> None:
         ratio = statistics.median(values) / forward
         bar = "" if name == "forward" else f"  bar {BAR:.0f}x: {'met' if ratio <= BAR else 'MISSED'}"
         print(f"  {name:20}{spread(values):>34}{ratio:>8.2f}x{bar}")
+        if name != "forward":
+            limit, met = at_most(ratio, BAR, "x")
+            measured(
+                Row(
+                    f"semi-CRF on {device}: {name}",
+                    size=f"B,T,K,C = {','.join(map(str, shape))}",
+                    cost=f"{spread(values)} ms",
+                    peer=f"forward {forward:.3f} ms",
+                    ratio=1 / ratio,
+                    limit=f"{limit} the time",
+                    met=met,
+                )
+            )
 
 
 def check(problem: Any) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from bench.table import Row, measured
 from lab.rooms.semicrf.config import PRESETS, TrainConfig
 from lab.rooms.semicrf.model.corpus.synthetic import LONGEST_NARROW
 
@@ -46,7 +47,8 @@ def main() -> None:
         found = [{head: trained(config_of(encoder, seed), head) for head in HEADS} for seed in SEEDS]
         print(f"\nencoder {encoder} ({time.perf_counter() - begin:.0f} s): {clipped(found)}")
         for figure, name in FIGURES.items():
-            print(f"  {name}: {sentence([[one[head]['test'][figure] for head in HEADS] for one in found])}")
+            words = sentence([[one[head]["test"][figure] for head in HEADS] for one in found])
+            measured(Row(f"semi-CRF against linear CRF, encoder {encoder}: {name}, %", cost=words))
 
 
 def config_of(encoder: str, seed: int) -> TrainConfig:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.semicrf import Shape, clocks, elapsed_ms, lab_backend, ours, problem_of, shapes
+from bench.table import Row, measured
 
 SHAPES: list[Shape] = [(1, 100_000, 100, 24), (1, 100_000, 1000, 24), (1, 400_000, 3000, 24)]
 SHORTEST = 2
@@ -61,6 +62,16 @@ def report(shape: Shape, device: str, rates: Rates) -> None:
         memory = f"{one.bytes[kind] / 1e9:.3f} GB beyond the inputs (bar 1 GB: {within})"
         print(f"  {title}: {seconds:.4f} s (median of {TIMES})" + (f", {memory}" if device == "cuda" else ""))
         print(f"    {limit(shape, kind, step_s, rates, seconds)}")
+        measured(
+            Row(
+                f"a long sequence, {title} on {device}",
+                size=f"B,T,K,C = {','.join(map(str, shape))}",
+                cost=f"{seconds:.4f} s",
+                memory_mb=one.bytes[kind] / 1e6 if device == "cuda" else None,
+                limit="≤ 1 GB" if device == "cuda" else "",
+                met=within == "met" if device == "cuda" else None,
+            )
+        )
     print(f"  {accuracy(problem_of(shape, device), device)}")
 
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
+from bench.table import Row, at_most, measured
 from lab.rooms.semicrf.config import TrainConfig
 from lab.rooms.semicrf.model.corpus.load import load_corpus
 from lab.rooms.semicrf.model.training import make_tagger, to_batch, train_step, validator_of
@@ -47,6 +48,17 @@ def report(device: torch.device, times: dict[bool, list[float]]) -> None:
     costs = [b / a - 1 for a, b in zip(times[False], times[True], strict=True)]
     low, high = np.percentile(costs, [25, 75])
     cost = statistics.median(costs)
+    limit, met = at_most(100 * cost, 100 * BAR, "% more")
+    measured(
+        Row(
+            f"a training step of the semi-CRF with validation points, {device.type}",
+            cost=f"{on:.2f} ms",
+            peer=f"without {off:.2f} ms",
+            ratio=off / on,
+            limit=limit,
+            met=met,
+        )
+    )
     print(
         f"{device.type}: a step takes {off:.2f} ms, with validation points {on:.2f} ms: {100 * cost:+.1f} % "
         f"(quartiles {100 * low:+.1f} to {100 * high:+.1f} %); "

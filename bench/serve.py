@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.table import Row, at_most, measured
+
 RUNS, SLICES, REQUESTS = 2000, 1_000_000, int(os.environ.get("LAB_BENCH_REQUESTS", "100000"))
 CHROMIUM = os.environ.get("LAB_BENCH_CHROMIUM", "/usr/bin/chromium")
 QUERIES = {
@@ -195,8 +197,12 @@ def resident_mb(process: subprocess.Popen) -> float:
 
 
 def told(words: str, value: float, bar: float) -> bool:
-    print(f"{words}: {value:.3f}, bar {bar:g}: {'met' if value <= bar else 'NOT MET'}", flush=True)
-    return value <= bar
+    unit = "MB" if words.endswith(", MB") else "ms" if "ms drawing" in words else "s"
+    limit, met = at_most(value, bar, unit)
+    measured(
+        Row(f"`lab serve`, {words}", size=f"{RUNS:,} runs", cost=f"{value:.3f} {unit}", limit=limit, met=met)
+    )
+    return met
 
 
 if __name__ == "__main__":

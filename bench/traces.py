@@ -13,6 +13,11 @@ from typing import Any
 DATA = Path(os.environ.get("LAB_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SWEEP = DATA / "sweep_h200"
 ONE_RANK = SWEEP / "256thread" / "nccl_28channels" / "torch_profiler" / "rank0" / "trace_step7.json.gz"
+REAL = {
+    "qwen_mi300": DATA / "rocm" / "mi300_qwen1.5_0.5b.json.gz",
+    "training_h200": DATA / "kernels_h200" / "cs336_small_training.json.gz",
+    "resnet_ddp_mi300": DATA / "rocm" / "mi300_resnet_ddp_rank0of8.json.gz",
+}
 IDS = ("correlation", "External id", "Ev Idx", "Sequence number")
 
 
@@ -26,6 +31,15 @@ def recorded() -> dict[str, Path]:
         print("no further real traces: LAB_BENCH_TRACES names no folder of them")
         return found
     return found | {path.name: path for path in sorted(Path(folder).glob("*.json*"))}
+
+
+def real(folder: Path, megabytes: int = 56) -> Iterator[Path]:
+    """Recordings of inference, training and DDP, each repeated to this size."""
+    for name, source in REAL.items():
+        if source.exists():
+            yield repeated(source, folder / f"{name}.json", megabytes)
+        else:
+            print(f"skipped {name}: no recording at {source}")
 
 
 def big(folder: Path, megabytes: int) -> Path:
@@ -75,7 +89,7 @@ def _template(event: dict[str, Any]) -> tuple[str, Decimal, list[int]]:
     return text, Decimal(event["ts"]), numbers
 
 
-def made(path: Path, megabytes: int) -> Path:
+def made(path: Path, megabytes: float) -> Path:
     """A Kineto-layout trace: a training step's launch, op and kernel events, over and over."""
     head = {"schemaVersion": 1, "baseTimeNanoseconds": 1_700_000_000_000_000_000, "deviceProperties": []}
     with path.open("w") as file:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bench.table import Row, at_most, measured
+
 BAR = 1.03
 TURNS, STEPS = 4, 3
 
@@ -158,6 +160,18 @@ def cost(tokens: int) -> None:
     ratio = recorded / plain
     bar = f"   bar {BAR:g}x: {'met' if ratio <= BAR else 'MISSED'}" if tokens == 8192 else ""
     low, _, high = statistics.quantiles(took["plain"], n=4)
+    limit, met = at_most(ratio, BAR, "x")
+    measured(
+        Row(
+            "a training step of the 7B shape with checksums",
+            size=f"{tokens:,} tokens",
+            cost=f"{1e3 * recorded:.1f} ms",
+            peer=f"plain {1e3 * plain:.1f} ms",
+            ratio=1 / ratio,
+            limit=f"{limit} the time" if tokens == 8192 else "",
+            met=met if tokens == 8192 else None,
+        )
+    )
     print(
         f"7B shape, {tokens} tokens: {1e3 * plain:.1f} ms plain ({1e3 * low:.1f} to {1e3 * high:.1f}), "
         f"{1e3 * recorded:.1f} ms with {events} checksums a step: x{ratio:.4f}{bar}"

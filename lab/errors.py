@@ -22,7 +22,10 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # its import takes a third of what `lab --help` takes beside click
+    from pathlib import Path
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 

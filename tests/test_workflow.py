@@ -238,11 +238,8 @@ def test_what_is_pushed_is_named_by_digest_in_the_release(workflow, tmp_path):
     code, called, text = workflow(
         "image", "release", "--set", "image=cuda", "--set", "push=1", "--set", "tag=v1.2.3"
     )
-    assert (
-        code == 0
-        and "gh release create v1.2.3 build/images/dist/images.json build/images/dist/lab.whl"
-        in " ".join(called)
-    ), text
+    files = " ".join(f"build/images/dist/{name}" for name in ("SHA256SUMS", "images.json", "lab.whl"))
+    assert code == 0 and f"gh release create v1.2.3 {files}" in " ".join(called), text
     released = json.loads((tmp_path / "images.json").read_text())
     assert released == {"cuda": "ghcr.io/owner/lab/cuda@sha256:12ab"}
     assert "not done to this machine: sudo rm -rf /usr/share/dotnet" in text

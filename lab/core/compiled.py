@@ -2,7 +2,7 @@
 
 It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under a hash of what it was made of: a
 change of any part gives another file. The file gets its name only when it is complete, so processes that
-compile at the same time do not interfere.
+compile at the same time do not interfere. A platform wheel brings portable ones along (lab/_native).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from lab.errors import LabError, MissingError, storage_error
 
 COMPILER_S = 120.0
+PACKAGED = Path(__file__).parents[1] / "_native"  # what a platform wheel brings (scripts/hatch_build.py)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Compiling:
     def built(self, source: Path) -> ctypes.CDLL:
         """The library, compiled if the cache has none. Raises MissingError with the compiler's own words."""
         if self.portable:
-            place = folder(self.instead) / f"{source.stem}-{self.key(source, [], '')}.so"
+            place = folder(self.instead) / self.file_name(source)
             if not place.exists():
                 self.compile_to(place, source, self.find_compiler()[0])
         else:
@@ -50,6 +51,15 @@ class Compiling:
             if not place.exists():
                 self.compile_to(place, source, compiler)
         return self.loaded(place)
+
+    def packaged(self, source: Path) -> Path | None:
+        """The library of exactly this source for this kind of machine that came with the wheel."""
+        place = PACKAGED / self.file_name(source)
+        return place if place.is_file() else None
+
+    def file_name(self, source: Path) -> str:
+        """Of a portable library: the same on every machine of this kind."""
+        return f"{source.stem}-{self.key(source, [], '')}.so"
 
     def loaded(self, place: Path) -> ctypes.CDLL:
         """Raises MissingError for a file that is no library of this machine."""

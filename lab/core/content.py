@@ -17,7 +17,9 @@ from pathlib import Path
 
 EXPECTED = "LAB_CODE_SHA256"  # set by an engine: the lab that every process of a step must import
 REPORT = "LAB_CODE_REPORT"  # set by an engine: the file in which a step says what it imported
-LEFT_OUT = ("__pycache__", "_images")  # bytecode, and the images' data: read by the driver, never by a step
+# Bytecode; the images' data, which no step reads; the compiled libraries of a platform wheel, which a
+# checkout lacks: each is named by the hash of its source, which counts, and used only beside that source.
+LEFT_OUT = ("__pycache__", "_images", "_native")
 
 
 def content_sha256(package: Path) -> str:

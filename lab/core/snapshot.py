@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 import lab
+from lab.core.compiled import PACKAGED
 from lab.core.content import EXPECTED, REPORT, content_sha256, is_left_out
 from lab.core.files import make_folder
 from lab.core.manifest import Lab
@@ -37,6 +38,8 @@ def take_snapshot(root: Path, ours: Lab) -> None:
         make_folder(new)
         shutil.copytree(package, new / "lab", ignore=_left_out)
         shutil.copytree(_images_data(package), new / "lab" / "_images")
+        if PACKAGED.is_dir():
+            shutil.copytree(PACKAGED, new / "lab" / PACKAGED.name)
         if content_sha256(new / "lab") != ours.sha256:
             shutil.rmtree(new)
             raise BusyError(

@@ -1,4 +1,4 @@
-"""The wheel of lab, made once and given to every image; the same tree gives the same bytes."""
+"""The wheel of lab, made once and given to every image; the same tree and C compiler give the same bytes."""
 
 from __future__ import annotations
 
@@ -43,4 +43,7 @@ def make_wheel(root: Path, say: Say) -> Wheel:
             make_folder(root / DIST)
             shutil.copyfile(made[0], root / DIST / wheel.name)
         write_atomic(root / DIST / "SHA256SUMS", f"{wheel.sha256}  {wheel.name}\n")
+    if "-none-any." in wheel.name:
+        why = "no C compiler works here (`LAB_WHEEL=native pip wheel .` says why)"
+        say(f"the wheel is the pure one, without the compiled trace reader: {why}")
     return wheel

@@ -12,7 +12,6 @@ from lab.recordings.cache import load_trace
 from lab.recordings.capture import GRAPH, KERNEL, OP, Capture
 from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.lacks import Lack
-from lab.recordings.load import kind_of, look, read_found
 from lab.recordings.tables import (
     COLLECTIVE_COLUMNS,
     COMM_OP_COLUMNS,
@@ -62,6 +61,8 @@ class Loaded:
 
 def load_recording(path: Path | str, *, cache: Path | None = None) -> Loaded:
     """A recording of any format as traces. Raises what `load_capture` raises."""
+    from lab.recordings.load import kind_of, look, read_found  # every reader: 70 ms
+
     with look(Path(path)) as found:
         if kind_of(found).name != "kineto":
             capture = read_found(found)

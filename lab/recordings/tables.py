@@ -91,6 +91,15 @@ COMM_OP_COLUMNS = {"op": np.int64, **_COMM_COLUMNS}
 THREAD_COLUMNS = {"pid": np.int64, "tid": np.int64, "name_id": np.int32}
 # Ends of the arrows from a forward operator to its backward one; `flow` pairs a start with its end.
 FLOW_COLUMNS = {"ts_ns": np.int64, "pid": np.int64, "tid": np.int64, "flow": np.int64, "is_end": np.bool_}
+# A stream waits for an event: `correlation` is that of the waiting call, `record` that of the call that
+# recorded the event, on `on_stream`.
+WAIT_COLUMNS = {
+    "device": np.int32,
+    "stream": np.int64,
+    "correlation": np.int64,
+    "on_stream": np.int64,
+    "record": np.int64,
+}
 PROCESS_COLUMNS = {"pid": np.int64, "name_id": np.int32, "label_id": np.int32}
 
 SCHEMAS: dict[str, Schema] = {
@@ -103,6 +112,7 @@ SCHEMAS: dict[str, Schema] = {
     "threads": THREAD_COLUMNS,
     "processes": PROCESS_COLUMNS,
     "flows": FLOW_COLUMNS,
+    "waits": WAIT_COLUMNS,
 }
 # Ids of texts are 32 bits wide; `external_id` and `rf_id` are numbers of the recorder's, 64 bits wide.
 TEXT_COLUMNS = {
@@ -164,6 +174,32 @@ def _frozen(column: np.ndarray) -> np.ndarray:
     return view
 
 
+class Growing:
+    """A table built from chunks of its columns; each column is one block of memory that grows in place."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._columns = {name: np.empty(0, dtype=kind) for name, kind in schema.items()}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, chunk: Mapping[str, np.ndarray]) -> None:
+        """Add rows; `chunk` has every column of the schema."""
+        end = self._length + len(chunk[next(iter(self._columns))])
+        for name, column in self._columns.items():
+            if end > len(column):
+                column.resize(max(end, len(column) * 5 // 4, 1024), refcheck=False)
+            column[self._length : end] = chunk[name]
+        self._length = end
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns (n,), to be taken once; nothing can be added afterwards."""
+        for column in self._columns.values():
+            column.resize(self._length, refcheck=False)
+        return self._columns
+
+
 def concat(chunks: Sequence[Mapping[str, np.ndarray]], schema: Schema) -> Table:
     """One table of `schema` from chunks of its columns; an empty table from no chunks."""
     return Table(
@@ -218,7 +254,7 @@ class Trace:
     kernels holds kernels, copies and fills (`kind`), collectives one row per kernel with NCCL metadata
     (`kernel` is its row), comm_ops the same for the ops that launched a collective (`op` is its row);
     threads and processes hold the names that the recording gives them, each once; flows the arrows from
-    forward to backward.
+    forward to backward; waits the waits of streams for events, where the profiler recorded them.
     problems are sentences about what was odd; truncated says that the end is missing; lacks is what the
     recording itself is missing.
     """
@@ -238,6 +274,7 @@ class Trace:
     truncated: bool
     lacks: tuple[Lack, ...] = ()
     flows: Table = field(default_factory=lambda: concat([], FLOW_COLUMNS))
+    waits: Table = field(default_factory=lambda: concat([], WAIT_COLUMNS))
 
     def text(self, ids: np.ndarray) -> np.ndarray:
         """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""

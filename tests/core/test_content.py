@@ -57,10 +57,11 @@ def test_every_file_that_a_process_may_read_is_in_the_hash(tmp_path, edit):
     assert content_sha256(package) != before
 
 
-def test_bytecode_hidden_files_and_the_images_data_are_not_in_the_hash(tmp_path):
+def test_bytecode_hidden_files_the_images_data_and_compiled_libraries_are_not_in_the_hash(tmp_path):
     package = a_package(tmp_path)
     before = content_sha256(package)
-    for name in ("__pycache__/x.pyc", "core/__pycache__/x.pyc", "_images/cpu/image.toml", ".swp/x", "x.pyc"):
+    left_out = ("_images/cpu/image.toml", "_native/x.so")
+    for name in ("__pycache__/x.pyc", "core/__pycache__/x.pyc", *left_out, ".swp/x", "x.pyc"):
         path = package / name
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("anything")

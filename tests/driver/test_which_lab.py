@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from lab.core import manifest as manifests
+from lab.core import snapshot
 from lab.core.content import content_sha256
 from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import Options
@@ -271,6 +272,17 @@ def test_a_report_of_an_earlier_attempt_is_not_taken_for_this_one(tmp_path):
     assert Run.open(run.root).manifest.steps[0].lab_sha256 == OURS.sha256
     run.begin(step)
     assert run.imported(step) is None and run.record(step).lab_sha256 is None
+
+
+def test_the_copy_has_the_compiled_libraries_of_the_wheel_and_the_same_hash(tmp_path, monkeypatch):
+    (tmp_path / "_native").mkdir()
+    (tmp_path / "_native" / "scan-1.so").write_bytes(b"library")
+    monkeypatch.setattr(snapshot, "PACKAGED", tmp_path / "_native")
+    ours = lab_with_content()
+    take_snapshot(tmp_path, ours)
+    (copy,) = (tmp_path / LAB).glob("*/lab")
+    assert (copy / "_native" / "scan-1.so").read_bytes() == b"library"
+    assert content_sha256(copy) == ours.sha256
 
 
 def test_an_edit_while_the_copy_is_made_is_an_error_and_leaves_no_copy(tmp_path):

@@ -1,16 +1,150 @@
-"""One tree gives one wheel."""
+"""One tree gives one wheel, with the compiled trace reader where a C compiler is; both kinds read alike."""
 
 from __future__ import annotations
 
-from lab.images.wheel import DIST, make_wheel
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from lab.core.content import content_sha256
+from lab.images.wheel import DIST, Wheel, make_wheel
+from lab.recordings.kineto.native.find import C
 from tests.conftest import ROOT
 from tests.images.tree import copy_tree
+from tests.recordings.kineto.native.test_equal import EVENTS, written
+
+HAS_C = any(shutil.which(name) for name in C.names)
+SCAN = Path("lab/recordings/kineto/native/scan.c")
+READ = """
+import sys
+from lab.recordings.kineto import read_kineto
+from lab.recordings.kineto.native import library_state
+from tests.recordings.kineto.plain import TABLES, values
+trace = read_kineto(sys.argv[1])
+print(library_state())
+print(trace.meta)
+for name in TABLES:
+    for column in getattr(trace, name):
+        print(name, column, values(trace, name, column))
+"""
 
 
-def test_the_same_tree_gives_the_same_wheel_wherever_it_lies(tmp_path):
-    copy_tree(ROOT, tmp_path / "a")
-    copy_tree(tmp_path / "a", tmp_path / "elsewhere" / "b")
-    wheels = [make_wheel(tree, print) for tree in (tmp_path / "a", tmp_path / "elsewhere" / "b")]
-    assert wheels[0] == wheels[1]
-    sums = (tmp_path / "a" / DIST / "SHA256SUMS").read_text()
-    assert sums == f"{wheels[0].sha256}  {wheels[0].name}\n"
+class Built(NamedTuple):
+    """A wheel, where it lies, what was said when it was made, and the folder into which pip installed it."""
+
+    wheel: Wheel
+    tree: Path
+    said: list[str]
+    site: Path
+
+
+@pytest.fixture(scope="module")
+def native(tmp_path_factory) -> Built:
+    if not HAS_C:
+        pytest.skip("no C compiler here")
+    return built(tmp_path_factory.mktemp("native"))
+
+
+@pytest.fixture(scope="module")
+def pure(tmp_path_factory) -> Built:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CC", "no-such-compiler")
+        return built(tmp_path_factory.mktemp("pure"))
+
+
+def built(folder: Path) -> Built:
+    copy_tree(ROOT, folder / "tree")
+    said: list[str] = []
+    wheel = make_wheel(folder / "tree", said.append)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--no-deps"]
+    made = folder / "tree" / DIST / wheel.name
+    subprocess.run([*pip, "--no-index", "--target", str(folder / "site"), str(made)], check=True)
+    return Built(wheel, folder / "tree", said, folder / "site")
+
+
+def test_the_same_tree_gives_the_same_wheel_wherever_it_lies(native, tmp_path):
+    copy_tree(native.tree, tmp_path / "elsewhere" / "b")
+    assert make_wheel(tmp_path / "elsewhere" / "b", print) == native.wheel
+    sums = (native.tree / DIST / "SHA256SUMS").read_text()
+    assert sums == f"{native.wheel.sha256}  {native.wheel.name}\n"
+
+
+def test_with_a_compiler_the_wheel_is_for_this_platform_and_any_python(native):
+    assert re.search(r"-py3-none-(manylinux_2_\d+|linux)_\w+\.whl$", native.wheel.name)
+    assert not any("compiled trace reader" in line for line in native.said)
+    (library,) = (native.site / "lab" / "_native").iterdir()
+    assert library.name == C.file_name(native.site / SCAN)
+    assert str(native.tree).encode() not in library.read_bytes()
+
+
+def test_without_a_compiler_it_is_the_pure_one_and_says_so(pure):
+    assert pure.wheel.name.endswith("-py3-none-any.whl") and not (pure.site / "lab" / "_native").exists()
+    assert "without the compiled trace reader" in pure.said[-1]
+
+
+def test_both_are_the_same_lab_and_read_the_same(native, pure, tmp_path):
+    assert content_sha256(native.site / "lab") == content_sha256(pure.site / "lab")
+    trace = written(tmp_path / "a.json", EVENTS)
+    fast, plain = (read(one.site, trace, tmp_path) for one in (native, pure))
+    assert fast[0] == "native, from the wheel"
+    reason = "$CC is 'no-such-compiler', which is not a program here"
+    assert plain[0] == f"plain: {reason} (this lab came without a compiled one)"
+    assert fast[1:] == plain[1:] and any("aten::" in line for line in fast)
+
+
+def test_a_library_of_another_source_is_not_used(native, tmp_path):
+    """As when files are copied over an installed lab: what is read then is what the source says."""
+    shutil.copytree(native.site, tmp_path / "site")
+    with (tmp_path / "site" / SCAN).open("a") as source:
+        source.write("/* edited */\n")
+    state = read(tmp_path / "site", written(tmp_path / "a.json", EVENTS), tmp_path)[0]
+    assert state.startswith("plain: ") and "is for another machine or version" in state
+
+
+def read(site: Path, trace: Path, home: Path) -> list[str]:
+    """What the lab in `site` reads, on a machine without a compiler."""
+    own = {"PYTHONPATH": f"{site}:{ROOT}", "XDG_CACHE_HOME": str(home / "cache"), "CC": "no-such-compiler"}
+    command = [sys.executable, "-c", READ, str(trace)]
+    done = subprocess.run(
+        command, env={**os.environ, **own}, cwd="/", capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def hook(monkeypatch):
+    """The hook's module, without the build backend that only a build has."""
+    backend = types.ModuleType("hatchling.builders.hooks.plugin.interface")
+    backend.BuildHookInterface = object
+    monkeypatch.setitem(sys.modules, backend.__name__, backend)
+    spec = importlib.util.spec_from_file_location("hook", ROOT / "scripts" / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    "words, tag",
+    [
+        (b"\0libc.so.6\0memcpy\0GLIBC_2.2.5\0GLIBC_2.14\0", "manylinux_2_17_x86_64"),
+        (b"\0libc.so.6\0GLIBC_2.2.5\0GLIBC_2.34\0", "manylinux_2_34_x86_64"),
+        (b"\0libc.so.6\0libgomp.so.1\0GLIBC_2.2.5\0", "linux_x86_64"),
+        (b"\0libc.musl-x86_64.so.1\0memcpy\0", "linux_x86_64"),
+    ],
+)
+def test_the_tag_promises_no_more_than_the_library_needs(hook, words, tag):
+    assert hook.platform_tag(words, "x86_64") == tag
+
+
+def test_lab_wheel_takes_three_words(hook, monkeypatch):
+    monkeypatch.setenv(hook.WANTED, "fast")
+    with pytest.raises(ValueError, match="pure or native"):
+        hook.CustomBuildHook().initialize("standard", {})

@@ -12,3 +12,5 @@ def copy_tree(source: Path, to: Path) -> None:
         shutil.copytree(source / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".dockerignore"):
         shutil.copy(source / name, to)
+    (to / "scripts").mkdir()
+    shutil.copy(source / "scripts" / "hatch_build.py", to / "scripts")

@@ -35,6 +35,7 @@ TABLE_OF = {
     **dict.fromkeys(("user_annotation", "gpu_user_annotation"), "ranges"),
     **dict.fromkeys(("cpu_op", "operator"), "ops"),
     "fwdbwd": "flows",
+    "cuda_sync": "waits",
     "": "names",
 }
 
@@ -42,6 +43,7 @@ _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "sme
 TIMED = ("kernels", "ops", "runtime", "ranges")
 _PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
 _ID = attrgetter("id")
+STREAM_WAIT = "Stream Wait Event"  # Kineto's name of the kind in which a stream waits, not the host
 _FLOW = re.compile(rb"\d{1,18}")
 
 
@@ -54,8 +56,7 @@ class Columns:
         self._decoder = EventDecoder(pieces, self.problems)
         self._encode = ColumnEncoder(self.problems)
         self._indices = EventIndices()
-        self._chunks: dict[str, list[dict[str, np.ndarray]]] = defaultdict(list)
-        self._num_rows: Counter[str] = Counter()
+        self._tables = {name: tables.Growing(schema) for name, schema in tables.SCHEMAS.items()}
         self._num_slices: Counter[str] = Counter()  # by table
         self._num_untimed: Counter[str] = Counter()  # of them, those whose times cannot be read
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
@@ -82,17 +83,15 @@ class Columns:
         """The trace, once every piece has been fed."""
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
-        for chunks in self._chunks.values():
-            for chunk in chunks:
-                if "ts_ns" in chunk:
-                    chunk["ts_ns"] += base_ns
         if self._pieces.cut and "baseTimeNanoseconds" not in frame and not self._decoder.exact:
             self.problems["the base time is missing: times count from an unknown moment"] += 1
         self._name_threads()
-        self._fill_geometry()
-        found = {
-            name: tables.concat(self._chunks.pop(name, []), schema) for name, schema in tables.SCHEMAS.items()
-        }
+        columns = {name: table.columns() for name, table in self._tables.items()}
+        for one in columns.values():
+            if "ts_ns" in one:
+                one["ts_ns"] += base_ns
+        self._fill_geometry(columns["kernels"])
+        found = {name: tables.Table(one) for name, one in columns.items()}
         return Trace(
             source=self._pieces.path,
             meta=trace_meta(frame, base_ns, len(found["kernels"])),
@@ -107,17 +106,16 @@ class Columns:
             **found,
         )
 
-    def _fill_geometry(self) -> None:
+    def _fill_geometry(self, columns: dict[str, np.ndarray]) -> None:
         """Take grid, block and shared memory from the launch where the kernel has none, as on ROCm."""
         if not self._geometry:
             return
         launches = np.array([(key, *sizes) for key, sizes in sorted(self._geometry.items())], dtype=np.int64)
-        for columns in self._chunks["kernels"]:
-            at = np.minimum(np.searchsorted(launches[:, 0], columns["correlation"]), len(launches) - 1)
-            known = (launches[at, 0] == columns["correlation"]) & (columns["kind"] == tables.KERNEL)
-            for column, name in enumerate(_GEOMETRY, start=1):
-                sizes = _int32(launches[at, column])
-                columns[name] = np.where(known & (columns[name] < 0), sizes, columns[name])
+        at = np.minimum(np.searchsorted(launches[:, 0], columns["correlation"]), len(launches) - 1)
+        known = (launches[at, 0] == columns["correlation"]) & (columns["kind"] == tables.KERNEL)
+        for column, name in enumerate(_GEOMETRY, start=1):
+            sizes = _int32(launches[at, column])
+            columns[name] = np.where(known & (columns[name] < 0), sizes, columns[name])
 
     def _add_scanned(self, found: ScannedPiece) -> None:
         self._decoder.exact |= found.exact
@@ -127,6 +125,7 @@ class Columns:
             timed[table] = fields, self._place(fields, ts_ns, dur_ns)
         self._add_timed(timed)
         self._add_names(found.names())
+        self._add_waits(list(found.waits()))
         self._add_arrows(found)
         self._indices.add_numbers(*found.indices)
 
@@ -141,6 +140,7 @@ class Columns:
         self._add_timed(timed)
         self._add_names([event for event in rows["names"] if event.ph == "M"])
         self._add_flows(flows, *flow_starts)
+        self._add_waits([event for event in rows["waits"] if event.ph == "X"])
         self._indices.add(rows)
 
     def _add_timed(self, timed: Mapping[str, tuple[Fields, dict[str, np.ndarray]]]) -> None:
@@ -174,7 +174,7 @@ class Columns:
             columns[name] = np.where(ids > 0, ids, -1)
         for row, *kinds in fields.copies():  # Kineto's name for the copies of torch's CUPTI monitor
             columns["name_id"][row] = self._encode.strings[copy_name(*kinds)]
-        self._append("kernels", columns)
+        self._tables["kernels"].append(columns)
         self._add_collectives("collectives", "kernel", "kernels", fields)
 
     def _add_flows(self, events: list[Any], ts_ns: np.ndarray, known: np.ndarray) -> None:
@@ -192,12 +192,24 @@ class Columns:
         }
         kept = known & (numbers >= 0)
         if kept.any():
-            self._append("flows", {name: column[kept] for name, column in columns.items()})
+            self._tables["flows"].append({name: column[kept] for name, column in columns.items()})
+
+    def _add_waits(self, events: Sequence[Any]) -> None:
+        """Waits of streams for events; the host's own waits are calls of the runtime."""
+        events = [event for event in events if event.name == STREAM_WAIT]
+        if not events:
+            return
+        fields = Decoded(events, self._encode)
+        columns = {name: fields.ints(name) for name in ("stream", "correlation", "on_stream", "record")}
+        device = fields.ints("device")
+        columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
+        self._tables["waits"].append(columns)
 
     def _add_arrows(self, found: ScannedPiece) -> None:
-        fields, numbers = found.arrows(flow_number)
+        fields = found.arrows
         if not len(fields):
             return
+        numbers = fields.ints("id")
         columns = {
             "ts_ns": fields.ints("ts_ns"),
             "pid": fields.ids("pid"),
@@ -207,14 +219,14 @@ class Columns:
         }
         kept = numbers >= 0
         if kept.any():
-            self._append("flows", {name: column[kept] for name, column in columns.items()})
+            self._tables["flows"].append({name: column[kept] for name, column in columns.items()})
 
     def _add_collectives(self, table: str, row: str, of: str, fields: Fields) -> None:
         """Rows for those of the last events of the table `of` that describe a collective."""
         index = fields.with_text("collective")
         if not len(index):
             return
-        chosen, first = fields.take(index), self._num_rows[of] - len(fields)
+        chosen, first = fields.take(index), len(self._tables[of]) - len(fields)
         columns = {row: index + first}
         for name in ("in_nelems", "out_nelems", "group_size", "seq"):
             columns[name] = chosen.ints(name)
@@ -222,28 +234,28 @@ class Columns:
             columns[f"{name}_id"] = chosen.texts(name)
         for name in ("in_split", "out_split"):
             columns[f"{name}_id"] = chosen.raws(name)
-        self._append(table, columns)
+        self._tables[table].append(columns)
 
     def _add_ops(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         for name in ("external_id", "rf_id", "sequence"):
             columns[name] = fields.ints(name)
         for name in ("dims", "types", "strides", "concrete"):
             columns[f"{name}_id"] = fields.raws(name)
-        self._append("ops", columns)
+        self._tables["ops"].append(columns)
         self._add_collectives("comm_ops", "op", "ops", fields)
 
     def _add_runtime(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         for name in ("correlation", "external_id"):
             columns[name] = fields.ints(name)
         columns["kernel_id"] = fields.texts("kernel")
-        self._append("runtime", columns)
+        self._tables["runtime"].append(columns)
         self._geometry.update(fields.geometry())
 
     def _add_ranges(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
         columns["on_gpu"] = fields.by_category("gpu_user_annotation".__eq__, np.bool_)
         for name in ("dims", "types"):
             columns[f"{name}_id"] = fields.raws(name)
-        self._append("ranges", columns)
+        self._tables["ranges"].append(columns)
 
     def _add_names(self, events: Iterable[Any]) -> None:
         """Kineto may repeat a name; the last one counts, as in the viewers."""
@@ -263,11 +275,7 @@ class Columns:
         ]
         for table, rows in (("threads", threads), ("processes", names)):
             columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-            self._chunks[table] = [dict(zip(tables.SCHEMAS[table], columns, strict=True))]
-
-    def _append(self, table: str, columns: dict[str, np.ndarray]) -> None:
-        self._chunks[table].append(columns)
-        self._num_rows[table] += len(next(iter(columns.values())))
+            self._tables[table].append(dict(zip(tables.SCHEMAS[table], columns, strict=True)))
 
     def _timed(self, table: str, events: list[Any]) -> tuple[Fields, dict[str, np.ndarray]]:
         """The events that have a start and a duration, and the columns that every table has."""

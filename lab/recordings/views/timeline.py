@@ -45,7 +45,7 @@ def classify(trace: Trace) -> np.ndarray:
     """COMP, COMM or MEMCOPY (n,) for each row of `kernels`; fills count as computation."""
     kernels = trace.kernels
     is_comm, is_copy = (np.zeros(len(trace.strings) + 1, dtype=bool) for _ in range(2))
-    for index in np.unique(kernels.name_id[kernels.name_id >= 0]).tolist():
+    for index in np.flatnonzero(np.bincount(kernels.name_id[kernels.name_id >= 0])).tolist():
         is_comm[index] = communication(trace.strings[index]) is not None
         is_copy[index] = "rocclr_copy" in trace.strings[index].lower()
     classes = np.full(len(kernels), COMP, dtype=np.int8)

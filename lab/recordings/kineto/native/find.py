@@ -7,11 +7,10 @@ import os
 from functools import cache
 from pathlib import Path
 
-from lab.core.compiled import Compiling
+from lab.core.compiled import PACKAGED, Compiling
 from lab.errors import LabError
 
 SOURCE = Path(__file__).with_name("scan.c")
-PACKAGED = Path(__file__).with_name("_scan.so")
 READER = "LAB_READER"  # "plain" leaves the scanner out
 C = Compiling(
     language="C",
@@ -37,12 +36,18 @@ def library_state() -> str:
 
 @cache
 def _found() -> tuple[ctypes.CDLL | None, str]:
+    why = "this lab came without a compiled one"
+    if PACKAGED.is_dir():
+        why = "the one that came with this lab is for another machine or version"
+    if place := C.packaged(SOURCE):
+        try:
+            return _typed(C.loaded(place)), "native, from the wheel"
+        except LabError as error:
+            why = f"of the wheel's, {error.what.splitlines()[0]}"
     try:
-        if PACKAGED.exists():
-            return _typed(C.loaded(PACKAGED)), "native, from the package"
-        return _typed(C.built(SOURCE)), "native, compiled here"
+        return _typed(C.built(SOURCE)), f"native, compiled here ({why})"
     except LabError as error:
-        return None, f"plain: {error.what.splitlines()[0]}"
+        return None, f"plain: {error.what.splitlines()[0]} ({why})"
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:

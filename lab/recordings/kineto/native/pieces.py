@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from lab.recordings.kineto.native.scanner import (
 from lab.recordings.kineto.times import FLOAT_EXACT_US
 from lab.recordings.kineto.values import ColumnEncoder
 
-TABLES = ("", "names", "flows", "kernels", "ops", "runtime", "ranges")
+TABLES = ("", "names", "flows", "kernels", "ops", "runtime", "ranges", "waits")
 _CODE = {table: code for code, table in enumerate(TABLES)}
 _TIMED = ("kernels", "ops", "runtime", "ranges")
 _NUMBERS_AS_TEXT = DEVICE_TEXT | STREAM_TEXT | ORIGINAL_STREAM_TEXT | BYTES_TEXT
@@ -39,27 +39,23 @@ _EXACT_NS = int(FLOAT_EXACT_US) * 1000
 class ScannedPiece:
     """timed: the slices of each table with ts_ns and dur_ns, each (n,). exact: a time is beyond a float64.
 
-    indices: the recorder's own numbers of operators and ranges, and of other events.
+    indices: the recorder's own numbers of operators and ranges, and of other events. arrows: their ends.
     """
 
     timed: Mapping[str, tuple[Scanned, np.ndarray, np.ndarray]]
     exact: bool
     indices: tuple[np.ndarray, np.ndarray]
-    _arrows: Rows
-    _texts: Texts
+    arrows: Scanned
     _meta: tuple[bytes, ...]
-
-    def arrows(self, number_of: Callable[[bytes], int]) -> tuple[Scanned, np.ndarray]:
-        """The ends of arrows, and `number_of` the id of each (n,)."""
-        used, which = np.unique(self._arrows.id, return_inverse=True)
-        raws = self._texts.scanner.raws
-        numbers = [number_of(raws[one]) if one >= 0 else number_of(b"") for one in used.tolist()]
-        of_each: np.ndarray = np.array(numbers, dtype=np.int64)[which.ravel()]
-        return Scanned(self._arrows, self._texts), of_each
+    _waits: tuple[bytes, ...] = ()
 
     def names(self) -> Iterator[Any]:
         """The events that name processes and threads, decoded."""
         return map(FLOAT_ONE.decode, self._meta)
+
+    def waits(self) -> Iterator[Any]:
+        """The waits for events, decoded."""
+        return map(FLOAT_ONE.decode, self._waits)
 
 
 class ScannedPieces:
@@ -90,7 +86,8 @@ class ScannedPieces:
             if _has_odd_times(own) or (name == "kernels" and (own.marks & _NUMBERS_AS_TEXT).any()):
                 return None
             exact |= bool((own.ts_ns >= _EXACT_NS).any())
-            timed[name] = Scanned(own, self.texts), own.ts_ns, own.dur_ns
+            # Copies: a view of one column would keep all 48 of the piece.
+            timed[name] = Scanned(own, self.texts), own.ts_ns.copy(), own.dur_ns.copy()
         arrows = rows.where((table == _CODE["flows"]) & ((phase == ARROW_START) | (phase == ARROW_END)))
         exact |= bool((arrows.ts_ns >= _EXACT_NS).any())
         of_operators = (table == _CODE["ops"]) | (table == _CODE["ranges"])
@@ -100,10 +97,9 @@ class ScannedPieces:
             return None
         numbers = rows.ev_idx
         indices = numbers[of_operators & (numbers >= 0)], numbers[of_others & (numbers >= 0)]
-        is_meta = np.flatnonzero((table == _CODE["names"]) & (phase == META))
-        spans = zip(rows.start[is_meta].tolist(), rows.end[is_meta].tolist(), strict=True)
-        meta = tuple(text[start:end] for start, end in spans)
-        return ScannedPiece(timed, exact, indices, arrows, self.texts, meta)
+        meta = _texts_of(rows, text, (table == _CODE["names"]) & (phase == META))
+        waits = _texts_of(rows, text, (table == _CODE["waits"]) & (phase == SLICE))
+        return ScannedPiece(timed, exact, indices, Scanned(arrows, self.texts), meta, waits)
 
     def _tables(self, cats: np.ndarray) -> np.ndarray:
         """The code of each event's table (n,)."""
@@ -112,11 +108,18 @@ class ScannedPieces:
             self._codes = np.append(self._codes, np.full(2 * most, -1))
         codes = self._codes[cats + 1]
         if (codes < 0).any():
-            for cat in np.unique(cats[codes < 0]).tolist():
+            for cat in dict.fromkeys(cats[codes < 0].tolist()):
                 self._codes[cat + 1] = _CODE[self._table_of[self.texts.text[cat]]]
             codes = self._codes[cats + 1]
         found: np.ndarray = codes
         return found
+
+
+def _texts_of(rows: Rows, text: bytes, mask: np.ndarray) -> tuple[bytes, ...]:
+    """The text of each event that the mask (n,) chooses."""
+    at = np.flatnonzero(mask)
+    spans = zip(rows.start[at].tolist(), rows.end[at].tolist(), strict=True)
+    return tuple(text[start:end] for start, end in spans)
 
 
 def _has_odd_times(rows: Rows) -> bool:

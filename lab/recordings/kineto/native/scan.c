@@ -31,7 +31,7 @@ enum {
 };
 enum { OTHER, SLICE, META, ARROW_START, ARROW_END };
 
-typedef enum { INT, INT_OR_TEXT, TEXT, RAW, SIZES, TIME, DUR, PHASE, ARGS } Kind;
+typedef enum { INT, INT_OR_TEXT, TEXT, RAW, SIZES, TIME, DUR, PHASE, ARROW, ARGS } Kind;
 typedef struct {
     const char *key;
     uint8_t length;
@@ -45,7 +45,7 @@ static const Field EVENT_FIELDS[] = {
     FIELD("ph", PH, PHASE, 0), FIELD("cat", CAT, TEXT, 0), FIELD("name", NAME, TEXT, 0),
     FIELD("pid", PID, INT_OR_TEXT, PID_TEXT), FIELD("tid", TID, INT_OR_TEXT, TID_TEXT),
     FIELD("ts", TS_NS, TIME, 0), FIELD("dur", DUR_NS, DUR, 0), FIELD("args", MARKS, ARGS, HAS_ARGS),
-    FIELD("id", ID, RAW, 0),
+    FIELD("id", ID, ARROW, 0),
 };
 static const Field ARGS_FIELDS[] = {
     FIELD("External id", EXTERNAL_ID, INT, 0), FIELD("Sequence number", SEQUENCE, INT, 0),
@@ -397,6 +397,23 @@ static int phase(State *s, int64_t *into)
     return !memchr(text, '\\', (size_t)length) || fail(s, ODD);
 }
 
+/* The number of an arrow: 1 to 18 digits, in quotes or not; -1 for any other value (flow_number in ../columns.py). */
+static int arrow(State *s, int64_t *into)
+{
+    const char *start = s->at, *end;
+    if (!value(s, 0))
+        return 0;
+    end = s->at;
+    while (start < end && *start == '"')
+        start++;
+    while (end > start && end[-1] == '"')
+        end--;
+    *into = end > start && end - start <= 18 ? 0 : -1;
+    for (; start < end && *into >= 0; start++)
+        *into = is_digit(*start) ? 10 * *into + (*start - '0') : -1;
+    return 1;
+}
+
 static int fields(State *s, const Field *known, int count, uint8_t *next);
 
 static int field_value(State *s, const Field *field)
@@ -418,6 +435,7 @@ static int field_value(State *s, const Field *field)
     case TIME:
     case DUR: return time_ns(s, into);
     case PHASE: return phase(s, into);
+    case ARROW: return arrow(s, into);
     case ARGS:
         if (*marks & HAS_ARGS || *s->at != '{')
             return fail(s, ODD);

@@ -85,8 +85,9 @@ class Scanner:
         count = self._library.scan_distinct(self._state, which, ctypes.byref(bytes_at), ctypes.byref(ends_at))
         if count <= since:
             return []
-        array = ctypes.cast(ends_at, ctypes.POINTER(ctypes.c_int64))
-        ends = np.ctypeslib.as_array(array, (count,))[max(since - 1, 0) :].tolist()
+        # Not np.ctypeslib, whose import takes longer than this.
+        array = (ctypes.c_int64 * count).from_address(ends_at.value or 0)
+        ends = np.frombuffer(array, dtype=np.int64)[max(since - 1, 0) :].tolist()
         start = ends.pop(0) if since else 0
         whole = ctypes.string_at((bytes_at.value or 0) + start, ends[-1] - start)
         marks = [end - start for end in ends]

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.core import compiled as compiled_module
 from lab.errors import MissingError
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.native import find as native
@@ -33,7 +34,7 @@ def test_without_a_compiler_the_plain_reader_reads(fresh, tmp_path):
     fresh.setenv("PATH", str(tmp_path))
     fresh.delenv("CC", raising=False)
     assert native.library() is None
-    assert native.library_state() == "plain: no C compiler here"
+    assert native.library_state() == "plain: no C compiler here (this lab came without a compiled one)"
     assert len(read_kineto(written(tmp_path / "a.json", EVENTS)).kernels) == 3
 
 
@@ -46,7 +47,7 @@ def test_the_plain_reader_can_be_asked_for(fresh):
 @compiled
 def test_a_compiled_library_needs_no_compiler_any_more(fresh, tmp_path):
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native.library() is not None and native.library_state() == "native, compiled here"
+    assert native.library() is not None and native.library_state().startswith("native, compiled here (")
     native._found.cache_clear()
     fresh.setenv("PATH", str(tmp_path))
     assert native.library() is not None
@@ -54,20 +55,29 @@ def test_a_compiled_library_needs_no_compiler_any_more(fresh, tmp_path):
 
 @compiled
 def test_the_library_of_a_package_comes_first(fresh, tmp_path):
-    made = native.C.built(native.SOURCE)._name
-    fresh.setattr(native, "PACKAGED", tmp_path / "_scan.so")
-    (tmp_path / "_scan.so").write_bytes(Path(made).read_bytes())
+    made = Path(native.C.built(native.SOURCE)._name)
+    in_package(fresh, tmp_path).write_bytes(made.read_bytes())
     fresh.setenv("PATH", str(tmp_path))
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
-    assert native.library() is not None and native.library_state() == "native, from the package"
+    assert native.library() is not None and native.library_state() == "native, from the wheel"
 
 
 def test_a_library_that_does_not_load_is_named(fresh, tmp_path):
-    (tmp_path / "_scan.so").write_bytes(b"\x7fELF")
+    place = in_package(fresh, tmp_path)
+    place.write_bytes(b"\x7fELF")
     with pytest.raises(MissingError, match="does not load"):
-        native.C.loaded(tmp_path / "_scan.so")
-    fresh.setattr(native, "PACKAGED", tmp_path / "_scan.so")
-    assert native.library() is None and native.library_state().startswith("plain: the compiled library does")
+        native.C.loaded(place)
+    fresh.setenv("CC", "no-such-compiler")
+    fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+    assert native.library() is None
+    assert "(of the wheel's, the compiled library does not load" in native.library_state()
+
+
+def in_package(fresh, folder: Path) -> Path:
+    """Where the wheel's library would be."""
+    fresh.setattr(compiled_module, "PACKAGED", folder)
+    fresh.setattr(native, "PACKAGED", folder)
+    return folder / native.C.file_name(native.SOURCE)
 
 
 @compiled

@@ -1,0 +1,133 @@
+"""The one table of `make bench`: what each bench measured, one line per figure, kept in docs/speed.md."""
+
+from __future__ import annotations
+
+import os
+import re
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "speed.md"
+HEADER = (
+    "| bench | what | size | cost | a, s | b, ms/MB | memory, MB | peer | ratio | limit | measured |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|\n"
+)
+_LINE = re.compile(r"\| `(?:python -m bench )?(\w+)` \|")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure. cost and peer have their units; of s = a + b * MB start_s is a; ratio is how often ours
+    fits into the peer's. met says whether `limit` is kept, None where nothing was judged.
+
+    absent: why the figure, or its peer, was not measured.
+    """
+
+    what: str
+    size: str = ""
+    cost: str = ""
+    memory_mb: float | None = None
+    start_s: float | None = None
+    s_per_mb: float | None = None
+    peer: str = ""
+    ratio: float | None = None
+    limit: str = ""
+    met: bool | None = None
+    absent: str = ""
+
+    def cells(self) -> list[str]:
+        judged = {True: ": met", False: ": **missed**", None: ""}[self.met]
+        return [
+            self.what,
+            self.size,
+            self.cost or f"not measured: {self.absent}",
+            "" if self.start_s is None else f"{self.start_s:.2f}",
+            "" if self.s_per_mb is None else f"{1e3 * self.s_per_mb:.2f}",
+            "" if self.memory_mb is None else f"{self.memory_mb:.0f}",
+            self.peer or (self.cost and self.absent),
+            "" if self.ratio is None else f"{self.ratio:.2f}x" if self.ratio < 10 else f"{self.ratio:.1f}x",
+            f"{self.limit}{judged}",
+        ]
+
+
+_rows: list[Row] = []
+
+
+def measured(row: Row) -> None:
+    """Print a figure and keep it for the table."""
+    _rows.append(row)
+    print("  " + " · ".join(cell for cell in row.cells() if cell), flush=True)
+
+
+def taken() -> list[Row]:
+    """What was measured since the last call."""
+    rows = list(_rows)
+    _rows.clear()
+    return rows
+
+
+def at_least(ratio: float, limit: float) -> tuple[str, bool]:
+    """limit and met of a ratio that must not be smaller."""
+    return f"≥ {limit:g}x", ratio >= limit
+
+
+def at_most(value: float, limit: float, unit: str) -> tuple[str, bool]:
+    return f"≤ {limit:g}{' ' if unit != 'x' else ''}{unit}", value <= limit
+
+
+def line_of(points: Mapping[float, float]) -> tuple[float, float]:
+    """a and b of seconds = a + b * MB, least squares over {MB: seconds} of at least two sizes."""
+    b, a = statistics.linear_regression(list(points), list(points.values()))
+    return a, b
+
+
+def lines_of(name: str, rows: Sequence[Row], when: str) -> list[str]:
+    """The table's lines of one bench."""
+    return [_joined([f"`python -m bench {name}`", *row.cells(), when]) for row in rows]
+
+
+def merged(text: str, found: Mapping[str, Sequence[str]], order: Sequence[str]) -> str:
+    """`text` with the lines of the benches in `found` replaced; the others stay as they were measured."""
+    kept: dict[str, list[str]] = {name: [] for name in order}
+    for line in text.splitlines():
+        if (bench := _LINE.match(line)) and bench[1] in kept:
+            kept[bench[1]].append(line)
+    lines = [line for name in order for line in found.get(name, kept[name])]
+    before = text.split(HEADER)[0].rstrip("\n")
+    return f"{before}\n\n{HEADER}" + "".join(f"{line}\n" for line in lines)
+
+
+def when_and_where() -> str:
+    """Date, commit, load and machine: without them no figure means anything."""
+    git = ["git", "-C", str(PAGE.parent)]
+    commit = subprocess.run(
+        [*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    edits = subprocess.run(
+        [*git, "status", "--porcelain", "--", "../lab", "../bench"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    changed = " with edits" if edits.stdout.strip() else ""
+    return (
+        f"{date.today()}, {commit.stdout.strip() or 'no commit'}{changed}, load {os.getloadavg()[0]:.1f}, "
+        f"{os.cpu_count()} x {_processor()}"
+    )
+
+
+def _processor() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return re.sub(r" +\d+-Core Processor$", "", found[1]) if found else "unknown processor"
+
+
+def _joined(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
