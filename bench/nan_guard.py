@@ -3,16 +3,18 @@
 On a GPU: a 7B-shaped Mistral in bfloat16 (random weights, fused AdamW), 2,048 tokens. On a CPU: a small
 transformer and two small perceptrons, by the thread's own CPU time, because a busy machine makes wall time of
 milliseconds useless. Each round begins a new guard, whose first steps look closer and only warm up. Bars, by
-medians: 5 % on a GPU, a factor of 1.3 on a CPU. LAB_BENCH_LAYERS and LAB_BENCH_TOKENS change the shape. What
-watching costs an inference is `nan_watch`.
+medians: 5 % on a GPU, a factor of 1.3 on a CPU; "bare hooks" is what no guard in Python can do without.
+LAB_BENCH_LAYERS and LAB_BENCH_TOKENS change the shape. What watching costs an inference is `nan_watch`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from bench.table import Row, at_most, measured
@@ -40,10 +42,16 @@ def measure(name: str, make: Callable[[], tuple[Any, Any, Callable[[], Any]]], o
 
     model, optimizer, loss = make()
     took: dict[str, list[float]] = {"plain": [], "guard": [], "guard, replay": []}
+    if not on_gpu:
+        took["bare hooks"] = []
 
     def rounds(way: str) -> None:
         if way == "plain":
             took[way] += steps(optimizer, loss, on_gpu)
+            return
+        if way == "bare hooks":
+            with bare_hooks(model):
+                took[way] += steps(optimizer, loss, on_gpu)
             return
         on_bad = "replay" if "replay" in way else "keep"
         with nan.guard(model, optimizer, on_bad=on_bad) as guard:
@@ -73,6 +81,50 @@ def measure(name: str, make: Callable[[], tuple[Any, Any, Callable[[], Any]]], o
             f"{name:28} {way:14} {1e3 * middle:9.3f} ms ({1e3 * low:.3f} to {1e3 * high:.3f}, "
             f"{len(times)} steps)  x{middle / plain:.3f}{met}"
         )
+
+
+@contextmanager
+def bare_hooks(model: Any) -> Iterator[None]:
+    """The floor: what any guard in Python needs that sees all stages, and nothing else.
+
+    Each module's output and the node behind it, each gradient as it accumulates, and before the update one
+    product of all of them.
+    """
+    import torch
+    from torch import nn
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
+
+    held: list[Any] = []
+    plain = nn.Module.__call__
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        out = plain(module, *args, **kwargs)
+        held.append(out)
+        out.grad_fn.register_prehook(lambda grads: held.append(grads[0]))
+        return out
+
+    def look(*_: Any) -> None:
+        with torch.no_grad():
+            flat = torch._C._nn.flatten_dense_tensors(held).numpy()
+        assert math.isfinite(flat.dot(flat))
+        held.clear()
+
+    handles = [
+        one.register_post_accumulate_grad_hook(lambda one: held.append(one.grad))
+        for one in model.parameters()
+    ]
+    handles.append(register_optimizer_step_pre_hook(look))
+    handles.append(register_optimizer_step_post_hook(lambda *_: None))
+    setattr(nn.Module, "__call__", call)  # noqa: B010 - for mypy, too
+    try:
+        yield
+    finally:
+        setattr(nn.Module, "__call__", plain)  # noqa: B010
+        for handle in handles:
+            handle.remove()
 
 
 def steps(optimizer: Any, loss: Callable[[], Any], on_gpu: bool) -> list[float]:

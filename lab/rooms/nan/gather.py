@@ -117,7 +117,12 @@ def _read_log(one: Evidence, root: Path, progress: Progress) -> None:
     record, log = folder / "nixnan.json", folder / "nixnan.log"
     try:
         if record.exists():
-            one.inventory = bool((read_json(record).get("flags") or {}).get("inventory"))
+            flags = read_json(record).get("flags")
+            flags = flags if isinstance(flags, dict) else {}
+            one.inventory = bool(flags.get("inventory"))
+            one.only_kernels, one.not_kernels = (
+                tuple(map(str, flags.get(name) or ())) for name in ("only_kernels", "not_kernels")
+            )
     except BadDataError as error:
         one.log_error = error.what
     if log.exists():

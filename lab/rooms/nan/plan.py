@@ -6,6 +6,7 @@ import msgspec
 
 from lab.core.plan import ModelNeed, Plan, Site
 from lab.core.step import Step
+from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.config import (
     AGAIN,
@@ -112,6 +113,12 @@ def _notes(config: NanConfig, wanted: tuple[str, ...]) -> tuple[str, ...]:
             "68 s on an H200, a 7B model takes hours. --inventory lists the kernels in one quick pass; "
             "--only-kernel then checks the few that matter"
         )
+    if config.sass and config.nixnan.only_kernels:
+        names = plural(len(config.nixnan.only_kernels), "kernel")
+        notes.append(f"only {names} will be looked at: what is born in any other is not seen")
+    if config.sass and config.nixnan.not_kernels:
+        names = plural(len(config.nixnan.not_kernels), "kernel")
+        notes.append(f"{names} will be left alone: what is born there is not seen")
     if config.sass and config.nixnan.sampling:
         notes.append(f"SAMPLING={config.nixnan.sampling} leaves launches out: births in them are not seen")
     return tuple(notes)

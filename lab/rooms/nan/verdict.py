@@ -81,9 +81,9 @@ def _instruction(one: Evidence) -> Link:
     nans, infs = kind_lines(one, "NaN"), kind_lines(one, "infinity") + kind_lines(one, "-infinity")
     if nans or infs:
         return "yes", f"NaN in {plural(nans, 'line')}, infinity in {plural(infs, 'line')}"
-    if one.inventory:
-        return "?", "no kernel was instrumented"
-    return "no", "no line, in what nixnan can see"
+    if why := _nothing_instrumented(one):
+        return "?", why
+    return "no", f"no line, in what nixnan can see{_of_chosen(one)}"
 
 
 def _stored(one: Evidence) -> Link:
@@ -91,9 +91,25 @@ def _stored(one: Evidence) -> Link:
         return "?", one.log_error or "not run under nixnan"
     if stored_nan(one.log):
         return "yes", plural(memory_nan_lines(one.log), "line")
+    if why := _nothing_instrumented(one):
+        return "?", why
+    return "no", f"0 stored by instrumented stores{_of_chosen(one)}"
+
+
+def _nothing_instrumented(one: Evidence) -> str:
+    """Why no line means nothing; empty if some kernel was looked at."""
     if one.inventory:
-        return "?", "no kernel was instrumented"
-    return "no", "0 stored by instrumented stores"
+        return "no kernel was instrumented"
+    if one.only_kernels and one.log is not None and not one.log.kernels and not one.log.error_lines:
+        return "none of the kernels that --only-kernel names was looked at: are the names exact?"
+    return ""
+
+
+def _of_chosen(one: Evidence) -> str:
+    """What the options left to look at, if they left something out."""
+    if one.only_kernels:
+        return f" of {plural(len(one.only_kernels), 'kernel')} that --only-kernel names"
+    return f" but for {plural(len(one.not_kernels), 'kernel')}" if one.not_kernels else ""
 
 
 def _attached(one: Evidence) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 import pytest
 
@@ -33,3 +35,11 @@ def test_two_runs_of_one_experiment_become_one_row_with_both_levels(tmp_path):
     (tmp_path / "s/steps/baseline/claude_x.nixnan").rename(tmp_path / "s/steps/baseline/nixnan.log")
     (one,) = gather([tmp_path / "p", tmp_path / "s"], [python, sass], lambda _: None)
     assert one.watch and one.log is not None and one.log.error_lines == 4
+
+
+def test_kernels_that_the_options_chose_are_known_to_the_verdict(tmp_path):
+    run = run_of(tmp_path / "s", {"baseline": result("baseline")}, sass=True)
+    flags = {"only_kernels": ["void softmax"], "not_kernels": []}
+    (tmp_path / "s/steps/baseline/nixnan.json").write_text(json.dumps({"flags": flags}))
+    (one,) = gather([tmp_path / "s"], [run], lambda _: None)
+    assert (one.only_kernels, one.not_kernels, one.inventory) == (("void softmax",), (), False)

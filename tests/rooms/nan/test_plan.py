@@ -74,5 +74,8 @@ def test_a_plan_under_nixnan_says_what_it_will_cost_and_what_an_inventory_is_not
     assert any("1 x 4 tokens" in note and "--inventory" in note for note in notes)
     chosen = plan(config("baseline", sass=True, nixnan=NixnanConfig(only_kernels=("k",))), NVIDIA).notes
     assert not any("--inventory" in note for note in chosen)
+    assert any(note.startswith("only 1 kernel will be looked at") for note in chosen)
+    left = plan(config("baseline", sass=True, nixnan=NixnanConfig(not_kernels=("k", "l"))), NVIDIA).notes
+    assert any(note.startswith("2 kernels will be left alone") for note in left)
     listing = plan(config("baseline", sass=True, nixnan=NixnanConfig(inventory=True)), NVIDIA).notes
     assert any("clears nothing" in note for note in listing) and not any("hours" in note for note in listing)

@@ -236,3 +236,14 @@ def test_an_inventory_of_kernels_says_nothing_of_their_numbers():
     listed, looked = (chain_of(evidence(log=log, inventory=flag), None) for flag in (True, False))
     assert listed.instruction == listed.stored == ("?", "no kernel was instrumented")
     assert looked.instruction[0] == looked.stored[0] == "no"
+
+
+def test_kernels_that_were_chosen_bound_what_no_line_means():
+    log = seen(f32={}, bf16={}, f16={}, f64={})
+    log.kernels = []
+    none = chain_of(evidence(log=log, only_kernels=("void tpyo",)), None)
+    assert none.instruction[0] == none.stored[0] == "?" and "are the names exact?" in none.stored[1]
+    log.kernels = ["void softmax"]
+    some = chain_of(evidence(log=log, only_kernels=("void softmax",)), None)
+    assert some.instruction == ("no", "no line, in what nixnan can see of 1 kernel that --only-kernel names")
+    assert chain_of(evidence(log=log, not_kernels=("k",)), None).stored[1].endswith("but for 1 kernel")

@@ -6,7 +6,7 @@ Five ways that agree wherever they count:
   against it.
 - `norm_counts`: one infinity norm over the whole list says whether anything is bad; only then exact counts.
 - `bits_counts`: all tensors of a dtype in one array, read as integers. For CPUs, where each operator costs.
-- `screen_counts`: one dot product of each tensor with itself; only then exact counts. For CPUs, in steps in
+- `screen_counts`: dot products of tensors with themselves; only then exact counts. For CPUs, in steps in
   which nobody asks for magnitudes.
 - the Triton kernel (`kernel_counter`): exact counts of all tensors in one launch per dtype.
 
@@ -17,6 +17,7 @@ largest finite magnitude, -1 in a column means that it was not counted.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isfinite
 from operator import attrgetter
 
 import numpy as np
@@ -31,11 +32,16 @@ FORMATS = {
     torch.bfloat16: (torch.int16, 0x7F80, 0x0080),
     torch.float32: (torch.int32, 0x7F800000, 0x00800000),
 }
-DTYPE = attrgetter("dtype")
+DTYPE, _DEVICE = attrgetter("dtype"), attrgetter("device")
+_CPU = {torch.device("cpu")}
+LARGEST = {2: np.int16(0x7FFF), 4: np.int32(0x7FFFFFFF)}
 UNSIGNED = {2: np.uint16, 4: np.uint32}
 PIECE = 1 << 15  # numbers that `bits_counts` looks at together
 CLEAN = (0.0, 0.0, 0.0, -1.0, -1.0)
-DOTTED = (torch.float32, torch.float64)
+DOTTED = frozenset((torch.float32, torch.float64))
+TOGETHER = 64  # small tensors that share one product
+MOST_CLEAN_ROWS = 1024
+_CLEAN_ROWS: dict[int, np.ndarray] = {}
 LARGE = 1 << 13  # from this size on a tensor is not copied beside others
 Counter = Callable[[Sequence[Tensor]], np.ndarray]
 
@@ -49,6 +55,10 @@ class Counted:
     def rows(self) -> np.ndarray:
         """(tensors, kinds), after the wait if there is one."""
         return self._rows
+
+    def known_clean(self) -> bool:
+        """Whether it is known without a wait that all are clean, and no magnitudes are."""
+        return type(self) is Counted and all_clean(self._rows)
 
 
 def beginning(counter: Counter) -> Callable[[Sequence[Tensor]], Counted]:
@@ -68,8 +78,10 @@ def plain_counts(tensors: Sequence[Tensor]) -> np.ndarray:
         return _gather([_plain_row(tensor.detach()) for tensor in tensors])
 
 
-def bits_counts(tensors: Sequence[Tensor]) -> np.ndarray:
+def bits_counts(tensors: Sequence[Tensor], *, subnormals: bool = True) -> np.ndarray:
     """Exact counts by the numbers' bits; formats other than half, bfloat16 and float go to `plain_counts`.
+
+    Without `subnormals` these are not counted (-1), which is half of the price.
 
     Small tensors are counted together, large ones piece by piece where they lie, so that all intermediate
     arrays stay in the processor's cache.
@@ -84,17 +96,19 @@ def bits_counts(tensors: Sequence[Tensor]) -> np.ndarray:
             if not size or dtype not in FORMATS:
                 rest.append(at)
             elif size >= LARGE:
-                rows[at, :4], peaks[at] = _large(tensors[at], dtype)
+                rows[at, :4], peaks[at] = _large(tensors[at], dtype, subnormals)
             else:
                 if held[dtype] + size > PIECE:
                     members = together[dtype]
-                    rows[members, :4], peaks[members] = _small([tensors[n] for n in members], dtype)
+                    rows[members, :4], peaks[members] = _small(
+                        [tensors[n] for n in members], dtype, subnormals
+                    )
                     together[dtype], held[dtype] = [], 0
                 together[dtype].append(at)
                 held[dtype] += size
         for dtype, members in together.items():
             if members:
-                rows[members, :4], peaks[members] = _small([tensors[n] for n in members], dtype)
+                rows[members, :4], peaks[members] = _small([tensors[n] for n in members], dtype, subnormals)
     for dtype in {*map(DTYPE, tensors)} & {*FORMATS}:
         members = [at for at, tensor in enumerate(tensors) if tensor.dtype is dtype]
         rows[members, 4] = _values(peaks[members], dtype)
@@ -111,38 +125,41 @@ def _values(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
     return shifted.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-def _small(tensors: list[Tensor], dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _small(tensors: list[Tensor], dtype: torch.dtype, subnormals: bool) -> tuple[np.ndarray, np.ndarray]:
     """(counts, bits of the largest magnitude) of small tensors of one dtype, none of them empty."""
     whole, infinity, normal = FORMATS[dtype]
     flat = torch._C._nn.flatten_dense_tensors(tensors).view(whole).cpu().numpy()
-    magnitude = flat & np.iinfo(flat.dtype).max
+    magnitude = flat & LARGEST[flat.itemsize]
     sizes = np.fromiter(map(Tensor.numel, tensors), np.int64, len(tensors))
     begins = np.cumsum(sizes) - sizes
     largest = np.maximum.reduceat(magnitude, begins)
     rows = np.zeros((len(tensors), 4))
-    tiny = _tiny(magnitude, normal)
-    if tiny.any():
+    if not subnormals:
+        rows[:, 3] = -1
+    elif (tiny := _tiny(magnitude, normal)).any():
         rows[:, 3] = np.add.reduceat(tiny, begins, dtype=np.int64)
-    for at in np.flatnonzero(largest >= infinity):
+    for at in np.flatnonzero(largest >= infinity) if largest.max() >= infinity else ():
         piece = slice(begins[at], begins[at] + sizes[at])
         rows[at, :3], largest[at] = _bad(flat[piece], magnitude[piece], infinity)
     return rows, largest
 
 
-def _large(tensor: Tensor, dtype: torch.dtype) -> tuple[np.ndarray, int]:
+def _large(tensor: Tensor, dtype: torch.dtype, subnormals: bool) -> tuple[np.ndarray, int]:
     """(counts, bits of the largest magnitude) of one tensor, piece by piece."""
     whole, infinity, normal = FORMATS[dtype]
     flat = tensor.detach().reshape(-1).view(whole).cpu().numpy()
     row, largest = np.zeros(4), 0
     for begin in range(0, len(flat), PIECE):
         signed = flat[begin : begin + PIECE]
-        magnitude = signed & np.iinfo(flat.dtype).max
+        magnitude = signed & LARGEST[flat.itemsize]
         peak = int(magnitude.max())
-        row[3] += np.count_nonzero(_tiny(magnitude, normal))
+        row[3] += np.count_nonzero(_tiny(magnitude, normal)) if subnormals else 0
         if peak >= infinity:
             bad, peak = _bad(signed, magnitude, infinity)
             row[:3] += bad
         largest = max(largest, peak)
+    if not subnormals:
+        row[3] = -1
     return row, largest
 
 
@@ -161,30 +178,61 @@ def _bad(signed: np.ndarray, magnitude: np.ndarray, infinity: int) -> tuple[list
 
 
 def screen_counts(tensors: Sequence[Tensor]) -> np.ndarray:
-    """Whether anything is bad, by one dot product of each tensor with itself; exact counts only of those.
+    """Whether anything is bad, by dot products with themselves; exact counts only of those that look so.
 
-    For CPUs: a third of the price of `bits_counts`, or less. A clean tensor has 0, 0, 0, -1, -1: its
-    magnitudes are not known. Squares that overflow look bad, so such tensors are counted exactly, too.
+    For CPUs: small tensors share one product, so that a clean list costs little beside the call. A clean
+    tensor has 0, 0, 0, -1, -1: its magnitudes are not known. Squares that overflow look bad, so such tensors
+    are counted exactly, too.
     """
-    rows = np.empty((len(tensors), len(KINDS)))
-    rows[:] = CLEAN
-    seen = np.zeros(len(tensors))
-    rest = []
     with np.errstate(over="ignore", invalid="ignore"):
-        for at, tensor in enumerate(tensors):
-            if tensor.dtype not in DOTTED or tensor.device.type != "cpu":
-                rest.append(at)
-                continue
-            flat = tensor.detach().numpy().ravel()
-            if flat.size <= LARGE:
-                seen[at] = flat.dot(flat)
-            else:  # in pieces, because a library would spread a long product over threads
-                pieces = (flat[begin : begin + LARGE] for begin in range(0, flat.size, LARGE))
-                seen[at] = sum(piece.dot(piece) for piece in pieces)
-    rest += np.flatnonzero(~np.isfinite(seen)).tolist()
+        if _all_finite(tensors):
+            return clean_rows(len(tensors))
+        rows = np.array(clean_rows(len(tensors)))
+        known = (one.dtype in DOTTED and one.device in _CPU and isfinite(_dotted(one)) for one in tensors)
+        rest = [at for at, finite in enumerate(known) if not finite]
     if rest:
         rows[rest] = bits_counts([tensors[at] for at in rest])
     return rows
+
+
+def clean_rows(count: int) -> np.ndarray:
+    """The rows of so many clean tensors whose magnitudes are not known: shared, so not to be written to."""
+    rows = _CLEAN_ROWS.get(count)
+    if rows is None:
+        rows = np.tile(CLEAN, (count, 1))
+        rows.flags.writeable = False
+        if len(_CLEAN_ROWS) < MOST_CLEAN_ROWS:
+            _CLEAN_ROWS[count] = rows
+    return rows
+
+
+def all_clean(rows: np.ndarray) -> bool:
+    """Whether these are `clean_rows`: nothing is bad, nothing unknown, and there is no more to know."""
+    return _CLEAN_ROWS.get(len(rows)) is rows
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all are surely finite; of a list of several kinds that is not asked here."""
+    kinds = {*map(DTYPE, tensors)}
+    if len(kinds) != 1 or not kinds <= DOTTED or {*map(_DEVICE, tensors)} != _CPU:
+        return False
+    sizes = [*map(Tensor.numel, tensors)]
+    if max(sizes) <= LARGE and len(sizes) <= TOGETHER:
+        return isfinite(_dotted(torch._C._nn.flatten_dense_tensors([*tensors])))
+    small = [one for one, size in zip(tensors, sizes, strict=True) if size <= LARGE]
+    for begin in range(0, len(small), TOGETHER):
+        if not isfinite(_dotted(torch._C._nn.flatten_dense_tensors(small[begin : begin + TOGETHER]))):
+            return False
+    return all(isfinite(_dotted(one)) for one, size in zip(tensors, sizes, strict=True) if size > LARGE)
+
+
+def _dotted(tensor: Tensor) -> float:
+    """The product of a tensor with itself, in pieces: a library would spread a long one over threads."""
+    flat = tensor.detach().numpy().ravel()
+    if flat.size <= LARGE:
+        return float(flat.dot(flat))
+    pieces = (flat[begin : begin + LARGE] for begin in range(0, flat.size, LARGE))
+    return float(sum(piece.dot(piece) for piece in pieces))
 
 
 def norm_counts(tensors: Sequence[Tensor]) -> np.ndarray:

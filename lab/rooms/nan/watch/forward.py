@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lab.rooms.nan.watch.batch import Batch, Label
-from lab.rooms.nan.watch.count import KINDS, Counted
+from lab.rooms.nan.watch.count import KINDS, Counted, all_clean
 from lab.rooms.nan.watch.deferred import Later
 from lab.rooms.nan.watch.leaves import cached_pair
 
@@ -82,7 +82,6 @@ class Forward:
         """All parts as one, after the wait for their counts."""
         if len(self._parts) == 1:
             batch, counted = self._parts[0]
-            batch.outputs()
             rows = counted.rows()
             only = _known(np.asarray(batch.index, np.int64), rows)
             return Seen(batch.labels, batch.leaf_call, only, rows, batch.outputs(), [batch])
@@ -107,7 +106,7 @@ class Forward:
 
 def _known(index: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """The index with -1 for rows that were not counted in time."""
-    if not len(rows) or rows[:, 0].min() >= 0:
+    if all_clean(rows) or not len(rows) or rows[:, 0].min() >= 0:
         return index
     missing = np.append(rows[:, 0] < 0, True)  # -1 takes the added one
     found: np.ndarray = np.where(missing[index], -1, index)
@@ -127,6 +126,12 @@ class Seen:
     counts: np.ndarray  # (distinct tensors, kinds)
     put_out: np.ndarray  # which of these some module put out
     batches: list[Batch]
+
+    def unknown(self) -> int:
+        """How many leaves were overwritten before they could be counted."""
+        if all_clean(self.counts) and not any(batch.overwritten for batch in self.batches):
+            return 0
+        return int((self.index < 0).sum())
 
     def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
         """Of each row of counts."""

@@ -7,6 +7,7 @@ torch 1.12 has few of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ COUNTED = (
     torch.complex128,
     *FP8,
 )
+REAL = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_DTYPE, _LAYOUT, _NESTED, _META = map(attrgetter, ("dtype", "layout", "is_nested", "is_meta"))
 Found = tuple[list[Tensor], str]  # dense tensors, and why something is missing ("" if nothing is)
 
 
@@ -58,6 +61,20 @@ def is_odd(tensor: Tensor) -> bool:
         or tensor.dtype not in COUNTED
         or bool(getattr(tensor, "is_nested", False))
         or (_WRAPPED is not None and bool(_WRAPPED(tensor)))
+    )
+
+
+def all_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether none is odd and none is empty, asked of all at once; False if that is not certain."""
+    return (
+        ORDINARY.issuperset(map(type, tensors))
+        and REAL.issuperset(map(_DTYPE, tensors))
+        and all(map(Tensor.numel, tensors))
+        and {*map(_LAYOUT, tensors)} == {torch.strided}
+        and not any(map(Tensor.is_neg, tensors))
+        and not any(map(_NESTED, tensors))
+        and not (_WRAPPED is not None and any(map(_WRAPPED, tensors)))
+        and not any(map(_META, tensors))
     )
 
 

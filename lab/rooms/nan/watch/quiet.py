@@ -11,9 +11,15 @@ from lab.rooms.nan.watch.plain import in_transform
 
 T = TypeVar("T")
 try:
-    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as _outside_transforms
-except ImportError:
-    _outside_transforms = None  # type: ignore[assignment]
+    from torch._functorch import pyfunctorch as _transforms
+except ImportError:  # torch 1.12
+    _transforms = None  # type: ignore[assignment]
+# Away from all transforms at once; before torch 2.4 from one, and the next time from the next one.
+_outside_transforms: Any = getattr(
+    _transforms,
+    "temporarily_clear_interpreter_stack",
+    getattr(_transforms, "temporarily_pop_interpreter_stack", None),
+)
 try:
     from torch.utils._python_dispatch import _disable_current_modes
 except ImportError:  # torch 1.12

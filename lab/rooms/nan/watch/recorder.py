@@ -24,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections import Counter as Tally
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -50,6 +51,7 @@ WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that
 MOST_NOTES = 50
 MOST_FORWARDS_WAITING = 64
 RECOMPUTE = "recompute"
+_CALL_CODE = nn.Module._call_impl.__code__
 
 
 class Recorder(ABC):
@@ -65,12 +67,15 @@ class Recorder(ABC):
         self.notes: list[str] = []
         self.unseen: Tally[tuple[str, str, str]] = Tally()  # (module, leaf, why)
         self.blind: Tally[str] = Tally()  # why whole forwards were not seen
+        self.direct: Tally[str] = Tally()  # modules that ran though nobody called them, in words
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
         self.called: set[int] = set()
         self._last_calls: list[list[Any]] = []
         self._names: list[str] = []
         self._modules: list[nn.Module] = []
         self._plain: list[tuple[tuple[int, int, str], tuple[int, int, str]]] = []
+        self._at_name: dict[str, int] = {}
+        self._around_it: dict[int, dict[CodeType, list[tuple[str, nn.Module]]]] = {}
         self._known: set[int] = set()  # ids of `_modules`
         self._grown = False  # a module of the model has got a new module or parameter
         self._makers: list[tuple[nn.Module, seam.Make]] = []
@@ -173,6 +178,7 @@ class Recorder(ABC):
         at = len(self._names)
         self._known.add(id(module))
         self._names.append(name)
+        self._at_name[name] = at
         self._modules.append(module)
         self._plain.append(((at, IN, "args[0]"), (at, OUT, "output")))
         return at
@@ -269,6 +275,8 @@ class Recorder(ABC):
         except Exception as error:
             reason = f"its inputs cannot be read ({type(error).__name__})"
             return self._aside(lane, reason, inner, module, args, kwargs)
+        if at and phase != RECOMPUTE and (direct := self._called_directly(at)):
+            self.direct[direct] += 1
         lane.forward = forward = Forward(-1, phase, length)
         lane.inside, lane.mode = True, mode
         # One token's activations fill no memory, nor do those of a model that used little of it before.
@@ -293,6 +301,40 @@ class Recorder(ABC):
         if ended and not self._patient:
             self.react(forward)
         return output
+
+    def _called_directly(self, at: int) -> str:
+        """Which module around this one runs though nobody called it, and how; "" if none does.
+
+        Only asked for the outermost call: what runs inside of one lies between borders that are seen.
+        """
+        around = self._around_it.get(at)
+        if around is None:
+            around = self._around_it[at] = self._modules_around(at)
+        frame = sys._getframe(1) if around or "torch._dynamo" in sys.modules else None
+        while frame is not None:
+            for name, module in around.get(frame.f_code, ()):
+                if any(one is module for one in frame.f_locals.values()):
+                    return f"the forward of {name or 'the model itself'} was called directly, not the module"
+            if frame.f_code is _CALL_CODE and (name := self._compiled(frame.f_locals.get("self"))):
+                return f"{name} was called as a compiled module that leaves some of its parts eager"
+            frame = frame.f_back
+        return ""
+
+    def _compiled(self, caller: Any) -> str:
+        """The watched module that an OptimizedModule wraps; "" if this is none."""
+        inside = getattr(caller, "_orig_mod", None) if type(caller).__name__ == "OptimizedModule" else None
+        found = (name for name, at in self._at_name.items() if self._modules[at] is inside)
+        return next((name or "the model itself" for name in found), "") if inside is not None else ""
+
+    def _modules_around(self, at: int) -> dict[CodeType, list[tuple[str, nn.Module]]]:
+        """The modules that one lies in, by the code of their `forward`; a Sequential has none of its own."""
+        path, found = self._names[at].split("."), dict[CodeType, list[tuple[str, nn.Module]]]()
+        for name in (".".join(path[:length]) for length in range(len(path))):
+            module = self._modules[self._at_name[name]] if name in self._at_name else None
+            code = getattr(getattr(type(module), "forward", None), "__code__", None)
+            if module is not None and code is not None and type(module) is not nn.Sequential:
+                found.setdefault(code, []).append((name, module))
+        return found
 
     @passes_on
     def _aside(
@@ -476,7 +518,7 @@ class Recorder(ABC):
         for batch in seen.batches:
             for (at, leaf, why), times in batch.unseen.items():
                 self.unseen[self._names[at], leaf, why] += times
-        self.unknown += int((seen.index < 0).sum())
+        self.unknown += seen.unknown()
         if forward.calls is not self._last_calls:  # forwards read by one template share theirs
             self._last_calls = forward.calls
             self.called.update(at for at, _, _ in forward.calls)

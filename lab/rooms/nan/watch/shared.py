@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -35,7 +36,7 @@ class Shared:
         with self._lock:
             self._calls = (*self._calls, call)
             if self._handle is None and self._register is not None:
-                self._handle = self._register(self._all)
+                self._handle = self._register(self.call)
 
     def remove(self, call: Call) -> None:
         with self._lock:
@@ -44,8 +45,12 @@ class Shared:
                 self._handle.remove()
                 self._handle = None
 
+    @property
+    def is_used(self) -> bool:
+        return bool(self._calls)
+
     @passes_on
-    def _all(self, *args: Any) -> None:
+    def call(self, *args: Any) -> None:
         for call in self._calls:
             call(*args)
 
@@ -89,6 +94,65 @@ class Backwards:
         return backward
 
 
+class Rehooked:
+    """Optimizers that dynamo has taken torch's hooks off (before torch 2.5), with the same hooks around them.
+
+    It does so when something is compiled for the first time, and for good. The classes are patched, and put
+    back with the last guard.
+    """
+
+    def __init__(self) -> None:
+        self._looked, self._plain = False, dict[type[Any], Call]()
+
+    def put_on(self) -> None:
+        """Find what has lost its hooks, once dynamo has done so."""
+        if self._looked or "torch._dynamo.eval_frame" not in sys.modules:
+            return
+        patcher = getattr(sys.modules["torch._dynamo.eval_frame"], "TorchPatcher", None)
+        info = getattr(getattr(patcher, "patch", None), "cache_info", None)
+        if info is not None and not info().currsize:
+            return
+        self._looked = True
+        for kind in _kinds_of(torch.optim.Optimizer):
+            step = vars(kind).get("step")
+            if getattr(step, "hooked", False) and getattr(step, "__code__", None) is not _HOOK_CODE:
+                self._plain[kind] = cast(Call, step)
+                setattr(kind, "step", _surrounded(cast(Call, step)))  # noqa: B010 - for mypy, too
+
+    def take_off(self) -> None:
+        """Put them back if no guard is left."""
+        if before_update.is_used:
+            return
+        for kind, step in self._plain.items():
+            setattr(kind, "step", step)  # noqa: B010
+        self._plain.clear()
+        self._looked = False
+
+
+def _kinds_of(base: type[Any]) -> list[type[Any]]:
+    return [kind for one in base.__subclasses__() for kind in (one, *_kinds_of(one))]
+
+
+def _surrounded(plain: Call) -> Call:
+    @functools.wraps(plain)
+    @passes_on
+    def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(optimizer).step is not step:  # called by a subclass's own step, which has hooks of its own
+            return plain(optimizer, *args, **kwargs)
+        before_update.call(optimizer, args, kwargs)
+        found = plain(optimizer, *args, **kwargs)
+        after_update.call(optimizer, args, kwargs)
+        return found
+
+    return step
+
+
+def _hook_code() -> Any:
+    """The code of what torch puts around an optimizer's step to run its hooks; None where there are none."""
+    around = getattr(torch.optim.Optimizer, "profile_hook_step", None)
+    return getattr(around(lambda self: None), "__code__", None) if around is not None else None
+
+
 def _torchs(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name, None)
 
@@ -99,3 +163,5 @@ after_update = Shared(_torchs("torch.optim.optimizer", "register_optimizer_step_
 new_module = Shared(_torchs("torch.nn.modules.module", "register_module_module_registration_hook"))
 new_parameter = Shared(_torchs("torch.nn.modules.module", "register_module_parameter_registration_hook"))
 backwards = Backwards()
+_HOOK_CODE = _hook_code()
+rehooked = Rehooked()

@@ -137,6 +137,8 @@ class Watch(Recorder):
         """What was not seen, in sentences; caches, which are skipped by their role, are in `unseen` only."""
         self.settle()
         found = [f"{plural(times, 'forward')} not seen: {why}" for why, times in self.blind.items()]
+        for what, times in self.direct.items():
+            found.append(f"{what} ({times}x): its own code, what it took and what it gave were not seen")
         if not self.called:
             found.append("no call of this model was seen: is it compiled, or run by another object?")
         if self.failed:

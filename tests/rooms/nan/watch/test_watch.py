@@ -34,6 +34,18 @@ def test_a_birth_between_modules_is_told_as_a_place_in_the_parent():
     assert w.first.place == "in the model itself, after first, before second"
 
 
+def test_a_forward_that_is_called_directly_is_named_as_not_seen():
+    body = Body(after=lambda x: x)
+    top = nn.ModuleDict({"body": body, "other": nn.Sequential(nn.Linear(4, 4))})
+    with lab.nan.watch(top) as w:
+        top["body"](torch.ones(2, 4))
+        top["other"].forward(torch.ones(2, 4))  # has no code of its own
+    assert w.status == "clean" and not w.direct
+    with lab.nan.watch(top) as w:
+        top["body"].forward(torch.ones(2, 4)) / 0
+    assert w.status == "partly-seen" and "the forward of body was called directly" in w.not_seen()[0]
+
+
 def test_a_modules_own_output_is_told_as_its_birth():
     body = Body()
     body.first.forward = lambda x: x / 0
@@ -151,7 +163,7 @@ def test_a_sum_in_place_that_begins_late_is_unknown_and_never_accuses_who_took_i
         def forward(self, x):
             hidden, residual = self.layer(x), self.shortcut(x)
             if self.late:
-                hidden += residual * float("inf")
+                hidden += residual.abs() * float("inf")  # of minus infinity alone a ReLU would leave nothing
             return self.activation(hidden)
 
     model = Late()

@@ -537,7 +537,7 @@ def _fake(around):
         return [model(x(2, 4))]
 
 
-@program("a dispatch mode of its own", ("utils._python_dispatch.TorchDispatchMode",))
+@program("a dispatch mode of its own", ("_C._len_torch_dispatch_stack",))
 def _mode(around):
     from torch.utils._python_dispatch import TorchDispatchMode
 

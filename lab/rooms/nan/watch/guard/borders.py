@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -108,19 +109,14 @@ class Borders:
     def _hook(self, tensor: Tensor, node: Any, border: Border) -> None:
         register = getattr(node, "register_prehook", None)
         if register is not None:
-            number, entered = border.output_nr, self._entered
-
-            @passes_on
-            def enters(grads: Any) -> None:
-                entered(border, grads[number])
-
-            register(enters)
+            register(partial(self._entered, border, border.output_nr))
         else:  # torch before 2.0
-            tensor.register_hook(lambda grad: self._entered(border, grad))  # type: ignore[no-untyped-call]
+            tensor.register_hook(lambda grad: self._entered(border, 0, (grad,)))  # type: ignore[no-untyped-call]
 
     @passes_on
-    def _entered(self, border: Border, grad: Any) -> None:
+    def _entered(self, border: Border, number: int, grads: Any) -> None:
         """A gradient enters a module's output; called by autograd, so nothing may be raised."""
+        grad = grads[number]
         if grad is None or self.ended:
             return
         try:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from lab.rooms.nan.watch.batch import Batch
-from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.count import Counter, all_clean
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import Event
@@ -69,14 +69,15 @@ class GuardedWatch(Watch):
         self._journal.safely(self._listener.forward_begins, forward, module, args, kwargs)
 
     def take(self, forward: Forward, seen: Seen) -> None:
-        if (seen.counts[:, :3] > 0).any():
+        clean = all_clean(seen.counts)
+        if not clean and (seen.counts[:, :3] > 0).any():
             super().take(forward, seen)
         else:
             self.forwards += forward.phase != RECOMPUTE
             self.recomputed += forward.phase == RECOMPUTE
             if any(batch.fp8 for batch in seen.batches):
                 self._note_saturated(seen)
-        if len(seen.counts) and seen.counts[:, 4].max() > 0:
+        if not clean and len(seen.counts) and seen.counts[:, 4].max() > 0:
             kinds = [("forward", dtype) for _, dtype in seen.shapes()]
             self._journal.safely(self._headroom.met_all, kinds, seen.counts[:, 4])
 

@@ -39,7 +39,6 @@ class GradientEvents:
             self._take(taken, rows)
 
     def _take(self, taken: list[Taken], rows: np.ndarray) -> None:
-        self._journal.seen.update([one.stage for one in taken])
         self.unknown += int((rows[:, 0] < 0).sum())
         self._headroom.met_all([(one.stage, one.type) for one in taken], rows[:, 4])
         bad = rows[:, :3].sum(axis=1) > 0

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.count import Counted
 from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.plain import as_counted, is_odd
+from lab.rooms.nan.watch.plain import all_plain, as_counted, is_odd
 from lab.rooms.nan.watch.quiet import quiet
 
 BUDGET_BYTES = 64 << 20  # of gradients that are held for one count
@@ -30,14 +30,9 @@ LOOK_EVERY = 16  # counts, between two looks at what a light backward holds
 TICK = 0.2  # what is collected between two ticks of the clock is ordered within this part of one
 
 
-class Passed(NamedTuple):
-    """A tensor that passed, as hooks note it. `key` is whatever the caller knows it by."""
-
-    stage: str
-    key: Any
-    tensor: Tensor
-    version: int  # when it passed; -1: torch does not count its writes
-    time: float = -1
+# A tensor that passed, as hooks note it: stage, key (whatever the caller knows it by), tensor, version then
+# (-1: torch does not count its writes), time (-1: in the order of the list). Plain, because a hook makes one.
+Passed = tuple[str, Any, Tensor, int, float]
 
 
 class Taken(NamedTuple):
@@ -85,6 +80,7 @@ class Collector:
         self._every: list[list[Passed]] = []
         self._lists = _Lists(self._every)
         self._held: list[Passed] = []  # in order of time
+        self._times: list[float] = []  # of these
         self._groups: list[Group] = []
         self._drained = 0
         self._weighs = True  # whether each tensor is weighed as it comes: not while backwards are light
@@ -95,8 +91,11 @@ class Collector:
         """Remember a tensor to be counted."""
         lists = self._lists
         lists.count += 1
-        version = -1 if tensor.is_inference() else tensor._version
-        lists.entries.append(Passed(stage, key, tensor, version, time))
+        try:
+            version = tensor._version
+        except RuntimeError:  # made in inference mode
+            version = -1
+        lists.entries.append((stage, key, tensor, version, time))
         if self._weighs:
             self._weigh(tensor)
 
@@ -123,27 +122,21 @@ class Collector:
                 del entries[: len(found)]  # its own thread may have appended more meanwhile
                 self._drained += len(found)
                 begin, part = self._journal.now(), TICK / len(found)
-                self._held += [
-                    one if one.time >= 0 else one._replace(time=begin + at * part)
-                    for at, one in enumerate(found)
-                ]
+                self._held += found
+                self._times += [one[4] if one[4] >= 0 else begin + at * part for at, one in enumerate(found)]
 
     def flush(self) -> None:
         """Begin the count of everything held."""
         self.mark()
         with self._lock:
             held, self._held, self._bytes = self._held, [], 0
+            times, self._times = self._times, []
         if not held:
             return
-        tensors: list[Tensor] = []
-        taken: list[Taken] = []
-        late: list[int] = []
-        for one in held:
-            for part in self._parts(one.tensor):
-                if one.version >= 0 and one.tensor._version != one.version:
-                    late.append(len(taken))
-                taken.append(Taken(one.time, one.stage, one.key, self._journal.step, part.shape, part.dtype))
-                tensors.append(part)
+        tensors: Sequence[Tensor] = [one[2] for one in held]
+        owners: Sequence[int] | None = None
+        if not all_plain(tensors):
+            owners, tensors = self._dense(tensors)
         if not tensors:
             return
         try:
@@ -152,12 +145,33 @@ class Collector:
             why = f"{type(error).__name__}: {error}"[:200]
             self.unread[why] = self.unread.get(why, 0) + len(tensors)
             return
-        with self._lock:
-            self._groups.append(Group(taken, counted, late))
-            self._flushes += 1
-            if self._flushes % LOOK_EVERY == 2:
-                size = sum(one.numel() * one.element_size() for one in tensors)
-                self._weighs = size * LOOK_EVERY > BUDGET_BYTES or len(tensors) * LOOK_EVERY > MOST_HELD
+        if owners is not None:
+            held, times = [held[at] for at in owners], [times[at] for at in owners]
+        self._note(held, times, tensors, counted)
+
+    def _note(
+        self, held: list[Passed], times: list[float], tensors: Sequence[Tensor], counted: Counted
+    ) -> None:
+        """A count has begun, one row per tensor; a clean one that is over leaves only its stages."""
+        self._journal.seen.update([one[0] for one in held])
+        late = [at for at, one in enumerate(held) if one[3] >= 0 and one[2]._version != one[3]]
+        if late or not counted.known_clean():
+            step = self._journal.step
+            taken = [
+                Taken(time, one[0], one[1], step, tensor.shape, tensor.dtype)
+                for one, time, tensor in zip(held, times, tensors, strict=True)
+            ]
+            with self._lock:
+                self._groups.append(Group(taken, counted, late))
+        self._flushes += 1
+        if self._flushes % LOOK_EVERY == 2:
+            size = sum(one.numel() * one.element_size() for one in tensors)
+            self._weighs = size * LOOK_EVERY > BUDGET_BYTES or len(tensors) * LOOK_EVERY > MOST_HELD
+
+    def _dense(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """(which tensor each part belongs to, all parts that can be counted)"""
+        parts = [(at, part) for at, tensor in enumerate(tensors) for part in self._parts(tensor)]
+        return [at for at, _ in parts], [part for _, part in parts]
 
     def _parts(self, tensor: Tensor) -> list[Tensor]:
         if not is_odd(tensor):
@@ -175,6 +189,8 @@ class Collector:
         found = []
         for group in groups:
             rows = group.counted.rows()
-            rows[group.late] = -1
+            if group.late:
+                rows = np.array(rows)
+                rows[group.late] = -1
             found.append((group.taken, rows))
         return found

@@ -39,7 +39,7 @@ from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
 from lab.rooms.nan.watch.guard.weights import Weights
 from lab.rooms.nan.watch.plain import is_unbuilt
 from lab.rooms.nan.watch.recorder import RECOMPUTE
-from lab.rooms.nan.watch.shared import after_update, backwards, before_update
+from lab.rooms.nan.watch.shared import after_update, backwards, before_update, rehooked
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.unseen_by_compile import hidden
 
@@ -114,7 +114,8 @@ class Guard:
             return name, counter_named(name)
 
         def count(tensors: Sequence[Tensor]) -> np.ndarray:
-            return bits_counts(tensors) if self.headroom.magnitudes_due(self.step) else screen_counts(tensors)
+            due = self.headroom.magnitudes_due(self.step)
+            return bits_counts(tensors, subnormals=False) if due else screen_counts(tensors)
 
         return name, count
 
@@ -143,6 +144,7 @@ class Guard:
         self.reactions.forget()
         before_update.remove(self._before_update)
         after_update.remove(self._after_update)
+        rehooked.take_off()
         backwards.remove(self.losses.begins, self.losses.ended)
         self.watch.__exit__()
         self.journal.safely(self.settle)
@@ -153,6 +155,7 @@ class Guard:
         if before_update.exists:
             before_update.add(self._before_update)
             after_update.add(self._after_update)
+            rehooked.put_on()
         else:
             self.note(
                 f"torch {torch.__version__} has no hooks around updates: the steps of the optimizers "

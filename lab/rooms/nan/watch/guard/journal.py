@@ -79,9 +79,13 @@ class Journal:
         except NonFiniteError:
             raise
         except Exception as error:
-            self.failed += 1
-            self.note(f"{getattr(work, '__name__', 'the guard')}: {type(error).__name__}: {str(error)[:300]}")
+            self.failure(getattr(work, "__name__", "the guard"), error)
             return None
+
+    def failure(self, what: str, error: Exception) -> None:
+        """Something in the guard failed, and the program goes on."""
+        self.failed += 1
+        self.note(f"{what}: {type(error).__name__}: {str(error)[:300]}")
 
 
 def named(module: str) -> str:

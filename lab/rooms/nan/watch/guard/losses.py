@@ -11,6 +11,7 @@ from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.journal import Journal
 from lab.rooms.nan.watch.guard.scaling import Scaling, find_scaler
 from lab.rooms.nan.watch.lane import recomputing
+from lab.rooms.nan.watch.shared import rehooked
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 _OLD = not hasattr(torch._C, "_current_graph_task_id")  # such a torch may run backward in another thread
@@ -39,6 +40,7 @@ class Losses:
     def _passed_before(self) -> tuple[int, int] | None:
         if self._journal.ended or recomputing():
             return None
+        rehooked.put_on()
         if self.meets_scalers and self._scaling.scaler is None and not self._looked_for_scaler:
             self._looked_for_scaler = True
             self._scaling.adopt(find_scaler())

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.journal import Journal
 from lab.rooms.nan.watch.guard.ranks import Strategy
-from lab.rooms.nan.watch.guard.weights import Weights, version
+from lab.rooms.nan.watch.guard.weights import Weights, version, versions_of
 from lab.rooms.nan.watch.plain import is_unbuilt
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 
 class Unhooked(int):
@@ -67,31 +68,35 @@ class ParameterHooks:
         self._kept_nodes.append(node)
         self._handles.append(node.register_hook(lambda *_: self._accumulated(parameter)))
 
+    @hidden
     def _accumulated(self, parameter: Tensor) -> None:
         """A gradient has been added to a parameter's: this rank's own, before any reduction."""
-        self._journal.safely(self._take, parameter)
-
-    def _take(self, parameter: Tensor) -> None:
-        grad = parameter.grad
-        if self._journal.ended or grad is None:
-            return
-        self._collector.take(self._stage, id(parameter), grad)
-        self._counted[id(parameter)] = (id(grad), version(grad))
-        if self._strategy.reduces_at_once:
-            self._collector.flush()
+        try:
+            grad = parameter.grad
+            if self._journal.ended or grad is None:
+                return
+            key = id(parameter)
+            self._collector.take(self._stage, key, grad)
+            self._counted[key] = (id(grad), version(grad))
+            if self._strategy.reduces_at_once:
+                self._collector.flush()
+        except Exception as error:  # a note, never an exception inside autograd
+            self._journal.failure("gradients of weights", error)
 
     def before_update(self, parameters: Sequence[Tensor]) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
-        for parameter in parameters:
-            grad = parameter.grad
-            if grad is None or not self._weights.is_one_of(parameter):
-                continue
-            known, now = self._counted.get(id(parameter)), (id(grad), version(grad))
-            if known == now and not self._strategy.reduces:
+        used = [one for one in parameters if one.grad is not None]
+        grads: list[Any] = [one.grad for one in used]
+        now = [*zip(map(id, grads), versions_of(grads), strict=True)]
+        if not self._strategy.reduces and now == [self._counted.get(id(one)) for one in used]:
+            return
+        for parameter, grad, seen in zip(used, grads, now, strict=True):
+            known = self._counted.get(id(parameter))
+            if not self._weights.is_one_of(parameter) or (known == seen and not self._strategy.reduces):
                 continue
             stage = "after_reduce" if self._strategy.reduces else "clipped"
             self._collector.take(stage, id(parameter) if known else Unhooked(id(parameter)), grad)
-            self._counted[id(parameter)] = now
+            self._counted[id(parameter)] = seen
             if id(parameter) not in self._hooked:
                 self.attach()
         self._collector.flush()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.plain import as_counted, is_unbuilt
+from lab.rooms.nan.watch.plain import all_plain, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 
 Named = tuple[str, Tensor]
@@ -31,6 +31,9 @@ def state_tensors(optimizer: Any, names: dict[int, str]) -> Iterator[Named]:
 
 def parts_of(named: Iterable[Named]) -> list[Named]:
     """The dense local parts of named tensors."""
+    named = list(named)
+    if named and all_plain([one for _, one in named]):
+        return named
     return [(name, part) for name, tensor in named for part in quiet(as_counted, tensor)[0]]
 
 

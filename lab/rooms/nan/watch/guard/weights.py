@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.count import Counter, all_clean
 from lab.rooms.nan.watch.guard.events import WORDS, Event
 from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, owner
@@ -132,22 +132,26 @@ class Weights:
         return self._since_read > 0
 
     def read_what_was_updated(self, before: float = -1) -> None:
-        """The verdict is asked for, or something is bad at the moment `before`: were weights so already?"""
-        if self._since_read:
-            self.read(late=self._journal.now() if before < 0 else before - 0.25)
+        """The verdict is asked for, or something is bad at the moment `before`: were weights so already?
 
-    def read(self, *, late: float = -1) -> None:
+        Then buffers are not judged: the forward that was bad may have written them.
+        """
+        if self._since_read:
+            self.read(late=self._journal.now() if before < 0 else before - 0.25, buffers=before < 0)
+
+    def read(self, *, late: float = -1, buffers: bool = True) -> None:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
             self._updated_at, self._updated_step = self._journal.now(), self._journal.step
         states = parts_of(one for by in self._updated_by for one in state_tensors(by, self.names))
         weights = parts_of(named_weights(self._model))
         rows = quiet(self._count, [one for _, one in (*states, *weights)])
-        kinds = [("opt_state", one.dtype) for _, one in states]
-        kinds += [("weights_after", one.dtype) for _, one in weights]
-        self._headroom.met_all(kinds, rows[:, 4])
+        if not all_clean(rows):
+            kinds = [("opt_state", one.dtype) for _, one in states]
+            kinds += [("weights_after", one.dtype) for _, one in weights]
+            self._headroom.met_all(kinds, rows[:, 4])
         self._judge_states(states, rows, squares=late >= 0 or not self._on_gpu)
-        self._judge_weights(weights, rows[len(states) :], late=late)
+        self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
         self._journal.seen["opt_state"] += len(states)
         self._journal.seen["weights_after"] += len(weights)
         self.reads += self._since_read > 0
@@ -156,31 +160,46 @@ class Weights:
         self._written_before_update.clear()
 
     def _judge_states(self, states: Sequence[Named], rows: np.ndarray, *, squares: bool) -> None:
-        for (name, tensor), row in zip(states, rows, strict=False):
-            if row[:3].sum() > 0:
-                self._event("opt_state", name, row, tensor, why=self._span())
+        for at in _bad(rows[: len(states)]):
+            self._event("opt_state", states[at][0], rows[at], states[at][1], why=self._span())
         for name in negative_squares(states) if squares else ():
             self._event("opt_state", name, None, None, why="a sum of squares is below zero")
 
-    def _judge_weights(self, weights: Sequence[Named], rows: np.ndarray, *, late: float) -> None:
-        buffers = {name for name, _ in self._model.named_buffers()}
-        for (name, tensor), row in zip(weights, rows, strict=True):
-            known = name in self._bad or (name in self._infinite_buffers and not row[0])
-            if known or not (row[:2].sum() > 0 or (row[2] > 0 and name not in buffers)):
+    def _judge_weights(
+        self, weights: Sequence[Named], rows: np.ndarray, *, late: float, buffers: bool
+    ) -> None:
+        bad = _bad(rows)
+        is_buffer = {name for name, _ in self._model.named_buffers()} if bad else set[str]()
+        for at in bad:
+            (name, tensor), row = weights[at], rows[at]
+            if name in self._bad:
                 continue
-            if name in buffers:
-                self._bad.add(name)
-                self._event("weights_before", name, row, tensor, unsure=UNUSED)
+            if name in is_buffer:
+                known = not row[:2].any() or (name in self._infinite_buffers and not row[0])
+                if buffers and not known:
+                    self._bad.add(name)
+                    moment = late if late >= 0 else self._updated_at
+                    self._event("weights_before", name, row, tensor, moment=moment, unsure=UNUSED)
             elif late >= 0 and self._written_since_update(name):
                 self.was_bad(name, row[0], row[1] + row[2], before=False, moment=late)
             else:
                 self._bad.add(name)
                 self._update_was_bad(name, row, tensor)
 
-    def _event(self, stage: str, name: str, row: np.ndarray | None, tensor: Any, **words: str) -> None:
-        """What the last update left, at the moment it ended."""
-        moment, step = self._updated_at, self._updated_step
-        self._journal.event(moment, stage, owner(name), name, row, tensor, step=step, **words)
+    def _event(
+        self,
+        stage: str,
+        name: str,
+        row: np.ndarray | None,
+        tensor: Any,
+        *,
+        moment: float = -1,
+        why: str = "",
+        unsure: str = "",
+    ) -> None:
+        """What the last update left, at the moment it ended unless another is given."""
+        moment, step = moment if moment >= 0 else self._updated_at, self._updated_step
+        self._journal.event(moment, stage, owner(name), name, row, tensor, step=step, why=why, unsure=unsure)
 
     # Who made it
 
@@ -246,6 +265,12 @@ class Weights:
 
     def _parameter(self, name: str) -> nn.Parameter | None:
         return dict(self._model.named_parameters()).get(name)
+
+
+def _bad(rows: np.ndarray) -> list[int]:
+    """Which rows of counts hold something bad."""
+    found: list[int] = np.flatnonzero((rows[:, :3] > 0).any(axis=1)).tolist()
+    return found
 
 
 def version(tensor: Tensor) -> int:

@@ -284,6 +284,33 @@ def test_how_often_weights_are_read_changes_no_verdict(reading, fault):
 
 
 @needs_hooks
+def test_statistics_that_a_bad_batch_spoiled_are_not_its_cause(reading):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    optimizer = sgd(model)
+    g = steps(
+        model, optimizer, nan.guard(model, optimizer), 14, make=lambda n: x(8, 4) * (NAN if n == 10 else 1)
+    )
+    assert (g.first.stage, g.first.step) == ("batch", 10), g.sentence()
+
+
+@needs_hooks
+def test_statistics_that_were_written_and_used_are_told_with_the_step_of_their_use(reading):
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = sgd(model)
+
+    def spoil(number):
+        if number == 10:
+            model[1].running_mean.fill_(NAN)
+        model.eval()
+        with torch.no_grad():
+            model(x(2, 4))
+        model.train()
+
+    g = steps(model, optimizer, nan.guard(model, optimizer), 12, spoil=spoil)
+    assert (g.first.stage, g.first.step, g.first.name) == ("weights_before", 10, "1.running_mean")
+
+
+@needs_hooks
 @pytest.mark.parametrize("count", [8, 20])
 def test_what_was_overwritten_between_two_readings_is_said_not_to_have_been_read(count):
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
@@ -366,6 +393,170 @@ def test_a_scale_that_begins_high_is_halved_as_often_as_it_takes():
             scaler.step(optimizer)
             scaler.update()
     assert g.clean and g.skipped_steps >= 6, (g.sentence(), g.skipped_steps)
+
+
+class Adapted(nn.Module):
+    """A frozen layer and a low-rank one beside it, as PEFT makes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(4, 4).requires_grad_(False)
+        self.low, self.high = nn.Parameter(x(4, 2)), nn.Parameter(torch.zeros(2, 4))
+        self.on = False
+
+    def forward(self, given):
+        more = given @ self.low @ self.high
+        return self.base(given) + (more / 0 if self.on else more)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells, self.head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, packed):
+        _, (hidden, _) = self.cells(packed)
+        return self.head(hidden[-1])
+
+
+def packed(number, bad_at):
+    given = x(3, 5, 4)
+    if number == bad_at:
+        given[1, 0, 0] = NAN
+    return nn.utils.rnn.pack_padded_sequence(given, [5, 3, 2], batch_first=True)
+
+
+class Penalty(nn.Module):
+    """The loss of a program with gradients of gradients: a penalty on the gradient by the input."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def loss(self, bad):
+        given = x(8, 4).requires_grad_()
+        (slope,) = torch.autograd.grad(self.model(given).square().sum(), given, create_graph=True)
+        return ((slope * 0).abs().sqrt() if bad else slope.square()).sum()
+
+
+@pytest.mark.parametrize("bad_at", [None, 3])
+@pytest.mark.parametrize("kind", ["adapters", "packed", "sparse", "penalty", "labels", "where", "raises"])
+def test_training_of_many_kinds(kind, bad_at):
+    model, loss, now = small(), lambda out: out.square().mean(), [0]
+    make = lambda number: x(8, 4)  # noqa: E731
+    if kind == "adapters":
+        model = nn.Sequential(Adapted(), nn.ReLU(), Adapted())
+    elif kind == "packed":
+        model, make = Recurrent(), lambda number: packed(number, bad_at)
+    elif kind == "sparse":
+        model = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Linear(4, 2))
+        make = lambda number: torch.randint(0, 50, (8,))  # noqa: E731
+        loss = lambda out: (out * (INF if now[0] == bad_at else 1)).square().sum()  # noqa: E731
+    elif kind == "labels":
+        loss = lambda out: (out - (NAN if now[0] == bad_at else 1)).square().mean()  # noqa: E731
+    elif kind == "where":  # the forward is finite: NaN comes with the gradient of what was not chosen
+        loss = lambda out: torch.where(  # noqa: E731
+            out * (now[0] != bad_at) != 0, 1 / (out * (now[0] != bad_at)), out * 0
+        ).mean()
+    elif kind == "raises":
+        model.append(Divides()) if hasattr(model, "append") else model.add_module("3", Divides())
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 1e-3)
+    penalty = Penalty(model)
+    with nan.guard(model, optimizer) as g:
+        for now[0] in range(6):
+            optimizer.zero_grad()
+            if kind == "adapters":
+                model[2].on = now[0] == bad_at
+            if kind == "raises":
+                with pytest.raises(RuntimeError):
+                    model(x(8, 5))
+                model[3].on = now[0] == bad_at
+            if kind == "penalty":
+                penalty.loss(now[0] == bad_at).backward()
+            else:
+                loss(model(make(now[0]))).backward()
+            optimizer.step()
+    assert g.failed == 0 and g.status == ("clean" if bad_at is None else "bad"), (g.status, g.not_seen())
+    if bad_at is not None:
+        stage = {"adapters": "forward", "packed": "batch", "raises": "forward"}.get(kind, "loss")
+        stages = (stage, "act_grads") if kind == "penalty" else (stage,)
+        assert g.first.stage in stages and g.first.step == 3, g.sentence()
+
+
+@needs_hooks
+@pytest.mark.parametrize("bad", [False, True])
+def test_two_models_against_each_other_have_verdicts_of_their_own(bad):
+    maker, judge = small(), nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(), nn.Linear(8, 1))
+    by_maker, by_judge = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
+    with nan.guard(maker, by_maker) as g, nan.guard(judge, by_judge) as h:
+        for number in range(10):
+            by_judge.zero_grad()
+            (judge(x(8, 4)).mean() - judge(maker(x(8, 4)).detach()).mean()).backward()
+            by_judge.step()
+            if bad and number == 6:
+                with torch.no_grad():
+                    judge[2].weight[0, 0] = NAN
+            by_maker.zero_grad()
+            (-judge(maker(x(8, 4))).mean()).backward()
+            by_maker.step()
+    if not bad:
+        assert g.clean and h.clean
+        return
+    assert (g.first.stage, g.first.step) == ("loss", 6)
+    assert (h.first.stage, h.first.name) == ("weights_before", "2.weight")
+
+
+def test_an_average_of_weights_that_went_bad_is_told_without_a_forward_of_it():
+    model = small()
+    optimizer, mean = sgd(model), torch.optim.swa_utils.AveragedModel(model)
+
+    def spoil(number):
+        mean.update_parameters(model)
+        if number == 3:
+            mean.module[0].weight.data[0, 0] = NAN
+
+    with nan.guard(mean) as h:
+        g = steps(model, optimizer, nan.guard(model, optimizer), spoil=spoil)
+    assert g.clean and h.status == "bad" and h.first.name == "module.0.weight"
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_an_interrupt_passes_and_what_was_found_stays(bad):
+    model = small()
+    optimizer = sgd(model, NAN if bad else 1e-2)
+
+    def spoil(number):
+        if number == 3:
+            raise KeyboardInterrupt
+
+    g = nan.guard(model, optimizer)
+    with pytest.raises(KeyboardInterrupt):
+        steps(model, optimizer, g, spoil=spoil)
+    assert g.status == ("bad" if bad else "clean") and g.journal.ended
+    assert not bad or (g.first.stage, g.first.step) == ("weights_after", 0)
+
+
+@needs_hooks
+def test_weights_that_change_their_type_or_their_memory_stay_guarded():
+    model = small()
+    optimizer, dtype = sgd(model), [torch.float32]
+
+    def spoil(number):
+        if number == 2:
+            model.to(torch.float64)
+            dtype[0] = torch.float64
+        if number == 4:
+            for one in model.parameters():
+                one.data = one.data.clone()
+        if number == 6:
+            model[2].weight.grad[0, 0] = NAN
+
+    def make(number):
+        optimizer.zero_grad(set_to_none=True)
+        return x(8, 4).to(dtype[0])
+
+    g = steps(model, optimizer, nan.guard(model, optimizer), 8, spoil=spoil, make=make)
+    assert g.failed == 0 and (g.first.stage, g.first.step) == ("clipped", 6), g.sentence()
 
 
 def test_a_guarded_step_frees_what_it_made():
