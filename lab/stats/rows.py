@@ -34,7 +34,7 @@ def distinct_rows(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ranks(code: np.ndarray, size: int) -> tuple[np.ndarray, int]:
-    """The place (n,) of each of `code` (n,), all below `size`, among its distinct values; how many these are."""
+    """The place (n,) of each `code` (n,), below `size`, among the distinct ones; how many these are."""
     if size > 8 * len(code) + 1024:
         used, which = np.unique(code, return_inverse=True)
         return which, len(used)
