@@ -17,6 +17,7 @@ Place = Literal["head", "tail", "hole", "all"]
 Verdict = Literal["complete", "lossy", "unknown"]
 
 AXES: tuple[Axis, ...] = ("gpu", "host", "ops")
+CONTRADICTIONS = ("K", "U", "W", "Z")  # rows that cannot stand as they are; how many are lost nobody knows
 
 
 class Lack(msgspec.Struct, frozen=True, omit_defaults=False):
@@ -55,5 +56,9 @@ def counted(lacks: Sequence[Lack]) -> list[Lack]:
 
 
 def holes(lacks: Sequence[Lack]) -> list[Lack]:
-    """The findings that no edge of the recorded window explains."""
-    return [lack for lack in lacks if not lack.unknown and lack.place in ("hole", "all")]
+    """The findings that no edge of the recorded window explains: rows that are lost, or contradict others."""
+    return [
+        lack
+        for lack in lacks
+        if lack.place in ("hole", "all") and (not lack.unknown or lack.rule in CONTRADICTIONS)
+    ]

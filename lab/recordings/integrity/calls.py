@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Kinds of calls. FILL: a memset, which makes a row only if it has bytes to set and no library hides it.
-OTHER, LAUNCH, GRAPH_LAUNCH, COPY, FILL, BEGIN_CAPTURE, END_CAPTURE = range(7)
+# Kinds of calls. FILL: a memset, which makes a row only if it has bytes to set and no library hides it. WAIT:
+# for everything on the device.
+OTHER, LAUNCH, GRAPH_LAUNCH, COPY, FILL, BEGIN_CAPTURE, END_CAPTURE, WAIT = range(8)
 
 # nsys and CUPTI append the version of the call's signature.
 _VERSION = re.compile(r"(_v\d+|_ptsz|_ptds|_spt)+\Z")
@@ -26,6 +27,7 @@ _KINDS = (
     ),
     (COPY, re.compile(r"(cuda|cu|hip)Memcpy(?!GetAttribute)\w*")),
     (FILL, re.compile(r"(cuda|cu|hip)Memset\w*")),
+    (WAIT, re.compile(r"(cuda|hip)DeviceSynchronize|cuCtxSynchronize")),
 )
 
 

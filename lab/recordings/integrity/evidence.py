@@ -21,8 +21,8 @@ FOREVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class Evidence:
-    """ops and api need only: process, start_ns, end_ns, corr, name_id; ops also kind, graph, graph_node; api
-    also pid and tid. optional is the domains that the recorder traces only if asked (rule T)."""
+    """ops and api need only: process, start_ns, end_ns, corr, name_id; ops also device, stream, kind, graph,
+    graph_node; api also pid and tid. optional_copies: the recorder traces copies only if asked (rule T)."""
 
     ops: Table
     api: Table
@@ -45,10 +45,9 @@ class Evidence:
         return joined(self.ops, self.api)
 
     @cached_property
-    def delay_ns(self) -> np.ndarray:
-        """From the begin of its call (the first with its correlation) to that of each row on the GPU (n,);
-        FOREVER where no call is known."""
-        found = np.full(len(self.ops), FOREVER)
+    def call_of(self) -> np.ndarray:
+        """Index (n,) of the call of each row on the GPU, the first with its correlation; -1: unknown."""
+        found = np.full(len(self.ops), -1, dtype=np.int64)
         for process in range(self.num_processes):
             api = np.flatnonzero((self.api.process == process) & (self.api.corr > 0))
             ops = np.flatnonzero((self.ops.process == process) & (self.ops.corr > 0))
@@ -57,8 +56,7 @@ class Evidence:
             api = api[np.lexsort((self.api.start_ns[api], self.api.corr[api]))]
             at = np.minimum(np.searchsorted(self.api.corr[api], self.ops.corr[ops]), len(api) - 1)
             known = self.api.corr[api[at]] == self.ops.corr[ops]
-            delay = self.ops.start_ns[ops] - self.api.start_ns[api[at]]
-            found[ops[known]] = delay[known]
+            found[ops[known]] = api[at[known]]
         return found
 
     @cached_property
@@ -107,12 +105,13 @@ def of_trace(trace: Trace) -> Evidence:
         "start_ns": kernels.ts_ns,
         "end_ns": kernels.ts_ns + kernels.dur_ns,
         "corr": kernels.correlation,
-        **{name: getattr(kernels, name) for name in ("kind", "name_id")},
+        **{name: getattr(kernels, name) for name in ("kind", "name_id", "device", "stream")},
         **{name: _column(kernels, name) for name in ("graph", "graph_node")},
     }
     api = {
         "process": np.zeros(len(runtime), dtype=np.int32),
         "start_ns": runtime.ts_ns,
+        "end_ns": runtime.ts_ns + runtime.dur_ns,
         "corr": runtime.correlation,
         **{name: getattr(runtime, name) for name in ("pid", "tid", "name_id")},
     }

@@ -1,4 +1,4 @@
-"""Rules G, H, S and T of each process; R stands in `replays`."""
+"""Rules G, H, K, S, T, U, W and Z of each process; R stands in `replays`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lab.core.words import plural
-from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH
-from lab.recordings.integrity.evidence import FOREVER, Evidence, of_capture, of_trace
+from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH, WAIT
+from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
 from lab.recordings.lacks import AXES, Lack, Place
-from lab.recordings.tables import GRAPH, MEMCPY, Trace
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, Trace
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 # A kernel may seem to begin a little before its call (clocks drift); a queue may hold it for seconds.
 EARLIEST_NS, LATEST_NS = 10_000_000, 60_000_000_000
+# A wait returns after the row that it waited for; 8 us before its end was the most in recordings.
+OUTLASTS_NS = 1_000_000
+_IDENTITY = ("start_ns", "end_ns", "device", "stream", "corr", "name_id", "kind", "graph_node")
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
@@ -70,6 +73,10 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
         found += _gpu_rows(of, process, api[due[api]], len(ops))
         found += _host_rows(of, process, ops, api)
         found += _clocks(of, process, ops, api)
+        found += _waits(of, process, ops, api)
+        found += _written_twice(of, process, ops)
+        found += _unmeasured(of, process, ops)
+        found += _unnamed(of, process, ops)
     if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
         from lab.recordings.integrity.replays import replay_lacks
 
@@ -190,10 +197,10 @@ def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> 
 
 def _clocks(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
     """Rule K: rows that begin before their call, or later than a queue explains: two clocks, or two units."""
-    delay_ns = of.delay_ns[ops]
-    delay_ns = delay_ns[delay_ns < FOREVER]
-    if not len(delay_ns):
+    ops_known = ops[of.call_of[ops] >= 0]
+    if not len(ops_known):
         return []
+    delay_ns = of.ops.start_ns[ops_known] - of.api.start_ns[of.call_of[ops_known]]
     calls_ns = of.api.start_ns[api]
     most_ns = max(LATEST_NS, 10 * int(calls_ns.max() - calls_ns.min()))
     early, late = delay_ns < -EARLIEST_NS, delay_ns > most_ns
@@ -207,6 +214,80 @@ def _clocks(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> lis
             )
             found.append(Lack("gpu", "all", "K", process, n, len(ops), None, text, unknown=True))
     return found
+
+
+def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule K: rows that end after a wait for the whole device that began when they were launched already.
+
+    A wait covers the current device only, so a process with several is not judged.
+    """
+    waits = api[of.call_kinds[api] == WAIT]
+    known = ops[of.call_of[ops] >= 0]
+    if not len(waits) or not len(known) or len(np.unique(of.ops.device[ops])) > 1:
+        return []
+    waits = waits[np.argsort(of.api.start_ns[waits], kind="stable")]
+    launched_ns = of.api.end_ns[of.call_of[known]]
+    at = np.searchsorted(of.api.start_ns[waits], launched_ns, side="left")
+    covered = at < len(waits)
+    # The first wait that begins after the launch is the strictest: later ones end later.
+    over_ns = of.ops.end_ns[known[covered]] - of.api.end_ns[waits[at[covered]]]
+    late_ns = over_ns[over_ns > OUTLASTS_NS]
+    if not len(late_ns):
+        return []
+    text = (
+        f"{len(late_ns):,} of {plural(len(ops), 'GPU row')} end up to {int(late_ns.max()) / 1e9:,.3g} s "
+        "after the return of a call that waited for them: clocks of GPU and host differ, and times across "
+        "them mean nothing"
+    )
+    return [Lack("gpu", "all", "K", process, len(late_ns), len(ops), None, text, unknown=True)]
+
+
+def _written_twice(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
+    """Rule W: equal rows. A stream runs one row at a time, so the second is a copy."""
+    order = ops[np.argsort(of.ops.start_ns[ops], kind="stable")]
+    start_ns = of.ops.start_ns[order]
+    tied = np.flatnonzero(start_ns[1:] == start_ns[:-1])
+    if not len(tied):
+        return []
+    rows = order[np.union1d(tied, tied + 1)]
+    keys = np.stack([getattr(of.ops, name)[rows].astype(np.int64) for name in _IDENTITY], axis=1)
+    n = len(rows) - len(np.unique(keys, axis=0))
+    if not n:
+        return []
+    text = (
+        f"{n:,} of {plural(len(ops), 'GPU row')} are there twice (same stream, start, end, name and "
+        "correlation): counts and times are too high"
+    )
+    return [Lack("gpu", "all", "W", process, n, len(ops), None, text, unknown=True)]
+
+
+def _unmeasured(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
+    """Rule Z: kernels that took no time, in a recording that resolves less than a microsecond."""
+    kernels = ops[of.ops.kind[ops] == KERNEL]
+    dur_ns = _dur_ns(of, kernels)
+    n = int((dur_ns <= 0).sum())
+    if not n or not (dur_ns % 1000).any():
+        return []
+    text = f"{n:,} of {plural(len(kernels), 'kernel')} took 0 ns: their times were not measured"
+    return [Lack("gpu", "all", "Z", process, n, len(kernels), None, text, unknown=True)]
+
+
+def _unnamed(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
+    """Rule U: kernels whose name is not in the recording; no table can tell them apart."""
+    kernels = ops[of.ops.kind[ops] == KERNEL]
+    blank = [
+        index for index in np.unique(of.ops.name_id[kernels]) if index < 0 or not of.strings[index].strip()
+    ]
+    rows = kernels[np.isin(of.ops.name_id[kernels], blank)]
+    if not len(rows):
+        return []
+    whole_ns = int(_dur_ns(of, kernels).sum())
+    share = int(_dur_ns(of, rows).sum()) / max(whole_ns, 1)
+    text = (
+        f"{len(rows):,} of {plural(len(kernels), 'kernel')} ({share:.1%} of kernel time) have no name in the "
+        "recording: they stand as one kernel without a name"
+    )
+    return [Lack("gpu", "all", "U", process, len(rows), len(kernels), None, text, unknown=True)]
 
 
 def _dur_ns(of: Evidence, rows: np.ndarray) -> np.ndarray:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.capture import OP, PUSH_POP, RANGE_COLUMNS, START_END, filled
+from lab.recordings.lacks import Lack
 from lab.recordings.nsys.export import PREFIX, Export, host_pid_of, tid_of
 from lab.recordings.nsys.operations import with_valid_ends
 from lab.recordings.nsys.strings import StringIds
@@ -22,7 +24,7 @@ _KIND_OF = {_PUSH_POP: PUSH_POP, _OLD_PUSH_POP: PUSH_POP, _START_END: START_END,
 
 def read_ranges(export: Export, strings: StringIds) -> Table:
     """Push/pop and start/end ranges; text_id and domain are ids of StringIds, or below -1."""
-    schema = RANGE_COLUMNS | {"text_id": np.int64, "domain": np.int64}
+    schema = RANGE_COLUMNS | {"text_id": np.int64, "domain": np.int64, "still_open": np.int8}
     if "NVTX_EVENTS" not in export.tables:
         return filled(schema, 0, {})
     found = export.numbers(
@@ -31,6 +33,7 @@ def read_ranges(export: Export, strings: StringIds) -> Table:
         {"text_id": "textId", "domain_id": "domainId", "end_at": "endGlobalTid"},
         ("eventType", tuple(_KIND_OF)),
     )
+    found["still_open"] = found["end_ns"] < 0
     _end_the_unfinished(export, found)
     with_valid_ends(export, "NVTX_EVENTS", found)
     found["kind"] = np.where(np.isin(found["type"], (_PUSH_POP, _OLD_PUSH_POP)), PUSH_POP, START_END)
@@ -91,6 +94,43 @@ def _domains(export: Export, strings: StringIds, found: dict[str, np.ndarray]) -
         for process, domain in used.tolist()
     ]
     return np.array(ids, dtype=np.int64)[which.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+
+
+def never_closed(ranges: Table, texts: Sequence[str]) -> tuple[Lack, ...]:
+    """Rule O: ranges that were pushed and never popped, though their like began later on their thread.
+
+    Their like has the same name but for its numbers. A range that the end of the recording cuts off is usual;
+    so is one around its like if others stand so, too (a recursion).
+    """
+    pushed = np.flatnonzero(ranges.kind == PUSH_POP)
+    if not ranges.still_open[pushed].any():
+        return ()
+    names = {
+        text: re.sub(r"\d+", "#", texts[text] if text >= 0 else "") for text in set(ranges.text_id.tolist())
+    }
+    ids = {name: index for index, name in enumerate(dict.fromkeys(names.values()))}
+    key = np.array([ids[names[text]] for text in ranges.text_id[pushed].tolist()])
+    columns = [getattr(ranges, name)[pushed] for name in ("process", "tid", "domain")]
+    order = np.lexsort((ranges.start_ns[pushed], key, *columns))
+    rows = pushed[order]
+    like = np.all([column[order][1:] == column[order][:-1] for column in (key, *columns)], axis=0)
+    opened = ranges.still_open[rows] > 0
+    inside = like & (ranges.start_ns[rows[1:]] < ranges.end_ns[rows[:-1]])
+    recursive = set(key[order][:-1][inside & ~opened[:-1]].tolist())
+    lost = inside & opened[:-1] & ~np.isin(key[order][:-1], list(recursive))
+    if not (n := int(lost.sum())):
+        return ()
+    text = (
+        f"{n:,} of {plural(len(pushed), 'range')} were never closed, first "
+        f"{_name(texts, ranges, rows, lost)}, though ranges of the same name follow on their thread: "
+        "what ran later counts as theirs"
+    )
+    return (Lack("ops", "hole", "O", -1, n, len(pushed), n / len(pushed), text),)
+
+
+def _name(texts: Sequence[str], ranges: Table, rows: np.ndarray, lost: np.ndarray) -> str:
+    first = rows[:-1][lost]
+    return repr(texts[ranges.text_id[first[np.argmin(ranges.start_ns[first])]]])
 
 
 def with_bare_names(ranges: Table, strings: StringIds) -> Table:

@@ -20,7 +20,7 @@ from lab.recordings.nsys.operations import (
     read_os_calls,
     read_waits,
 )
-from lab.recordings.nsys.ranges import read_ranges, with_bare_names
+from lab.recordings.nsys.ranges import never_closed, read_ranges, with_bare_names
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.sqlite import opened
 from lab.recordings.tables import Table
@@ -53,6 +53,7 @@ def capture_of(export: Export) -> Capture:
         read_graph_nodes(export),
     ]
     (ops, api, ranges, sync, osrt, nodes), processes = _by_process(read)
+    ranges = strings.named(ranges, ("text_id", "domain"))
     meta = export.pairs("META_DATA_EXPORT")
     capture = Capture(
         source=export.path,
@@ -61,7 +62,7 @@ def capture_of(export: Export) -> Capture:
         schema=meta.get("EXPORT_SCHEMA_VERSION"),
         ops=strings.named(ops, ("name_id",)),
         api=strings.named(api, ("name_id",)),
-        ranges=with_bare_names(strings.named(ranges, ("text_id", "domain")), strings),
+        ranges=with_bare_names(ranges, strings),
         sync=sync,
         osrt=strings.named(osrt, ("name_id",)),
         nodes=nodes,
@@ -70,7 +71,7 @@ def capture_of(export: Export) -> Capture:
         problems=export.problems,
         info=read_info(export),
         processes=processes,
-        lacks=lacks,
+        lacks=lacks + never_closed(ranges, strings.strings.texts),
     )
     check_presence(capture)
     return capture

@@ -1,9 +1,10 @@
-"""Rules G, H, K, S and T on made captures, where every loss is planted."""
+"""Rules G, H, K, S, T, U, W and Z on made captures, where every loss is planted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from lab.recordings.integrity import integrity_of
@@ -202,6 +203,82 @@ def test_a_jump_in_the_middle_of_a_recording_counts_the_rows_behind_it():
 @pytest.mark.parametrize("by_ns", [0, -9_000_000, 50 * 10**9])
 def test_drift_and_a_deep_queue_are_no_two_clocks(by_ns):
     assert shifted(by_ns) == {}
+
+
+def waited(by_ns, devices=1):
+    """Eight launches and a wait for the device that returns 10 us after the last row, moved by `by_ns`."""
+    calls = [("cudaLaunchKernel", i) for i in range(1, 9)] + [("cudaDeviceSynchronize", 9)]
+    capture = made(calls, [("k", i) for i in range(1, 9)])
+    end_ns = capture.api.end_ns.copy()
+    end_ns[-1] = capture.ops.end_ns.max() + 10_000
+    moved = {name: getattr(capture.ops, name) + by_ns for name in ("start_ns", "end_ns")}
+    moved["device"] = np.arange(8) % devices
+    return judged(
+        replace(
+            capture,
+            api=Table(capture.api.as_dict() | {"end_ns": end_ns}),
+            ops=Table(capture.ops.as_dict() | moved),
+        )
+    )
+
+
+def test_rows_that_outlast_the_wait_for_them_are_two_clocks():
+    lack = waited(20_000_000)["gpu", "all", "K"]
+    assert lack.unknown and (lack.n, lack.of) == (8, 8) and "end up to 0.02 s after the return" in lack.text
+    assert holes([lack]) == [lack]
+
+
+@pytest.mark.parametrize(("by_ns", "devices"), [(0, 1), (500_000, 1), (20_000_000, 2)])
+def test_a_wait_says_nothing_of_a_little_drift_or_of_other_devices(by_ns, devices):
+    assert waited(by_ns, devices) == {}
+
+
+def test_a_row_launched_while_another_thread_waits_may_outlast_the_wait():
+    calls = [("cudaLaunchKernel", 1), ("cudaDeviceSynchronize", 2), ("cudaLaunchKernel", 3)]
+    capture = made(calls, rows(1, 3), tid=[1, 1, 2])
+    end_ns = capture.ops.end_ns + np.array([0, 10**9])
+    api_end_ns = np.array([5, 10**6, 25])
+    moved = replace(
+        capture,
+        ops=Table(capture.ops.as_dict() | {"end_ns": end_ns}),
+        api=Table(capture.api.as_dict() | {"end_ns": api_end_ns}),
+    )
+    assert judged(moved) == {}
+
+
+def test_rows_that_are_there_twice_are_counted_and_called_so():
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    ops = capture.ops
+    twice = np.concatenate([np.arange(10), [3, 3, 7]])
+    found = judged(replace(capture, ops=ops.take(np.random.default_rng(1).permutation(twice))))
+    assert set(found) == {("gpu", "all", "W")}
+    lack = found["gpu", "all", "W"]
+    assert (lack.n, lack.of) == (3, 13) and holes([lack]) == [lack] and verdict_of([lack]) == "unknown"
+
+
+def test_equal_rows_on_two_streams_or_of_two_graph_nodes_are_no_copies():
+    capture = made(LAUNCHES, rows(*[1] * 4))
+    same = {"start_ns": np.full(4, 1000), "end_ns": np.full(4, 1008)}
+    apart = {"stream": np.array([1, 2, 1, 2]), "graph_node": np.array([1, 1, 2, 2])}
+    ops = Table(capture.ops.as_dict() | same | apart)
+    assert not {one for one in judged(replace(capture, ops=ops)) if one[2] == "W"}
+
+
+def test_kernels_without_a_duration_are_unmeasured_unless_the_clock_is_coarse():
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    dur_ns = np.array([0, 0, *range(1, 9)])
+    for scale, expected in ((1, {("gpu", "all", "Z")}), (1000, set())):
+        ops = Table(capture.ops.as_dict() | {"end_ns": capture.ops.start_ns + dur_ns * scale})
+        found = judged(replace(capture, ops=ops))
+        assert set(found) == expected
+        assert not expected or found["gpu", "all", "Z"].n == 2
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_kernels_without_a_name_are_no_complete_recording(name):
+    capture = made(LAUNCHES, [(name if corr in (2, 5) else "k", corr) for corr in range(1, 11)])
+    lack = judged(capture)["gpu", "all", "U"]
+    assert (lack.n, lack.of) == (2, 10) and "20.0% of kernel time" in lack.text and holes([lack]) == [lack]
 
 
 def test_nanoseconds_written_as_microseconds_are_noticed(tmp_path):

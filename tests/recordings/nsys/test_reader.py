@@ -65,6 +65,37 @@ def test_marks_are_no_ranges_and_unfinished_ranges_last_until_the_end(tmp_path, 
     assert any("1 range still open" in said for said in capture.problems)
 
 
+def lost_pops(export, tmp_path):
+    return [one for one in load_capture(export.write(tmp_path / "a.sqlite")).lacks if one.rule == "O"]
+
+
+def test_ranges_whose_pop_was_lost_are_named_and_counted(tmp_path, export):
+    export.range("epoch", (1, 1), 0, None)
+    for step in range(4):
+        export.range(f"step_{step}", (1, 1), 10 + 100 * step, None if step == 1 else 90 + 100 * step)
+        export.range("forward", (1, 1), 20 + 100 * step, 50 + 100 * step)
+    (lack,) = lost_pops(export, tmp_path)
+    assert (lack.axis, lack.place, lack.n, lack.of) == ("ops", "hole", 1, 9) and "'step_1'" in lack.text
+
+
+@pytest.mark.parametrize("elsewhere", [{"thread": (1, 2)}, {"domain": 3}, {"kind": START_END_EVENT}])
+def test_an_open_range_is_judged_by_its_own_thread_domain_and_kind(tmp_path, export, elsewhere):
+    thread = elsewhere.pop("thread", (1, 1))
+    export.range("step_0", (1, 1), 10, None, **({"kind": START_END_EVENT} if "kind" in elsewhere else {}))
+    export.range("step_1", thread, 100, 190, **elsewhere)
+    assert lost_pops(export, tmp_path) == []
+
+
+def test_ranges_cut_off_by_the_end_and_recursions_lost_nothing(tmp_path, export):
+    export.range("step_0", (1, 1), 10, 90)
+    export.range("step_1", (1, 1), 100, None)
+    export.range("block", (1, 1), 110, 130)
+    export.range("block", (1, 1), 115, 120)
+    export.range("block", (1, 1), 140, None)
+    export.range("block", (1, 1), 145, None)
+    assert lost_pops(export, tmp_path) == []
+
+
 def test_copies_are_named_by_their_direction_and_whole_graph_replays_are_warned_of(tmp_path, export):
     export.copy((1, 1), (0, 5), (10, 20), size=1024, kind=8)
     export.call("cudaGraphLaunch_v10000", (1, 1), (30, 40), corr=77)
