@@ -8,6 +8,7 @@ import pytest
 
 from bench import __main__ as bench
 from bench import table
+from bench.measure import cost
 from bench.table import HEADER, Row, at_least, at_most, line_of, lines_of, measured, merged, taken
 from tests.conftest import ROOT
 
@@ -133,3 +134,14 @@ def test_the_docs_name_only_benches_that_are_there():
 def test_the_page_holds_lines_of_benches_that_are_there():
     lines = (ROOT / "docs" / "speed.md").read_text().split(HEADER)[1].splitlines()
     assert {table._LINE.match(line)[1] for line in lines} <= set(bench.BENCHES)
+
+
+def test_the_peak_of_a_program_is_its_own_and_not_that_of_the_bench():
+    large = bytearray(b"1") * (200 << 20)
+    assert cost("pass").peak_mb < 60 < len(large) / 2**20
+    assert cost("import sys; large = bytearray(b'1') * (100 << 20); sys.exit(1)", codes=(0, 1)).peak_mb > 100
+
+
+def test_a_program_that_fails_ends_the_bench_with_its_code():
+    with pytest.raises(SystemExit, match="failed with 3"):
+        cost("import sys; sys.exit(3)")
