@@ -73,7 +73,9 @@ def audit(lock: Path) -> bool:
         print(f"{finding.package} {finding.ids[0]} {state}")
     for text in unknown:
         print(f"NOT LOOKED UP {text}")
-    for what in reasons.keys() - {name.lower() for f in found for name in (*f.ids, f.package)}:
+    for what in (
+        set() if unknown else reasons.keys() - {n.lower() for f in found for n in (*f.ids, f.package)}
+    ):
         print(f"accepted and not found: {what}; remove it from audit.ignore if no lock of this image has it")
     return not unknown and all(reason_for(finding, reasons) for finding in found)
 

@@ -69,6 +69,12 @@ def test_a_package_that_was_not_looked_up_is_not_clean(audited):
     assert not passed and "NOT LOOKED UP click: not on PyPI" in text
 
 
+def test_what_could_not_be_looked_up_is_no_reason_to_accept_less(audited):
+    unknown = {"dependencies": [{"name": "torch", "skip_reason": "not on PyPI"}]}
+    passed, text = audited(unknown, "torch==1.12.1 # why\n", code=0)
+    assert not passed and "accepted and not found" not in text
+
+
 @pytest.mark.parametrize("report", ["", "[]", "{}", "not json"])
 def test_no_report_is_not_clean(audited, report):
     passed, text = audited(report, code=0)

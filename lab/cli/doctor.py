@@ -18,7 +18,7 @@ from lab.core.gpu import Gpu
 from lab.core.words import plural, printable, size_text
 from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
-from lab.gpus.discover import discover
+from lab.gpus.discover import look
 from lab.gpus.nvidia import cards_without_driver
 from lab.images import spec as images
 from lab.images.preflight import suits
@@ -142,10 +142,12 @@ def _check_reader() -> Check:
 
 def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
     try:
-        gpus = with_cdi_names(discover(), cdi)
+        found, notes = look()
+        gpus = with_cdi_names(found, cdi)
     except LabError as error:
         return [], [Check("gpu", "bad", str(error), _load_driver())]
     rows = [_gpu_row(gpu) for gpu in gpus] or [_no_gpu_row()]
+    rows += [Check("gpu", "warn", note) for note in notes]
     return gpus, rows + [Check("cdi", "warn", problem) for problem in cdi.problems]
 
 

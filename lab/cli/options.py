@@ -20,7 +20,7 @@ PLACE: list[Decorator] = [
     ),
     click.option(
         "--engine",
-        type=click.Choice(list(ENGINES)),
+        type=click.Choice([name for name in ENGINES if name != "mixed"]),
         help="[default: docker with --image, else local]",
     ),
     click.option(

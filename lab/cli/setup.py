@@ -18,7 +18,7 @@ from lab.engines.docker.nature import Nature, ask
 from lab.engines.docker.which_lab import lab_inside
 from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
-from lab.gpus.discover import discover
+from lab.gpus.discover import Found, look
 from lab.gpus.nvidia import cards_without_driver
 from lab.images import acquire
 from lab.images import build as imagebuild
@@ -69,7 +69,9 @@ def setup(
     from this checkout. Nothing else in lab pulls images.
     """
     console = Console(quiet=quiet)
-    gpus = _gpus(image)
+    gpus, notes = _gpus(image)
+    for note in notes:
+        console.say(f"note: {note}")
     if image is None:
         if not gpus and (cards := cards_without_driver(os.environ)):
             console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
@@ -97,11 +99,12 @@ def setup(
         click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
 
 
-def _gpus(image: str | None) -> list[Gpu]:
+def _gpus(image: str | None) -> Found:
     """This host's GPUs, unless an image without GPUs is asked for, which a broken driver does not concern."""
     if image is not None and load(targets([image])[0].image).vendor == "none":
-        return []
-    return with_cdi_names(discover(), read_cdi())
+        return Found([])
+    found = look()
+    return found._replace(gpus=with_cdi_names(found.gpus, read_cdi()))
 
 
 def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 PROMISE = "LAB_NUM_GPUS"  # in a step's environment: how many GPUs its engine gave it
+GIVEN = "LAB_GPU_UUIDS"  # in a container's: which, because no mask names them there
+HOST = "LAB_HOST"  # in a container's: the machine, because the container has a name of its own
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -95,6 +95,7 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     engine: str
     engine_version: str | None = None  # as the engine says it; null: it has none of its own
     image: ImageRecord | None = None
+    images: tuple[ImageRecord, ...] = ()  # further images, which steps name; `image` is that of the others
     analysis_image: ImageRecord | None = None  # where the run's own driver analysed; null: in its own process
     container: dict[str, Any] | None = None  # uid, gid and mounts, when steps ran in containers
     host: dict[str, str | int]

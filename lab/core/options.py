@@ -30,6 +30,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """The flags of `lab run` itself; the room's own are in its config."""
 
     image: str | None = None
+    images: tuple[str, ...] = ()  # further images, which steps of this run name
     engine: str | None = None
     gpus: str = "all"
     jobs: int = 1

@@ -19,6 +19,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     vendor: str  # "nvidia" | "amd" | "none"
     gpus: tuple[Gpu, ...] = ()
     resolved: bool = True  # False: the GPUs are placeholders, because they are not in this machine
+    notes: tuple[str, ...] = ()  # on GPUs that are in this machine and are left out
 
 
 class ModelNeed(msgspec.Struct, frozen=True, kw_only=True):

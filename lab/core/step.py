@@ -14,6 +14,7 @@ from lab.errors import ConfigError
 
 # Tells a training run's ranks the limit at which the engine would end them silently (lab.workload.stall).
 STALL_LIMIT = "LAB_STALL_TIMEOUT_S"
+SOURCE = "/src"
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}\Z")
 
 
@@ -41,6 +42,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0  # on each node
     gpu: str | None = None  # the one GPU that it must have, by number or UUID; None: any
     node: str | None = None  # the host it must run on, where an engine has several
+    image: str | None = None  # the image it must run in; None: wherever the run's flags say
+    source: str | None = None  # a folder of the caller's that it reads: read-only at SOURCE in a container
     # With more than one, the slurm engine fills in {node_rank}, {master_addr} and {master_port}.
     nodes: Annotated[int, msgspec.Meta(ge=1)] = 1
     tools: tuple[str, ...] = ()  # wrapped around the process by the image: "nsys", "nixnan"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from lab.core import provenance
-from lab.core.manifest import Kind, Manifest, StepRecord
+from lab.core.manifest import ImageRecord, Kind, Manifest, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
 from lab.core.run import Run, new_root, utc_now
@@ -48,7 +49,7 @@ def drive(experiment: Experiment) -> None:
     if site.resolved and engine.holds_gpus:
         check_gpus(plan.steps, site.gpus)
     plan = msgspec.structs.replace(
-        plan, notes=(*plan.notes, *engine.notes(site.gpus if site.resolved else ()))
+        plan, notes=(*plan.notes, *site.notes, *engine.notes(site.gpus if site.resolved else ()))
     )
     models = look_up(plan.models, engine, options.image)
     plan = with_models(plan, models, engine)
@@ -203,7 +204,8 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
     used = engine.lab_used(ours)
     check_folder(root, used)
     image, container = engine.provenance(str(root.absolute()), site.gpus)
-    context = (image.id or image.ref if image else "", *(plan.inputs[name] for name in sorted(plan.inputs)))
+    further = engine.further_images(str(root.absolute()), site.gpus)
+    inputs = [plan.inputs[name] for name in sorted(plan.inputs)]
     skipped = {
         name: Outcome(status=Status.skipped, reason=why, started_utc=now)
         for name, why in plan.skipped.items()
@@ -218,24 +220,35 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
         kind=engine.kind,
         command=tuple(redact(word, secrets) for word in ["lab", *sys.argv[1:]]),
         image=image,
+        images=further,
         container=container,
         host=provenance.host(),
         gpus=site.gpus,
         env=provenance.relevant_env(),
         config=plan.config,
         steps=[
-            StepRecord(step=step, fingerprint=step.fingerprint(*context), outcome=skipped.get(step.name))
+            StepRecord(
+                step=step,
+                fingerprint=step.fingerprint(_content_of(step, image, further), *inputs),
+                outcome=skipped.get(step.name),
+            )
             for step in plan.steps
         ],
     )
 
 
+def _content_of(step: Step, image: ImageRecord | None, further: Sequence[ImageRecord]) -> str:
+    """The content of the image that this step runs in, or its name where no content is known; "": none."""
+    mine = next((one for one in further if one.name == step.image), None) if step.image else image
+    return (mine.id or mine.ref) if mine else ""
+
+
 def same_source(run: Run, manifest: Manifest) -> None:
     """Refuse to add steps to a run whose numbers come from elsewhere: its manifest says it once for all."""
 
-    def source(one: Manifest) -> tuple[str, str]:
+    def source(one: Manifest) -> tuple[str, ...]:
         image = (one.image.id or one.image.ref) if one.image else "no image"
-        return one.kind.value, image
+        return one.kind.value, image, *(further.id or further.ref for further in one.images)
 
     if source(run.manifest) != source(manifest):
         raise UsageError(
@@ -259,14 +272,18 @@ def same_cpu(run: Run) -> None:
 
 def same_image(run: Run, engine: Engine) -> None:
     """Refuse to continue with another image: new results would not be comparable with the old ones."""
-    recorded = run.manifest.image
-    image, _ = engine.provenance(str(run.root.absolute()), run.manifest.gpus)
-    if recorded and recorded.id and image and image.id != recorded.id:
-        raise UsageError(
-            f"{image.ref} is not the image that this run began with",
-            where=f"{recorded.id} then, {image.id} now",
-            fix=f"start a new run, or give the old image its name back: docker tag {recorded.id} {image.ref}",
-        )
+    where, gpus = str(run.root.absolute()), run.manifest.gpus
+    image, _ = engine.provenance(where, gpus)
+    pairs = [(run.manifest.image, image)]
+    now = {one.name: one for one in engine.further_images(where, gpus)}
+    pairs += [(one, now.get(one.name)) for one in run.manifest.images]
+    for then, found in pairs:
+        if then and then.id and found and found.id != then.id:
+            raise UsageError(
+                f"{found.ref} is not the image that this run began with",
+                where=f"{then.id} then, {found.id} now",
+                fix=f"start a new run, or give the old image its name back: docker tag {then.id} {found.ref}",
+            )
 
 
 def interrupted(run: Run) -> Interrupted:

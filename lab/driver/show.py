@@ -103,7 +103,8 @@ def _plan_lines(
         starts = step["starts"]
         command = starts.get("command") or starts.get("argv")
         env = " ".join(f"{name}={shlex.quote(value)}" for name, value in step["env"].items())
-        lines += [f"\n{step['name']}  ->  {step['folder']}", f"  {env} {shlex.join(command)}".rstrip()]
+        image = f"  in the image {step['image']}" if step["image"] else ""
+        lines += [f"\n{step['name']}  ->  {step['folder']}{image}", f"  {env} {shlex.join(command)}".rstrip()]
     lines += [f"\nskipped {name}: {why}" for name, why in plan.skipped.items()]
     return lines
 

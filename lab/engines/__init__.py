@@ -1,4 +1,5 @@
-"""Engines run steps: here (`local`), in containers (`docker`), on a cluster (`slurm`), or from a recording.
+"""Engines run steps: here (`local`), in containers (`docker`), on a cluster (`slurm`), or from a recording;
+`mixed` runs each step in the image that it names, and the others wherever the flags say.
 
 Each is a class behind one protocol (`base`). The driver picks one by flags or by a run's manifest, and never
 asks for its name.
@@ -20,6 +21,7 @@ ENGINES = {
     "docker": "lab.engines.docker.engine:DockerEngine",
     "slurm": "lab.engines.slurm.engine:SlurmEngine",
     "recorded": "lab.engines.recorded.engine:RecordedEngine",
+    "mixed": "lab.engines.mixed.engine:MixedEngine",
 }
 
 
@@ -33,4 +35,5 @@ def engine_class(name: str) -> type[Engine]:
 
 def engine_for(options: Options) -> type[Engine]:
     """The engine that the flags ask for: containers where an image is named, else this environment."""
-    return engine_class(options.engine or ("docker" if options.image else "local"))
+    name = options.engine or ("docker" if options.image else "local")
+    return engine_class("mixed" if options.images and name in ("docker", "local") else name)

@@ -45,10 +45,12 @@ class Engine(abc.ABC):
         Raises GpuError where those GPUs cannot be had, UsageError for other ones: the manifest names one set.
         """
         image = run.manifest.image.name if run.manifest.image else None
+        images = tuple(one.name for one in run.manifest.images)
         began = run.manifest.gpus
         gpus = (",".join(gpu.uuid for gpu in began) or "none") if options.gpus == "all" else options.gpus
+        flags = {"image": image, "images": images, "engine": cls.name, "gpus": gpus}
         try:
-            found = cls.prepare(msgspec.structs.replace(options, image=image, engine=cls.name, gpus=gpus))
+            found = cls.prepare(msgspec.structs.replace(options, **flags))
         except GpuError as error:
             raise GpuError(
                 f"the run goes on only with the GPUs that it began with: {error.what}",
@@ -102,6 +104,10 @@ class Engine(abc.ABC):
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
         """The image, and what its containers get (uid, gid, mounts). Raises EngineError if it is not here."""
         return None, None
+
+    def further_images(self, run_dir: str, gpus: Sequence[Gpu]) -> tuple[ImageRecord, ...]:
+        """The images that steps name themselves. Raises EngineError if one is not here."""
+        return ()
 
     def version(self) -> str | None:
         """What the engine says of itself, for the manifest; None: it is no program of its own."""

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from lab.core.gpu import Gpu, promised_gpus
 from lab.core.words import plural
 from lab.errors import GpuError
 from lab.gpus.amd import amd_gpus
-from lab.gpus.nvidia import nvidia_gpus
+from lab.gpus.nvidia import nvidia_inventory
 from lab.gpus.selection import matching, present
 
 AMD_MASKS = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 ENDS_A_MASK = ("", "NoDevFiles", "none", "void")  # besides a negative index
 
 
+class Found(NamedTuple):
+    """The GPUs that this process may use, and a sentence on each that is here and is left out."""
+
+    gpus: list[Gpu]
+    notes: tuple[str, ...] = ()
+
+
 def discover(env: Mapping[str, str] | None = None) -> list[Gpu]:
+    """The GPUs of `look`."""
+    return look(env).gpus
+
+
+def look(env: Mapping[str, str] | None = None) -> Found:
     """The GPUs that this process may use, NVIDIA's first, because an AMD iGPU may be beside them.
 
     CUDA_VISIBLE_DEVICES and ROCR_/HIP_VISIBLE_DEVICES, set by a scheduler, narrow the list. Raises GpuError
     for a mask that names a GPU or MIG instance that is not here, and for fewer GPUs than an engine gave.
     """
     env = os.environ if env is None else env
-    found = visible(nvidia_gpus(env), "CUDA_VISIBLE_DEVICES", env)
+    usable, empty = nvidia_inventory(env)
+    found = visible(usable, "CUDA_VISIBLE_DEVICES", env, empty)
+    # A mask left the others out; a GPU without an instance that it names is an error above.
+    notes = () if "CUDA_VISIBLE_DEVICES" in env else tuple(map(_left_out, empty))
     if not found:
         mask = next((name for name in AMD_MASKS if name in env), AMD_MASKS[0])
         found = visible(amd_gpus(env), mask, env)
@@ -33,11 +49,19 @@ def discover(env: Mapping[str, str] | None = None) -> list[Gpu]:
             where=present(found),
             fix="see `lab doctor` on the host: container toolkit or CDI specification may be out of date",
         )
-    return found
+    return Found(found, notes)
 
 
-def visible(gpus: Sequence[Gpu], mask: str, env: Mapping[str, str]) -> list[Gpu]:
-    """The GPUs that the variable `mask` names, in its order; all if it is not set.
+def _left_out(gpu: Gpu) -> str:
+    return (
+        f"GPU {gpu.index} ({gpu.name}, {gpu.uuid}) is left out: MIG is enabled on it and has no instance "
+        f"(make one: nvidia-smi mig -i {gpu.index} -cgi PROFILE -C; "
+        f"disable MIG: nvidia-smi -i {gpu.index} -mig 0)"
+    )
+
+
+def visible(gpus: Sequence[Gpu], mask: str, env: Mapping[str, str], empty: Sequence[Gpu] = ()) -> list[Gpu]:
+    """The GPUs that the variable `mask` names, in its order; all if it is not set. None of `empty` can be.
 
     As in CUDA, an empty entry or a negative index ends the list, and the index or UUID of a GPU that MIG
     divides means its first instance.
@@ -49,7 +73,10 @@ def visible(gpus: Sequence[Gpu], mask: str, env: Mapping[str, str]) -> list[Gpu]
     for entry in entries:
         if entry in ENDS_A_MASK or entry.startswith("-"):
             break
-        hits = matching(gpus, int(entry) if entry.isdecimal() else entry)
+        item = int(entry) if entry.isdecimal() else entry
+        hits = matching(gpus, item)
+        if not hits and (dead := matching(empty, item)):
+            raise _refusal(gpus, mask, env[mask], f"names {entry!r}, and {_left_out(dead[0])}")
         # An index is all that some schedulers set, for both vendors alike; a UUID names one of these GPUs.
         if not hits and (gpus or _is_uuid(entry)):
             raise _refusal(gpus, mask, env[mask], f"names {entry!r}, which is not on this machine")

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,9 @@ NVIDIA_QUERY = (
     "clocks.max.sm",
     "clocks.max.memory",
 )
-NEWER_QUERY = ("compute_cap", "mig.mode.current")  # unknown to drivers before 510 and 450
+MIG_MODE, COMPUTE_CAP = "mig.mode.current", "compute_cap"  # unknown to drivers before 450 and 510
+ALL_COLUMNS = (*NVIDIA_QUERY, COMPUTE_CAP, MIG_MODE)
+OLDER_COLUMNS = ((*NVIDIA_QUERY, MIG_MODE), NVIDIA_QUERY)
 TIMEOUT_S = 30
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")  # made by Docker and podman
@@ -43,21 +45,31 @@ MIG_LINE = re.compile(
 NVML_NO_DRIVER, NVML_NO_LIBRARY = 9, 12
 
 
-def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
-    """The GPUs that NVIDIA's driver offers: whole ones, and the instances of those that MIG divides.
+class Inventory(NamedTuple):
+    """What NVIDIA's driver offers: whole GPUs, and the instances of those that MIG divides."""
 
-    Raises GpuError where there are NVIDIA GPUs and the driver does not offer them.
-    """
+    usable: list[Gpu]
+    empty: list[Gpu] = []  # MIG is enabled on these and has no instance: nothing can compute on them
+
+
+def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
+    """The usable ones of `nvidia_inventory`."""
+    return nvidia_inventory(env).usable
+
+
+def nvidia_inventory(env: Mapping[str, str] | None = None) -> Inventory:
+    """Raises GpuError where there are NVIDIA GPUs and the driver offers none to compute on."""
     env = os.environ if env is None else env
     if shutil.which("nvidia-smi") is None:
         return _nvml(env)
-    columns: tuple[str, ...] = (*NVIDIA_QUERY, *NEWER_QUERY)
+    columns: tuple[str, ...] = ALL_COLUMNS
     code, text = _smi(*_query(columns))
-    if old := bool(code and UNKNOWN_COLUMN.search(text)):
-        columns = NVIDIA_QUERY
-        code, text = _smi(*_query(columns))
+    for fewer in OLDER_COLUMNS:
+        if code and UNKNOWN_COLUMN.search(text):
+            columns = fewer
+            code, text = _smi(*_query(columns))
     if code:
-        return _none_or_error(code, text.strip(), env)
+        return Inventory(_none_or_error(code, text.strip(), env))
     gpus = parse_nvidia_smi(text, columns)
     if LOST.search(text) or (not gpus and not NO_GPU.search(text)):
         raise GpuError(
@@ -65,15 +77,15 @@ def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
             fix="see `nvidia-smi`; --gpus none runs on the CPU",
         )
     divided = divided_by_mig(text, columns)
-    if gpus and (divided or old):
+    if gpus and (divided or MIG_MODE not in columns):
         code, text = _smi("-L")
         if code:
             raise _smi_error(code, text.strip())
         return with_instances(gpus, divided, text)
-    return gpus
+    return Inventory(gpus)
 
 
-def parse_nvidia_smi(text: str, columns: Sequence[str] = (*NVIDIA_QUERY, *NEWER_QUERY)) -> list[Gpu]:
+def parse_nvidia_smi(text: str, columns: Sequence[str] = ALL_COLUMNS) -> list[Gpu]:
     """Read the CSV of `nvidia-smi --query-gpu` with these columns."""
     rows = _rows(text, columns)
     if unreadable := next((row for row in rows if not row["index"].isdecimal()), None):
@@ -86,10 +98,10 @@ def parse_nvidia_smi(text: str, columns: Sequence[str] = (*NVIDIA_QUERY, *NEWER_
 
 def divided_by_mig(text: str, columns: Sequence[str]) -> set[str]:
     """The UUIDs of the GPUs on which MIG is enabled, from the same CSV."""
-    return {row["uuid"] for row in _rows(text, columns) if row.get("mig.mode.current") == "Enabled"}
+    return {row["uuid"] for row in _rows(text, columns) if row.get(MIG_MODE) == "Enabled"}
 
 
-def with_instances(gpus: Sequence[Gpu], divided: set[str], listing: str) -> list[Gpu]:
+def with_instances(gpus: Sequence[Gpu], divided: set[str], listing: str) -> Inventory:
     """The GPUs, each that MIG divides replaced by its instances in `nvidia-smi -L`.
 
     A divided GPU computes only through an instance. Raises GpuError when that leaves nothing to compute on.
@@ -102,18 +114,21 @@ def with_instances(gpus: Sequence[Gpu], divided: set[str], listing: str) -> list
         elif found := MIG_LINE.match(line):
             instances.setdefault(parent, []).append((int(found["number"]), found["uuid"], found["profile"]))
     usable: list[Gpu] = []
+    empty: list[Gpu] = []
     for gpu in gpus:
         mine = instances.get(gpu.uuid, [])
         usable += [_instance(gpu, *one) for one in mine]
-        if not mine and gpu.uuid not in divided:
-            usable.append(gpu)
-    return usable or _refuse_empty_mig(gpus)
+        if not mine:
+            (empty if gpu.uuid in divided else usable).append(gpu)
+    return _some_usable(Inventory(usable, empty))
 
 
-def _refuse_empty_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
+def _some_usable(found: Inventory) -> Inventory:
+    if found.usable or not found.empty:
+        return found
     raise GpuError(
         "MIG is enabled and has no instance on any GPU, so nothing can compute on them",
-        where=", ".join(f"{gpu.index} {gpu.name} {gpu.uuid}" for gpu in gpus),
+        where=", ".join(f"{gpu.index} {gpu.name} {gpu.uuid}" for gpu in found.empty),
         fix="make instances (nvidia-smi mig -cgi PROFILE -C), or disable MIG (nvidia-smi -mig 0)",
     )
 
@@ -256,20 +271,20 @@ def _arch(capability: str) -> str | None:
 # NVML
 
 
-def _nvml(env: Mapping[str, str]) -> list[Gpu]:
+def _nvml(env: Mapping[str, str]) -> Inventory:
     """The same through NVML, for containers without nvidia-smi. Needs the package nvidia-ml-py."""
     try:
         import pynvml
     except ImportError:
-        return _none_without_tools(env)
+        return Inventory(_none_without_tools(env))
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         code = getattr(error, "value", None)
         if code == NVML_NO_LIBRARY:
-            return _none_without_tools(env)
+            return Inventory(_none_without_tools(env))
         if code == NVML_NO_DRIVER:
-            return _none_without_driver(env, str(error))
+            return Inventory(_none_without_driver(env, str(error)))
         raise _nvml_error(error) from error
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
@@ -279,7 +294,7 @@ def _nvml(env: Mapping[str, str]) -> list[Gpu]:
     finally:
         pynvml.nvmlShutdown()
     usable = [gpu for _, gpus in found for gpu in gpus]
-    return usable if usable or not found else _refuse_empty_mig([whole for whole, _ in found])
+    return _some_usable(Inventory(usable, [whole for whole, gpus in found if not gpus]))
 
 
 def _nvml_gpus(nvml: Any, index: int, driver: str) -> tuple[Gpu, list[Gpu]]:

@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from select import select
 from typing import Any
@@ -24,19 +24,24 @@ from lab.core.files import write_atomic
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
 from lab.gpus.amd import amd_state
+from lab.gpus.amd_tools import AmdTools
 from lab.gpus.meters import STATE, NvmlMeter
 
 INTERVAL_S = 0.25
 SAMPLES, SUMMARY = "gpu_clocks.csv", "gpu_clocks.json"
 COLUMNS = ("unix_ns", "place", "uuid", *STATE)
+MOST_SHARE = 0.05
 _END_S = 10.0
 
 
 @contextlib.contextmanager
-def sampled(gpus: Sequence[Gpu], folder: Path, *, interval_s: float = INTERVAL_S) -> Iterator[None]:
+def sampled(
+    gpus: Sequence[Gpu], folder: Path, *, interval_s: float = INTERVAL_S, node: int = 0
+) -> Iterator[None]:
     """Sample these GPUs into `folder` while the block runs; if that fails, the summary says why.
 
-    place, the column, is the GPU's position in `gpus`, which is the local rank of a step's process.
+    place, the column, is the rank of the step's process on a GPU: its position in `gpus`, after those of the
+    nodes before (`node`: this one's rank, with as many GPUs on each), which write files of their own.
     """
     if not gpus:
         yield
@@ -44,12 +49,14 @@ def sampled(gpus: Sequence[Gpu], folder: Path, *, interval_s: float = INTERVAL_S
     spec = {
         "folder": str(folder.absolute()),
         "interval_s": interval_s,
+        "node": node,
         "gpus": [[gpu.vendor, gpu.parent or gpu.uuid, gpu.render_node] for gpu in gpus],
     }
     try:
         process = _start(spec)
     except OSError as error:
-        _say(folder, {"interval_s": interval_s, "samples": 0, "reason": f"not sampled: {error.strerror}"})
+        reason = f"not sampled: {error.strerror}"
+        _say(folder, {"interval_s": interval_s, "samples": 0, "reason": reason}, node)
         yield
         return
     try:
@@ -62,8 +69,15 @@ def sampled(gpus: Sequence[Gpu], folder: Path, *, interval_s: float = INTERVAL_S
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if not (folder / SUMMARY).exists():
-            _say(folder, {"interval_s": interval_s, "samples": 0, "reason": "the sampling process failed"})
+        if not (folder / of_node(SUMMARY, node)).exists():
+            reason = "the sampling process failed"
+            _say(folder, {"interval_s": interval_s, "samples": 0, "reason": reason}, node)
+
+
+def of_node(name: str, node: int) -> str:
+    """`gpu_clocks.csv` of the first node, `gpu_clocks.node1.csv` of the next."""
+    path = Path(name)
+    return name if node == 0 else f"{path.stem}.node{node}{path.suffix}"
 
 
 def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -79,61 +93,92 @@ def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
     )
 
 
-def _say(folder: Path, summary: dict[str, Any]) -> None:
+def _say(folder: Path, summary: dict[str, Any], node: int = 0) -> None:
     with contextlib.suppress(Exception):  # a full disk fails the step itself, and says so there
-        write_atomic(folder / SUMMARY, json.dumps(summary))
+        write_atomic(folder / of_node(SUMMARY, node), json.dumps(summary))
 
 
-def sample(folder: Path, gpus: Sequence[Sequence[Any]], interval_s: float, input_fd: int) -> dict[str, Any]:
-    """Sample until the input ends; the summary, which is written at the beginning too."""
+def sample(
+    folder: Path, gpus: Sequence[Sequence[Any]], interval_s: float, input_fd: int, node: int = 0
+) -> dict[str, Any]:
+    """Sample until the input ends; the summary, which is written at the beginning too.
+
+    A vendor's tool takes long: the next sample then waits until no more than MOST_SHARE of the time goes
+    into sampling.
+    """
     began, samples, longest_s = time.monotonic(), 0, 0.0
-    readers, reasons = _readers(gpus)
+    readers, reasons, slow = _readers(gpus)
     summary: dict[str, Any] = {"interval_s": interval_s, "gpus": len(gpus), "reasons": reasons}
-    _say(folder, {**summary, "samples": 0, "reason": "still sampling, or killed"})
-    with (folder / SAMPLES).open("w", encoding="ascii") as file:
+    _say(folder, {**summary, "samples": 0, "reason": "still sampling, or killed"}, node)
+    with (folder / of_node(SAMPLES, node)).open("w", encoding="ascii") as file:
         file.write(",".join(COLUMNS) + "\n")
         while True:
             now = time.monotonic()
             for place, uuid, read in readers:
                 state = read()
                 values = ("" if state[name] is None else f"{state[name]:g}" for name in STATE)
-                file.write(f"{time.time_ns()},{place},{uuid},{','.join(values)}\n")
+                file.write(f"{time.time_ns()},{place + node * len(gpus)},{uuid},{','.join(values)}\n")
             file.flush()
             samples += bool(readers)
-            longest_s = max(longest_s, time.monotonic() - now)
-            rest_s = max(0.0, interval_s - (time.monotonic() - now))
+            took_s = time.monotonic() - now
+            longest_s = max(longest_s, took_s)
+            rest_s = max(0.0, interval_s - took_s, took_s * (1 / MOST_SHARE - 1) if slow else 0.0)
             if select([input_fd], [], [], rest_s)[0] and not os.read(input_fd, 64):
                 break
     used = os.times()
     wall_s = time.monotonic() - began
-    cpu_s = used.user + used.system
+    cpu_s = used.user + used.system + used.children_user + used.children_system
     cost = {
         "cpu_s": round(cpu_s, 3),
         "wall_s": round(wall_s, 3),
         "longest_sample_ms": round(1e3 * longest_s, 2),
     }
     found = {**summary, "samples": samples, **cost}
-    _say(folder, found)
+    _say(folder, found, node)
     return found
 
 
-def _readers(gpus: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, str, Any]], dict[str, str]]:
-    """(place, uuid, function) of each GPU with sensors; the reasons of the others by UUID."""
-    readers, reasons = [], {}
+def _readers(gpus: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, str, Any]], dict[str, str], bool]:
+    """(place, uuid, function) of each GPU with sensors; the reasons of the others by UUID; by a tool?"""
+    readers: list[tuple[int, str, Any]] = []
+    reasons: dict[str, str] = {}
+    tools: list[AmdTools] = []
     for place, (vendor, uuid, render_node) in enumerate(gpus):
         try:
             if vendor == "nvidia":
                 readers.append((place, uuid, NvmlMeter(uuid).state))
             else:
-                readers.append((place, uuid, amd_state(render_node, os.environ)))
+                readers.append((place, uuid, _amd(render_node, tools)))
         except GpuError as error:
             reasons[uuid] = error.what
-    return readers, reasons
+    return readers, reasons, bool(tools)
+
+
+def _amd(render_node: str | None, tools: list[AmdTools]) -> Callable[[], dict[str, float | None]]:
+    """How to read an AMD GPU: the kernel's files, which cost nothing; a tool where they lack its clock.
+
+    tools holds the tool once it was asked for. Raises GpuError with the reasons of both.
+    """
+    try:
+        read = amd_state(render_node, os.environ)
+        why = "hwmon has no clock"
+        if read()["sm_clock_mhz"] is not None:
+            return read
+    except GpuError as error:
+        why = error.what
+    try:
+        if not tools:
+            tools.append(AmdTools(os.environ))
+        return tools[0].reader(render_node)
+    except GpuError as error:
+        raise GpuError(f"{why}; {error.what}") from error
 
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    sample(Path(spec["folder"]), spec["gpus"], float(spec["interval_s"]), sys.stdin.fileno())
+    sample(
+        Path(spec["folder"]), spec["gpus"], float(spec["interval_s"]), sys.stdin.fileno(), int(spec["node"])
+    )
 
 
 if __name__ == "__main__":

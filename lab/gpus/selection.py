@@ -16,24 +16,26 @@ MASKS = (*HIDING, "GPU_DEVICE_ORDINAL")
 CDI_NAME = re.compile(r"(?:nvidia|amd)\.com/gpu=[0-9A-Za-z:._-]+")
 
 
-def select(gpus: Sequence[Gpu], spec: str) -> list[Gpu]:
+def select(gpus: Sequence[Gpu], spec: str, notes: Sequence[str] = ()) -> list[Gpu]:
     """Choose GPUs by `all`, `none`, a count, indices `0,2` or `0-3`, MIG instances `0:1`, UUIDs (or unique
     prefixes of them), or CDI names `nvidia.com/gpu=0`.
 
-    Raises UsageError for an invalid value, GpuError for a GPU that is not present.
+    notes: on GPUs that are here and are left out, for the error about one that is not present. Raises
+    UsageError for an invalid value, GpuError for a GPU that is not present.
     """
     wanted = parse_spec(spec)
     if wanted == "all":
         return list(gpus)
+    here = "; ".join((present(gpus), *notes))
     if isinstance(wanted, int):
         if wanted > len(gpus):
             raise GpuError(
                 f"--gpus {wanted}: this machine has {plural(len(gpus), 'GPU')}",
-                where=present(gpus),
+                where=here,
                 fix="ask for fewer with --gpus",
             )
         return list(gpus[:wanted])
-    return [_find(gpus, item) for item in wanted]
+    return [_find(gpus, item, here) for item in wanted]
 
 
 def parse_spec(spec: str) -> str | int | list[int | str]:
@@ -116,7 +118,7 @@ def nvidia_names(gpu: Gpu) -> list[str]:
     return [f"nvidia.com/gpu={name}" for name in (gpu.uuid, gpu.number, f"{kind}{gpu.number}")]
 
 
-def _find(gpus: Sequence[Gpu], item: int | str) -> Gpu:
+def _find(gpus: Sequence[Gpu], item: int | str, here: str) -> Gpu:
     hits = matching(gpus, item)
     if len(hits) == 1:
         return hits[0]
@@ -129,7 +131,7 @@ def _find(gpus: Sequence[Gpu], item: int | str) -> Gpu:
     found = "no GPU" if not hits else "more than one GPU"
     raise GpuError(
         f"{found} on this machine matches {item!r}",
-        where=present(gpus),
+        where=here,
         fix="see `lab doctor` for the GPUs present",
     )
 

@@ -31,6 +31,34 @@ OF_MANY_OWNERS = (
 ANY_DIGEST = f"sha256:{'0' * 64}"
 VERSION_LABEL = "org.opencontainers.image.version"
 TITLE_LABEL = "org.opencontainers.image.title"
+# What docker and podman end a failed pull with -> why, and the cure.
+REFUSALS = (
+    (
+        "unauthorized|no basic auth credentials|authentication required|access .*denied",
+        "{host} wants a login, or you may not read this image",
+        "{program} login {host}",
+    ),
+    (
+        "manifest unknown|name unknown|not found",
+        "{host} has no such image",
+        "name the release, the version or the owner that it has; or build it: lab images build",
+    ),
+    (
+        "HTTP response to HTTPS client|certificate signed by unknown authority|x509: [^:]*",
+        "{host} has no certificate that this engine accepts",
+        "see how the engine is told of a registry of your own: insecure registries, or its certificate",
+    ),
+    (
+        "connection refused|no such host|no route to host|timeout|deadline exceeded",
+        "{host} cannot be reached",
+        "check the name and the network; or build it: lab images build",
+    ),
+    (
+        "no space left on device",
+        "the engine's disk is full",
+        "free some space: lab doctor says how much there is and where",
+    ),
+)
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,10 +144,7 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
     """Pull, see that it is this lab's, and give it its local name; -> its reference by digest."""
     code, tail = stream([*cli, "pull", way.ref], env={}, cwd=Path.cwd(), say=say)
     if code:
-        raise EngineError(
-            f"cannot pull {way.ref}: {tail[-1] if tail else f'exit code {code}'}",
-            fix="check the name, the network and `docker login`, or build it: lab images build",
-        )
+        raise pull_error(Path(cli[0]).name, way.ref, tail[-1] if tail else f"exit code {code}")
     version = version_of(cli, way.ref)
     if version != lab.__version__:
         raise BadDataError(
@@ -136,6 +161,16 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
     digests = _inspect(cli, '{{join .RepoDigests " "}}', way.ref).split()
     output_of([*cli, "tag", way.ref, target.ref])
     return next((one for one in digests if registry_of(one) == registry_of(way.ref)), way.ref)
+
+
+def pull_error(program: str, ref: str, said: str) -> EngineError:
+    """Why a pull failed, by the words that the program ended with, and what to do about it."""
+    for words, why, fix in REFUSALS:
+        if found := re.search(words, said, re.IGNORECASE):
+            host = registry_of(ref) or "the registry"
+            text = f"cannot pull: {why.format(host=host)} ({found[0]})"
+            return EngineError(text, where=ref, fix=fix.format(host=host, program=program))
+    return EngineError(f"cannot pull: {said}", where=ref, fix="pull it by hand to see more")
 
 
 def version_of(cli: Sequence[str], ref: str) -> str:

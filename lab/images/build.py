@@ -180,7 +180,7 @@ def _build_one(
         if code:
             raise build_error(target, base_ref, tail)
         image_id = iidfile.read_text(encoding="utf-8").strip()
-    size = output_of([builder.docker, "image", "inspect", "-f", "{{.Size}}", image_id])
+    size = output_of([builder.docker, "image", "inspect", "-f", "{{.Size}}", image_id], env=builder.env)
     return Built(
         name=target.name,
         ref=target.ref,

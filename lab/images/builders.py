@@ -9,6 +9,7 @@ import msgspec
 
 from lab.errors import EngineError
 from lab.images.docker_cli import docker_programs, output_of
+from lab.images.endpoint import endpoint_of
 
 
 class Builder(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,15 +23,18 @@ class Builder(msgspec.Struct, frozen=True, kw_only=True):
 def find_builder() -> Builder:
     """The first builder that passes a probe: buildx, then the BuildKit inside each docker program on PATH.
 
-    A newer docker without buildx cannot build with BuildKit where an older one beside it can.
+    A newer docker without buildx cannot build with BuildKit where an older one beside it can. It builds on
+    the engine that runs use, whichever context Docker's program has.
     """
-    programs = docker_programs()
+    programs, env = docker_programs(), engine_env()
     if not programs:
         raise EngineError(
             "there is no docker program on PATH",
             fix="install Docker (with buildx), or docker.io of Debian 12",
         )
-    candidates = [Builder(docker=docker, argv=(docker, "buildx", "build", "--load")) for docker in programs]
+    candidates = [
+        Builder(docker=docker, argv=(docker, "buildx", "build", "--load"), env=env) for docker in programs
+    ]
     candidates += [with_buildkit(docker) for docker in programs]
     problems = []
     for builder in candidates:
@@ -47,7 +51,13 @@ def find_builder() -> Builder:
 
 def with_buildkit(docker: str) -> Builder:
     """The BuildKit inside this docker program."""
-    return Builder(docker=docker, argv=(docker, "build"), env={"DOCKER_BUILDKIT": "1"})
+    return Builder(docker=docker, argv=(docker, "build"), env={"DOCKER_BUILDKIT": "1", **engine_env()})
+
+
+def engine_env() -> dict[str, str]:
+    """What leads docker's program to the engine that runs use; it builds on no podman."""
+    endpoint = endpoint_of(os.environ)
+    return {} if endpoint.endswith("/podman.sock") else {"DOCKER_HOST": endpoint}
 
 
 def base_python(builder: Builder, base: str) -> str:
@@ -55,7 +65,7 @@ def base_python(builder: Builder, base: str) -> str:
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     run = [builder.docker, "run", "--rm", "--network", "none", "--entrypoint", "python3"]
     try:
-        text = output_of([*run, base, "-c", code])
+        text = output_of([*run, base, "-c", code], env=builder.env)
     except EngineError as error:
         raise EngineError(
             f"the base {base} cannot be started: {error.what}",

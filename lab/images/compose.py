@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lab.core.gpu import Gpu
+from lab.core.gpu import GIVEN, Gpu
 from lab.core.step import Step
 from lab.errors import GpuError
 from lab.images import spec as images
@@ -177,7 +177,7 @@ def _service(spec: ContainerSpec) -> dict[str, Any]:
         "user": USER,
         "group_add": list(spec.group_add),
         "working_dir": spec.working_dir,
-        "environment": dict(spec.env),
+        "environment": {name: value for name, value in spec.env.items() if name != GIVEN},  # not known
         "volumes": [f"{m.source}:{m.target}" + (":ro" if m.read_only else "") for m in spec.mounts],
         "devices": list(spec.devices),
         "deploy": _reservation(spec),

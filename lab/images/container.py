@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from lab.core.gpu import PROMISE, Gpu
+from lab.core.gpu import GIVEN, HOST, PROMISE, Gpu
 from lab.core.hub import OFFLINE
-from lab.core.step import Step
+from lab.core.step import SOURCE, Step
 from lab.errors import UsageError
 from lab.images.spec import Image, MountRule, Tool
 from lab.secrets import is_secret
@@ -70,6 +70,7 @@ class HostContext(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str
     hf_cache: str  # the Hub's cache of models; a login's token lies beside it and is never mounted
     cache: str
+    name: str = ""  # of the machine
     uid: int
     gid: int
     user_mapping: UserMapping = "same"
@@ -123,7 +124,7 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
         userns_mode=USERNS_MODE[host.user_mapping],
         group_add=_groups(host) if image.vendor == "amd" and gpus else (),
         env={**_env(image, step, tools, host), **_gpu_env(image, gpus, host)},
-        mounts=_mounts(image, tools, host),
+        mounts=_mounts(image, step, tools, host),
         devices=_devices(image, gpus, host),
         device_requests=_device_requests(image, gpus, host),
         security_opt=("no-new-privileges:true", *(image.devices.security_opt if gpus else ())),
@@ -286,6 +287,7 @@ def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> 
         **OFFLINE,
         "PYTHONUNBUFFERED": "1",
         "LAB_IMAGE": image.name,
+        **({HOST: host.name} if host.name else {}),
     }
     wrapped = {name: value.format(folder=step.folder) for tool in tools for name, value in tool.env.items()}
     return {**home, **passed_on(host.host_env), **image.env, **wrapped, **step.env}
@@ -293,7 +295,8 @@ def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> 
 
 def _gpu_env(image: Image, gpus: Sequence[Gpu], host: HostContext) -> dict[str, str]:
     """What tells a step of its GPUs, and a default runtime of NVIDIA's that there are no others."""
-    promise = {PROMISE: str(len(gpus))} if gpus else {}
+    given = ",".join(gpu.uuid for gpu in gpus)
+    promise = {PROMISE: str(len(gpus)), GIVEN: given} if gpus else {}
     by_toolkit = bool(gpus) and not _by_cdi(gpus, host)
     return promise if image.vendor != "nvidia" or by_toolkit else {**promise, **NO_GPUS}
 
@@ -307,14 +310,15 @@ def passed_on(host_env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _mounts(image: Image, tools: Sequence[Tool], host: HostContext) -> tuple[Mount, ...]:
+def _mounts(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> tuple[Mount, ...]:
     folders = {"hf_cache": host.hf_cache, "cache": host.cache}
     rules = [*image.mounts, *(rule for tool in tools for rule in tool.mounts)]
     given = [
         Mount(source=folders.get(r.source) or _from_env(r, host), target=r.target, read_only=r.read_only)
         for r in rules
     ]
-    return (Mount(source=host.run_dir, target="/out"), *given)
+    source = [Mount(source=step.source, target=SOURCE, read_only=True)] if step.source else []
+    return (Mount(source=host.run_dir, target="/out"), *given, *source)
 
 
 def _from_env(rule: MountRule, host: HostContext) -> str:

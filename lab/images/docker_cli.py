@@ -69,8 +69,9 @@ def id_of(ref: str, images: Mapping[str, str]) -> str | None:
     return images.get(ref if ":" in ref.rsplit("/", 1)[-1] else f"{ref}:latest")
 
 
-def output_of(argv: Sequence[str]) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
+def output_of(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
+    env = {**os.environ, **(env or {})}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise EngineError((done.stderr.strip().splitlines() or ["failed"])[0], where=" ".join(argv[:3]))
     return done.stdout.strip()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lab.gpus.sampling import COLUMNS, SAMPLES, SUMMARY
+from lab.gpus.sampling import COLUMNS, SAMPLES
 
 MOST_BYTES = 256 << 20
+_OTHER_NODES = "gpu_clocks.node*.csv"
 # A sample says nothing about what ran further away from it.
 NEAR_NS = 1_000_000_000
 IDLE = 0x1
@@ -28,10 +29,10 @@ REASONS = {
 
 @dataclass(frozen=True)
 class GpuState:
-    """Samples in order of time; columns (n,) are NaN where not reported. place is the local rank.
+    """Samples in order of time; columns (n,) are NaN where not reported. place is the rank.
 
-    cost_share: CPU time of the sampling over its wall time, NaN where it did not end; reasons: why GPUs have
-    no rows.
+    cost_share: CPU time of the sampling over its wall time on the worst node, NaN where it did not end;
+    reasons: why GPUs have no rows.
     """
 
     unix_ns: np.ndarray
@@ -41,8 +42,15 @@ class GpuState:
     interval_s: float
     reasons: tuple[str, ...]
 
+    @property
+    def near_ns(self) -> int:
+        """How far from a sample it still says something: a second, or the time between two samples."""
+        spacing = [np.diff(self.unix_ns[self.place == one]) for one in np.unique(self.place).tolist()]
+        known = np.concatenate(spacing) if spacing else np.empty(0)
+        return max(NEAR_NS, int(np.median(known)) if len(known) else 0)
+
     def at(self, place: int, when_ns: np.ndarray, name: str = "sm_clock_mhz") -> np.ndarray:
-        """The nearest sample of one GPU at times (n,); NaN further than a second from any."""
+        """The nearest sample of one GPU at times (n,); NaN where none is near (near_ns)."""
         mine = np.flatnonzero((self.place == place) & ~np.isnan(self.values[name]))
         found = np.full(len(when_ns), np.nan)
         if not len(mine):
@@ -52,17 +60,17 @@ class GpuState:
         before = np.maximum(after - 1, 0)
         nearer = np.abs(times[before] - when_ns) <= np.abs(times[after] - when_ns)
         chosen = np.where(nearer, before, after)
-        near = np.abs(times[chosen] - when_ns) <= NEAR_NS
+        near = np.abs(times[chosen] - when_ns) <= self.near_ns
         found[near] = self.values[name][mine[chosen[near]]]
         return found
 
     def summary(self, place: int, begin_ns: int, end_ns: int) -> dict[str, Any]:
-        """One GPU while it worked between two times, give or take a second: medians, extremes, reasons.
+        """One GPU while it worked between two times, give or take near_ns: medians, extremes, reasons.
 
         Samples in which the GPU idled do not count, unless there are no others.
         """
-        mine = (self.place == place) & (self.unix_ns >= begin_ns - NEAR_NS)
-        mine &= self.unix_ns <= end_ns + NEAR_NS
+        mine = (self.place == place) & (self.unix_ns >= begin_ns - self.near_ns)
+        mine &= self.unix_ns <= end_ns + self.near_ns
         bits = np.nan_to_num(self.values["throttle_bits"]).astype(np.int64)
         busy = mine & (bits & IDLE == 0)
         mine = busy if busy.any() else mine
@@ -84,32 +92,49 @@ class GpuState:
 
 
 def read_state(folder: Path) -> GpuState | None:
-    """The samples in a run's folder; None where none were taken. Lines that cannot be read are left out."""
-    path = folder / SAMPLES
-    summary = _summary(folder / SUMMARY)
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
+    """The samples of all nodes in a run's folder; None where none were taken.
+
+    Lines that cannot be read are left out.
+    """
+    paths = [folder / SAMPLES, *sorted(folder.glob(_OTHER_NODES))]
+    paths = [path for path in paths if path.is_file()]
+    if not paths or sum(path.stat().st_size for path in paths) > MOST_BYTES:
         return None
-    rows = [parsed for line in path.read_text("ascii", "replace").splitlines()[1:] if (parsed := _row(line))]
+    summaries = [_summary(path.with_suffix(".json")) for path in paths]
+    lines = [line for path in paths for line in path.read_text("ascii", "replace").splitlines()[1:]]
+    rows = [parsed for line in lines if (parsed := _row(line))]
     table = np.array([row[1:] for row in rows], dtype=float).reshape(-1, len(COLUMNS) - 2)
     times = np.array([row[0] for row in rows], dtype=np.int64)
     order = np.argsort(times, kind="stable")
-    wall_s, cpu_s = (summary.get(name) for name in ("wall_s", "cpu_s"))
-    known = isinstance(wall_s, (int, float)) and isinstance(cpu_s, (int, float)) and wall_s > 0
-    reasons = summary.get("reasons")
     return GpuState(
         unix_ns=times[order],
         place=table[order, 0].astype(np.int64),
         values={name: table[order, at] for at, name in enumerate(COLUMNS[3:], start=1)},
-        cost_share=float(cpu_s) / float(wall_s) if known else float("nan"),  # type: ignore[arg-type]
-        interval_s=float(summary.get("interval_s") or "nan"),
-        reasons=tuple(str(text)[:200] for text in reasons.values()) if isinstance(reasons, dict) else (),
+        cost_share=float(np.max([_cost_share(one) for one in summaries])),
+        interval_s=_float(summaries[0].get("interval_s")),
+        reasons=tuple(text for one in summaries for text in _reasons(one)),
     )
 
 
-def rows_of(state: GpuState, ranks: Sequence[int], begin_ns: int, end_ns: int) -> list[dict[str, Any]]:
-    """One row per rank whose GPU was sampled."""
+def rows_of(state: GpuState, spans_ns: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
+    """One row per rank whose GPU was sampled; spans_ns: when each rank worked, by its own host's clock."""
     places = set(state.place.tolist())
-    return [{"rank": rank, **state.summary(rank, begin_ns, end_ns)} for rank in ranks if rank in places]
+    return [{"rank": rank, **state.summary(rank, *span)} for rank, span in spans_ns.items() if rank in places]
+
+
+def _cost_share(summary: dict[str, Any]) -> float:
+    wall_s, cpu_s = (_float(summary.get(name)) for name in ("wall_s", "cpu_s"))
+    return cpu_s / wall_s if wall_s > 0 else float("nan")
+
+
+def _reasons(summary: dict[str, Any]) -> list[str]:
+    reasons = summary.get("reasons")
+    return [str(text)[:200] for text in reasons.values()] if isinstance(reasons, dict) else []
+
+
+def _float(value: Any) -> float:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number else float("nan")
 
 
 def _row(line: str) -> list[Any] | None:

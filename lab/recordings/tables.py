@@ -91,6 +91,15 @@ COMM_OP_COLUMNS = {"op": np.int64, **_COMM_COLUMNS}
 THREAD_COLUMNS = {"pid": np.int64, "tid": np.int64, "name_id": np.int32}
 # Ends of the arrows from a forward operator to its backward one; `flow` pairs a start with its end.
 FLOW_COLUMNS = {"ts_ns": np.int64, "pid": np.int64, "tid": np.int64, "flow": np.int64, "is_end": np.bool_}
+# A stream waits for an event: `correlation` is that of the waiting call, `record` that of the call that
+# recorded the event, on `on_stream`.
+WAIT_COLUMNS = {
+    "device": np.int32,
+    "stream": np.int64,
+    "correlation": np.int64,
+    "on_stream": np.int64,
+    "record": np.int64,
+}
 PROCESS_COLUMNS = {"pid": np.int64, "name_id": np.int32, "label_id": np.int32}
 
 SCHEMAS: dict[str, Schema] = {
@@ -103,6 +112,7 @@ SCHEMAS: dict[str, Schema] = {
     "threads": THREAD_COLUMNS,
     "processes": PROCESS_COLUMNS,
     "flows": FLOW_COLUMNS,
+    "waits": WAIT_COLUMNS,
 }
 # Ids of texts are 32 bits wide; `external_id` and `rf_id` are numbers of the recorder's, 64 bits wide.
 TEXT_COLUMNS = {
@@ -244,7 +254,7 @@ class Trace:
     kernels holds kernels, copies and fills (`kind`), collectives one row per kernel with NCCL metadata
     (`kernel` is its row), comm_ops the same for the ops that launched a collective (`op` is its row);
     threads and processes hold the names that the recording gives them, each once; flows the arrows from
-    forward to backward.
+    forward to backward; waits the waits of streams for events, where the profiler recorded them.
     problems are sentences about what was odd; truncated says that the end is missing; lacks is what the
     recording itself is missing.
     """
@@ -264,6 +274,7 @@ class Trace:
     truncated: bool
     lacks: tuple[Lack, ...] = ()
     flows: Table = field(default_factory=lambda: concat([], FLOW_COLUMNS))
+    waits: Table = field(default_factory=lambda: concat([], WAIT_COLUMNS))
 
     def text(self, ids: np.ndarray) -> np.ndarray:
         """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""

@@ -116,7 +116,8 @@ class Chart {
     }
     const names = this.spec.names;
     const [from, to] = this.shown.x;
-    const marks = names ? names.map((name, x) => [x, name]).filter(([x]) => x >= from && x <= to) : ticks(from, to, this.width / 110).map((x) => [x, x]);
+    const given = names ? names.map((name, x) => [x, name]) : this.spec.marks;
+    const marks = given ? given.filter(([x]) => x >= from && x <= to) : ticks(from, to, this.width / 110).map((x) => [x, x]);
     const every = Math.ceil(marks.length * 80 / this.width);
     for (const [x, text] of marks.filter((_, at) => at % every === 0)) {
       node("text", { x: this.px(x), y: bottom + 20, "text-anchor": "middle" }, this.svg, text);

@@ -32,6 +32,7 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
             "engine": " ".join(filter(None, [manifest.engine, manifest.engine_version])),
             **origin,
             "image": _image(manifest.image),
+            **{f"image of steps that name it: {one.name}": _image(one) for one in manifest.images},
             "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip(),
             **_content(made),
         },

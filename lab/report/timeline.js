@@ -270,7 +270,7 @@ class Timeline {
     else {
       let launches = 0, ticks = 0;
       for (let kind = 0; kind < this.spent.length; kind++) if (this.hits[kind]) { launches += this.times[kind]; ticks += this.spent[kind]; }
-      this.said.textContent = `${launches} of ${this.kind.length} launches, ${duration(ticks * this.tick)}: ${words}`;
+      this.said.textContent = `${launches} of ${this.kind.length} ${this.holder.dataset.src ? "bars" : "launches"}, ${duration(ticks * this.tick)}: ${words}`;
     }
     this.paint();
   }
@@ -368,7 +368,7 @@ class Timeline {
     const style = getComputedStyle(this.holder), tone = (role) => style.getPropertyValue(`--${role}`);
     this.inks = Object.fromEntries(["ink", "muted", "rule", "paper", "fail", "idle"].map((role) => [role, tone(role)]));
     this.tones = [...this.keys.map((one) => (one.role ? tone(one.role) : one.ink)), this.inks.idle];
-    this.width = Math.max(480, this.plot.clientWidth);
+    this.width = Math.max(320, this.plot.clientWidth);
     const full = LANE.top + LANE.bottom + rows * LANE.height;
     this.height = Math.min(full, LANE.most);
     this.canvas.width = this.width * scale;
@@ -380,7 +380,7 @@ class Timeline {
     pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.font = "12px system-ui, sans-serif";
     if (!this.labelWidth) this.labelWidth = Math.min(LANE.label, this.spec.rows.reduce((most, label) => Math.max(most, pen.measureText(label).width), 0));
-    this.left = 16 + this.labelWidth;
+    this.left = 16 + Math.min(this.labelWidth, 0.36 * this.width);
     const from = Math.floor(this.plot.scrollTop / LANE.height);
     this.visible = [from, Math.min(rows, Math.ceil((this.plot.scrollTop + this.height - LANE.top - LANE.bottom) / LANE.height))];
     pen.save();
@@ -572,7 +572,7 @@ class Timeline {
           if (part > 0) { count++; busy += part; }
         }
       }
-      this.said.textContent = `${duration(to - from)} between the cursors; ${count} bars reach into it, ${duration(busy)} summed over all rows`;
+      this.said.textContent = `${duration(to - from)} between the cursors; ${count} ${count === 1 ? "bar reaches" : "bars reach"} into it, ${duration(busy)} summed over all rows`;
     }
     this.later();
   }
@@ -586,7 +586,7 @@ class Timeline {
     pen.fillStyle = this.inks.ink;
     pen.textAlign = "right";
     pen.textBaseline = "middle";
-    for (let row = this.visible[0]; row < this.visible[1]; row++) pen.fillText(this.spec.rows[row], this.left - 8, this.top(row) + LANE.bar / 2);
+    for (let row = this.visible[0]; row < this.visible[1]; row++) pen.fillText(this.spec.rows[row], this.left - 8, this.top(row) + LANE.bar / 2, this.left - 12);
     pen.restore();
     pen.textBaseline = "alphabetic";
     pen.fillStyle = this.inks.muted;

@@ -148,14 +148,16 @@ def query(
     elif not found.error:
         click.echo(_csv(found) if as_csv else _tables(found) if not sql else _text(found), nl=not as_csv)
     if found.limited:
-        raise StepFailed(found.error, fix="--timeout and --memory-mb give it more")
+        words = "\n".join([found.error, *(f"  {one}" for one in found.notes[:20])])
+        raise StepFailed(words, fix="--timeout and --memory-mb give it more")
     if found.error:
         fix = "lab query --tables shows what can be asked" if "Catalog Error" in found.error else None
         raise UsageError(found.error, fix=fix)
     if found.notes:
         raise StepFailed("the answer is not complete:\n" + "\n".join(f"  {one}" for one in found.notes[:20]))
     if found.cut:
-        raise StepFailed(f"cut after {len(found.rows):,} rows: there are more", fix="--rows N")
+        fix = "--rows N" if len(found.rows) >= rows else "fewer columns, or shorter texts: an answer is full"
+        raise StepFailed(f"cut after {len(found.rows):,} rows: there are more", fix=fix)
 
 
 def _saved(name: str) -> str:

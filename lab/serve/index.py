@@ -23,7 +23,8 @@ from lab.errors import LabError, MissingError
 from lab.serve.rows import RunRow, TableFile, analysis_row, broken_row, row_of
 from lab.serve.walk import Seen, Walk, stamp, walk
 
-SCHEMA = 1  # of the cache
+SCHEMA = 2  # of the cache
+NO_FILE = "is a link, or no file at all: it is not read"
 MOST_MANIFEST_BYTES = 64 << 20
 MOST_TABLES = 500  # of one run
 TABLE_SUFFIXES = (".csv", ".parquet")
@@ -136,6 +137,8 @@ def read_row(root: Path, seen: Seen) -> RunRow:
     if folder != seen.folder:
         return broken_row(folder, "the folder's name is not UTF-8: rename it", _when(seen))
     found = _findings(here, seen)
+    if MANIFEST in seen.odd:
+        return broken_row(folder, f"{MANIFEST} {NO_FILE}", _when(seen))
     if seen.manifest is None:
         if isinstance(found, Findings):
             row = analysis_row(folder, found)
@@ -161,6 +164,8 @@ def _manifest(here: Path, seen: Seen) -> Manifest | str:
 
 
 def _findings(here: Path, seen: Seen) -> Findings | str | None:
+    if FINDINGS in seen.odd:
+        return f"{FINDINGS} {NO_FILE}"
     if seen.findings is None:
         return None
     try:
@@ -189,7 +194,7 @@ def _as_text(name: str) -> str:
 
 
 def _when(seen: Seen) -> str:
-    newest = max(one.mtime_ns for one in (seen.manifest, seen.findings) if one)
+    newest = max((one.mtime_ns for one in (seen.manifest, seen.findings) if one), default=0)
     return datetime.fromtimestamp(newest / 1e9, timezone.utc).isoformat(timespec="milliseconds")
 
 

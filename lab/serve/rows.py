@@ -13,6 +13,7 @@ from lab.core.words import plural, printable
 
 COMPLETE = "complete, as analysed"
 MOST_TEXT = 2000  # characters of one text of a row
+MOST_VALUE = 1e100  # of a figure; a larger one is only shown
 State = Literal["done", "failed", "open", "planned", "analysis", "unreadable"]
 
 
@@ -30,13 +31,27 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A key figure: `text` as on the page, `value` where it is a number."""
+    """A key figure: `text` as on the page, `value` where it is a number. least: it is a lower bound."""
 
     label: str
     text: str
     value: float | None
     unit: str = ""
     note: str = ""
+
+    @property
+    def least(self) -> bool:
+        return is_least(self.label, self.note)
+
+    @property
+    def shown(self) -> str:
+        """The text, with what it is a bound of."""
+        return f"≥ {self.text}" if self.least else self.text
+
+
+def is_least(label: str, note: str) -> bool:
+    """Whether a page calls this figure a lower bound, as it does where the recording lost something."""
+    return "at least" in label.lower() or note.lower().startswith("at least")
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +105,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     def fields(self) -> dict[str, str]:
         """What a person filters, sorts and groups by, as text."""
         return {
+            **{one.label: one.shown for one in self.figures},  # first: none of them replaces a column
             "run": self.folder,
             "room": self.room,
             "model": self.model,
@@ -109,7 +125,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
             "error": self.error,
             **{f"version {name}": value for name, value in self.versions.items()},
             **{f"config {name}": text_of(value) for name, value in self.config.items()},
-            **{one.label: one.text for one in self.figures},
         }
 
 
@@ -197,14 +212,8 @@ def _told(found: Findings | str | None) -> dict[str, Any]:
         "verdict": found.status,
         "lead": cut(next(iter(found.verdict), "")),
         "lacking": tuple(map(cut, found.lacking or ())),
-        "findings": found.findings,
-        "figures": tuple(
-            Figure(
-                label=cut(one.title), text=cut(one.text), value=one.value, unit=one.unit, note=cut(one.note)
-            )
-            for one in found.findings
-            if one.kind == "figure"
-        ),
+        "findings": tuple(map(_clean, found.findings)),
+        "figures": tuple(_figure(one) for one in found.findings if one.kind == "figure"),
     }
 
 
@@ -281,4 +290,39 @@ def _integrity(manifest: Manifest, steps: tuple[StepRow, ...], found: Findings |
 def _lacks(found: Findings) -> str:
     if found.lacking is None:
         return "the analysis was not finished"
-    return f"the analysis lacks {plural(len(found.lacking), 'thing')}" if found.lacking else ""
+    wrong = [f"the analysis lacks {plural(len(found.lacking), 'thing')}"] if found.lacking else []
+    figures = [one for one in found.findings if one.kind == "figure"]
+    wrong += [f"the recording is {cut(one.text)}" for one in figures if _is_incomplete(one)]
+    if any(_figure(one).least for one in figures):
+        wrong.append("figures are lower bounds")
+    return "; ".join(wrong)
+
+
+def _is_incomplete(figure: Finding) -> bool:
+    """Whether this is what a page says of a recording's integrity, and something is missing from it."""
+    return figure.title == "recording" and figure.text != "complete"
+
+
+def _figure(one: Finding) -> Figure:
+    clean = _clean(one)
+    return Figure(label=clean.title, text=clean.text, value=clean.value, unit=clean.unit, note=clean.note)
+
+
+def _clean(one: Finding) -> Finding:
+    """The same in printable texts of bounded length, and no number that arithmetic cannot bear."""
+    evidence = tuple(
+        msgspec.structs.replace(
+            it, file=cut(it.file), columns=tuple(map(cut, it.columns)), values=tuple(map(cut, it.values))
+        )
+        for it in one.evidence
+    )
+    return msgspec.structs.replace(
+        one,
+        id=cut(one.id),
+        title=cut(one.title),
+        text=cut(one.text),
+        note=cut(one.note),
+        unit=cut(one.unit),
+        value=one.value if one.value is not None and abs(one.value) < MOST_VALUE else None,
+        evidence=evidence,
+    )

@@ -111,6 +111,8 @@ def _on_one_clock(captures: list[Capture], paths: Sequence[Path], notes: list[st
         ranks[rank] = collective_instances(load_trace(capture.source))
         of_rank[rank] = at
     offsets = pair_collectives(ranks).offsets_ns
+    if len(offsets) < len(captures):
+        notes.append("clocks of the ranks are as recorded: no collectives of all tell how far they are off")
     for rank, offset_ns in offsets.items():
         if offset_ns:
             captures[of_rank[rank]] = _moved(captures[of_rank[rank]], -offset_ns)

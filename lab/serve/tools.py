@@ -111,9 +111,9 @@ class Tools:
                 "figures": [
                     {
                         "label": one.label,
-                        "a": one.texts[0],
-                        "b": one.texts[1],
-                        "change_percent": one.changes[1],
+                        "a": one.figures[0].shown if one.figures[0] else None,
+                        "b": one.figures[1].shown if one.figures[1] else None,
+                        "change": one.changes[1],
                     }
                     for one in figure_lines(rows)
                 ],
@@ -145,7 +145,7 @@ def _summary(row: RunRow) -> dict[str, Any]:
         "gpus",
     )
     found = {name: getattr(row, name) for name in (*names, "driver", "image", "host") if getattr(row, name)}
-    figures = [f"{one.label}: {one.text}" for one in row.figures[:8]]
+    figures = [f"{one.label}: {one.shown}" for one in row.figures[:8]]
     return {**found, "steps": f"{row.steps_done}/{row.steps_total}", "figures": figures}
 
 

@@ -15,6 +15,7 @@ from lab.core.run import MANIFEST
 MOST_FOLDERS = 50_000  # that one look visits
 MOST_DEPTH = 6
 MOST_RECORDINGS = 500  # outside of runs
+MOST_LINKS = 20  # that are named
 RECORDING = re.compile(
     r"((\.sqlite|\.rpd|\.pftrace|\.perfetto-trace|\.db)(\.gz)?|\.nsys-rep|trace[^/]*\.json(\.gz)?|\.json\.gz"
     r"|/torch_profiler/.*\.json(\.gz)?)\Z"
@@ -30,12 +31,16 @@ class Stamp(msgspec.Struct, frozen=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A folder that holds a run or an analysis; None for a file that is not there."""
+    """A folder that holds a run or an analysis; None for a file that is not there.
+
+    odd: names of these files that are links or anything else than a file: they are not read, and count.
+    """
 
     folder: str
     manifest: Stamp | None
     findings: Stamp | None
     tables: Stamp | None
+    odd: tuple[str, ...] = ()
 
 
 class Walk(msgspec.Struct, frozen=True):
@@ -47,9 +52,14 @@ class Walk(msgspec.Struct, frozen=True):
 
 
 def walk(root: Path) -> Walk:
-    """Every run below `root`, and `root` itself if it is one. Links and hidden folders are not entered."""
+    """Every run below `root`, and `root` itself if it is one. Links and hidden folders are not entered.
+
+    Runs are looked for inside of an analysis and of `root`, but not inside of other runs.
+    """
     found: list[Seen] = []
     unseen: list[str] = []
+    links: list[str] = []
+    real = os.path.realpath(root)
     recordings: list[str] = []
     queue: list[tuple[str, int]] = [("", 0)]
     visited = 0
@@ -57,17 +67,24 @@ def walk(root: Path) -> Walk:
         below, depth = queue.pop()
         here = os.path.join(root, below) if below else str(root)
         visited += 1
-        if one := _run_in(here, below):
+        one = _run_in(here, below)
+        if one:
             found.append(one)
-            continue
+            if below and one.manifest:
+                continue
         try:
             with os.scandir(here) as entries:
                 shown = [entry for entry in entries if not entry.name.startswith(".")]
                 folders = [entry.name for entry in shown if entry.is_dir(follow_symlinks=False)]
+                links += [
+                    f"{below}/{entry.name}" if below else entry.name
+                    for entry in shown
+                    if entry.is_symlink() and _leads_out(entry.path, real)
+                ]
                 recordings += [
                     f"{below}/{entry.name}" if below else entry.name
                     for entry in shown
-                    if is_recording(entry.name) and entry.is_file(follow_symlinks=False)
+                    if not one and is_recording(entry.name) and entry.is_file(follow_symlinks=False)
                 ]
         except OSError as error:
             unseen.append(f"{below or '.'}: {error.strerror}")
@@ -79,6 +96,9 @@ def walk(root: Path) -> Walk:
         if visited + len(queue) > MOST_FOLDERS:
             unseen.append(f"more than {MOST_FOLDERS:,} folders: name a folder closer to the runs")
             break
+    unseen += [f"{name}: a link out of this folder" for name in sorted(links)[:MOST_LINKS]]
+    if len(links) > MOST_LINKS:
+        unseen.append(f"{len(links) - MOST_LINKS:,} more links out of this folder")
     named = tuple(name for name in sorted(recordings)[:MOST_RECORDINGS] if is_text(name))
     if len(recordings) > MOST_RECORDINGS:
         unseen.append(f"{len(recordings):,} recordings outside of runs: {MOST_RECORDINGS} are listed")
@@ -101,9 +121,19 @@ def is_text(name: str) -> bool:
 
 def _run_in(here: str, below: str) -> Seen | None:
     manifest, findings = stamp(os.path.join(here, MANIFEST)), stamp(os.path.join(here, FINDINGS))
-    if manifest is None and findings is None:
+    odd = tuple(
+        name
+        for name, known in ((MANIFEST, manifest), (FINDINGS, findings))
+        if known is None and os.path.lexists(os.path.join(here, name))
+    )
+    if manifest is None and findings is None and not odd:
         return None
-    return Seen(below, manifest, findings, stamp(os.path.join(here, "tables"), folder=True))
+    return Seen(below, manifest, findings, stamp(os.path.join(here, "tables"), folder=True), odd)
+
+
+def _leads_out(link: str, real: str) -> bool:
+    """Whether a link leads to a folder that is not below `real`, which is seen anyway."""
+    return os.path.isdir(link) and os.path.commonpath([os.path.realpath(link), real]) != real
 
 
 def stamp(path: str | Path, *, folder: bool = False) -> Stamp | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from lab.core.options import Options
 
     _IntsParam = click.ParamType[list[int]]
+    _WordsParam = click.ParamType[list[str]]
 else:
-    _IntsParam = click.ParamType  # generic only in newer click
+    _IntsParam = _WordsParam = click.ParamType  # generic only in newer click
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -34,6 +35,32 @@ class IntList(_IntsParam):
             return parse_int_list(value, self._least)
         except UsageError as error:
             self.fail(f"{error.what} ({error.fix})" if error.fix else error.what, param, ctx)
+
+
+class WordList(_WordsParam):
+    """`ring,tree`: some of `words`, without repeats; case and underscores do not count (`NVLSTree`)."""
+
+    name = "WORD,WORD,..."
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = {_plain(word): word for word in words}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        if isinstance(value, list):
+            return value
+        given = [part.strip() for part in value.split(",")]
+        unknown = [part for part in given if _plain(part) not in self._words]
+        if unknown:
+            known = ", ".join(self._words.values())
+            self.fail(f"{unknown[0]!r} is none of {known}", param, ctx)
+        words = [self._words[_plain(part)] for part in given]
+        if len(set(words)) < len(words):
+            self.fail(f"{value!r} names one of them twice", param, ctx)
+        return words
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("_", "")
 
 
 def with_options(*decorators: Decorator) -> Decorator:

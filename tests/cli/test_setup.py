@@ -21,6 +21,7 @@ from lab.cli.setup import image_for, setup
 from lab.core.gpu import Gpu
 from lab.core.provenance import lab_with_content
 from lab.errors import BadDataError, ConfigError, EngineError, GpuError, MissingError, StepFailed, UsageError
+from lab.gpus.discover import Found
 from lab.images import acquire
 from lab.images.targets import targets
 
@@ -269,6 +270,66 @@ def test_what_is_not_the_image_that_was_named_gets_no_local_name(how, kind, said
     assert target.ref not in _inspected(target.ref)
 
 
+@pytest.mark.parametrize(
+    "said, what, fix",
+    [
+        (
+            "Error response from daemon: manifest for {ref} not found: manifest unknown: manifest unknown",
+            "reg.example.org:5000 has no such image (not found)",
+            "build it",
+        ),
+        (
+            "Error: initializing source docker://{ref}: reading manifest 1 in reg.example.org:5000/lab/cpu: "
+            "manifest unknown: manifest unknown",
+            "has no such image (manifest unknown)",
+            "the version",
+        ),
+        (
+            'Error response from daemon: Head "http://{ref}": no basic auth credentials',
+            "wants a login, or you may not read this image (no basic auth credentials)",
+            "podman login reg.example.org:5000",
+        ),
+        (
+            "Error: initializing source docker://{ref}: unauthorized: authentication required",
+            "wants a login",
+            "podman login reg.example.org:5000",
+        ),
+        (
+            "pull access denied for {ref}, repository does not exist or may require "
+            "'docker login': denied: requested access to the resource is denied",
+            "wants a login",
+            "podman login",
+        ),
+        (
+            'Get "https://{ref}": dial tcp 1.2.3.4:443: connect: connection refused',
+            "reg.example.org:5000 cannot be reached (connection refused)",
+            "the network",
+        ),
+        (
+            'Get "https://{ref}": dial tcp: lookup reg on 1.1.1.1:53: no such host',
+            "cannot be reached (no such host)",
+            "check the name",
+        ),
+        (
+            'Get "https://{ref}": http: server gave HTTP response to HTTPS client',
+            "no certificate that this engine accepts",
+            "insecure registries",
+        ),
+        (
+            "failed to register layer: write /x: no space left on device",
+            "the engine's disk is full",
+            "lab doctor",
+        ),
+        ("something new", "cannot pull: something new", "by hand"),
+    ],
+)
+def test_why_a_pull_failed_is_said_in_words_with_its_cure(said, what, fix):
+    """What Docker 20.10 and podman 4.3 said of a real registry, but for the last four."""
+    ref = f"reg.example.org:5000/lab/cpu@{DIGEST}"
+    error = acquire.pull_error("podman", ref, said.format(ref=ref))
+    assert what in error.what and fix in str(error.fix) and error.where == ref
+
+
 @pytest.fixture
 def box(tmp_path, monkeypatch):
     """An engine that answers and has no images, and one H200; -> what more the engine says of itself."""
@@ -276,7 +337,7 @@ def box(tmp_path, monkeypatch):
     from tests.engines.docker.test_client import DOCKER, an_engine
 
     monkeypatch.setattr("lab.cli.setup.listed", lambda _: {})
-    monkeypatch.setattr("lab.cli.setup.discover", lambda: [gpu("nvidia", "sm_90")])
+    monkeypatch.setattr("lab.cli.setup.look", lambda: Found([gpu("nvidia", "sm_90")]))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("LAB_CDI_DIRS", str(tmp_path))
     monkeypatch.setenv(acquire.REGISTRY, "ghcr.io/me")
@@ -314,7 +375,7 @@ def test_a_broken_driver_does_not_concern_an_image_without_gpus(box, monkeypatch
     def broken():
         raise GpuError("nvidia-smi failed")
 
-    monkeypatch.setattr("lab.cli.setup.discover", broken)
+    monkeypatch.setattr("lab.cli.setup.look", broken)
     with box():
         done = CliRunner().invoke(setup, ["cpu-torch", "--dry-run"], catch_exceptions=False)
         assert "next: lab run --image cpu" in done.stdout

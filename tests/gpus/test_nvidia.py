@@ -9,10 +9,16 @@ import types
 
 import pytest
 
+from lab.cli import doctor
+from lab.core.options import Options
+from lab.engines.docker.site import site_for
 from lab.engines.local.engine import LocalEngine
 from lab.errors import GpuError
 from lab.gpus import nvidia
+from lab.gpus.cdi import Devices
+from lab.gpus.discover import look
 from lab.gpus.nvidia import cards_without_driver, nvidia_gpus, parse_nvidia_smi
+from lab.images.spec import load
 
 ROW = "3, GPU-aa-1, NVIDIA H200, 580.159.04, 143771, 700.00, 1980, 3201, 9.0, Disabled"
 
@@ -149,6 +155,34 @@ def test_a_divided_gpu_without_instances_computes_nothing(smi):
     assert "nvidia-smi mig -cgi" in str(caught.value) and "GPU-bb" in str(caught.value)
 
 
+def an_empty_one_beside(smi):
+    """GPU 3 whole, and on GPU 1 MIG is enabled without an instance."""
+    smi(f'#!/bin/sh\n[ "$1" = -L ] && echo "GPU 1: A100 (UUID: GPU-bb)" || printf "{ROW}\\n{HALF}\\n"\n')
+
+
+def test_a_gpu_that_is_left_out_for_want_of_an_instance_is_told_in_plan_and_doctor(smi):
+    an_empty_one_beside(smi)
+    (note,) = look({}).notes
+    assert note.startswith("GPU 1 (NVIDIA A100-SXM4-40GB, GPU-bb) is left out: MIG is enabled on it")
+    assert "nvidia-smi mig -i 1 -cgi" in note
+    local, _ = LocalEngine.prepare(Options())
+    docker = site_for(load("cuda"), Options(image="cuda"))
+    assert local.notes == docker.notes == (note,) and [gpu.uuid for gpu in docker.gpus] == ["GPU-aa-1"]
+    _, rows = doctor._check_gpus(Devices({}))
+    assert [(row.state, row.detail) for row in rows if "left out" in row.detail] == [("warn", note)]
+    assert look({"CUDA_VISIBLE_DEVICES": "3"}).notes == (), "the mask leaves it out"
+
+
+@pytest.mark.parametrize("named", ["1", "GPU-bb", "GPU-b"])
+def test_a_gpu_without_an_instance_that_is_asked_for_by_name_is_refused_with_the_reason(smi, named):
+    an_empty_one_beside(smi)
+    with pytest.raises(GpuError, match=r"is left out: MIG is enabled"):
+        look({"CUDA_VISIBLE_DEVICES": named})
+    with pytest.raises(GpuError) as caught:
+        LocalEngine.prepare(Options(gpus="1-1" if named == "1" else named))
+    assert "is left out: MIG is enabled" in str(caught.value.where)
+
+
 def test_a_listing_that_fails_is_an_error(smi):
     smi(f'#!/bin/sh\n[ "$1" = -L ] && {{ echo lost >&2; exit 15; }} || echo "{HALF}"\n')
     with pytest.raises(GpuError, match=r"exit code 15.*lost"):
@@ -156,14 +190,17 @@ def test_a_listing_that_fails_is_an_error(smi):
 
 
 def test_a_driver_too_old_for_the_newer_columns_is_asked_without_them(smi):
-    old = ",".join(ROW.split(",")[:-2]).replace("580.159.04", "470.82.01")
-    smi(
-        f'#!/bin/sh\n[ "$1" = -L ] && echo "{LISTING}" && exit 0\n'
-        'case "$1" in *compute_cap*) echo "Field compute_cap is not a valid field to query."; exit 2;; esac\n'
-        f'echo "{old}"\n'
-    )
+    row = ",".join(ROW.split(",")[:-2]).replace("580.159.04", "470.82.01")
+    cannot = 'echo "Field $1 is not a valid field to query."; exit 2;;'
+    before_450 = f'#!/bin/sh\n[ "$1" = -L ] && echo "{LISTING}" && exit 0\n'
+    before_450 += f'case "$1" in *compute_cap*) {cannot}'
+    smi(f'{before_450} *mig.mode*) {cannot} esac\necho "{row}"\n')
     (gpu,) = nvidia_gpus()
     assert (gpu.uuid, gpu.driver, gpu.arch) == ("GPU-aa-1", "470.82.01", None)
+    # One of 470 knows whether MIG is on, without which an empty GPU would be taken for a whole one.
+    other = row.replace("3, GPU-aa-1", "7, GPU-x")
+    smi(f'{before_450} *mig.mode*) echo "{row}, Disabled"; echo "{other}, Enabled";; esac\n')
+    assert [gpu.uuid for gpu in nvidia_gpus()] == ["GPU-aa-1"] and "GPU 7" in look({}).notes[0]
 
 
 @pytest.mark.parametrize("text", ["0, GPU-1, Tesla T4, 535.1", "WARNING: infoROM is corrupted", ""])

@@ -44,7 +44,7 @@ def test_a_summary_names_what_slowed_a_gpu_and_leaves_idle_samples_out(tmp_path)
     write_state(tmp_path, {0: [1200.0] * 4}, bits=4)
     with (tmp_path / SAMPLES).open("a") as file:
         file.write(f"{T0 + 50 * MS},0,GPU-0,345,2619,80,30,1\n")  # idle
-    (row,) = rows_of(read_state(tmp_path), [0, 1], T0, T0 + 300 * MS)
+    (row,) = rows_of(read_state(tmp_path), dict.fromkeys((0, 1), (T0, T0 + 300 * MS)))
     assert (row["rank"], row["samples"], row["sm_clock_mhz"], row["sm_clock_min_mhz"]) == (0, 4, 1200, 1200)
     assert row["slowed_by"] == "software power cap 100 %" and row["temperature_max_c"] == 60
 
@@ -56,3 +56,31 @@ def test_no_samples_are_none_and_odd_lines_are_left_out(tmp_path):
     state = read_state(tmp_path)
     assert state.unix_ns.tolist() == [5] and math.isnan(state.cost_share)
     assert np.isnan(state.at(0, np.array([5]))).all()
+
+
+def test_the_nodes_of_a_job_are_one_state_and_each_rank_is_seen_by_its_own_clock(tmp_path):
+    second = 1_000 * MS
+    write_state(tmp_path, {0: [1980] * 5, 1: [1970] * 5})
+    other = write_state(tmp_path / "x", {2: [1200] * 5, 3: [1210] * 5}, begin=T0 + 60 * second)  # its clock
+    (other / SAMPLES).rename(tmp_path / "gpu_clocks.node1.csv")
+    about = {"interval_s": 0.1, "cpu_s": 2.0, "wall_s": 10.0, "reasons": {"GPU-9": "no such sensor"}}
+    (tmp_path / "gpu_clocks.node1.json").write_text(json.dumps(about))
+    state = read_state(tmp_path)
+    assert sorted(set(state.place.tolist())) == [0, 1, 2, 3]
+    assert state.cost_share == pytest.approx(0.2) and state.reasons == ("no such sensor",)
+    spans = {0: (T0, T0 + second), 3: (T0 + 60 * second, T0 + 61 * second)}
+    assert [(row["rank"], row["sm_clock_mhz"]) for row in rows_of(state, spans)] == [(0, 1980), (3, 1210)]
+
+
+def test_samples_that_are_seconds_apart_say_something_until_the_next(tmp_path):
+    state = read_state(write_state(tmp_path, {0: [1900, 1400, 1900]}, every_ms=6_000))
+    assert state.near_ns == 6_000 * MS
+    found = state.at(0, T0 + np.array([2_900, 3_100, 15_000, 19_000]) * MS)
+    assert found[:3].tolist() == [1900, 1400, 1900] and math.isnan(found[3])
+
+
+def test_a_node_whose_sampling_was_killed_leaves_its_cost_unknown(tmp_path):
+    write_state(tmp_path, {0: [1980]})
+    (tmp_path / "gpu_clocks.node1.csv").write_text(",".join(COLUMNS) + f"\n{T0},1,G,1500,1,1,1,0\n")
+    state = read_state(tmp_path)
+    assert math.isnan(state.cost_share) and state.at(1, np.array([T0]))[0] == 1500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -40,8 +41,13 @@ def write_run(
     cells: dict[str, object] | None = None,
     host: str = "node1",
     lacking: tuple[str, ...] = (),
+    figures: Sequence[tuple[str, str, float | None, str, str]] | None = None,
+    whole_config: dict | None = None,
 ) -> Path:
-    """A run with its manifest, one table, a page and findings; a status of None is a step that has begun."""
+    """A run with its manifest, one table, a page and findings; a status of None is a step that has begun.
+
+    figures: (title, text, value, unit, note), in place of the step's time.
+    """
     folder = root / name
     (folder / "tables").mkdir(parents=True)
     steps = []
@@ -79,7 +85,9 @@ def write_run(
             host={"name": host, "cpu": "EPYC"},
             gpus=(Gpu(vendor="nvidia", index=0, uuid="GPU-1", name="NVIDIA H200", driver=driver),),
             versions={"torch": "2.11.0"} | (versions or {}),
-            config={"model": "tiny", "channels": [28, 42]} | (config or {}),
+            config={"model": "tiny", "channels": [28, 42]} | (config or {})
+            if whole_config is None
+            else whole_config,
             steps=steps,
         ),
         folder / MANIFEST,
@@ -96,16 +104,22 @@ def write_run(
             Finding(
                 id="verdict-1", kind="verdict", severity="info", title=room, text=lead, evidence=evidence
             ),
+        ]
+        found += [
             Finding(
-                id="figure-1",
+                id=f"figure-{at}",
                 kind="figure",
                 severity="info",
-                title="Step",
-                text=f"{step_ms:g} ms",
-                value=step_ms,
-                unit="ms",
+                title=title,
+                text=text,
+                value=value,
+                unit=unit,
+                note=note,
                 evidence=evidence,
-            ),
+            )
+            for at, (title, text, value, unit, note) in enumerate(
+                [("Step", f"{step_ms:g} ms", step_ms, "ms", "")] if figures is None else figures, 1
+            )
         ]
         findings.save(
             Findings(

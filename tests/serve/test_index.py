@@ -147,7 +147,7 @@ def test_runs_are_found_below_but_links_and_hidden_folders_are_not_entered(tmp_p
     (root / "linked_manifest" / MANIFEST).symlink_to(elsewhere / MANIFEST)
     rows = looked(root)
     assert set(rows) == {"team/a/deep", "linked_manifest"}
-    assert rows["linked_manifest"].state == "analysis", "its manifest is a link and not read"
+    assert rows["linked_manifest"].state == "unreadable", "its manifest is a link and not read"
 
 
 def test_what_was_not_looked_at_is_said(tmp_path, monkeypatch):
@@ -243,3 +243,54 @@ def test_findings_without_evidence_do_not_validate(tmp_path):
     (folder / FINDINGS).write_bytes(msgspec.json.encode(whole))
     with pytest.raises(BadDataError, match="do not fit their schema"):
         findings.load(folder / FINDINGS)
+
+
+def test_a_link_out_of_the_folder_is_said_and_one_inside_is_not(tmp_path):
+    write_run(tmp_path / "runs", "a")
+    write_run(tmp_path / "elsewhere", "b")
+    (tmp_path / "runs" / "latest").symlink_to(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "shared").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "runs" / "file").symlink_to(tmp_path / "elsewhere" / "b" / MANIFEST)
+    (tmp_path / "runs" / "nowhere").symlink_to(tmp_path / "absent")
+    found = walk(tmp_path / "runs")
+    assert [one.folder for one in found.seen] == ["a"]
+    assert found.unseen == ("shared: a link out of this folder",)
+
+
+@pytest.mark.parametrize("odd", ["folder", "link"])
+def test_a_manifest_that_is_no_file_makes_no_complete_analysis(tmp_path, odd):
+    folder = write_run(tmp_path / "runs", "a")
+    (folder / MANIFEST).rename(tmp_path / "moved.json")
+    if odd == "link":
+        (folder / MANIFEST).symlink_to(tmp_path / "moved.json")
+    else:
+        (folder / MANIFEST).mkdir()
+    (row,) = Index(tmp_path / "runs", cache=False).refresh()
+    assert row.state == "unreadable" and "is a link, or no file at all" in row.error
+
+
+def test_findings_behind_a_link_are_not_called_absent(tmp_path):
+    folder = write_run(tmp_path / "runs", "a")
+    (folder / FINDINGS).rename(tmp_path / "moved.json")
+    (folder / FINDINGS).symlink_to(tmp_path / "moved.json")
+    (row,) = Index(tmp_path / "runs", cache=False).refresh()
+    assert row.integrity.startswith("findings unreadable: findings.json is a link")
+
+
+def test_an_analysis_or_a_strange_manifest_above_runs_hides_none(tmp_path):
+    write_run(tmp_path / "runs", "a")
+    write_run(tmp_path / "runs" / "gate", "b")
+    (write_run(tmp_path / "other", "x") / FINDINGS).rename(tmp_path / "runs" / "gate" / FINDINGS)
+    (tmp_path / "runs" / MANIFEST).write_text('{"name": "an app"}')
+    rows = {row.folder: row.state for row in Index(tmp_path / "runs", cache=False).refresh()}
+    assert rows == {"": "unreadable", "a": "done", "gate": "analysis", "gate/b": "done"}
+
+
+def test_texts_of_findings_are_printable_and_bounded_and_numbers_can_be_added(tmp_path):
+    figures = [("\x1b[2J\u202e" + "T" * 9000, "1e308 ms", 1e308, "ms\x1b", "n" * 9000)]
+    write_run(tmp_path / "runs", "a", figures=figures)
+    (row,) = Index(tmp_path / "runs", cache=False).refresh()
+    (figure,) = row.figures
+    assert figure.label.startswith("\\x1b[2J\\u202eTTT") and len(figure.label) < 2100 and figure.value is None
+    assert (figure.text, figure.unit, len(figure.note) < 2100) == ("1e308 ms", "ms\\x1b", True)
+    assert row.findings[1].title == figure.label and row.findings[1].value is None

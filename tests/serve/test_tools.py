@@ -55,7 +55,7 @@ def test_findings_come_with_their_evidence(tools):
 def test_a_diff_names_what_changed_and_that_it_is_not_tested(tools):
     found = tools.diff("sweep_a", "sweep_b")
     assert found["changed"] == [{"what": "machine: driver", "a": "580.1", "b": "590.0"}]
-    assert found["figures"][0]["change_percent"] == pytest.approx(20.0) and "not tested" in found["caution"]
+    assert found["figures"][0]["change"] == "+20.0 %" and "not tested" in found["caution"]
     assert tools.diff("sweep_a", "sweep_b", "../sweep_b/manifest.json")["error"]["code"] == "MissingError"
 
 

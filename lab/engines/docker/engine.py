@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import hashlib
 import os
+import platform
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
 from lab.engines.docker.mounts import OPTION_OF, check_run_folder, checked
-from lab.engines.docker.nature import Nature, ask, how_gpus_reach
+from lab.engines.docker.nature import UNLIMITED, Nature, ask, how_gpus_reach
 from lab.engines.docker.site import site_for
 from lab.engines.docker.which_lab import choose, lab_inside
 from lab.engines.log_writer import LogWriter, last_log_lines
@@ -315,10 +316,11 @@ class DockerEngine(Engine):
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         nature = self._nature
-        if not (gpus and isinstance(nature, Nature)):
+        if not isinstance(nature, Nature):
             return ()
-        state, detail = how_gpus_reach(nature, gpus, toolkit=nature.toolkit)
-        return (f"GPUs may not reach the containers: {detail}",) if state == "warn" else ()
+        found = [] if nature.limits else [UNLIMITED]
+        state, detail = how_gpus_reach(nature, gpus, toolkit=nature.toolkit) if gpus else ("ok", "")
+        return (*found, *([f"GPUs may not reach the containers: {detail}"] if state == "warn" else []))
 
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
         return _shown(fetch_spec(self.image, step, host_context(run_dir, (), self._nature)))
@@ -439,6 +441,7 @@ def host_context(run_dir: str, gpus: Sequence[Gpu], engine: Daemon | Nature | No
     """What a container of this engine may see of this host. Looks only at the host's files."""
     return HostContext(
         run_dir=run_dir,
+        name=os.environ.get("SLURMD_NODENAME") or platform.node(),
         hf_cache=str(hub_cache()),
         cache=str(cache_folder()),
         uid=os.getuid(),

@@ -13,7 +13,7 @@ from lab.core.checkup import Check, Mend, join_group_of, program_path
 from lab.core.gpu import Gpu
 from lab.core.words import size_text
 from lab.engines.docker.client import Daemon, connect
-from lab.engines.docker.nature import has_toolkit, how_gpus_reach
+from lab.engines.docker.nature import UNLIMITED, has_limits, has_toolkit, how_gpus_reach
 from lab.errors import EngineError
 from lab.images import endpoint as endpoints
 
@@ -43,7 +43,8 @@ def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu]) -> list[Check]:
         return [_unusable(error, endpoint, path, env)]
     name = "podman" if daemon.is_podman else "Docker"
     rootless = ", rootless" if daemon.user_mapping.startswith("rootless") else ""
-    row = Check("engine", "ok", f"{name} {version.get('Version', '')}{rootless} at {endpoint}")
+    no_limits = "" if has_limits(info, daemon.user_mapping) else f"; {UNLIMITED}"
+    row = Check("engine", "ok", f"{name} {version.get('Version', '')}{rootless} at {endpoint}{no_limits}")
     return [row, *_disk(info), *([_gpu_access(daemon, info, gpus)] if gpus else [])]
 
 

@@ -149,6 +149,10 @@ ROWS = (
         "free some: docker system df shows what uses it",
     ),
 )
+START = (
+    "sudo systemctl start docker, or systemctl --user start podman.socket for one of your own, or name "
+    "another in DOCKER_HOST; without --image steps run here"
+)
 UNREACHABLE = (
     Row(
         r"Permission ?(?:Error|denied)",
@@ -163,11 +167,12 @@ UNREACHABLE = (
         "the Docker engine at {endpoint} does not answer in time",
         "see whether `docker info` answers; the engine may be overloaded or hung",
     ),
-    Row(
-        "",
-        EngineError,
-        "no Docker engine answers at {endpoint}: {text}",
-        "sudo systemctl start docker, or systemctl --user start podman.socket for one of your own, or name "
-        "another in DOCKER_HOST; without --image steps run here",
+    *(
+        Row(pattern, EngineError, f"no Docker engine answers at {{endpoint}}: {why}", START)
+        for pattern, why in (
+            ("FileNotFoundError|No such file", "there is no such socket"),
+            ("ConnectionRefusedError|Connection refused", "nothing serves it"),
+            ("", "{text}"),
+        )
     ),
 )

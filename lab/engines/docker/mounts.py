@@ -15,6 +15,7 @@ import msgspec
 
 from lab.core.files import make_folder
 from lab.core.run import holds_home
+from lab.core.step import SOURCE
 from lab.errors import MissingError, UsageError
 from lab.images.container import HUB_CACHE, ContainerSpec, Mount
 
@@ -23,6 +24,7 @@ SYSTEM += ["/var/lib", "/var/run"]
 OPTION_OF = {
     "/out": "--output-dir",
     "/in": "the run folder",
+    SOURCE: "the folder of the command",
     HUB_CACHE: "HF_HUB_CACHE or HF_HOME",
     "/cache": "XDG_CACHE_HOME",
     "/opt/lab/nixnan.so": "NIXNAN_SO",
@@ -78,16 +80,17 @@ def _refuse(real: Path, option: str) -> None:
         raise UsageError(
             f"{option} names a socket, pipe or device, which cannot be mounted into a container", where=real
         )
-    _refuse_place(real, option)
+    refuse_place(real, option)
 
 
 def check_run_folder(run_dir: str) -> None:
     """Refuse, before anything is written to it, a run folder that no container may get."""
+    refuse_place(Path(run_dir).resolve(), OPTION_OF["/out"])
     _own_folder(Path(run_dir))
-    _refuse_place(Path(run_dir).resolve(), OPTION_OF["/out"])
 
 
-def _refuse_place(real: Path, option: str) -> None:
+def refuse_place(real: Path, option: str) -> None:
+    """Raises UsageError for a folder of the system, or one that the home lies in."""
     if holds_home(real) or _below_system(real):
         raise UsageError(
             f"{option} names a folder that cannot be mounted into a container",

@@ -15,6 +15,7 @@ from lab.core.gpu import Gpu
 from lab.images.container import UserMapping
 
 HOOK = "nvidia-container-runtime-hook"  # dockerd gives NVIDIA GPUs if this program is on its PATH
+UNLIMITED = "this engine cannot limit a container's memory or processes"
 
 
 class HasNature(Protocol):
@@ -32,6 +33,7 @@ class Nature:
     user_mapping: UserMapping = "same"
     cdi: bool = False  # whether it gives devices by the host's CDI specifications
     toolkit: bool = True  # whether NVIDIA's container toolkit is seen
+    limits: bool = True  # whether its limits of memory and processes take effect
 
 
 def nature_of(version: Mapping[str, Any], info: Mapping[str, Any]) -> Nature:
@@ -39,7 +41,14 @@ def nature_of(version: Mapping[str, Any], info: Mapping[str, Any]) -> Nature:
     component = (version.get("Components") or [{}])[0]
     is_podman = component.get("Name") == "Podman Engine"
     cdi = podman_cdi(component.get("Version", "")) if is_podman else bool(info.get("CDISpecDirs"))
-    return Nature(is_podman, user_mapping_of(info, is_podman=is_podman), cdi, has_toolkit(info))
+    mapping = user_mapping_of(info, is_podman=is_podman)
+    return Nature(is_podman, mapping, cdi, has_toolkit(info), has_limits(info, mapping))
+
+
+def has_limits(info: Mapping[str, Any], mapping: UserMapping) -> bool:
+    """A rootless engine on cgroup v1 takes a limit without a word and sets none."""
+    rootless_v1 = mapping.startswith("rootless") and info.get("CgroupVersion") == "1"
+    return not (rootless_v1 or info.get("CgroupDriver") == "none" or info.get("PidsLimit") is False)
 
 
 def has_toolkit(info: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from lab.core.options import Options
 from lab.core.plan import Site
 from lab.errors import GpuError, UsageError
 from lab.gpus.cdi import read_cdi, with_cdi_names
-from lab.gpus.discover import discover
+from lab.gpus.discover import look
 from lab.gpus.selection import parse_spec, placeholders, select
 from lab.images import spec as images
 from lab.images.preflight import refuse_unsuited
@@ -27,11 +27,13 @@ def site_for(image: Image, options: Options) -> Site:
         return Site(vendor="none")
     if parse_spec(options.gpus) == []:
         return Site(vendor=image.vendor)
-    present = [gpu for gpu in discover() if gpu.vendor == image.vendor]
+    found = look()
+    present = [gpu for gpu in found.gpus if gpu.vendor == image.vendor]
+    notes = found.notes if image.vendor == "nvidia" else ()
     if present:
-        chosen = select(with_cdi_names(present, read_cdi()), options.gpus)
+        chosen = select(with_cdi_names(present, read_cdi()), options.gpus, notes)
         refuse_unsuited(image, chosen, [images.load(name) for name in images.names()])
-        return Site(vendor=image.vendor, gpus=tuple(chosen))
+        return Site(vendor=image.vendor, gpus=tuple(chosen), notes=notes)
     if options.dry_run:
         assumed = placeholders(image.vendor, options.gpus, DEFAULT_NUM_GPUS)
         return Site(vendor=image.vendor, gpus=tuple(assumed), resolved=False)

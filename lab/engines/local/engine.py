@@ -21,7 +21,7 @@ from lab.engines.local.process import GuardedProcess, OutputReader, guarded
 from lab.engines.log_writer import LogWriter, last_log_lines
 from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
 from lab.errors import EngineError, UsageError, storage_error
-from lab.gpus.discover import discover
+from lab.gpus.discover import Found, look
 from lab.gpus.nvidia import cards_without_driver
 from lab.gpus.selection import MASKS, parse_spec, select, visible_env
 from lab.secrets import TOKEN_VARIABLES, redact_env, secret_values
@@ -49,9 +49,10 @@ class LocalEngine(Engine):
                 fix="drop --image or --engine local",
             )
         # Without GPUs nothing is looked for: a broken driver or a stale mask then does not matter.
-        chosen = tuple(select(discover(), options.gpus) if parse_spec(options.gpus) != [] else ())
+        found = look() if parse_spec(options.gpus) != [] else Found([])
+        chosen = tuple(select(found.gpus, options.gpus, found.notes))
         vendor = chosen[0].vendor if chosen else "none"
-        return Site(vendor=vendor, gpus=chosen), cls(vendor=vendor)
+        return Site(vendor=vendor, gpus=chosen, notes=found.notes), cls(vendor=vendor)
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         cards = None if gpus else cards_without_driver(os.environ)

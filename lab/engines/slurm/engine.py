@@ -50,21 +50,36 @@ class SlurmEngine(Engine):
     name = "slurm"
     runs_here = False
 
-    def __init__(self, options: SlurmOptions, *, image: Image | None = None, vendor: str = "none") -> None:
-        if image is None and options.container != "none":
+    def __init__(
+        self,
+        options: SlurmOptions,
+        *,
+        image: Image | None = None,
+        further: Sequence[Image] = (),
+        vendor: str = "none",
+    ) -> None:
+        """`image`: of steps that name none; `further`: those that steps name."""
+        wanted = [*([image] if image else []), *further]
+        if not wanted and options.container != "none":
             raise UsageError(f"--container {options.container} runs an image", fix="add --image NAME")
-        if image is not None and options.container == "none":
+        if wanted and options.container == "none":
             raise UsageError(
                 "on Slurm an image needs the site's container runtime",
-                fix=f"--image {image.name} --container docker|pyxis|apptainer, or neither",
+                fix=f"--image {wanted[0].name} --container docker|pyxis|apptainer, or neither",
             )
         self.options, self.image, self.vendor = options, image, vendor
+        self.further = {one.name: one for one in further}
 
     @classmethod
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
         image = images.load(options.image) if options.image else None
-        site = _site(options, image)
-        return site, cls(options.slurm or SlurmOptions(), image=image, vendor=site.vendor)
+        further = [images.load(name) for name in options.images]
+        sites = [_site(options, one) for one in [image, *further] if one is not None]
+        site = next((one for one in sites if one.gpus), None) or _site(options, image)
+        if sites and options.vendor is None and any(one.vendor != site.vendor for one in sites):
+            raise UsageError("steps in these images would not have the same GPUs", fix="--vendor none")
+        slurm = options.slurm or SlurmOptions()
+        return site, cls(slurm, image=image, further=further, vendor=site.vendor)
 
     @classmethod
     def restore(cls, run: Run, options: Options) -> tuple[Site, Engine]:
@@ -72,7 +87,8 @@ class SlurmEngine(Engine):
         recorded = (run.manifest.container or {}).get("slurm", {})
         image = images.load(run.manifest.image.name) if run.manifest.image else None
         vendor = run.manifest.gpus[0].vendor if run.manifest.gpus else "none"
-        engine = cls(msgspec.convert(recorded, SlurmOptions), image=image, vendor=vendor)
+        further = [images.load(one.name) for one in run.manifest.images]
+        engine = cls(msgspec.convert(recorded, SlurmOptions), image=image, further=further, vendor=vendor)
         return Site(vendor=vendor, gpus=run.manifest.gpus, resolved=False), engine
 
     @classmethod
@@ -124,22 +140,23 @@ class SlurmEngine(Engine):
     def provenance(
         self, run_dir: str, gpus: Sequence[Gpu]
     ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
-        if self.image is None:
-            return None, {"slurm": msgspec.to_builtins(self.options)}
-        ref = self.image.workload_ref or self.image.ref
-        return ImageRecord(name=self.image.name, ref=ref), {"slurm": msgspec.to_builtins(self.options)}
+        return _record(self.image), {"slurm": msgspec.to_builtins(self.options)}
+
+    def further_images(self, run_dir: str, gpus: Sequence[Gpu]) -> tuple[ImageRecord, ...]:
+        return tuple(filter(None, map(_record, self.further.values())))
 
     def version(self) -> str | None:
         return queue.version()
 
     def lab_used(self, ours: Lab) -> Used:
         """The run folder is on every node; so is the copy in it, and no node's own lab matters."""
-        return "mounted" if self.image else "copy"
+        return "mounted" if self.image or self.further else "copy"
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         asked = {"sbatch": step_parameters(self.options, [step], jobs=1)}
-        if self.image and self.options.container in COMMANDS:
-            wrapped = WrappedEngine(self.options.container, self.image, grace_s=GRACE_S)
+        image = self._image_of(step)
+        if image and self.options.container in COMMANDS:
+            wrapped = WrappedEngine(self.options.container, image, grace_s=GRACE_S)
             return asked | wrapped.preview(step, gpus, run_dir=run_dir)
         return {**asked, "argv": list(step.argv), "env": step.env, "cwd": run_dir}
 
@@ -183,14 +200,18 @@ class SlurmEngine(Engine):
             job = executor.submit(finish)
         return str(job.job_id)
 
+    def _image_of(self, step: Step) -> Image | None:
+        return self.further[step.image] if step.image else self.image
+
     def _ticket(self, run: Run, step: Step) -> Ticket:
+        image = self._image_of(step)
         return Ticket(
             run_dir=str(run.root.absolute()),
             step=step.name,
             attempt=run.record(step).attempts,
             vendor=self.vendor,
-            image=self.image.name if self.image else None,
-            container=self.options.container,
+            image=image.name if image else None,
+            container=self.options.container if image else "none",
         )
 
 
@@ -211,6 +232,11 @@ def _site(options: Options, image: Image | None) -> Site:
             fix="for example --gpus 8",
         )
     return Site(vendor=vendor, gpus=tuple(placeholders(vendor, options.gpus, wanted)), resolved=False)
+
+
+def _record(image: Image | None) -> ImageRecord | None:
+    """The image by its name: its content is the node's affair."""
+    return ImageRecord(name=image.name, ref=image.workload_ref or image.ref) if image else None
 
 
 def _delete_traces(root: Path, step: Step) -> None:

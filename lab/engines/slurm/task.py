@@ -28,6 +28,7 @@ from lab.engines.slurm.container import WrappedEngine
 from lab.engines.slurm.node import job_id, node_name, node_rank, on_this_node, task_gpus
 from lab.engines.slurm.records import Ticket, Trace, stop_flag, trace_path
 from lab.errors import LabError
+from lab.gpus.sampling import sampled
 from lab.images.spec import load
 
 FLAG_S = 0.5
@@ -55,8 +56,10 @@ def execute_step(ticket_json: str) -> None:
         gpus = task_gpus(step)
         trace = msgspec.structs.replace(trace, gpus=tuple(gpus))
         write_atomic(path, msgspec.json.encode(trace))
+        make_folder(run.folder(step))
         with watching_for_stop(stop_flag(root)) as stop:
-            outcome = engine_of(ticket).run(run, step, gpus, on_line=lambda _: None, stop=stop)
+            with sampled(gpus, run.folder(step), node=rank):
+                outcome = engine_of(ticket).run(run, step, gpus, on_line=lambda _: None, stop=stop)
             outcome = blame_slurm(outcome, stop)
     except LabError as error:
         outcome = Outcome(

@@ -145,9 +145,9 @@ def _joined(parts: Sequence[Mapping[int, Path]]) -> dict[int, Path] | None:
     return whole if len(whole) == sum(len(part) for part in parts) else None
 
 
-def has_rank(path: Path) -> bool:
-    """Whether a file's name has a number, so that it may be the dump of that rank."""
-    return _LAST_NUMBER.search(path.stem) is not None
+def rank_in_name(path: Path) -> int | None:
+    """The rank whose dump a file may be, by its name; None where the name has no number."""
+    return _rank_and_set(path)[0] if _LAST_NUMBER.search(path.stem) else None
 
 
 def _rank_and_set(path: Path) -> tuple[int, str]:

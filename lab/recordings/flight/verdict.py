@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.recordings.flight.dumps import Dump, Entry
@@ -16,6 +16,8 @@ NOT_JOINED, MISMATCHED, STUCK_KERNEL, ORDER_DEADLOCK, NONE, UNKNOWN = (
     "none",
     "unknown",
 )
+_MOST_RANKS = 1 << 16
+_OTHERS = "nothing says how many ranks the job has, and others may stand elsewhere"
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _LIBRARY = ("site-packages/torch/", "dist-packages/torch/", "/torch/distributed/", "<frozen")
 
@@ -51,8 +53,11 @@ class _Stall:
     states_known: bool
 
 
-def verdict_of(dumps: Mapping[int, Dump]) -> Verdict:
-    """The verdict over one set of dumps; missing dumps are evidence, not an error."""
+def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> Verdict:
+    """The verdict over one set of dumps; missing dumps are evidence, not an error.
+
+    unreadable: ranks whose dumps are there and cannot be read, so that their absence is no evidence.
+    """
     missing = _missing(dumps)
     if not any(dump.entries or dump.status for dump in dumps.values()):
         text = "the dumps hold no collective: the recorder was off (TORCH_FR_BUFFER_SIZE), or none was called"
@@ -62,19 +67,21 @@ def verdict_of(dumps: Mapping[int, Dump]) -> Verdict:
     if mismatch is not None and (not stalls or any(_is_at(mismatch, stall) for stall in stalls)):
         return mismatch
     if not stalls:
-        return _nothing(missing)
+        return _nothing(dumps, missing)
     cycle = _cycle(stalls)
     if cycle:
         return _deadlock(stalls, cycle, missing)
     stalls.sort(key=lambda stall: min((entry.created_ns for entry in stall.entries.values()), default=0))
     waiting = {rank for stall in stalls if stall.awaited for rank in stall.waiting}
     roots = [stall for stall in stalls if not waiting.issuperset(stall.awaited)]
-    return _of_stall(dumps, (roots or stalls)[0], missing)
+    return _of_stall(dumps, (roots or stalls)[0], missing, unreadable)
 
 
 def _missing(dumps: Mapping[int, Dump]) -> tuple[int, ...]:
-    """Ranks that some group names and that left no dump."""
+    """Ranks that some group names and that left no dump; without names (gloo), gaps in the numbers from 0."""
     named = {rank for dump in dumps.values() for ranks in dump.groups.values() for rank in ranks}
+    if not named and 0 in dumps and max(dumps) < _MOST_RANKS:
+        named = set(range(max(dumps)))
     return tuple(sorted(named - set(dumps)))
 
 
@@ -262,7 +269,9 @@ def _deadlock(stalls: Sequence[_Stall], cycle: tuple[int, ...], missing: tuple[i
     )
 
 
-def _of_stall(dumps: Mapping[int, Dump], stall: _Stall, missing: tuple[int, ...]) -> Verdict:
+def _of_stall(
+    dumps: Mapping[int, Dump], stall: _Stall, missing: tuple[int, ...], unreadable: Collection[int]
+) -> Verdict:
     waiting = next((stall.entries[rank] for rank in stall.waiting if rank in stall.entries), None)
     name = waiting.name if waiting else ""
     call = f"call {stall.seq} of group {stall.group} ({name or 'unknown'})"
@@ -271,15 +280,21 @@ def _of_stall(dumps: Mapping[int, Dump], stall: _Stall, missing: tuple[int, ...]
         return Verdict(kind, ranks, stall.group, stall.seq, name, _source(entry), text, missing)
 
     if stall.absent:
-        where = "; ".join(_whereabouts(dumps, stall, rank) for rank in stall.absent[:8])
+        where = "; ".join(_whereabouts(dumps, stall, rank, unreadable) for rank in stall.absent[:8])
         verb = "waits" if len(stall.waiting) == 1 else "wait"
-        text = f"{_ranks(stall.absent)} never entered {call}, in which {_ranks(stall.waiting)} {verb}"
-        return found(NOT_JOINED, stall.absent, f"{text}{_at(_source(waiting))}; {where}")
+        here = f"{call}, in which {_ranks(stall.waiting)} {verb}{_at(_source(waiting))}; {where}"
+        known = tuple(rank for rank in stall.absent if rank in dumps)
+        gone = tuple(rank for rank in stall.absent if rank not in (*dumps, *unreadable))
+        if known:
+            return found(NOT_JOINED, (*known, *gone), f"{_ranks(known)} never entered {here}")
+        if gone:
+            return found(NOT_JOINED, gone, f"nothing shows {_ranks(gone)} in {here}")
+        return found(UNKNOWN, stall.absent, f"it is not known whether {_ranks(stall.absent)} entered {here}")
     if not stall.states_known:
-        text = (
-            f"all ranks entered {call} and did not leave it; this backend records no states, so whether it "
-        )
-        return found(UNKNOWN, (), f"{text}was launched cannot be told")
+        who = "all ranks" if _is_whole(dumps) else _ranks(stall.waiting)
+        text = f"{who} entered {call} and did not leave it; this backend records no states, so whether it "
+        text += "was launched cannot be told"
+        return found(UNKNOWN, (), text if _is_whole(dumps) else f"{text}; {_OTHERS}")
     if stall.awaited:
         culprit = stall.entries.get(stall.awaited[0])
         text = f"{_ranks(stall.awaited)} scheduled {call} and never started it, {_ranks(stall.waiting)} did: "
@@ -294,16 +309,27 @@ def _of_stall(dumps: Mapping[int, Dump], stall: _Stall, missing: tuple[int, ...]
     return found(STUCK_KERNEL, stall.waiting, f"{text}of another group that came first")
 
 
-def _nothing(missing: tuple[int, ...]) -> Verdict:
+def _is_whole(dumps: Mapping[int, Dump]) -> bool:
+    """Whether some dump names the ranks of its groups, so that none can be missing without a word."""
+    return any(ranks for dump in dumps.values() for ranks in dump.groups.values())
+
+
+def _nothing(dumps: Mapping[int, Dump], missing: tuple[int, ...]) -> Verdict:
     if missing:
         text = f"what was dumped has ended; {_ranks(missing)} left no dump, so this is no all-clear"
         return Verdict(UNKNOWN, missing, "", -1, "", "", text, missing)
-    return Verdict(NONE, (), "", -1, "", "", "every recorded collective has ended on every rank", missing)
+    if len(dumps) == 1 and not _is_whole(dumps):
+        text = f"every recorded collective has ended on {_ranks(tuple(dumps))}; {_OTHERS}"
+        return Verdict(UNKNOWN, (), "", -1, "", "", text, missing)
+    where = "every rank" if _is_whole(dumps) else f"{_ranks(tuple(sorted(dumps)))}"
+    return Verdict(NONE, (), "", -1, "", "", f"every recorded collective has ended on {where}", missing)
 
 
-def _whereabouts(dumps: Mapping[int, Dump], stall: _Stall, rank: int) -> str:
+def _whereabouts(dumps: Mapping[int, Dump], stall: _Stall, rank: int, unreadable: Collection[int]) -> str:
     """Where a rank is that never came."""
     dump = dumps.get(rank)
+    if dump is None and rank in unreadable:
+        return f"the dump of rank {rank} cannot be read"
     if dump is None:
         return f"rank {rank} left no dump: it is dead, or was never asked"
     stack = f"; its host is at {line}{_in_unrecorded(dump)}" if (line := _stack_line(dump.stack)) else ""

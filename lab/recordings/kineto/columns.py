@@ -35,6 +35,7 @@ TABLE_OF = {
     **dict.fromkeys(("user_annotation", "gpu_user_annotation"), "ranges"),
     **dict.fromkeys(("cpu_op", "operator"), "ops"),
     "fwdbwd": "flows",
+    "cuda_sync": "waits",
     "": "names",
 }
 
@@ -42,6 +43,7 @@ _GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "sme
 TIMED = ("kernels", "ops", "runtime", "ranges")
 _PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
 _ID = attrgetter("id")
+STREAM_WAIT = "Stream Wait Event"  # Kineto's name of the kind in which a stream waits, not the host
 _FLOW = re.compile(rb"\d{1,18}")
 
 
@@ -123,6 +125,7 @@ class Columns:
             timed[table] = fields, self._place(fields, ts_ns, dur_ns)
         self._add_timed(timed)
         self._add_names(found.names())
+        self._add_waits(list(found.waits()))
         self._add_arrows(found)
         self._indices.add_numbers(*found.indices)
 
@@ -137,6 +140,7 @@ class Columns:
         self._add_timed(timed)
         self._add_names([event for event in rows["names"] if event.ph == "M"])
         self._add_flows(flows, *flow_starts)
+        self._add_waits([event for event in rows["waits"] if event.ph == "X"])
         self._indices.add(rows)
 
     def _add_timed(self, timed: Mapping[str, tuple[Fields, dict[str, np.ndarray]]]) -> None:
@@ -189,6 +193,17 @@ class Columns:
         kept = known & (numbers >= 0)
         if kept.any():
             self._tables["flows"].append({name: column[kept] for name, column in columns.items()})
+
+    def _add_waits(self, events: Sequence[Any]) -> None:
+        """Waits of streams for events; the host's own waits are calls of the runtime."""
+        events = [event for event in events if event.name == STREAM_WAIT]
+        if not events:
+            return
+        fields = Decoded(events, self._encode)
+        columns = {name: fields.ints(name) for name in ("stream", "correlation", "on_stream", "record")}
+        device = fields.ints("device")
+        columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
+        self._tables["waits"].append(columns)
 
     def _add_arrows(self, found: ScannedPiece) -> None:
         fields = found.arrows

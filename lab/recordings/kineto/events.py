@@ -48,6 +48,8 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=_NO_RAW)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_RAW)
     ev_idx: int | str = msgspec.field(name="Ev Idx", default=-1)
+    on_stream: int | str = msgspec.field(name="wait_on_stream", default=-1)  # of a wait for an event
+    record: int | str = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=-1)
     name: msgspec.Raw = _NO_RAW  # of a process or thread
     labels: msgspec.Raw = _NO_RAW
 

@@ -66,7 +66,10 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Explained:
-    """One account with its replays. withheld says why a step has no what-if; steps are those that have."""
+    """One account with its replays. withheld says why a step has no what-if; steps are those that have.
+
+    notes say where a replay rests on more than was recorded.
+    """
 
     account: Account
     findings: tuple[Finding, ...]
@@ -75,6 +78,7 @@ class Explained:
     host_ms: dict[tuple[int, int], float]
     withheld: tuple[str, ...]
     steps: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def length_ms(self, change: str) -> float | None:
         """The median length over steps with this change, None where it is not known."""
@@ -113,9 +117,9 @@ def _replayable(account: Account) -> tuple[list[Step], list[str]]:
 
 def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) -> Explained:
     played: dict[int, tuple[Step, Outcome]] = {}
-    withheld = list(notes)
+    withheld, learnt = list(notes), list[str]()
     for step in steps:
-        outcome = replay.play(step)
+        step, outcome = _repeated(step, learnt)
         if outcome is None:
             withheld.append(f"step {step.number}: collectives are launched in contradicting orders")
         elif not replay.accepted(step, outcome):
@@ -139,7 +143,24 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
         },
         withheld=tuple(withheld),
         steps=tuple(step for step, _ in played.values()),
+        notes=tuple(learnt),
     )
+
+
+def _repeated(step: Step, notes: list[str]) -> tuple[Step, Outcome | None]:
+    """The step and its replay; with mined waits too, where the recorded ones alone do not repeat it."""
+    outcome = replay.play(step)
+    if outcome is None or replay.accepted(step, outcome):
+        return step, outcome
+    both = replay.with_mined(step)
+    again = replay.play(both) if both else None
+    if both is None or again is None or not replay.accepted(both, again):
+        return step, outcome
+    notes.append(
+        f"step {step.number} is replayed with waits of streams that the recording suggests, beside the "
+        "recorded ones, which alone do not repeat it"
+    )
+    return both, again
 
 
 def _path(account: Account, step: Step, outcome: Outcome) -> list[Piece]:

@@ -1,9 +1,10 @@
 """One step played again from its launches, as recorded and with one thing changed.
 
 An operation starts after its launch, its predecessor on the stream and what it waits for on other streams; a
-collective ends where the last rank started plus what it took from there. What crosses streams is mined from
-the recordings: the latest earlier operation of each other stream that had always ended, kept only where it
-was what was waited for at least once.
+collective ends where the last rank started plus what it took from there. What crosses streams is what the
+profiler recorded (a stream waits for an event). Where it recorded none, it is mined from the recordings: the
+latest earlier operation of each other stream that had always ended, kept only where it was what was waited
+for at least once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lab.recordings.ranks.common import UNKNOWN, Together, launched_in
+from lab.recordings.ranks.work import RankWork
 
 LAUNCH_NS, STREAM_NS = 2_000, 1_000
 # An operation was held up by another stream if it started so soon after that, and so late after all else.
@@ -31,7 +33,9 @@ class Played:
     """The operations of one rank in one step, in the order of their launch, on the common clock.
 
     ready is when the launch call returned, lag what start then takes at most; dur is a collective's transfer.
-    before and other are the operations (places) that must have ended; call is -1 for no collective.
+    before and other are the operations (places) that must have ended; call is -1 for no collective. recorded
+    is other as the profiler recorded it, None where it recorded no waits of streams; mined what the
+    recordings show.
     """
 
     rank: int
@@ -47,6 +51,8 @@ class Played:
     call: np.ndarray
     before: np.ndarray
     other: tuple[tuple[int, ...], ...] = ()
+    recorded: tuple[tuple[int, ...], ...] | None = None
+    mined: tuple[tuple[int, ...], ...] = ()
     floor: np.ndarray = field(default_factory=lambda: np.empty(0))
 
 
@@ -122,12 +128,26 @@ def _played(together: Together, index: int, number: int) -> Played | None:
         dur=np.where(call[rows] != UNKNOWN, moved[rows], end - start),
         call=call[rows],
         before=_before(stream),
+        recorded=_recorded(work, rows),
         floor=_floor(together, index, rows, stream),
     )
 
 
+def _recorded(work: RankWork, rows: np.ndarray) -> tuple[tuple[int, ...], ...] | None:
+    """What each operation (n,) waits for on other streams within its step, as recorded."""
+    if not len(work.waits):
+        return None
+    place = np.full(len(work), UNKNOWN, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    waits: list[list[int]] = [[] for _ in rows]
+    for one, awaited in place[work.waits].tolist():
+        if 0 <= awaited < one:
+            waits[one].append(awaited)
+    return tuple(tuple(one) for one in waits)
+
+
 def _floor(together: Together, index: int, rows: np.ndarray, stream: np.ndarray) -> np.ndarray:
-    """The end of the last operation that an earlier step left on each one's stream (n,), -inf for none."""
+    """The end of what an earlier step left on each one's stream, or made it wait for (n,); else -inf."""
     work = together.works[index]
     floor = np.full(len(rows), -np.inf)
     first = int(rows[0])
@@ -136,6 +156,11 @@ def _floor(together: Together, index: int, rows: np.ndarray, stream: np.ndarray)
         earlier = np.flatnonzero((work.stream == one) & (work.start < work.start[rows[at]]))
         if len(earlier) and first >= 0:
             floor[at] = float(together.common(index, work.end[earlier].max()[None])[0] - together.origin_ns)
+    place = np.full(len(work), UNKNOWN, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    waits = work.waits[(place[work.waits[:, 0]] >= 0) & (place[work.waits[:, 1]] < 0)]
+    ended = (together.common(index, work.end[waits[:, 1]]) - together.origin_ns).astype(float)
+    np.maximum.at(floor, place[waits[:, 0]], ended)
     return floor
 
 
@@ -187,7 +212,7 @@ def mined(instances: Sequence[Played]) -> tuple[tuple[int, ...], ...]:
 
 
 def with_dependencies(groups: Sequence[Sequence[Step]]) -> list[list[Step]]:
-    """The steps with their dependencies, mined over all groups (settings) that launch the same operations."""
+    """The steps with their dependencies: recorded, or mined over all groups with the same operations."""
     by_signature: dict[bytes, list[Played]] = {}
     for steps in groups:
         for step in steps:
@@ -198,7 +223,12 @@ def with_dependencies(groups: Sequence[Sequence[Step]]) -> list[list[Step]]:
         [
             Step(
                 step.number,
-                {rank: _replace(one, other=known[signature(one)]) for rank, one in step.ranks.items()},
+                {
+                    rank: _replace(
+                        one, other=one.recorded or known[signature(one)], mined=known[signature(one)]
+                    )
+                    for rank, one in step.ranks.items()
+                },
                 step.begin,
                 step.recorded_ns,
             )
@@ -206,6 +236,19 @@ def with_dependencies(groups: Sequence[Sequence[Step]]) -> list[list[Step]]:
         ]
         for steps in groups
     ]
+
+
+def with_mined(step: Step) -> Step | None:
+    """The step with what was mined beside what was recorded; None where that adds nothing."""
+    ranks = {}
+    for rank, one in step.ranks.items():
+        pairs = zip(one.other, one.mined, strict=True)
+        ranks[rank] = _replace(one, other=tuple(tuple(sorted({*known, *more})) for known, more in pairs))
+    if all(
+        ranks[rank].other == tuple(map(tuple, map(sorted, one.other))) for rank, one in step.ranks.items()
+    ):
+        return None
+    return Step(step.number, ranks, step.begin, step.recorded_ns)
 
 
 def _replace(one: Played, **changes: object) -> Played:

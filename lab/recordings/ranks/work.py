@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -24,7 +24,8 @@ class RankWork:
     kind is COMP, COMM or COPY; call_begin and call_end are the launch call's, -1 where it was not recorded;
     key indexes `keys`: (op, dims, strides, kernel, grid); op indexes `ops` (what launched it, 0: unknown).
     steps: rows of (number, begin, end), which tile; empty without step marks. blocking_calls, calls and
-    host_ops are spans (n, 2) of the threads that launch. On a CPU ops stand in for kernels.
+    host_ops are spans (n, 2) of the threads that launch. waits: rows (operation, the one on another stream
+    whose end it awaits), where the profiler recorded them. On a CPU ops stand in for kernels.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class RankWork:
     calls: np.ndarray
     host_ops: np.ndarray
     collectives: Table
+    waits: np.ndarray = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.start)
@@ -88,7 +90,51 @@ def _of_gpu(trace: Trace, rank: int) -> RankWork:
         steps=_NO_STEPS,
         **_host_spans(trace, call[known]),
         collectives=_NO_ROWS,
+        waits=_stream_waits(trace, begin),
     )
+
+
+def _stream_waits(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
+    """Rows (operation, the one it awaits) of the recorded waits of streams for events.
+
+    An event stands for the last operation launched on its stream before it was recorded; what waits is the
+    first operation launched on the other stream after the wait. Whatever follows there waits by its order.
+    """
+    waits, kernels = trace.waits, trace.kernels
+    waited, recorded = (_call_times(trace, getattr(waits, name)) for name in ("correlation", "record"))
+    lanes: dict[tuple[int, int], np.ndarray] = {}
+    order = np.lexsort((kernels.ts_ns, call_begin))
+    order = order[call_begin[order] >= 0]
+    found = []
+    rows = zip(
+        waits.device.tolist(), waits.stream.tolist(), waits.on_stream.tolist(), waited, recorded, strict=True
+    )
+    for device, stream, on_stream, wait_ns, record_ns in rows:
+        if min(wait_ns, record_ns) < 0 or stream == on_stream:
+            continue
+        for one in (stream, on_stream):
+            if (device, one) not in lanes:
+                mine = (kernels.device[order] == device) & (kernels.stream[order] == one)
+                lanes[device, one] = order[mine]
+        after = np.searchsorted(call_begin[lanes[device, stream]], wait_ns)
+        before = np.searchsorted(call_begin[lanes[device, on_stream]], record_ns) - 1
+        if after < len(lanes[device, stream]) and before >= 0:
+            found.append((lanes[device, stream][after], lanes[device, on_stream][before]))
+    return np.unique(np.array(found, dtype=np.int64).reshape(-1, 2), axis=0)
+
+
+def _call_times(trace: Trace, correlation: np.ndarray) -> list[int]:
+    """When each call (n,) began, -1 where it was not recorded."""
+    runtime = trace.runtime
+    if not len(runtime):
+        return [-1] * len(correlation)
+    order = np.lexsort((runtime.ts_ns, runtime.correlation))
+    known = runtime.correlation[order]
+    at = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
+    times: list[int] = np.where(
+        (known[at] == correlation) & (correlation > 0), runtime.ts_ns[order[at]], -1
+    ).tolist()
+    return times
 
 
 def _of_cpu(trace: Trace, rank: int) -> RankWork:

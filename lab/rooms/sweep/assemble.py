@@ -16,6 +16,8 @@ from lab.core.words import plural
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_verdict, verdict_over_sizes
+from lab.rooms.sweep.how import NAMES, how_of, word_verdict
+from lab.rooms.sweep.knobs import Key, serves
 from lab.rooms.sweep.layout import ConfigDir
 from lab.rooms.sweep.names import first_few
 from lab.rooms.sweep.rank import RankFigures
@@ -30,6 +32,7 @@ from lab.rooms.sweep.tables import (
     TIMELINE_MS,
     SweepTables,
 )
+from lab.rooms.sweep.tuner.logs import Said, read_logs
 from lab.stats import robust
 
 
@@ -50,10 +53,17 @@ def sweep_tables(
 def _of_config(
     config: ConfigDir, ranks: list[RankFigures], expected: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-    key = {"threads": config.threads or 0, "channel": config.channels or 0, "repeat": config.repeat}
-    from_log, log_problem = _from_log(config)
+    key = config.key._asdict()
+    from_log, said, log_problem = _from_log(config)
+    said = said.of_calls(
+        (NAMES.get(row["kind"], ""), row["msg_bytes"], row["group_size"])
+        for one in ranks
+        for row in one.collectives
+    )
     effective = [
-        _effective_row({**key, "rank": one.rank}, row, from_log) for one in ranks for row in one.collectives
+        _effective_row({**key, "rank": one.rank}, row, from_log, said)
+        for one in ranks
+        for row in one.collectives
     ]
     good = [one for one in ranks if one.timeline]
     summary = {
@@ -62,6 +72,8 @@ def _of_config(
         **_medians(good),
         "channels_verdict": _over_sizes(effective, "channels_verdict"),
         "threads_verdict": _over_sizes(effective, "threads_verdict"),
+        "algorithm_verdict": _over_sizes(effective, "algorithm_verdict") if config.algorithm else "",
+        "protocol_verdict": _over_sizes(effective, "protocol_verdict") if config.protocol else "",
         "log_channels": from_log,
     }
     return {
@@ -131,32 +143,39 @@ def _never_seen(
     configs: Sequence[ConfigDir], expected: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, list[dict[str, Any]]]]:
     """Rows for what is in the manifest but not in the folder."""
-    seen = {(config.threads or 0, config.channels or 0, config.repeat) for config in configs}
+    seen = {config.key for config in configs}
     parts = []
     for planned in expected:
         if _key_of(planned) in seen:
             continue
         is_ok = planned.get("status", "ok") == "ok"
         reason = "succeeded according to the manifest, but its folder is gone" if is_ok else _reason(planned)
-        row: dict[str, Any] = dict(zip(KEY, _key_of(planned), strict=True))
+        row: dict[str, Any] = _key_of(planned)._asdict()
         row |= {"status": "missing" if is_ok else "failed", "reason": reason, "ranks_found": 0}
         row |= {"ranks_expected": 0, "missing_ranks": "", "slowest_rank": -1, "log_channels": -1}
+        row |= {f"{word}_verdict": "unknown" if row[word] else "" for word in ("algorithm", "protocol")}
         parts.append({"configs": [row | {"channels_verdict": "unknown", "threads_verdict": "unknown"}]})
     return parts
 
 
-def _from_log(config: ConfigDir) -> tuple[int, list[dict[str, Any]]]:
+def _from_log(config: ConfigDir) -> tuple[int, Said, list[dict[str, Any]]]:
     try:
-        return log_channels(config.nccl_logs), []
+        return log_channels(config.nccl_logs), read_logs(config.nccl_logs), []
     except OSError as error:
-        row: dict[str, Any] = {"threads": config.threads or 0, "channel": config.channels or 0}
-        row["repeat"] = config.repeat
+        row: dict[str, Any] = config.key._asdict()
         row |= {"rank": -1, "file": str(error.filename), "what": f"the NCCL log cannot be read: {error}"}
-        return -1, [row | {"fix": "make it readable; until then channels are judged by the grid alone"}]
+        return (
+            -1,
+            Said(),
+            [row | {"fix": "make it readable; until then channels are judged by the grid alone"}],
+        )
 
 
-def _effective_row(key: dict[str, Any], row: Mapping[str, Any], from_log: int) -> dict[str, Any]:
-    channels, threads = row["effective_channels"], row["effective_threads"]
+def _effective_row(key: dict[str, Any], row: Mapping[str, Any], from_log: int, said: Said) -> dict[str, Any]:
+    channels, threads, kind = row["effective_channels"], row["effective_threads"], row["kind"]
+    how = how_of(said, kind, row["msg_bytes"], kernel=row["kernel"], block=threads, threads=key["threads"])
+    algorithm = key["algorithm"] if serves(key["algorithm"], kind) else ""
+    protocol = key["protocol"] if kind in NAMES else ""
     return {
         **key,
         **row,
@@ -165,6 +184,13 @@ def _effective_row(key: dict[str, Any], row: Mapping[str, Any], from_log: int) -
         "log_channels": from_log,
         "channels_verdict": channels_verdict(key["channel"], channels, from_log),
         "threads_verdict": threads_verdict(key["threads"], threads),
+        "requested_algorithm": algorithm,
+        "effective_algorithm": how.algorithm,
+        "algorithm_verdict": word_verdict(algorithm, how.algorithm),
+        "requested_protocol": protocol,
+        "effective_protocol": how.protocol,
+        "protocol_verdict": word_verdict(protocol, how.protocol),
+        "evidence": how.evidence,
     }
 
 
@@ -180,12 +206,12 @@ def _reason(planned: Mapping[str, Any]) -> str:
 
 
 def _find(expected: Sequence[Mapping[str, Any]], key: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    wanted = tuple(key[name] for name in KEY)
-    return next((row for row in expected if _key_of(row) == wanted), None)
+    return next((row for row in expected if _key_of(row) == _key_of(key)), None)
 
 
-def _key_of(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    return int(row["threads"]), int(row["channel"]), int(row.get("repeat", 1))
+def _key_of(row: Mapping[str, Any]) -> Key:
+    algorithm, protocol = (str(row.get(name, "")) for name in ("algorithm", "protocol"))
+    return Key(int(row["threads"]), int(row["channel"]), algorithm, protocol, int(row.get("repeat", 1)))
 
 
 def _relative(tables: SweepTables, folder: Path) -> SweepTables:

@@ -9,8 +9,9 @@ import click
 from click.core import ParameterSource
 
 from lab.rooms.sweep.gemm.cli import gemm
+from lab.rooms.sweep.knobs import ALGORITHMS, PROTOCOLS
 from lab.rooms.sweep.ranks.cli import ranks
-from lab.terminal.click_types import IntList, options_of
+from lab.terminal.click_types import IntList, WordList, options_of
 from lab.terminal.options import ONE_OR_MORE, choice, option, seed
 
 if TYPE_CHECKING:
@@ -33,6 +34,18 @@ __all__ = ["gemm", "ranks", "run_sweep"]
     type=IntList(least=0),
     default="256,512",
     help="Threads per block of collectives; 0: its own choice.",
+)
+@option(
+    "--algorithms",
+    type=WordList(("auto", *ALGORITHMS)),
+    default="auto",
+    help="Algorithms of collectives (NCCL_ALGO); auto: its own choice.",
+)
+@option(
+    "--protocols",
+    type=WordList(("auto", *PROTOCOLS)),
+    default="auto",
+    help="Protocols of collectives (NCCL_PROTO); auto: its own choice.",
 )
 @option(
     "-p",
@@ -81,12 +94,19 @@ def run_sweep(
     /,
     channels: list[int],
     threads: list[int],
+    algorithms: list[str],
+    protocols: list[str],
     skip_existing: bool,
     tuner: Path | None,
     overrides: tuple[str, ...],
     **knobs: object,
 ) -> Experiment:
-    """Sweep channels x threads of collectives over a training run, and report what they do to its GEMMs."""
+    """Sweep settings of collectives over a training run, and report what they do to its GEMMs.
+
+    Every combination of channels, threads, algorithms and protocols is run; those that NCCL refuses are
+    named before anything runs. Exit code 1: a run failed, or an algorithm or protocol is not proven to have
+    been used.
+    """
     import msgspec
 
     from lab.core.plan import Experiment, Plan, Site
@@ -102,6 +122,8 @@ def run_sweep(
         {
             "channels": channels,
             "threads": threads,
+            "algorithms": ["" if word == "auto" else word for word in algorithms],
+            "protocols": ["" if word == "auto" else word for word in protocols],
             "overrides": list(overrides),
             "tuner": str(tuner) if tuner else None,
             **knobs,

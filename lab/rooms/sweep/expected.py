@@ -19,6 +19,8 @@ def expected_rows(run: Run | None) -> list[dict[str, Any]]:
             {
                 "threads": labels["threads"],
                 "channel": labels["channels"],
+                "algorithm": labels.get("algorithm", ""),
+                "protocol": labels.get("protocol", ""),
                 "repeat": labels["repeat"],
                 "status": STATUS.get(outcome.status, "failed") if outcome else "missing",
                 "reason": outcome.reason if outcome else "did not run",

@@ -29,6 +29,7 @@ from lab.rooms.sweep.gemm.places import Places, within
 from lab.rooms.sweep.gemm.report import Report as GemmReport
 from lab.rooms.sweep.gemm.states import states_of
 from lab.rooms.sweep.gemm.steps import run_all
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import configs_of
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.ranks.page import SPAN_CAPTION
@@ -36,6 +37,7 @@ from lab.rooms.sweep.ranks.picture import step_picture
 from lab.rooms.sweep.ranks.read import gpus_of
 from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import Findings, report
+from lab.rooms.sweep.tables import shown
 from lab.rooms.sweep.unprofiled import sentences, unprofiled_table
 from lab.rooms.sweep.verdict.ranks import Settings, ranking
 
@@ -95,27 +97,28 @@ def on_gpu(where: Places) -> bool:
     return False
 
 
-def rank_section(settings: Settings, states: Mapping[tuple[int, int, int], GpuState], out: Path) -> Section:
+def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) -> Section:
     """Settings as measured and without waiting; the account of the setting whose ranks wait longest."""
     gpus = pd.DataFrame(
         [
-            {"threads": threads, "channel": channel, "repeat": repeat, **row}
-            for (threads, channel, repeat), one in settings.items()
-            for row in gpus_of(one.account, states.get((threads, channel, repeat)))
+            {**key._asdict(), **row}
+            for key, one in settings.items()
+            for row in gpus_of(one.account, states.get(key))
         ]
     )
     if len(gpus):
         write_csv(gpus, out / "tables" / "gpu_clocks.csv")
     table = ranking(settings)
     write_csv(table, out / "tables" / "ranking.csv")
-    frames = [
-        account_table(one).assign(threads=threads, channel=channel, repeat=repeat)
-        for (threads, channel, repeat), one in settings.items()
-    ]
+    frames = [account_table(one).assign(**key._asdict()) for key, one in settings.items()]
     account = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     write_csv(account, out / "tables" / "ranks.csv")
     blocks: list[Block] = [
-        Table(table, "Settings as measured, and with waiting for late ranks taken out", "tables/ranking.csv")
+        Table(
+            shown(table),
+            "Settings as measured, and with waiting for late ranks taken out",
+            "tables/ranking.csv",
+        )
     ]
     waits = {key: sum(wait.ns for wait in one.account.waits) for key, one in settings.items()}
     if waits:
@@ -124,10 +127,14 @@ def rank_section(settings: Settings, states: Mapping[tuple[int, int, int], GpuSt
         for step in one.account.together.steps[:2]:
             name = f"ranks_step_{step}"
             svg = save(step_picture(one, step), out / "figures", name)
-            caption = f"{long_name(*worst[:2])}, step {step}. {SPAN_CAPTION}"
+            caption = f"{long_name(*worst.knobs)}, step {step}. {SPAN_CAPTION}"
             blocks.append(Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
-    blocks.append(Table(gpus, "Clocks, power and temperature beside each run", "tables/gpu_clocks.csv"))
-    blocks.append(Table(account, "Every rank and step, ns; the parts sum to the step", "tables/ranks.csv"))
+    blocks.append(
+        Table(shown(gpus), "Clocks, power and temperature beside each run", "tables/gpu_clocks.csv")
+    )
+    blocks.append(
+        Table(shown(account), "Every rank and step, ns; the parts sum to the step", "tables/ranks.csv")
+    )
     return Section(
         "Which rank makes the others wait", [b for b in blocks if not isinstance(b, Table) or len(b.frame)]
     )

@@ -28,13 +28,13 @@ class Journal:
 
     def begin(self, step: Step) -> None:
         t, c = step.labels["threads"], step.labels["channels"]
-        self._say(f"Running with RCCL_THREADS_PER_BLOCK={t}, NCCL_MAX_NCHANNELS={c}")
+        self._say(f"Running with RCCL_THREADS_PER_BLOCK={t}, NCCL_MAX_NCHANNELS={c}{_how(step)}")
 
     def line(self, step: Step, line: str) -> None:
         """The step's own log holds its lines."""
 
     def end(self, step: Step, outcome: Outcome) -> None:
-        setting = f"THREADS={step.labels['threads']}, CHANNELS={step.labels['channels']}"
+        setting = f"THREADS={step.labels['threads']}, CHANNELS={step.labels['channels']}{_how(step)}"
         duration = f"duration: {outcome.seconds:.0f}s"
         if outcome.ok:
             self._say(f"✓ Completed run with {setting} ({duration})")
@@ -50,6 +50,9 @@ class Journal:
         self._say(f"Config file: {config.get('config') or 'chosen by the hardware'}")
         self._say(f"Testing threads per block: {_words(config.get('threads', ()))}")
         self._say(f"Testing channels: {_words(config.get('channels', ()))}")
+        for name in ("algorithms", "protocols"):
+            if any(words := config.get(name, ())):
+                self._say(f"Testing {name}: {_words(word or 'auto' for word in words)}")
         self._say(f"Results directory: {self._run.root}")
 
     def _say(self, message: str) -> None:
@@ -59,24 +62,36 @@ class Journal:
 
 def summary_text(records: Iterable[StepRecord], now: datetime) -> str:
     """The summary: one row per run, a blank line after each group of threads, then the folders."""
-    ordered = sorted(
-        records, key=lambda r: tuple(int(r.step.labels[k]) for k in ("threads", "channels", "repeat"))
-    )
+    ordered = sorted(records, key=lambda record: _order(record.step))
+    how = any(_how(record.step) for record in ordered)
     lines = [
         "NCCL Channel & Thread Sweep Summary",
         f"Generated: {now:%a %b %d %H:%M:%S %Y}",
         "",
-        _ROW % ("THREADS", "CHANNELS", "STATUS", "DURATION(s)"),
+        (_ROW % ("THREADS", "CHANNELS", "STATUS", "DURATION(s)")) + ("ALGO PROTO" if how else ""),
         "-" * 52,
     ]
     for index, record in enumerate(ordered):
         labels = record.step.labels
         cells = (labels["threads"], labels["channels"], _word(record.outcome), _seconds(record.outcome))
-        lines.append((_ROW % cells).rstrip())
+        words = [str(labels.get(name) or "auto") for name in ("algorithm", "protocol")] if how else []
+        lines.append((_ROW % cells + " ".join(words)).rstrip())
         following = ordered[index + 1].step.labels["threads"] if index + 1 < len(ordered) else None
         if following != labels["threads"]:
             lines.append("")
     return "\n".join([*lines, "Output directories:", *(f"  {Path(r.step.folder)}" for r in ordered), ""])
+
+
+def _order(step: Step) -> tuple[int, int, str, str, int]:
+    labels = step.labels
+    algorithm, protocol = (str(labels.get(name, "")) for name in ("algorithm", "protocol"))
+    return int(labels["threads"]), int(labels["channels"]), algorithm, protocol, int(labels["repeat"])
+
+
+def _how(step: Step) -> str:
+    """`, NCCL_ALGO=ring, NCCL_PROTO=ll`, as far as they are requested."""
+    names = {"algorithm": "NCCL_ALGO", "protocol": "NCCL_PROTO"}
+    return "".join(f", {name}={step.labels[key]}" for key, name in names.items() if key in step.labels)
 
 
 def _word(outcome: Outcome | None) -> str:

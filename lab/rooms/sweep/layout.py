@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from lab.errors import MissingError, UsageError
+from lab.rooms.sweep.knobs import Key, how_in
 
 _THREADS = re.compile(r"(\d+)threads?")
 _CHANNELS = re.compile(r"nccl_(\d+)channels?(?:[_-].*)?")
@@ -39,7 +40,10 @@ class TraceFile:
 
 @dataclass(frozen=True)
 class ConfigDir:
-    """One configuration and repeat. threads and channels are None if no folder name gives them."""
+    """One configuration and repeat. threads and channels are None if no folder name gives them.
+
+    algorithm and protocol are "" where none was requested.
+    """
 
     path: Path
     threads: int | None
@@ -48,6 +52,13 @@ class ConfigDir:
     traces: tuple[TraceFile, ...]
     nccl_logs: tuple[Path, ...]
     notes: tuple[str, ...]
+    algorithm: str = ""
+    protocol: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Setting and repeat; 0 where no folder name gives the number."""
+        return Key(self.threads or 0, self.channels or 0, self.algorithm, self.protocol, self.repeat)
 
 
 def find_configs(folder: Path | str, *, ranks: re.Pattern[str] | None = None) -> list[ConfigDir]:
@@ -72,7 +83,7 @@ def find_configs(folder: Path | str, *, ranks: re.Pattern[str] | None = None) ->
             where=folder,
             fix="give a folder with {T}thread/nccl_{C}channels/torch_profiler/rank{r}/, or a folder of ranks",
         )
-    return sorted(found, key=lambda c: (c.threads or 0, c.channels or 0, c.repeat))
+    return sorted(found, key=lambda config: config.key)
 
 
 def configs_of(
@@ -114,13 +125,13 @@ def _config_dirs(folder: Path) -> list[Path]:
 
 def _numbered_apart(configs: list[ConfigDir]) -> list[ConfigDir]:
     """The configurations, where two of one setting (`nccl_28channels_slow5`) are told apart."""
-    taken: set[tuple[int | None, int | None, int]] = set()
+    taken: set[Key] = set()
     found = []
     for config in configs:
         repeat = config.repeat
-        while (config.threads, config.channels, repeat) in taken:
+        while config.key._replace(repeat=repeat) in taken:
             repeat += 1
-        taken.add((config.threads, config.channels, repeat))
+        taken.add(config.key._replace(repeat=repeat))
         note = f"{config.path.name}: counted as repeat {repeat} of its setting"
         notes = config.notes if repeat == config.repeat else (*config.notes, note)
         found.append(replace(config, repeat=repeat, notes=notes))
@@ -188,6 +199,7 @@ def _repeat_dirs(folder: Path) -> list[Path]:
 def _config(path: Path) -> ConfigDir:
     threads, channels = _number_above(path, _THREADS), _number_above(path, _CHANNELS)
     repeat = _REPEAT.fullmatch(path.name)
+    algorithm, protocol = _how_above(path)
     traces = _traces(path)
     notes = [] if traces else ["no traces here"]
     if threads is None or channels is None:
@@ -200,6 +212,8 @@ def _config(path: Path) -> ConfigDir:
         traces=tuple(traces),
         nccl_logs=tuple(sorted(path.glob("*.log"))),
         notes=tuple(notes),
+        algorithm=algorithm,
+        protocol=protocol,
     )
 
 
@@ -245,6 +259,12 @@ def _number_above(path: Path, name: re.Pattern[str]) -> int | None:
         if match:
             return int(match.group(1))
     return None
+
+
+def _how_above(path: Path) -> tuple[str, str]:
+    """(algorithm, protocol) that the configuration's folder names."""
+    parts = (path.resolve(), *path.resolve().parents)
+    return next((how_in(part.name) for part in parts if _CHANNELS.fullmatch(part.name)), ("", ""))
 
 
 def _step(path: Path) -> int:

@@ -6,19 +6,25 @@ import math
 from typing import Any
 
 from lab.core.words import plural
-from lab.rooms.sweep.tables import GEMM_SHAPE
+from lab.rooms.sweep.tables import GEMM_SHAPE, SETTING
 
 
-def long_name(threads: int, channel: int) -> str:
-    """`256 threads, 28 channels`; 0 means unknown, or left to the library."""
-    known = [plural(value, noun) for value, noun in ((threads, "thread"), (channel, "channel")) if value]
-    return ", ".join(known) or "default or unnamed setting"
+def long_name(threads: int, channel: int, algorithm: str = "", protocol: str = "") -> str:
+    """`256 threads, 28 channels, ring ll128`; 0 and "" mean unknown, or left to the library."""
+    known = [plural(int(value), noun) for value, noun in ((threads, "thread"), (channel, "channel")) if value]
+    how = " ".join(filter(None, (algorithm, protocol)))
+    return ", ".join([*known, *([how] if how else [])]) or "default or unnamed setting"
 
 
-def short_name(threads: int, channel: int) -> str:
-    """`256t 28ch`, for axes and table cells."""
-    known = [f"{value}{unit}" for value, unit in ((threads, "t"), (channel, "ch")) if value]
-    return " ".join(known) or "default or unnamed"
+def short_name(threads: int, channel: int, algorithm: str = "", protocol: str = "") -> str:
+    """`256t 28ch ring ll128`, for axes and table cells."""
+    known = [f"{int(value)}{unit}" for value, unit in ((threads, "t"), (channel, "ch")) if value]
+    return " ".join([*known, *filter(None, (algorithm, protocol))]) or "default or unnamed"
+
+
+def name_of(row: Any) -> str:
+    """The short name of a table's row."""
+    return short_name(*(getattr(row, name) for name in SETTING))
 
 
 def size_text(size_bytes: float) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,12 +12,13 @@ import msgspec
 from lab.core.plan import Plan, Site
 from lab.core.step import Step
 from lab.core.words import plural
-from lab.errors import GpuError
+from lab.errors import GpuError, UsageError
 from lab.rooms.sweep.config.checks import ignored_keys, planned_steps
 from lab.rooms.sweep.config.load import dump_train_config, load_train_config
 from lab.rooms.sweep.config.sweep import SweepConfig
 from lab.rooms.sweep.config.train import TrainConfig
 from lab.rooms.sweep.design import design_note
+from lab.rooms.sweep.knobs import Key, Knobs, folder_of, refusal, variables
 from lab.rooms.sweep.tuner.file import read_rows
 
 TRAIN_CONFIG, TUNER = "train.yaml", "tuner.conf"
@@ -26,19 +29,23 @@ LARGE_BYTES = (
 
 
 def plan(config: SweepConfig, site: Site, root: Path, *, skip_existing: bool = False) -> Plan:
-    """One step per (repeat, threads, channels); every repeat is a pass of its own in random order."""
+    """One step per repeat and setting; every repeat is a pass of its own in random order.
+
+    Settings that NCCL refuses are left out of every pass, and named. Raises UsageError if none is left.
+    """
     ranks = ranks_per_node(config, site)
     config = msgspec.structs.replace(config, ranks=ranks, config=config.config or default_preset(site))
     train = load_train_config(str(config.config), config.overrides)
     planned_steps(train, ranks * config.nodes)
-    steps = tuple(_step(config, train, site, *cell) for cell in _order(config))
+    settings, refused = _settings(config, train, site)
+    steps = tuple(_step(config, train, site, key) for key in _order(config, settings))
     done = {step.name: "its traces exist already" for step in steps if skip_existing and complete(root, step)}
     return Plan(
         steps=steps,
         inputs={TRAIN_CONFIG: dump_train_config(train), **_tuner_input(config)},
         config=msgspec.to_builtins(config),
         skipped=done,
-        notes=_notes(config, train, site),
+        notes=_notes(config, train, site, len(settings), refused),
     )
 
 
@@ -73,23 +80,58 @@ def complete(root: Path, step: Step) -> bool:
     return all(any(path.stat().st_size for path in root.glob(pattern)) for pattern in step.expects)
 
 
-def _order(config: SweepConfig) -> list[tuple[int, int, int]]:
-    """(repeat, threads, channels): threads outside, channels inside as users know it; shuffled per repeat."""
+def _settings(config: SweepConfig, train: TrainConfig, site: Site) -> tuple[list[Knobs], list[str]]:
+    """Every setting to run, threads outside and channels inside as users know it; and what is refused."""
+    lists = (config.threads, config.channels, config.algorithms, config.protocols)
+    every = [Knobs(*values) for values in itertools.product(*lists)]
+    reasons = {
+        knobs: refusal(
+            knobs,
+            _kinds(train),
+            vendor=site.vendor,
+            nodes=config.nodes,
+            ranks=config.ranks or 1,
+        )
+        for knobs in every
+    }
+    refused = [
+        f"{' '.join(filter(None, knobs[2:]))} is left out: {reason}"
+        for knobs, reason in reasons.items()
+        if reason
+    ]
+    kept = [knobs for knobs in every if reasons[knobs] is None]
+    if not kept:
+        raise UsageError(
+            "no setting is left to run:\n" + "\n".join(f"  {text}" for text in dict.fromkeys(refused)),
+            fix="change --algorithms or --protocols; tree needs a training that all-reduces (-f encoder20)",
+        )
+    return kept, list(dict.fromkeys(refused))
+
+
+def _kinds(train: TrainConfig) -> tuple[str, ...]:
+    """The collectives that move the training's data."""
+    return ("all_reduce",) if train.distributed.mode == "ddp" else ("all_gather", "reduce_scatter")
+
+
+def _order(config: SweepConfig, settings: Sequence[Knobs]) -> list[Key]:
+    """Every setting once per repeat, shuffled in each."""
     generator = random.Random(config.seed)
-    cells: list[tuple[int, int, int]] = []
+    cells: list[Key] = []
     for repeat in range(1, config.repeats + 1):
-        one_pass = [(repeat, threads, channels) for threads in config.threads for channels in config.channels]
+        one_pass = [Key(*knobs, repeat) for knobs in settings]
         if config.order == "random":
             generator.shuffle(one_pass)
         cells += one_pass
     return cells
 
 
-def _step(
-    config: SweepConfig, train: TrainConfig, site: Site, repeat: int, threads: int, channels: int
-) -> Step:
-    folder = f"{threads}thread/nccl_{channels}channels" + (f"/repeat{repeat}" if repeat > 1 else "")
-    name = f"{threads}t_{channels}ch" + (f"_repeat{repeat}" if repeat > 1 else "")
+def _step(config: SweepConfig, train: TrainConfig, site: Site, key: Key) -> Step:
+    knobs, repeat = key.knobs, key.repeat
+    folder = folder_of(knobs) + (f"/repeat{repeat}" if repeat > 1 else "")
+    how = [word for word in (knobs.algorithm, knobs.protocol) if word]
+    name = "_".join(
+        [f"{knobs.threads}t_{knobs.channel}ch", *how, *([f"repeat{repeat}"] if repeat > 1 else [])]
+    )
     ranks = config.ranks or 1
     world_size = ranks * config.nodes
     # One rank needs no torchrun.
@@ -103,15 +145,22 @@ def _step(
         nodes=config.nodes,
         argv=(*launcher, "-m", "lab.rooms.sweep.workload", "--config", TRAIN_CONFIG, "--out", folder),
         env={
-            **collective_env(site.vendor, threads, channels, folder, config.channels_as),
+            **collective_env(site.vendor, knobs, folder, config.channels_as),
             **_tuner_env(config, site),
         },
         timeout_s=config.step_timeout_s,
         settle_s=config.pause_s if site.gpus else 0.0,
         expects=traces if train.profiling.enabled else metrics,
         logs=(f"{folder}/rank*.log",),
-        labels={"threads": threads, "channels": channels, "repeat": repeat},
+        labels=_labels(key),
     )
+
+
+def _labels(key: Key) -> dict[str, str | int]:
+    """What a step runs; algorithm and protocol only where they are requested."""
+    how = {"algorithm": key.algorithm, "protocol": key.protocol}
+    known = {name: word for name, word in how.items() if word}
+    return {"threads": key.threads, "channels": key.channel, **known, "repeat": key.repeat}
 
 
 def torchrun(ranks: int, name: str, nodes: int = 1) -> tuple[str, ...]:
@@ -133,13 +182,14 @@ def torchrun(ranks: int, name: str, nodes: int = 1) -> tuple[str, ...]:
     )
 
 
-def collective_env(vendor: str, threads: int, channels: int, folder: str, channels_as: str) -> dict[str, str]:
+def collective_env(vendor: str, knobs: Knobs, folder: str, channels_as: str) -> dict[str, str]:
     """The variables that request this setting, by vendor; gloo (vendor "none") has no such setting.
 
-    0 threads or channels request nothing. TUNING logs one line per call, on rank 0: algorithm and protocol.
+    0 and "" request nothing. TUNING logs one line per call, on rank 0: algorithm and protocol.
     """
     if vendor == "none":
         return {"OMP_NUM_THREADS": "1"}  # what torchrun sets too, without its warning
+    threads, channels = knobs.threads, knobs.channel
     channel_env = {"NCCL_MAX_NCHANNELS": str(channels)} if channels else {}
     if channels and channels_as == "pin":
         channel_env["NCCL_MIN_NCHANNELS"] = str(channels)
@@ -151,8 +201,9 @@ def collective_env(vendor: str, threads: int, channels: int, folder: str, channe
     if vendor == "amd":
         # Without SDMA, copies are kernels that compete for the same units as the GEMMs: the case under study.
         asked = {"RCCL_THREADS_PER_BLOCK": str(threads)} if threads else {}
-        return {**asked, **channel_env, "HSA_ENABLE_SDMA": "0", **logs}
-    return {**({"NCCL_NTHREADS": str(threads)} if threads else {}), **channel_env, **logs}
+        return {**asked, **channel_env, **variables(knobs), "HSA_ENABLE_SDMA": "0", **logs}
+    asked = {"NCCL_NTHREADS": str(threads)} if threads else {}
+    return {**asked, **channel_env, **variables(knobs), **logs}
 
 
 def _tuner_env(config: SweepConfig, site: Site) -> dict[str, str]:
@@ -162,16 +213,27 @@ def _tuner_env(config: SweepConfig, site: Site) -> dict[str, str]:
     return {"NCCL_TUNER_CONFIG_FILE": TUNER, **plugin}
 
 
-def _notes(config: SweepConfig, train: TrainConfig, site: Site) -> tuple[str, ...]:
-    notes = []
+def _notes(
+    config: SweepConfig, train: TrainConfig, site: Site, num_settings: int, refused: Sequence[str]
+) -> tuple[str, ...]:
+    notes = list(refused)
     if config.config == "llm" and site.gpus and default_preset(site) == "llm_wide":
         notes.append("on these GPUs the hosts set the pace of `llm`: -f llm_wide compares NCCL's settings")
-    if site.gpus and (note := design_note(len(config.threads) * len(config.channels), config.repeats)):
+    if site.gpus and (note := design_note(num_settings, config.repeats)):
         notes.append(note)
     if keys := ignored_keys(train):
         notes.append(f"these keys of the training config have no effect here: {', '.join(keys)}")
     if site.vendor == "none":
         notes.append("no GPU: the ranks communicate through gloo, which has no channels or threads per block")
+        if any([*config.algorithms, *config.protocols]):
+            notes.append(
+                "gloo has no algorithms or protocols to choose either: what is requested has no effect"
+            )
+    if "ll128" in config.protocols and site.vendor != "none":
+        notes.append(
+            "NCCL warns that ll128 may corrupt data on links for which it does not choose it itself: compare "
+            "the losses of its runs with the others'"
+        )
     if not site.resolved:
         notes.append("these GPUs are not in this machine; their names are placeholders")
     return tuple(notes)

@@ -15,6 +15,7 @@ from lab.recordings import views
 from lab.recordings.cache import load_trace
 from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound
 from lab.recordings.lacks import Lack, verdict_of
+from lab.recordings.pairing.kinds import kind_of
 from lab.recordings.tables import Trace
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
@@ -94,7 +95,14 @@ def _bounds(lacks: Sequence[Lack]) -> str:
 def _collective_rows(trace: Trace) -> list[dict[str, Any]]:
     found = pd.DataFrame(views.collective_instances(trace).as_dict())
     names = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
-    counted = found.groupby(names, sort=True).size().reset_index(name="count")
+    figures = {
+        "count": ("kernel", "size"),
+        "kernel": ("kernel", "first"),
+        "group_size": ("group_size", "max"),
+    }
+    counted = found.groupby(names, sort=True).agg(**figures).reset_index()
+    pairs = zip(counted["collective"], counted["kernel"], strict=True)
+    counted["kind"] = [kind_of(*pair) for pair in pairs]
     counted = counted.rename(columns={"grid_x": "effective_channels", "block_x": "effective_threads"})
     counted["collective"] = counted["collective"].replace("", "(no metadata)")
     rows: list[dict[str, Any]] = counted.to_dict("records")

@@ -16,9 +16,9 @@ from lab.rooms.sweep.blocks.configurations import configs_table
 from lab.rooms.sweep.blocks.effective import effective_blocks
 from lab.rooms.sweep.blocks.gemms import gemm_blocks
 from lab.rooms.sweep.blocks.timeline import time_blocks
-from lab.rooms.sweep.tables import SETTING, SweepTables
+from lab.rooms.sweep.tables import SETTING, SweepTables, shown
 from lab.rooms.sweep.verdict.gemms import gemm_change, starved
-from lab.rooms.sweep.verdict.honoured import honoured
+from lab.rooms.sweep.verdict.honoured import honoured, knobs_of, unproven
 from lab.rooms.sweep.verdict.ranking import Contender, certainty, contenders, headline, tied, uneven_steps
 from lab.rooms.sweep.verdict.ranks import Settings, bound_by_hosts, ranking, stragglers, who_wins
 from lab.rooms.sweep.verdict.time import cpu_only, exposed_share, left_out, on_cpu, origin
@@ -32,6 +32,7 @@ FOOTNOTES = (
     "Total time runs from the first start to the last end on the device within the profiled window.",
     "Effective channels are grid[0] and effective threads block[0] of each collective's kernel. A block of "
     "the requested threads plus one warp (32) counts as honoured, because NCCL adds a warp of its own.",
+    "Algorithm and protocol are those in NCCL's own log; without its lines the block tells some of them.",
     "A message's size is its total over ranks: the output of an all-gather, the input of a reduce-scatter.",
     "GEMMs are grouped by launching operator, shape, strides and dtype, never by kernel name.",
 )
@@ -95,7 +96,7 @@ def report(
         _best(tables, ranked),
         files,
         terminal,
-        lacking=left_out(tables.configs),
+        lacking=[*left_out(tables.configs), *unproven(tables.effective, tables.configs)],
         incomplete=[
             f"{row.file}: {row.recording}"
             for row in tables.timeline.itertuples()
@@ -119,6 +120,7 @@ def _verdict(
         *([] if on_cpu(tables.timeline) else _of_settings(tables)),
         *stragglers(ranks),
         *left_out(tables.configs),
+        *(f"{text}." for text in unproven(tables.effective, tables.configs)),
     ]
     return [sentence for sentence in sentences if sentence]
 
@@ -128,8 +130,7 @@ def _of_settings(tables: SweepTables) -> list[str | None]:
     return [
         gemm_change(tables.gemm, tables.configs),
         *starved(tables.gemm, tables.configs),
-        *honoured(tables.effective, "channels"),
-        *honoured(tables.effective, "threads"),
+        *(text for knob in knobs_of(tables.effective) for text in honoured(tables.effective, knob)),
     ]
 
 
@@ -149,13 +150,16 @@ def _best(tables: SweepTables, ranked: list[Contender]) -> Contender | None:
 def _status(tables: SweepTables, ranked: list[Contender]) -> Status:
     if not ranked:
         return "fail"
-    verdicts = set(tables.effective["channels_verdict"]) | set(tables.effective["threads_verdict"])
+    verdicts = {
+        verdict for knob in knobs_of(tables.effective) for verdict in tables.effective[f"{knob}_verdict"]
+    }
     doubts = (
         on_cpu(tables.timeline),
         uneven_steps(tables.timeline, tables.configs) is not None,
         len(tables.problems) > 0,
         bool((tables.configs["status"] != "ok").any()),
         bool(verdicts & {"clamped", "ignored"}),
+        bool(unproven(tables.effective, tables.configs)),
     )
     return "warn" if any(doubts) else "ok"
 
@@ -169,7 +173,7 @@ def _sections(tables: SweepTables, folder: Path) -> list[Section]:
     ]
     if len(tables.problems):
         caption = "What could not be read, and other problems"
-        found.append(Section("Problems", [Table(tables.problems, caption, "tables/problems.csv")]))
+        found.append(Section("Problems", [Table(shown(tables.problems), caption, "tables/problems.csv")]))
     return [section for section in found if section.blocks]
 
 
@@ -196,4 +200,4 @@ def _not_complete(timeline: pd.DataFrame) -> list[str]:
 def _terminal(sentences: Sequence[str], configs: pd.DataFrame, page: Path) -> str:
     columns = [*SETTING, "repeat", "status", *TERMINAL_MS]
     lines = [sentences[0], *(f"- {sentence}" for sentence in sentences[1:])]
-    return "\n".join([*lines, "", terminal_table(configs[columns]), "", f"report: {page}"])
+    return "\n".join([*lines, "", terminal_table(shown(configs[columns])), "", f"report: {page}"])

@@ -9,13 +9,15 @@ from typing import Any
 
 import pandas as pd
 
+from lab.rooms.sweep.knobs import Knobs
+
 
 def column_names(text: str) -> list[str]:
     """The column names in a text, separated by spaces."""
     return text.split()
 
 
-SETTING = ["threads", "channel"]
+SETTING = [*Knobs._fields]
 KEY = [*SETTING, "repeat"]
 TIMELINE_MS = column_names(
     "computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms busy_time_ms idle_time_ms "
@@ -31,27 +33,31 @@ PARTS = {
 TIMELINE = [
     *column_names("threads channel rank"),
     *TIMELINE_MS,
-    *column_names("repeat steps device kernels unlinked_kernels recording bound file"),
+    *column_names("repeat steps device kernels unlinked_kernels recording bound file algorithm protocol"),
 ]
 EFFECTIVE = column_names(
     "threads channel rank collective requested_channels effective_channels requested_threads "
     "effective_threads count repeat in_nelems dtype msg_bytes log_channels channels_verdict "
-    "threads_verdict"
+    "threads_verdict algorithm protocol kind kernel group_size requested_algorithm effective_algorithm "
+    "algorithm_verdict requested_protocol effective_protocol protocol_verdict evidence"
 )
 GEMM_KEY = ["op", "M", "N", "K", "B", "bias", "dtype", "transpose"]
 GEMM = [
     *column_names("threads channel rank repeat"),
     *GEMM_KEY,
-    *column_names("n mean_us median_us mad_us cv min_us p95_us max_us sum_us tflops_median strides"),
+    *column_names(
+        "n mean_us median_us mad_us cv min_us p95_us max_us sum_us tflops_median strides algorithm protocol"
+    ),
 ]
 CONFIGS = [
     *KEY,
     *column_names("status reason ranks_found ranks_expected missing_ranks"),
     *TIMELINE_MS,
-    *column_names("slowest_rank channels_verdict threads_verdict log_channels"),
+    *column_names("slowest_rank channels_verdict threads_verdict algorithm_verdict protocol_verdict"),
+    "log_channels",
 ]
 GEMM_SHAPE = ["op", "B", "M", "N", "K", "bias", "dtype", "transpose"]
-PROBLEMS = ["threads", "channel", "repeat", "rank", "file", "what", "fix"]
+PROBLEMS = [*KEY, "rank", "file", "what", "fix"]
 Progress = Callable[[int, int, Path], None]
 
 
@@ -80,7 +86,14 @@ def of_complete(frame: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
     return rows
 
 
+def shown(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table without algorithm and protocol where no setting requests them."""
+    empty = [name for name in SETTING[2:] if name in frame and (frame[name] == "").all()]
+    result: pd.DataFrame = frame.drop(columns=empty)
+    return result
+
+
 def grouped(frame: pd.DataFrame, keys: list[str]) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
     """`frame.groupby(keys)` with the keys as a tuple."""
-    for key, rows in frame.groupby(keys):
+    for key, rows in frame.groupby(keys, observed=True):
         yield tuple(key) if isinstance(key, tuple) else (key,), rows

@@ -28,8 +28,8 @@ FEWEST_STEPS = 5
 NOTABLE_COST = 1.1
 NOTABLE_DRIFT = 0.05
 COLUMNS = column_names(
-    "threads channel repeat unprofiled_steps unprofiled_ms p5_ms p95_ms drift profiled_steps profiled_ms "
-    "profile_cost"
+    "threads channel algorithm protocol repeat unprofiled_steps unprofiled_ms p5_ms p95_ms drift "
+    "profiled_steps profiled_ms profile_cost"
 )
 _MOST_LINES = 100_000
 
@@ -82,7 +82,7 @@ def _judged(known: pd.DataFrame) -> str:
     found = best_of(np.log(table.to_numpy()))
     lead, needed = (f"{100 * math.expm1(value):.1f} %" for value in (found.lead, found.needed))
     blocks = plural(len(table), "block")
-    names = [long_name(*(int(value) for value in table.columns[at])) for at in found.candidates]
+    names = [long_name(*table.columns[at]) for at in found.candidates]
     may = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else f"{names[0]} alone"
     return f"{may} may be the best (a lead of {lead}, {needed} needed over {blocks})"
 
@@ -117,9 +117,7 @@ def _row(config: ConfigDir, steps: dict[int, tuple[float, str]]) -> dict[str, An
     drift = float(np.median(free[-third:]) / np.median(free[:third]) - 1) if third else math.nan
     edges = np.percentile(free, [5, 95]) if free else (math.nan, math.nan)
     return {
-        "threads": config.threads or 0,
-        "channel": config.channels or 0,
-        "repeat": config.repeat,
+        **config.key._asdict(),
         "unprofiled_steps": len(free),
         "unprofiled_ms": middle,
         "p5_ms": float(edges[0]),

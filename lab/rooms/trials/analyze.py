@@ -12,7 +12,7 @@ from lab.core.manifest import StepRecord
 from lab.core.run import Run
 from lab.core.step import Status
 from lab.errors import BadDataError
-from lab.rooms.trials.config import CONFIG, NOT_RUN, VERDICTS, Trial, TrialsConfig
+from lab.rooms.trials.config import CONFIG, DECIDED, NOT_RUN, NOT_SLOWER, VERDICTS, Trial, TrialsConfig
 from lab.rooms.trials.rows import read_settings, read_trial
 
 COLUMNS = {"cell", "trial", "verdict"}
@@ -45,7 +45,7 @@ def gather(run: Run) -> Gathered:
     """The rows of a run: what the manifest says of a step counts, not what lies in its folder."""
     config = read_settings(run.root / CONFIG)
     trials = [_row(run, record) for record in run.manifest.steps]
-    lost = [t for t in trials if t.verdict == NOT_RUN and t.reason != "decided before"]
+    lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NOT_SLOWER)]
     missing = [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
     missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
     return Gathered(trials, [one.name for one in config.cells], config.baseline, config, missing)

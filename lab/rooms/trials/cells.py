@@ -12,6 +12,7 @@ import msgspec
 import yaml
 
 from lab.errors import ConfigError, MissingError, UsageError
+from lab.images.spec import load
 from lab.rooms.trials.config import Cell
 from lab.rooms.trials.presets import MITIGATIONS
 
@@ -31,6 +32,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None
     gpu: int | str | None = None
     node: str | None = None
+    image: str | None = None
 
 
 class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +47,7 @@ class Matrix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     step_time: str | None = None
     stop: bool = False
+    control: bool = False
 
 
 def read_matrix(path: Path) -> Matrix:
@@ -72,8 +75,7 @@ def msgspec_of(text: bytes | str, kind: Any, *, where: str) -> Any:
         raise ConfigError(
             f"does not fit: {error}",
             where=where,
-            fix="a cell has name, mitigations, env, args, seed, gpu and node; the image is one per run: "
-            "lab run --image NAME",
+            fix="a cell has name, image, mitigations, env, args, seed, gpu and node",
         ) from error
 
 
@@ -94,6 +96,7 @@ def cells_of(matrix: Matrix) -> tuple[Cell, ...]:
                         seed=_one(parts, "seed"),
                         gpu=_one(parts, "gpu"),
                         node=_one(parts, "node"),
+                        image=_one(parts, "image"),
                     ),
                 )
             )
@@ -108,6 +111,24 @@ def cell(text: str | Part) -> Cell:
         part = msgspec_of(text, Part, where=f"--cell {text}")
         return _made(part.name, part)
     return _made(text.replace("+", "-"), Part(mitigations=tuple(text.split("+"))))
+
+
+def with_controls(cells: Sequence[Cell], baseline: str) -> tuple[Cell, ...]:
+    """A control arm for each cell but the baseline: that, slowed down as much and without the change.
+
+    Raises UsageError where a name is taken, or too long.
+    """
+    base = next(one for one in cells if one.name == baseline)
+    made = []
+    for one in cells:
+        if one.name == baseline:
+            continue
+        name = f"slow-{one.name}"
+        if not NAME.match(name):
+            raise UsageError(f"the control's name {name!r} is too long", fix="give the cell a shorter name")
+        changes = f"the baseline, paused so that its steps take as long as those of {one.name}"
+        made.append(msgspec.structs.replace(base, name=name, slow_as=one.name, changes=changes))
+    return checked([*cells, *made])
 
 
 def checked(cells: list[Cell]) -> tuple[Cell, ...]:
@@ -130,7 +151,7 @@ def _made(name: str | None, part: Part) -> Cell:
     if bad := [name for name in env if not VARIABLE.match(name)]:
         raise UsageError(f"{bad[0]!r} is not the name of an environment variable")
     args = tuple(_text(value) for value in part.args)
-    place = {"gpu": part.gpu, "node": part.node, "seed": part.seed}
+    place = {"image": part.image, "gpu": part.gpu, "node": part.node, "seed": part.seed}
     shown = {**env, **{at: str(value) for at, value in place.items() if value is not None}}
     name = name or "-".join(part.mitigations) or _slug(shown, args)
     if not NAME.match(name):
@@ -141,6 +162,8 @@ def _made(name: str | None, part: Part) -> Cell:
     changes = "; ".join(MITIGATIONS[one].changes for one in part.mitigations)
     if part.node is not None and not NODE.match(part.node):
         raise UsageError(f"{part.node!r} is not the name of a node")
+    if part.image is not None:
+        load(part.image)  # an image that lab does not have is refused here
     if part.seed is not None and part.seed < 0:
         raise UsageError(f"the seed of cell {name!r} is below 0")
     used = [MITIGATIONS[one] for one in part.mitigations]
@@ -154,6 +177,7 @@ def _made(name: str | None, part: Part) -> Cell:
         seed=part.seed,
         gpu=None if part.gpu is None else str(part.gpu),
         node=part.node,
+        image=part.image,
     )
 
 

@@ -40,6 +40,11 @@ UNTIL_TRIALS = 160
     metavar="NAME",
     help="The number in the output that is the time of one step: tells a cure from slowness.",
 )
+@option(
+    "--control",
+    is_flag=True,
+    help="For each cell that is slower: the baseline made as slow. Tells a cure from mere slowness.",
+)
 @option("--stop", is_flag=True, help="End a cell once it is shown to fail less; tests hold at every look.")
 @option("--until", type=click.Choice(["fixed"]), help="Run until it is fixed or not, against --was.")
 @option("--was", type=RATE, help="The old rate of failure.")
@@ -80,7 +85,9 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
         options = msgspec.structs.replace(options, json=True)
     if flags["command"] == ("gpus",):
         return _of_gpus(flags, options)
-    config = _config(flags, here=options.image is None)
+    config = _config(flags, options.image)
+    further = tuple(dict.fromkeys(one.image for one in config.cells if one.image))
+    options = msgspec.structs.replace(options, image=config.image, images=further)
 
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site)
@@ -141,7 +148,8 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     config = ReplayConfig(
         **flags,
         against=None if against is None else str(_replayed(against)),
-        cwd=str(Path.cwd()) if options.image is None else None,
+        cwd=_folder([], options.image),
+        in_image=options.image is not None,
     )
 
     def make_plan(site: Site, root: Path) -> Plan:
@@ -161,15 +169,15 @@ def _replayed(folder: Path) -> Path:
     return folder.resolve()
 
 
-def _config(flags: dict[str, Any], *, here: bool) -> TrialsConfig:
-    """`here`: the command runs in the caller's folder; in an image that folder is not there."""
+def _config(flags: dict[str, Any], image: str | None) -> TrialsConfig:
+    """`image`: of the run, for cells that name none."""
     from lab.errors import UsageError
-    from lab.rooms.trials.cells import Matrix, cell, cells_of, checked, read_matrix
+    from lab.rooms.trials.cells import Matrix, cell, cells_of, checked, read_matrix, with_controls
     from lab.rooms.trials.failure import parse
 
     words = flags["command"]
     if flags["again"] is not None:
-        return _again(flags)
+        return _again(flags, image)
     if len(words) == 1 and words[0].endswith((".yaml", ".yml")):
         if flags["cells"] or flags["until"]:
             raise UsageError("a matrix names its own cells", fix="drop --cell and --until")
@@ -183,25 +191,55 @@ def _config(flags: dict[str, Any], *, here: bool) -> TrialsConfig:
     fail = flags["fail"] or matrix.fail
     parse(fail)
     until = _until(flags, len(cells))
+    baseline = _baseline(flags["baseline"] or matrix.baseline, [one.name for one in cells])
+    step_time = flags["step_time"] or matrix.step_time
+    if flags["control"] or matrix.control:
+        if not step_time:
+            raise UsageError(
+                "--control makes the baseline's steps as slow as a cell's, and needs their time",
+                fix="add --step-time NAME: the number in the output that is the time of one step",
+            )
+        cells = with_controls(cells, baseline)
     settings = {
         "command": _words(matrix.command),
         "cells": cells,
-        "baseline": _baseline(flags["baseline"] or matrix.baseline, [one.name for one in cells]),
+        "baseline": baseline,
         "trials": flags["trials"] or (UNTIL_TRIALS if until else matrix.trials),
         "fail": fail,
         "seed": matrix.seed if flags["seed"] is None else flags["seed"],
-        "step_time": flags["step_time"] or matrix.step_time,
+        "step_time": step_time,
         "stop": flags["stop"] or matrix.stop,
         "until": until,
         "trial_timeout_s": flags["trial_timeout_s"],
         "num_gpus": flags["num_gpus"],
-        "cwd": str(Path.cwd()) if here else None,
+        "cwd": _folder([one.image for one in cells], image),
+        "image": image,
     }
     return _made(settings)
 
 
-def _again(flags: dict[str, Any]) -> TrialsConfig:
-    """One cell and one seed, as an earlier run had them."""
+def _folder(of_cells: Sequence[str | None], image: str | None) -> str | None:
+    """The caller's folder, in which the command runs; None: in the run folder, in the image of the run.
+
+    Raises UsageError where images of cells cannot get it: cells would run in different folders.
+    """
+    here = Path.cwd()
+    if image is None and not any(of_cells):
+        return str(here)
+    from lab.engines.docker.mounts import refuse_place
+    from lab.errors import UsageError
+
+    try:
+        refuse_place(here.resolve(), "this folder, in which the command runs,")
+    except UsageError:
+        if any(of_cells):
+            raise
+        return None
+    return str(here.resolve())
+
+
+def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
+    """One cell and one seed, as an earlier run had them, in its image unless another is named."""
     import msgspec
 
     from lab.errors import BadDataError, MissingError, UsageError
@@ -209,7 +247,7 @@ def _again(flags: dict[str, Any]) -> TrialsConfig:
     from lab.rooms.trials.rows import read_settings, read_trial
 
     folder: Path = flags["again"]
-    given = ("cells", "baseline", "fail", "stop", "until", "was", "fixed_at", "seed", "command")
+    given = ("cells", "baseline", "fail", "stop", "control", "until", "was", "fixed_at", "seed", "command")
     if any(flags[name] for name in given):
         raise UsageError(
             "--again takes command, cell and seed from the earlier run", fix="give -n alone with it"
@@ -228,6 +266,7 @@ def _again(flags: dict[str, Any]) -> TrialsConfig:
         trials=flags["trials"] or 1,
         seed=row.seed,
         same_seed=True,
+        image=image or config.image,
         stop=False,
         until=None,
     )

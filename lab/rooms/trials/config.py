@@ -9,6 +9,7 @@ import msgspec
 CONFIG = "trials.json"
 RESULT = "trial.json"
 VERDICTS = ("pass", "fail", "error")
+DECIDED, NOT_SLOWER = "decided before", "its cell is not shown to be slower"  # why a trial need not run
 NOT_RUN = "not run"  # planned, and either the question was decided before or the run ended
 RATIO = 1.15  # a cell slower than the baseline by more is not told apart from slowness
 ALPHA = 0.05
@@ -30,6 +31,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None  # of its first trial, instead of the run's
     gpu: str | None = None  # number or UUID of the one GPU it runs on
     node: str | None = None  # Slurm's name of the host it runs on
+    image: str | None = None  # the image it runs in, instead of the run's
+    slow_as: str | None = None  # a control: the baseline, paused until its steps take as long as this cell's
 
 
 class Until(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,7 +52,8 @@ class TrialsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     fail: str
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     same_seed: bool = False  # every trial gets `seed`: a replay of one trial
-    cwd: str | None = None  # where the command runs; None: the run folder
+    cwd: str | None = None  # where the command runs, in an image mounted read-only; None: the run folder
+    image: str | None = None  # of cells that name none; None: they run in the caller's environment
     step_time: str | None = None  # a number in the output: the time of one step
     stop: bool = False  # end a cell as soon as it is decided
     until: Until | None = None
@@ -61,6 +65,11 @@ def seed_of(config: TrialsConfig, trial: int, cell: Cell) -> int:
     """Trials of one block share a seed, so that cells meet the same draws; unless a cell has its own."""
     first = config.seed if cell.seed is None else cell.seed
     return first if config.same_seed else first + trial
+
+
+def controls_of(config: TrialsConfig) -> dict[str, str]:
+    """Cell -> its control, where it has one."""
+    return {one.slow_as: one.name for one in config.cells if one.slow_as}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,10 +87,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     started_utc: str = ""
     host: str = ""
     gpus: str = ""
+    image: str = ""  # by its name; "": no image
     temperature_c: float | None = None  # the highest while it ran
     sm_clock_mhz: float | None = None  # the median while it ran
     throttled: bool | None = None  # a GPU was slowed by heat or power at some time
+    paused: float | None = None  # of a control: how many times as long its processes were made to take
     effect: str = ""  # "yes"; why its cell's settings had none; "" is not known
+    judged: str = ""  # a hash of the numbers that were judged; "": none were
     first_bad_line: int | None = None
     step: str = ""
     log: str = ""

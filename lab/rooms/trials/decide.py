@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from lab.stats.rates import (
     chi2_p,
     e_path,
     exact_interval,
+    fisher_less_p,
     fisher_p,
     holm,
     stratified_p,
@@ -22,10 +23,16 @@ from lab.stats.rates import (
 from lab.stats.sprt import Answer, Sprt, first_answer
 
 LESS, MORE = "fails less", "fails more"  # the verdicts that decide a comparison
-SLOWER = "fails less, but slower"
+SLOWER = "fails less, but slower"  # and nothing tells slowness from a cure
+ONLY_SLOW = "fails less, as a slow baseline does"  # the control fails less, too
 BY_PLACE = "confounded with the place"
+BY_TIME = "confounded with time"  # one side ran before the other
 NO_EVIDENCE, NO_TRIALS = "no evidence", "no trials"
 NO_EFFECT = "no effect"  # nothing reads what the cell sets: a second baseline, and no comparison
+ANSWERS = (LESS, MORE, ONLY_SLOW)  # a cell with another verdict is undecided
+SAME_SEEDS = 3  # seeds after which equal numbers are no accident
+LATER = 0.9  # from this share of pairs in which one side began later, time is a reason of its own
+MATCHED = 0.95  # a control must reach this share of its cell's step time
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
 
 
@@ -41,6 +48,7 @@ class Rate:
     low: float
     high: float
     left: int = 0
+    repeats: bool = False  # every trial gave the same numbers under another seed
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,11 @@ class Comparison:
     slowdown: float | None = None  # ratio of median step times, with its interval
     slowdown_low: float | None = None
     slowdown_high: float | None = None
+    began_later: float | None = None  # share of pairs in which the cell's trial began after the baseline's
+    control: str | None = None  # the baseline slowed down as much, where there is such a cell
+    control_slowdown: float | None = None  # its median step time over the baseline's
+    p_control: float | None = None  # the cell against its control, corrected
+    p_slowness: float | None = None  # the control against the baseline, corrected
 
 
 @dataclass(frozen=True)
@@ -71,16 +84,24 @@ class Decision:
 
 
 def decide(
-    trials: Sequence[Trial], names: Sequence[str], baseline: str, *, stop: bool, until: Until | None
+    trials: Sequence[Trial],
+    names: Sequence[str],
+    baseline: str,
+    *,
+    stop: bool,
+    until: Until | None,
+    controls: Mapping[str, str] | None = None,
 ) -> Decision:
-    """All that these trials say. `stop`: intervals and tests hold at every look."""
+    """All that these trials say. stop: intervals and tests hold at every look; controls: cell -> control."""
     by_cell = {name: sorted((t for t in trials if t.cell == name), key=lambda t: t.trial) for name in names}
     looked = stop or until is not None
     cells = [_rate(name, by_cell[name], looked) for name in names]
-    compared = _comparisons(by_cell, baseline, stop)
+    of_cell = controls or {}
+    compared = _comparisons(by_cell, baseline, stop, of_cell)
     answer = _sequential(by_cell[baseline], until) if until else None
-    complete = all(one.left == 0 and one.n > 0 for one in cells)
-    decided = all(one.verdict in (LESS, MORE) for one in compared) if compared else complete
+    # A control that its cell has not needed has no trials.
+    complete = all(one.left == 0 and one.n > 0 for one in cells if one.name not in of_cell.values())
+    decided = all(one.verdict in ANSWERS for one in compared) if compared else complete
     judged = [t for t in trials if t.verdict in ("pass", "fail")]
     return Decision(
         cells=cells,
@@ -103,22 +124,51 @@ def _rate(name: str, trials: Sequence[Trial], looked: bool) -> Rate:
     n, fail = count["pass"] + count["fail"], count["fail"]
     low, high = anytime_interval(fail, n) if looked else exact_interval(fail, n)
     left = sum(t.verdict == NOT_RUN for t in trials)
-    return Rate(name, n, fail, count["error"], fail / n if n else None, low, high, left)
+    rate = fail / n if n else None
+    return Rate(name, n, fail, count["error"], rate, low, high, left, _repeats(_judged(trials)))
 
 
-def _comparisons(by_cell: dict[str, list[Trial]], baseline: str, stop: bool) -> list[Comparison]:
-    base = _judged(by_cell[baseline])
-    others = {name: _judged(trials) for name, trials in by_cell.items() if name != baseline}
-    testable = [name for name, trials in others.items() if trials and base]
-    p_values = [_stopping_p(base, others[n]) if stop else _fisher(base, others[n]) for n in testable]
-    # Cells that cannot be tested yet count too: a correction must not grow while trials come in.
-    padded = holm([*p_values, *[1.0] * (len(others) - len(testable))])
-    corrected = dict(zip(testable, padded, strict=False))
-    raw = dict(zip(testable, p_values, strict=True))
-    return [
+def _repeats(judged: Sequence[Trial]) -> bool:
+    """Whether these trials, of several seeds, judged the same numbers: then they are one trial, repeated."""
+    numbers, seeds = {t.judged for t in judged}, {t.seed for t in judged}
+    return len(seeds) >= SAME_SEEDS and len(numbers) == 1 and "" not in numbers
+
+
+def _comparisons(
+    by_cell: dict[str, list[Trial]], baseline: str, stop: bool, controls: Mapping[str, str]
+) -> list[Comparison]:
+    judged = {name: _judged(trials) for name, trials in by_cell.items()}
+    base = judged[baseline]
+    others = {name: judged[name] for name in by_cell if name != baseline and name not in controls.values()}
+    test = _stopping_p if stop else _fisher
+    raw = {name: test(base, trials) for name, trials in others.items() if trials and base}
+    corrected = _holm(raw, len(others))
+    first = [
         _comparison(name, baseline, base, others[name], raw.get(name), corrected.get(name), stop)
         for name in others
     ]
+    if not controls:
+        return first
+    # A cure needs both, fewer failures than the baseline and than a baseline that is as slow.
+    against, slowness = {}, {}
+    for name, trials in others.items():
+        control = judged[controls[name]]
+        if name in raw and control:
+            against[name] = max(raw[name], test(control, trials) if stop else _fisher_less(control, trials))
+            slowness[name] = test(base, control) if stop else _fisher_less(base, control)
+    p_control, p_slowness = _holm(against, len(others)), _holm(slowness, len(others))
+    return [
+        _with_control(
+            one, base, others[one.cell], controls[one.cell], judged[controls[one.cell]], p_control, p_slowness
+        )
+        for one in first
+    ]
+
+
+def _holm(p_values: Mapping[str, float], cells: int) -> dict[str, float]:
+    """Cells that cannot be tested yet count too: a correction must not grow while trials come in."""
+    padded = holm([*p_values.values(), *[1.0] * (cells - len(p_values))])
+    return dict(zip(p_values, padded, strict=False))
 
 
 def _comparison(
@@ -136,15 +186,53 @@ def _comparison(
         return Comparison(name, baseline, p, corrected, NO_EFFECT)
     slowdown, low, high = _slowdown(base, cell)
     by_place = _stratified(base, cell)
+    later = _began_later(_shared(base, cell) if stop else base, cell)
     share = [float(np.mean([t.verdict == "fail" for t in side])) for side in (cell, base)]
     verdict = NO_EVIDENCE
     if corrected <= ALPHA:
         verdict = LESS if stop or share[0] < share[1] else MORE
-        if by_place is not None and by_place > ALPHA:
+        if later is not None and max(later, 1 - later) >= LATER:
+            verdict = BY_TIME
+        elif by_place is not None and by_place > ALPHA:
             verdict = BY_PLACE
         elif verdict == LESS and slowdown is not None and low is not None and slowdown > RATIO and low > 1:
             verdict = SLOWER
-    return Comparison(name, baseline, p, corrected, verdict, by_place, slowdown, low, high)
+    return Comparison(name, baseline, p, corrected, verdict, by_place, slowdown, low, high, later)
+
+
+def _with_control(
+    one: Comparison,
+    base: list[Trial],
+    cell: list[Trial],
+    name: str,
+    control: list[Trial],
+    p_control: Mapping[str, float],
+    p_slowness: Mapping[str, float],
+) -> Comparison:
+    """A cell that fails less and is slower is a cure if it fails less than its control, which is as slow."""
+    against, slowness = p_control.get(one.cell), p_slowness.get(one.cell)
+    found = replace(
+        one,
+        control=name,
+        control_slowdown=_slowdown(base, control)[0],
+        p_control=against,
+        p_slowness=slowness,
+    )
+    if one.verdict != SLOWER or against is None or slowness is None or not _is_matched(cell, control):
+        return found
+    if against <= ALPHA:
+        return replace(found, verdict=LESS)
+    return replace(found, verdict=ONLY_SLOW) if slowness <= ALPHA else found
+
+
+def _is_matched(cell: list[Trial], control: list[Trial]) -> bool:
+    """Whether the control's steps took as long as the cell's: their median, and most of them."""
+    theirs = np.array([t.step_time for t in cell if t.step_time])
+    times = np.array([t.step_time for t in control if t.step_time])
+    if min(len(theirs), len(times)) < 2:
+        return False
+    enough = MATCHED * float(np.median(theirs))
+    return bool(np.median(times) >= enough and np.mean(times >= enough * MATCHED) >= 0.8)
 
 
 def _judged(trials: Sequence[Trial]) -> list[Trial]:
@@ -157,6 +245,10 @@ def _counts(trials: Sequence[Trial]) -> tuple[int, int]:
 
 def _fisher(base: list[Trial], cell: list[Trial]) -> float:
     return fisher_p(*_counts(cell), *_counts(base))
+
+
+def _fisher_less(base: list[Trial], cell: list[Trial]) -> float:
+    return fisher_less_p(*_counts(cell), *_counts(base))
 
 
 def _stopping_p(base: list[Trial], cell: list[Trial]) -> float:
@@ -176,6 +268,29 @@ def _stratified(base: list[Trial], cell: list[Trial]) -> float | None:
         here = [[t for t in side if place(t) == one] for side in (cell, base)]
         tables.append((*_counts(here[0]), *_counts(here[1])))
     return stratified_p(tables)
+
+
+def _shared(base: list[Trial], cell: list[Trial]) -> list[Trial]:
+    """The baseline's trials of the cell's blocks: a cell that was decided early has no later ones."""
+    blocks = {t.trial for t in cell}
+    return [t for t in base if t.trial in blocks]
+
+
+def _began_later(base: list[Trial], cell: list[Trial]) -> float | None:
+    """0.5 where both ran at the same times, 1 where all of the cell's trials began after the baseline's.
+
+    By the clock, which several queues or nodes do not order as planned; without one by the planned order.
+    """
+    for name in ("started_utc", "order"):
+        starts = [[getattr(t, name) for t in side] for side in (base, cell)]
+        if not any(value in (None, "") for side in starts for value in side):
+            places = np.unique(np.array(starts[0] + starts[1]), return_inverse=True)[1]
+            first, second = places[: len(base)], places[len(base) :]
+            if not len(first) or not len(second):
+                return None
+            pairs = (second[:, None] > first[None, :]) + 0.5 * (second[:, None] == first[None, :])
+            return float(pairs.mean())
+    return None
 
 
 def _slowdown(base: list[Trial], cell: list[Trial]) -> tuple[float | None, float | None, float | None]:

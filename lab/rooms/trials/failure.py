@@ -11,6 +11,7 @@ timeout          the trial ran past --trial-timeout
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import operator
@@ -37,6 +38,7 @@ COMPARE: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+UNLIKE = ("", "a", "Z9", "~ -", "\t_.")  # no expression for one kind of line matches all of them
 _OP = r"(!=|==|<=|>=|<|>)"
 
 
@@ -63,6 +65,12 @@ def _term(text: str) -> Term:
             re.compile(text[1:-1])
         except re.error as error:
             raise UsageError(f"{text} is not a valid regular expression: {error}", where="--fail") from error
+        if all(re.search(text[1:-1], line) for line in UNLIKE):
+            raise UsageError(
+                f"{text} matches every line: each trial that prints anything would fail",
+                where="--fail",
+                fix="name what only a failing trial prints, or /./ for any output",
+            )
         return Term("regex", text)
     if hit := re.fullmatch(rf"(nan|inf) in ({NAME})", text):
         return Term(hit[1], text, hit[2])
@@ -98,6 +106,7 @@ class Reader:
         self.times: list[float] = []
         self.seen: set[str] = set()
         self.hits: dict[str, int] = {}  # term -> the first line, from 1
+        self._judged = hashlib.sha256()
         self._at = 0
 
     def line(self, line: str) -> None:
@@ -109,6 +118,8 @@ class Reader:
                 self.hits[text] = self._at
         for name, values in self._numbers(line).items():
             self.seen.add(name)
+            if name != self._step_time:
+                self._judged.update(f"{name} {values}".encode())
             if name == self._step_time:
                 self.times += [value for value in values if math.isfinite(value) and value > 0]
             for term in self.terms:
@@ -128,6 +139,11 @@ class Reader:
     def step_time(self) -> float | None:
         """The median of the times in the output."""
         return statistics.median(self.times) if self.times else None
+
+    @property
+    def judged(self) -> str:
+        """A hash of all numbers that were judged, "" where there were none: equal trials are one trial."""
+        return self._judged.hexdigest()[:16] if self.seen - {self._step_time} else ""
 
     def verdict(self, exit_code: int, *, timed_out: bool = False) -> tuple[str, str]:
         """-> (pass, fail or error; the reason). What was to be judged and never seen is an error, no pass."""

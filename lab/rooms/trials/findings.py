@@ -18,13 +18,17 @@ from lab.report.page import Card, Figure, Page, Points, Section, Table, write_pa
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
-from lab.rooms.trials.config import ALPHA, Trial
+from lab.rooms.trials.config import ALPHA, Trial, controls_of
 from lab.rooms.trials.decide import (
+    ANSWERS,
     BY_PLACE,
+    BY_TIME,
     LESS,
+    MATCHED,
     MORE,
     NO_EFFECT,
     NO_TRIALS,
+    ONLY_SLOW,
     SLOWER,
     UNRELIABLE,
     Comparison,
@@ -42,9 +46,13 @@ PILLS = {
     LESS: "ok",
     MORE: "fail",
     SLOWER: "warn",
+    ONLY_SLOW: "warn",
     BY_PLACE: "warn",
+    BY_TIME: "warn",
     NO_EFFECT: "warn",
 }
+OF_CONTROLS = ["control", "control_slowdown", "p_control", "p_slowness"]
+P_VALUES = ("p", "p_corrected", "p_by_place", "p_control", "p_slowness")
 COLUMNS = 48  # of the timeline; more blocks are counted together
 MOST_AGAIN = 5  # failing trials whose command to run again is on the page
 
@@ -59,8 +67,9 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         found.baseline,
         stop=bool(config and config.stop),
         until=config.until if config else None,
+        controls=controls_of(config) if config else None,
     )
-    cells, compared, trials = _cells(decision), _compared(decision), _trials(found.trials)
+    cells, compared, trials = _cells(decision, found, run), _compared(decision), _trials(found.trials)
     files = [
         write_csv(frame, out / "tables" / f"{name}.csv")
         for name, frame in (("trials", trials), ("cells", cells), ("comparisons", compared))
@@ -131,6 +140,11 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
     for what, p in (("temperature", decision.p_heat), ("clock", decision.p_clock)):
         if p is not None and p <= ALPHA:
             lines.append(f"Failing trials ran at another {what} of the GPU (p {p:.2g}).")
+    if same := [one.name for one in decision.cells if one.repeats]:
+        lines.append(
+            f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may "
+            "not use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
+        )
     errors = sum(one.error for one in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"
@@ -167,9 +181,21 @@ def _against(one: Comparison, rates: dict[str, Rate]) -> str:
         return f"{counts}: not compared, because nothing in the command reads what the cell sets."
     if one.verdict == LESS:
         at_most = f"; a rate of up to {cell.high:.1%} stays possible"
-        return f"{counts}: fails less{p}{at_most}{slower}."
+        return f"{counts}: fails less{p}{at_most}{slower}{_beyond(one, rates)}."
     if one.verdict == SLOWER:
-        return f"{counts}: fails less{p}, but is not told apart from mere slowness{slower}."
+        return f"{counts}: fails less{p}, but is not told apart from mere slowness{slower}{_why_open(one)}."
+    if one.verdict == ONLY_SLOW:
+        slow = rates[one.control or ""]
+        return (
+            f"{counts}: fails less{p}{slower}, and so does the baseline that is as slow, {slow.name} "
+            f"{slow.fail}/{slow.n} (p {one.p_slowness:.2g}): slowness explains it."
+        )
+    if one.verdict == BY_TIME:
+        when = "after" if (one.began_later or 0) > 0.5 else "before"
+        return (
+            f"{counts}: differs{p}, but its trials began {when} the baseline's: time may be why. "
+            "Cells must take turns."
+        )
     if one.verdict == BY_PLACE:
         return (
             f"{counts}: differs{p}, but not within a place (p {one.p_by_place:.2g}): host or GPU may be why."
@@ -182,6 +208,24 @@ def _against(one: Comparison, rates: dict[str, Rate]) -> str:
     more = trials_per_cell(base.fail / base.n, base.fail / base.n / 2)
     needed = f"about {more} trials per cell" if more else f"more than {MOST_TRIALS} trials per cell"
     return f"{counts}: no evidence{p}; to see a halving takes {needed}."
+
+
+def _beyond(one: Comparison, rates: dict[str, Rate]) -> str:
+    """Why a slower cell counts as a cure."""
+    if one.control is None or one.p_control is None or not rates[one.control].n:
+        return ""
+    slow = rates[one.control]
+    return f"; it fails less than the baseline that is as slow, too: {slow.name} {slow.fail}/{slow.n}"
+
+
+def _why_open(one: Comparison) -> str:
+    if one.control is None:
+        return "; --control runs a baseline that is as slow"
+    if one.control_slowdown is None:
+        return f"; {one.control} has no step times"
+    text = f"; {one.control} took {one.control_slowdown:.2f} times the baseline's"
+    enough = one.slowdown is None or one.control_slowdown >= MATCHED * one.slowdown
+    return f"{text}, and needs more trials" if enough else f"{text}, which is not as slow"
 
 
 def _lacking(decision: Decision, found: Gathered) -> list[str]:
@@ -197,7 +241,7 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
                 f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable"
             )
     if not decision.decided:
-        open_ones = [one.cell for one in decision.comparisons if one.verdict not in (LESS, MORE)]
+        open_ones = [one.cell for one in decision.comparisons if one.verdict not in ANSWERS]
         lines.append(f"undecided: {', '.join(open_ones) or found.baseline}")
     return lines
 
@@ -235,21 +279,31 @@ def _method(found: Gathered) -> str:
     return "Each cell against the baseline: Fisher's exact test, two-sided; p corrected by Holm"
 
 
-def _cells(decision: Decision) -> pd.DataFrame:
+def _cells(decision: Decision, found: Gathered, run: Run | None) -> pd.DataFrame:
+    """One row per cell; with its image and the image's content where cells differ in them."""
     frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.cells]).rename(
         columns={"left": "not_run"}
     )
-    return frame
+    config = found.config
+    if run is None or config is None or not any(one.image for one in config.cells):
+        return frame
+    records = [*([run.manifest.image] if run.manifest.image else []), *run.manifest.images]
+    content = {one.name: f"{one.name} {one.id or one.ref}" for one in records}
+    texts = [content.get(one.image or config.image or "", "none") for one in config.cells]
+    with_images: pd.DataFrame = frame.assign(image=texts)
+    return with_images
 
 
 def _compared(decision: Decision) -> pd.DataFrame:
     frame: pd.DataFrame = pd.DataFrame([asdict(one) for one in decision.comparisons])
+    if not any(one.control for one in decision.comparisons):
+        frame = frame.drop(columns=OF_CONTROLS, errors="ignore")
     return frame
 
 
 def _short(compared: pd.DataFrame) -> pd.DataFrame:
     """Small p-values as people write them; the CSV keeps every digit."""
-    names = ("p", "p_corrected", "p_by_place")
+    names = [name for name in P_VALUES if name in compared]
     texts = {name: ["" if pd.isna(p) else f"{p:.2g}" for p in compared[name]] for name in names}
     short: pd.DataFrame = compared.assign(**texts)
     return short

@@ -7,7 +7,7 @@ import random
 import msgspec
 
 from lab.core.plan import Plan, Site
-from lab.core.step import Step
+from lab.core.step import SOURCE, Step
 from lab.core.words import plural
 from lab.errors import GpuError, UsageError
 from lab.rooms.trials.config import CONFIG, RESULT, Cell, TrialsConfig, seed_of
@@ -38,23 +38,33 @@ def plan(config: TrialsConfig, site: Site) -> Plan:
 
 
 def block(config: TrialsConfig, trial: int) -> list[Cell]:
-    """The cells in the order of this block: the same for the same seed."""
+    """The cells in the order of this block: the same for the same seed.
+
+    In the first, controls come last: how much they are to be slowed is measured by then.
+    """
     cells = list(config.cells)
     random.Random(f"{config.seed}:{trial}").shuffle(cells)
-    return cells
+    return cells if trial else sorted(cells, key=lambda one: one.slow_as is not None)
 
 
 def _step(config: TrialsConfig, order: int, trial: int, cell: Cell, num_gpus: int) -> Step:
     name = f"{cell.name}-{trial:04d}"
     folder = f"steps/{name}"
     where = ("--cell", cell.name, "--trial", str(trial), "--order", str(order))
+    in_image = cell.image or config.image
+    cwd = SOURCE if in_image and config.cwd else config.cwd
     return Step(
         name=name,
         folder=folder,
         num_gpus=1 if cell.gpu is not None else num_gpus,
         gpu=cell.gpu,
         node=cell.node,
-        argv=("python", "-m", "lab.rooms.trials.workload", "--config", CONFIG, *where, "--out", folder),
+        image=cell.image,
+        source=config.cwd if in_image else None,
+        argv=(
+            *("python", "-m", "lab.rooms.trials.workload", "--config", CONFIG, *where, "--out", folder),
+            *(("--cwd", cwd) if cwd else ()),
+        ),
         timeout_s=None if config.trial_timeout_s is None else config.trial_timeout_s + GRACE_S,
         expects=(f"{folder}/{RESULT}",),
         labels={"cell": cell.name, "trial": trial, "order": order, "seed": seed_of(config, trial, cell)},
@@ -76,6 +86,16 @@ def _notes(config: TrialsConfig) -> tuple[str, ...]:
         notes.append(
             f"{plural(n, 'trial')} per cell: without a failure a rate of up to {bound:.1%} stays possible"
         )
+    in_images = {cell.image or config.image for cell in config.cells}
+    if in_images - {None} and config.cwd:
+        notes.append(f"in an image the command runs in {SOURCE}: {config.cwd}, mounted read-only")
+    if None in in_images and len(in_images) > 1:
+        notes.append(
+            "cells without an image run in this environment: against them, an image differs in all that a "
+            "container changes (variables, limits, the file system)"
+        )
+    if any(one.slow_as for one in config.cells):
+        notes.append("a control runs only once its cell is seen to be slower, as slow as that was until then")
     if cells > 1:
         notes.append("whether a cell's own variables and arguments take effect in the command is not checked")
     return tuple(notes)

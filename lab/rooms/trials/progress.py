@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.core.words import plural
-from lab.rooms.trials.config import NOT_RUN, Cell, Trial, TrialsConfig
+from lab.rooms.trials.config import NOT_RUN, Cell, Trial, TrialsConfig, controls_of
 from lab.stats.sprt import Sprt, first_answer
 
 
@@ -27,12 +27,12 @@ def ended(config: TrialsConfig, cell: Cell, rows: Sequence[Trial]) -> bool:
         return _answer(config, rows) != "undecided"
     if not config.stop:
         return False
-    from lab.rooms.trials.decide import LESS, decide
+    from lab.rooms.trials.decide import LESS, ONLY_SLOW, decide
 
-    names = [one.name for one in config.cells]
-    compared = decide(rows, names, config.baseline, stop=True, until=None).comparisons
-    wanted = [one.verdict for one in compared if cell.name in (one.cell, config.baseline)]
-    return bool(wanted) and all(verdict == LESS for verdict in wanted)
+    names, controls = [one.name for one in config.cells], controls_of(config)
+    compared = decide(rows, names, config.baseline, stop=True, until=None, controls=controls).comparisons
+    wanted = [one.verdict for one in compared if cell.name in (one.cell, config.baseline, one.control)]
+    return bool(wanted) and all(verdict in (LESS, ONLY_SLOW) for verdict in wanted)
 
 
 def _until(config: TrialsConfig, rows: Sequence[Trial]) -> str:

@@ -25,7 +25,7 @@ VERSION = "0.0.4"
 COMP_NODE, COMM_COLL_NODE = 4, 7
 # Field numbers of the public schema.
 ID, NAME, TYPE, CTRL_DEPS, DATA_DEPS, START_US, DURATION_US, INPUTS, ATTR = 1, 2, 3, 4, 5, 6, 7, 8, 10
-ATTR_NAME, ATTR_INT32, ATTR_INT64, ATTR_BOOL, ATTR_TEXT = 1, 7, 9, 27, 29
+ATTR_NAME, ATTR_INT64, ATTR_UINT64, ATTR_BOOL, ATTR_TEXT = 1, 9, 13, 27, 29
 IO_SHAPES, IO_TYPES = 2, 3
 TYPES = {
     "allreduce": 0,
@@ -154,7 +154,7 @@ def _kernel_node(
         kind, size, group = collective
         body += _int("comm_type", kind) + _int("comm_size", size) + _text("pg_name", group)
     elif kernels.bytes[row] >= 0:
-        body += _int("tensor_size", int(kernels.bytes[row]))
+        body += _int("tensor_size", int(kernels.bytes[row]), ATTR_UINT64)
     return body
 
 
@@ -176,8 +176,9 @@ def _times(start_ns: int, dur_ns: int) -> bytes:
     return times + _int("start_ns", start_ns) + _int("duration_ns", dur_ns)
 
 
-def _int(name: str, value: int) -> bytes:
-    return bytes_field(ATTR, text_field(ATTR_NAME, name) + int_field(ATTR_INT64, value))
+def _int(name: str, value: int, kind: int = ATTR_INT64) -> bytes:
+    """An attribute, by the type in which Chakra's feeder reads the one of this name."""
+    return bytes_field(ATTR, text_field(ATTR_NAME, name) + int_field(kind, value))
 
 
 def _bool(name: str, value: bool) -> bytes:

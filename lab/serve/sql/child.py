@@ -62,6 +62,8 @@ def answer(question: Question) -> Answer:
     files = room_tables(rows)
     wanted = named_in(question.sql, [*files, "runs", "steps", "findings", "figures"])
     tables = own_tables(rows, wanted) | read_tables(index, files, wanted, notes)
+    if gone := [name for name in wanted if name not in tables]:
+        return Answer(error=f"no file of {', '.join(gone)} could be read", notes=notes, limited=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # from here on nothing can be written
     return asked(question, tables, notes)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -14,12 +14,13 @@ import pyarrow as pa
 from lab.errors import LabError
 from lab.serve.confine import opened
 from lab.serve.index import Index
-from lab.serve.rows import RunRow, TableFile
+from lab.serve.rows import RunRow, TableFile, is_least
 from lab.serve.sql.answer import TableInfo
 
 MOST_FILE_BYTES = 64 << 20
 MOST_BYTES = 512 << 20  # of all files of one question
-MOST_CELLS = 200_000_000  # of one Parquet file, by its own count
+MOST_DECODED = 1 << 30  # bytes of all tables of one question in memory
+BATCH = 16_384  # rows of a Parquet file that are decoded at a time
 _WORD = re.compile(r"[^a-z0-9]+")
 
 TIME = pa.timestamp("ms")
@@ -78,6 +79,7 @@ FINDINGS: dict[str, tuple[Any, Callable[[tuple[RunRow, Any]], Any]]] = {
     "text": (pa.string(), lambda one: one[1].text),
     "value": (pa.float64(), lambda one: one[1].value),
     "unit": (pa.string(), lambda one: one[1].unit or None),
+    "lower_bound": (pa.bool_(), lambda one: is_least(one[1].title, one[1].note)),
     "note": (pa.string(), lambda one: one[1].note or None),
     "file": (pa.string(), lambda one: one[1].evidence[0].file),
     "sha256": (pa.string(), lambda one: one[1].evidence[0].sha256),
@@ -149,7 +151,7 @@ def read_tables(
     index: Index, files: dict[str, list[tuple[RunRow, TableFile]]], wanted: Iterable[str], notes: list[str]
 ) -> dict[str, pa.Table]:
     """The rooms' tables with a column `run` in front; a file that cannot be read is a sentence in `notes`."""
-    left = MOST_BYTES
+    left, room = MOST_BYTES, MOST_DECODED
     found = {}
     for name in wanted:
         parts = []
@@ -161,33 +163,57 @@ def read_tables(
                 )
                 continue
             try:
-                parts.append(_with_run(read_table(index.path(row), file.file), row.folder))
+                table = read_table(index.path(row), file.file, room)
             except (LabError, pa.ArrowException, OSError, MemoryError) as error:
-                notes.append(f"left out: {row.folder}/{file.file}: {str(error).splitlines()[0][:200]}")
+                words = str(error).splitlines() or ["not enough memory to read it"]
+                notes.append(f"left out: {row.folder}/{file.file}: {words[0][:200]}")
+                continue
+            room -= table.nbytes
+            parts.append(_with_run(table, row.folder))
         if parts:
             found[name] = together(parts)
     return found
 
 
-def read_table(folder: Path, file: str) -> pa.Table:
-    """One CSV or Parquet file of a run. Raises MissingError, or pyarrow's error for a damaged file."""
+def read_table(folder: Path, file: str, room: int = MOST_DECODED) -> pa.Table:
+    """One CSV or Parquet file of a run, of at most `room` bytes in memory.
+
+    Raises MissingError, or pyarrow's error for a file that is damaged or larger than that.
+    """
     with opened(folder, file) as stream:
         if file.endswith(".parquet"):
-            import pyarrow.parquet
-
-            parquet = pyarrow.parquet.ParquetFile(stream)
-            cells = parquet.metadata.num_rows * max(1, parquet.metadata.num_columns)
-            if cells > MOST_CELLS:
-                raise pa.ArrowInvalid(f"{cells:,} cells, more than {MOST_CELLS:,}")
-            return parquet.read(use_threads=False)
+            return _parquet(stream, room)
         import pyarrow.csv
 
         data = stream.read(MOST_FILE_BYTES + 1)
-        if not data.strip():
-            return pa.table({})
-        return pyarrow.csv.read_csv(
-            pa.BufferReader(data), read_options=pyarrow.csv.ReadOptions(use_threads=False)
-        )
+    if not data.strip():
+        return pa.table({})
+    table = pyarrow.csv.read_csv(
+        pa.BufferReader(data),
+        read_options=pyarrow.csv.ReadOptions(use_threads=False),
+        convert_options=pyarrow.csv.ConvertOptions(null_values=[""]),  # `nan` is a number, not a gap
+    )
+    _check(table.nbytes, room)
+    return table
+
+
+def _parquet(stream: BinaryIO, room: int) -> pa.Table:
+    """Batch by batch: a few bytes of a Parquet file can stand for any number of rows."""
+    import pyarrow.parquet
+
+    parquet = pyarrow.parquet.ParquetFile(stream)
+    _check(parquet.metadata.num_rows, room)
+    batches, decoded = [], 0
+    for batch in parquet.iter_batches(batch_size=BATCH, use_threads=False):
+        decoded += batch.nbytes
+        _check(decoded, room)
+        batches.append(batch)
+    return pa.Table.from_batches(batches, schema=parquet.schema_arrow)
+
+
+def _check(decoded: int, room: int) -> None:
+    if decoded > room:
+        raise pa.ArrowInvalid(f"takes more than {room >> 20:,} MiB in memory")
 
 
 def _with_run(table: pa.Table, run: str) -> pa.Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator
@@ -36,21 +37,50 @@ from lab.serve.live import held_locks, live_tail, now
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import ask
 from lab.serve.sql.saved import SAVED
-from lab.serve.web.compared import before, changed, changes_of, fields_of, figure_lines, settings_of
+from lab.serve.web import perfetto
+from lab.serve.web.compared import (
+    Setting,
+    before,
+    changed,
+    changes_of,
+    fields_of,
+    figure_lines,
+    settings_of,
+)
 from lab.serve.web.files import file_lines, media_type, verified
-from lab.serve.web.guard import Guard
-from lab.serve.web.listing import GROUPS, SORTS, Facts, Wish, fact_of, figure_labels, fits, listing
+from lab.serve.web.guard import FOREIGN, Foreign, Guard
+from lab.serve.web.listing import (
+    GROUPS,
+    SORTS,
+    Facts,
+    Wish,
+    fact_of,
+    figure_labels,
+    fits,
+    is_bound,
+    is_elsewhere,
+    listing,
+    unit_of,
+)
 from lab.serve.worker import Task
 
 HERE = Path(__file__).parent
 REPORT_FOLDER = Path(palette.__file__).parent
 STATIC = {
     "serve.js": HERE / "static" / "serve.js",
+    "perfetto.js": HERE / "static" / "perfetto.js",
     "page.js": REPORT_FOLDER / "page.js",
     "charts.js": REPORT_FOLDER / "charts.js",
     "timeline.js": REPORT_FOLDER / "timeline.js",
 }
+# In place of the index.html of Perfetto's bundle, which has a script inside it.
+START = {
+    "start.html": (HERE / "static" / "perfetto_start.html", "text/html"),
+    "start.js": (HERE / "static" / "perfetto_start.js", "text/javascript"),
+}
+NUMERIC = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|FLOAT|DOUBLE|DECIMAL.*)\Z")  # of DuckDB's types
 MOST_COMPARED = 12
+MOST_DRAWN = 40  # settings in one chart
 MOST_SQL = 16_384
 BLOCK = 1 << 18
 CODES = {MissingError: 404, UsageError: 400, BusyError: 503, BadDataError: 422}
@@ -170,19 +200,23 @@ class Site:
             rooms=sorted({row.room for row in rows}),
             fields=fields_of(rows),
             figures=figure_lines(rows),
-            recordings=sorted({name.rsplit("/", 1)[0] for name in common} | common)[:200]
-            if len(rows) == 2
-            else [],
+            recordings=sorted(_folders_of_several(common) | common)[:200] if len(rows) == 2 else [],
         )
 
     def diff(self, request: Request) -> Response:
-        rows = self.compared(request.query_params)
-        if len(rows) != 2:
-            raise UsageError("a diff is of two runs")
-        name = request.query_params.get("part", "")
-        paths = tuple(str(recording_inside(self.index.path(row), name)) for row in rows)
+        """Of one recording in two runs, or of two recordings that belong to none."""
+        query = request.query_params
+        rows = self.compared(query)
+        files = query.getlist("file")
+        if not rows and len(files) == 2:
+            paths = tuple(str(recording_inside(self.index.root, name)) for name in files)
+        elif len(rows) == 2:
+            files = [query.get("part", "")]
+            paths = tuple(str(recording_inside(self.index.path(row), files[0])) for row in rows)
+        else:
+            raise UsageError("a diff is of two runs, or of two recordings", fix="tick two of them")
         done = self.jobs.run(Task(what="diff", paths=paths))
-        return self.page("diff", rows=rows, keys=[key_of(row) for row in rows], part=name, done=done)
+        return self.page("diff", rows=rows, keys=[key_of(row) for row in rows], files=files, done=done)
 
     def plot(self, request: Request) -> Response:
         rows, known = self.rows()
@@ -190,13 +224,17 @@ class Site:
         chosen = [row for row in rows if fits(row, query.get("q", ""), known, {})]
         labels = figure_labels(chosen)
         label = query.get("figure", "") or (labels[0] if labels else "")
+        unit = unit_of(chosen, label)
         settings = settings_of(chosen, label)
         return self.page(
             "plot",
             q=query.get("q", ""),
             labels=labels,
             label=label,
-            chart=_chart(settings, label) if settings else None,
+            chart=_chart(settings, label, unit) if settings else None,
+            unit=unit,
+            elsewhere=sum(is_elsewhere(row, label, unit) for row in chosen),
+            least=sum(is_bound(row, label) for row in chosen),
             settings=settings,
             changes=changes_of(settings),
             key_of=key_of,
@@ -210,9 +248,21 @@ class Site:
             row=self.row(query["run"]) if query.get("run") else None,
             key=query.get("run", ""),
             names=names,
-            query=urlencode(
-                [(name, value) for name, value in query.multi_items() if name in ("run", "file")]
-            ),
+            query=_chosen(query),
+        )
+
+    def in_perfetto(self, request: Request) -> Response:
+        query = request.query_params
+        names = self._recordings(query)[1]
+        local = f"{perfetto.PATH}{self.guard.capability(perfetto.PATH)}/" if perfetto.bundle() else ""
+        return self.page(
+            "perfetto",
+            row=self.row(query["run"]) if query.get("run") else None,
+            key=query.get("run", ""),
+            names=names,
+            file=_pftrace(names[0]),
+            local=local,
+            query=_chosen(query),
         )
 
     def ask(self, request: Request) -> Response:
@@ -230,6 +280,7 @@ class Site:
             found=found,
             saved=SAVED,
             tables=_tables(rows),
+            numeric=[NUMERIC.match(kind) is not None for kind in found.types] if found else [],
             keys={row.folder: key_of(row) for row in rows},
         )
 
@@ -248,17 +299,23 @@ class Site:
     def perfetto(self, request: Request) -> Response:
         paths, names = self._recordings(request.query_params)
         file = self.jobs.file("perfetto", paths, ".pftrace.gz")
-        name = "".join(one if one.isalnum() or one in "._-" else "_" for one in names[0])[-80:].replace(
-            ".gz", ""
-        )
-        return FileResponse(file, media_type="application/octet-stream", filename=f"{name}.pftrace.gz")
+        return FileResponse(file, media_type="application/octet-stream", filename=_pftrace(names[0]))
+
+    def perfetto_file(self, request: Request) -> Response:
+        """A file of Perfetto's bundle, under a capability: its page in a sandbox sends no cookie."""
+        name = request.path_params["path"]
+        if not self._opens(perfetto.PATH, request):
+            raise MissingError("no such file in the bundle")
+        if name in START:
+            path, kind = START[name]
+            return Response(path.read_text(), media_type=kind)
+        stream, kind = perfetto.opened_file(name)
+        return StreamingResponse(_blocks(stream), media_type=kind)
 
     def file(self, request: Request) -> Response:
         """A run's own file, under its capability; types by a fixed table, all else as a download."""
         key, name = request.path_params["key"], request.path_params["path"]
-        if not hmac.compare_digest(
-            request.path_params["capability"].encode(), self.guard.capability(key).encode()
-        ):
+        if not self._opens(key, request):
             raise MissingError("no such file in this run")
         stream = opened(self.index.path(self.row(key)), name)
         kind = media_type(name)
@@ -279,6 +336,11 @@ class Site:
             raise MissingError("no such file")
         return Response(STATIC[name].read_text(), media_type="text/javascript")
 
+    def _opens(self, key: str, request: Request) -> bool:
+        """Whether the capability in the path is the one for `key`."""
+        given, wanted = request.path_params["capability"], self.guard.capability(key)
+        return hmac.compare_digest(given.encode(), wanted.encode())
+
     def _recordings(self, query: QueryParams) -> tuple[list[Path], list[str]]:
         """The files that a query names: below a run, or below the folder itself."""
         folder = self.index.path(self.row(query["run"])) if query.get("run") else self.index.root
@@ -290,7 +352,8 @@ class Site:
 
 def made_app(index: Index, *, cookie: str, hosts: frozenset[str], spent: Callable[[str], None]) -> Guard:
     """The server as an ASGI application; `guard.token` opens it."""
-    guard = Guard(lambda *_: _nothing(), cookie=cookie, hosts=hosts, spent=spent)
+    foreign = {**FOREIGN, perfetto.PATH: Foreign(perfetto.POLICY, public=True)}
+    guard = Guard(lambda *_: _nothing(), cookie=cookie, hosts=hosts, foreign=foreign, spent=spent)
     site = Site(index, guard)
     routes = [
         Route("/", site.home),
@@ -303,6 +366,8 @@ def made_app(index: Index, *, cookie: str, hosts: frozenset[str], spent: Callabl
         Route("/timeline", site.timeline),
         Route("/columns", site.columns),
         Route("/perfetto", site.perfetto),
+        Route("/in-perfetto", site.in_perfetto),
+        Route(perfetto.PATH + "{capability}/{path:path}", site.perfetto_file),
         Route("/ask", site.ask),
         Route("/static/{name}", site.static),
         Route("/favicon.ico", lambda _: Response(status_code=204)),
@@ -360,6 +425,23 @@ def _link(wish: Wish, **more: Any) -> str:
     return "/?" + urlencode({name: value for name, value in {**values, **more}.items() if value != ""})
 
 
+def _folders_of_several(names: set[str]) -> set[str]:
+    """The folders that hold more than one of these files."""
+    folders = [name.rsplit("/", 1)[0] for name in names if "/" in name]
+    return {folder for folder in folders if folders.count(folder) > 1}
+
+
+def _chosen(query: QueryParams) -> str:
+    """The run and the recordings of an address, for another one."""
+    return urlencode([(name, value) for name, value in query.multi_items() if name in ("run", "file")])
+
+
+def _pftrace(name: str) -> str:
+    """What a recording's name becomes as a Perfetto file."""
+    plain = "".join(one if one.isalnum() or one in "._-" else "_" for one in name)
+    return f"{plain[-80:].replace('.gz', '')}.pftrace.gz"
+
+
 def _groups(names: list[str]) -> list[tuple[str, list[str]]]:
     """Recordings of one step together: the folder above the ranks, and its files."""
     found: dict[str, list[str]] = {}
@@ -373,36 +455,37 @@ def _groups(names: list[str]) -> list[tuple[str, list[str]]]:
     return list(found.items())
 
 
-def _chart(settings: list[Any], label: str) -> str:
-    """The figure of every run, in order of time, and each setting's mean with its interval."""
+def _chart(settings: list[Setting], label: str, unit: str) -> str:
+    """The figure of every run, in order of time, and beside them each setting's mean with its interval."""
     roles = ("computation", "communication", "ok", "memcpy", "warn", "unknown")
-    order = {
-        row.folder: at
-        for at, row in enumerate(
-            sorted(
-                {row.folder: row for one in settings for row, _ in one.values}.values(),
-                key=lambda row: row.created_utc,
-            ),
-            1,
-        )
-    }
+    rows = {row.folder: row for one in settings for row, _ in one.values}
+    by_time = sorted(rows.values(), key=lambda row: row.created_utc)
+    order = {row.folder: at for at, row in enumerate(by_time)}
+    beside = len(order) + max(1, len(order) // 12)
     series = []
-    for at, one in enumerate(settings[:40]):
-        points = [[order[row.folder], value, f"{row.folder}: {value:g}"] for row, value in one.values]
+    for at, one in enumerate(settings[:MOST_DRAWN]):
+        points = [
+            [order[row.folder], value, f"{row.folder}: {value:g} {unit}\n{row.created_utc[:16]}"]
+            for row, value in one.values
+        ]
         if one.low is not None:
-            last = max(point[0] for point in points)
-            words = f"mean of {plural(len(points), 'run')}: {one.mean:.4g} ({one.low:.4g} to {one.high:.4g})"
-            points.append([last + 0.5, one.mean, words, one.low, one.high])
+            mean = f"{one.name}\nmean of {plural(len(points), 'run')}: {one.mean:.4g} {unit}"
+            words = f"{mean} ({one.low:.4g} to {one.high:.4g})"
+            points.append([beside + at * max(0.25, len(order) / 60), one.mean, words, one.low, one.high])
         series.append({"name": one.name[:60], "role": roles[at % len(roles)], "points": [points]})
-    return msgspec.json.encode(
-        {
-            "x": "runs in order of time",
-            "views": [{"y": label}],
-            "series": series,
-            "names": None,
-            "diagonal": False,
-        }
-    ).decode()
+    marks = [[at, text] for at, text in enumerate(_times(by_time)) if text]
+    if any(one.low is not None for one in settings):
+        marks.append([beside, "means"])
+    spec = {"x": "runs in order of time", "views": [{"y": f"{label} {unit}".strip()}], "series": series}
+    return msgspec.json.encode({**spec, "names": None, "marks": marks, "diagonal": False}).decode()
+
+
+def _times(rows: list[RunRow]) -> list[str]:
+    """What stands below each run: its day where that is a new one; the time where all are of one day."""
+    texts = [row.created_utc[:10] for row in rows]
+    if len(set(texts)) == 1:
+        texts = [row.created_utc[11:16] for row in rows]
+    return [text if at == 0 or text != texts[at - 1] else "" for at, text in enumerate(texts)]
 
 
 def _tables(rows: list[RunRow]) -> list[tuple[str, str]]:
@@ -440,4 +523,6 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"size": _size, "plural": plural, "when": lambda text: text[:16].replace("T", " ")}
+    found.tests["match_start"] = str.startswith
+    found.globals["words"] = {"ok": "ok", "warn": "reservations", "fail": "no result"}
     return found

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.serve.rows import RunRow, text_of
-from lab.serve.web.listing import figure_of, value_of
+from lab.serve.rows import Figure, RunRow, text_of
+from lab.serve.web.listing import config_of, figure_of, setting_of, unit_of, value_of
 from lab.stats.student import quantile
 
-NOISE = {"run", "id", "created", "ended", "config seed"}  # differ between any two runs
 MOST_CHANGES = 12
 
 
@@ -20,6 +19,10 @@ class Field:
     group: str
     name: str
     values: list[str]
+
+    @property
+    def known(self) -> bool:
+        return any(self.values)
 
     @property
     def same(self) -> bool:
@@ -74,11 +77,11 @@ def before(rows: Sequence[RunRow], row: RunRow) -> RunRow | None:
 
 @dataclass(frozen=True)
 class FigureLine:
-    """One figure of several runs; changes are against the first, None where a number is missing."""
+    """One figure of several runs; changes are against the first, "" where numbers cannot be compared."""
 
     label: str
-    texts: list[str]
-    changes: list[float | None]
+    figures: list[Figure | None]
+    changes: list[str]
 
 
 def figure_lines(rows: Sequence[RunRow]) -> list[FigureLine]:
@@ -88,12 +91,16 @@ def figure_lines(rows: Sequence[RunRow]) -> list[FigureLine]:
 
 def _line(rows: Sequence[RunRow], label: str) -> FigureLine:
     found = [figure_of(row, label) for row in rows]
-    first = found[0]
-    changes: list[float | None] = []
-    for one in found:
-        known = first and one and first.value and one.value is not None and one.unit == first.unit
-        changes.append(100 * (one.value / first.value - 1) if known else None)  # type: ignore[union-attr,operator]
-    return FigureLine(label, [one.text if one else "" for one in found], changes)
+    return FigureLine(label, found, [_change(found[0], one) for one in found])
+
+
+def _change(first: Figure | None, one: Figure | None) -> str:
+    """`+12.5 %`; of shares the difference in points, because a percentage of a percentage reads as either."""
+    if not first or not one or first.value is None or one.value is None or one.unit != first.unit:
+        return ""
+    if one.unit == "%":
+        return f"{one.value - first.value:+.3g} points"
+    return f"{100 * (one.value / first.value - 1):+.1f} %" if first.value else ""
 
 
 @dataclass(frozen=True)
@@ -108,21 +115,35 @@ class Setting:
 
 
 def settings_of(rows: Sequence[RunRow], label: str) -> list[Setting]:
-    """The figure's values by setting (room and configuration), oldest first, with intervals."""
+    """The figure's values by setting (room and configuration), oldest first, with intervals.
+
+    In the unit of most runs: `listing.unit_of`.
+    """
+    unit = unit_of(rows, label)
     members: dict[str, list[tuple[RunRow, float]]] = {}
     for row in sorted(rows, key=lambda one: one.created_utc):
-        value = value_of(row, label)
+        value = value_of(row, label, unit)
         if value is not None:
             members.setdefault(setting_of(row), []).append((row, value))
-    return [_setting(name, values) for name, values in members.items()]
+    names = short_names({name: values[0][0] for name, values in members.items()})
+    return [_setting(names[name], values) for name, values in members.items()]
 
 
-def setting_of(row: RunRow) -> str:
-    """Room and configuration in words: runs that agree in it repeat each other."""
-    config = ", ".join(
-        f"{name} {text_of(value)}" for name, value in row.config.items() if f"config {name}" not in NOISE
-    )
-    return f"{row.room}: {config}"[:300]
+def short_names(settings: dict[str, RunRow]) -> dict[str, str]:
+    """Each setting by what tells it from the others; one with the same words as another keeps all of its."""
+    configs = {name: config_of(row) for name, row in settings.items()}
+    known = [config for config in configs.values() if config]
+    keys = dict.fromkeys(key for config in known for key in config)
+    differs = [key for key in keys if len({config.get(key) for config in known}) > 1]
+    several = len({row.room for row in settings.values()}) > 1
+    found = {}
+    for name, config in configs.items():
+        words = ", ".join(f"{key} {config[key]}" for key in differs if key in config)
+        words = words or ("" if config else "no configuration recorded")
+        room = settings[name].room if several or not words else ""
+        found[name] = ": ".join(filter(None, (room, words)))[:120]
+    shown = list(found.values())
+    return {name: short if shown.count(short) == 1 else name for name, short in found.items()}
 
 
 def _setting(name: str, values: list[tuple[RunRow, float]]) -> Setting:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 Scope = MutableMapping[str, Any]
@@ -20,12 +20,25 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
+
+
+class Foreign(NamedTuple):
+    """Pages that lab did not write, and the policy they get, in which HERE stands for this server's origin.
+
+    `public` ones are no secret: a page without an origin may read them.
+    """
+
+    policy: str
+    public: bool = False
+
+
 # A run's own page is foreign code: an origin of its own, nothing from outside, no way to the top.
-FOREIGN = (
+FILES = Foreign(
     "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'self'"
 )
+FOREIGN = {"/files/": FILES}
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -41,8 +54,8 @@ class Guard:
     """Lets a request through to `app` if it comes from the person who was shown the address.
 
     A token opens the pages once: it is traded for a cookie, and `spent` is called with the next one.
-    files_path is where a run's own files lie, each under a capability of its own, without the cookie: a page
-    in a sandbox sends none.
+    foreign: where files lie that lab did not write, each with its policy. They are under a capability in
+    their path, without the cookie: a page in a sandbox sends none.
     """
 
     def __init__(
@@ -51,10 +64,10 @@ class Guard:
         *,
         cookie: str,
         hosts: frozenset[str] = LOCAL,
-        files_path: str = "/files/",
+        foreign: Mapping[str, Foreign] = FOREIGN,
         spent: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.app, self.cookie, self.hosts, self.files_path = app, cookie, hosts, files_path
+        self.app, self.cookie, self.hosts, self.foreign = app, cookie, hosts, foreign
         self.token = secrets.token_urlsafe(24)
         self.secret = secrets.token_urlsafe(24)
         self._spent = spent
@@ -65,10 +78,11 @@ class Guard:
             return
         if scope["type"] != "http":
             return
-        send = _with_headers(send, foreign=str(scope["path"]).startswith(self.files_path))
+        foreign = self._foreign(scope)
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
+        send = _with_headers(send, foreign, _origin(scope, headers))
         refusal = self._refusal(scope, headers)
         if refusal:
             await _answer(send, *refusal)
@@ -92,7 +106,13 @@ class Guard:
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MOST_URL:
             return 414, "the address is too long\n"
         origin = headers.get("origin")
-        if origin is not None and origin.lower() != f"{scope['scheme']}://{headers['host'].lower()}":
+        foreign = self._foreign(scope)
+        own = _origin(scope, headers)
+        if (
+            origin is not None
+            and origin.lower() != own
+            and not (foreign and foreign.public and origin == "null")
+        ):
             return 403, "asked by another page\n"
         if headers.get("sec-fetch-site") == "cross-site" and not self._is_visit(scope, headers):
             return 403, "asked by another page\n"
@@ -100,7 +120,11 @@ class Guard:
 
     def _is_visit(self, scope: Scope, headers: dict[str, str]) -> bool:
         """A link that was followed, or a file of a run's own page, which is a site of its own."""
-        return headers.get("sec-fetch-mode") == "navigate" or scope["path"].startswith(self.files_path)
+        return headers.get("sec-fetch-mode") == "navigate" or self._foreign(scope) is not None
+
+    def _foreign(self, scope: Scope) -> Foreign | None:
+        path = str(scope["path"])
+        return next((one for prefix, one in self.foreign.items() if path.startswith(prefix)), None)
 
     def _trade(self, scope: Scope) -> str:
         """Where to go with the cookie; "" without the right token."""
@@ -117,7 +141,7 @@ class Guard:
         )
 
     def _may_pass(self, scope: Scope, headers: dict[str, str]) -> bool:
-        if scope["path"].startswith(self.files_path):
+        if self._foreign(scope):
             return True  # the capability in the path is checked there
         try:
             held = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
@@ -130,12 +154,25 @@ class Guard:
         return hmac.new(self.secret.encode(), key.encode(), "sha256").hexdigest()[:40]
 
 
-def _with_headers(send: Send, *, foreign: bool) -> Send:
+def _origin(scope: Scope, headers: dict[str, str]) -> str:
+    """This server's own, by the name that it was asked by; "" for a name that no server has."""
+    host = headers.get("host", "").lower()
+    return f"{scope['scheme']}://{host}" if _HOST.match(host) else ""
+
+
+def _with_headers(send: Send, foreign: Foreign | None, origin: str) -> Send:
     async def sent(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            more = {**HEADERS, "content-security-policy": FOREIGN if foreign else POLICY}
+            more = {
+                **HEADERS,
+                "content-security-policy": foreign.policy.replace("HERE", origin) if foreign else POLICY,
+            }
             if foreign:  # its page in a sandbox is another origin
                 more["cross-origin-resource-policy"] = "cross-origin"
+            if foreign and foreign.public:
+                more["access-control-allow-origin"] = "*"
+                if message["status"] == 200:
+                    more["cache-control"] = "private, max-age=86400"
             own = [
                 (name, value)
                 for name, value in message.get("headers", [])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import shlex
+import signal
 import socket
 import stat
 import webbrowser
@@ -33,26 +36,25 @@ def serve(
     index = Index(folder)
     with _listening(host, port, uds) as listener:
         name = listener.getsockname()
-        number = 0 if uds else name[1]
-        where = "http://localhost" if uds else f"http://{f'[{host}]' if ':' in host else host}:{number}"
+        number = FIRST_PORT if uds else name[1]  # of a socket: what the line below forwards it to
+        where = f"http://{'localhost' if uds else f'[{host}]' if ':' in host else host}:{number}"
         hosts = LOCAL | ({host.lower()} if not uds else set()) | ({f"[{host}]"} if ":" in host else set())
 
         def spent(token: str) -> None:
             say(f"opened in a browser; for another one: {where}/?token={token}")
 
-        app = made_app(index, cookie=f"lab_{number}", hosts=frozenset(hosts), spent=spent)
+        app = made_app(index, cookie=_cookie(number, uds), hosts=frozenset(hosts), spent=spent)
         index.refresh()
         for text in index.unseen:
             say(f"not looked at: {text}")
-        url = f"{where}/?token={app.token}"
         if uds:
-            say(f"listening on {uds}; from your machine: ssh -L 8000:{uds.absolute()} THIS_HOST, then")
-            url = f"http://localhost:8000/?token={app.token}"
+            there = shlex.quote(f"{number}:{uds.absolute()}")
+            say(f"listening on {uds}; from your machine: ssh -L {there} {socket.gethostname()}, then open")
         elif host not in ("127.0.0.1", "::1", "localhost"):
             say(f"anyone who reaches {host}:{number} and has the address below can read {index.root}")
-        say(url)
+        say(f"{where}/?token={app.token}")
         if open_browser and not uds:
-            webbrowser.open(url)
+            webbrowser.open(f"{where}/?token={app.token}")
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -64,8 +66,17 @@ def serve(
             timeout_keep_alive=5,  # no limit of connections: idle ones of a stranger would lock the owner out
             h11_max_incomplete_event_size=65_536,
         )
+        # uvicorn raises a signal again once it has ended: SIGTERM must not skip what follows here.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(config).run(sockets=[listener])
+
+
+def _cookie(number: int, uds: Path | None) -> str:
+    """A name of its own for every server: browsers share cookies between the ports of a host."""
+    if uds is None:
+        return f"lab_{number}"
+    return f"lab_{hashlib.sha256(f'{socket.gethostname()}:{uds.absolute()}'.encode()).hexdigest()[:12]}"
 
 
 @contextlib.contextmanager

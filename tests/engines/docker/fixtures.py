@@ -29,6 +29,8 @@ from lab.core.stop import Stop
 from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.leftovers import leftovers
+from lab.engines.docker.nature import ask
+from lab.images.endpoint import endpoint_of
 from lab.images.spec import Devices, Image, MountRule
 from tests.conftest import ROOT
 from tests.core.test_manifest import a_manifest
@@ -212,7 +214,7 @@ class Wire:
             except OSError:
                 return
             theirs = socket.socket(socket.AF_UNIX)
-            theirs.connect("/var/run/docker.sock")
+            theirs.connect(endpoint_of(os.environ).removeprefix("unix://"))
             self._pairs += [ours, theirs]
             for source, target in ((ours, theirs), (theirs, ours)):
                 threading.Thread(target=_carry, args=(source, target), daemon=True).start()
@@ -231,6 +233,14 @@ def _carry(source, target) -> None:
             target.sendall(data)
     with contextlib.suppress(OSError):
         target.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture
+def systems_engine() -> None:
+    """Skips on a rootless engine: no shared namespace, no stand-in hook, no limits on cgroup v1."""
+    nature = ask(endpoint_of(os.environ), 60)
+    if nature and nature.user_mapping != "same":
+        pytest.skip(f"the engine here is {nature.user_mapping}")
 
 
 @pytest.fixture

@@ -26,17 +26,20 @@ from tests.engines.docker.fixtures import (  # noqa: F401
     run_step,
     shell,
     stop_when,
+    systems_engine,
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
 
 
+@pytest.mark.usefixtures("systems_engine")
 def test_a_memory_limit_that_is_hit_is_told_from_a_crash(tmp_path):
     ran = run_step(tmp_path / "r", shell("exec tail /dev/zero"), image=an_image(mem_limit="32m"))
     assert ran.outcome.status is Status.oom and ran.outcome.exit_code == 137
     assert "memory limit" in ran.outcome.reason
 
 
+@pytest.mark.usefixtures("systems_engine")
 def test_a_child_that_hit_the_limit_is_told_though_the_step_ended_well(tmp_path):
     ran = run_step(
         tmp_path / "r", shell("tail /dev/zero; echo went on; exit 0"), image=an_image(mem_limit="32m")
@@ -145,6 +148,7 @@ def remove_at_first(line: str, name: str) -> None:
         docker("rm", "-f", name)
 
 
+@pytest.mark.usefixtures("systems_engine")
 def test_a_fork_bomb_meets_the_limit_of_processes(tmp_path):
     script = "n=0; while [ $n -lt 60 ]; do sleep 20 & n=$((n+1)); done; echo started $n"
     ran = run_step(tmp_path / "r", shell(script, timeout_s=15.0), image=an_image(pids_limit=20), grace_s=1)

@@ -25,6 +25,7 @@ from tests.engines.docker.fixtures import (  # noqa: F401
     own_caches,
     run_step,
     shell,
+    systems_engine,
 )
 
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
@@ -35,6 +36,7 @@ needs_hook = pytest.mark.skipif(
 )
 
 
+@pytest.mark.usefixtures("systems_engine")
 def test_an_nvidia_container_sees_the_uuids_it_was_given_and_no_others(tmp_path):
     steps = "env | grep -E '^(NVIDIA_VISIBLE|CUDA_VISIBLE)'; ls /sys/class/net"
     ran = run_step(tmp_path / "r", shell(steps, num_gpus=2), nvidia(3, 5), image=an_image("nvidia"))
@@ -69,6 +71,7 @@ def test_what_nvidias_hook_says_reaches_the_user_in_words(tmp_path, text, words)
     assert not HOOK_FLAG.exists() and leftovers(run_dir=tmp_path / "r") == []
 
 
+@pytest.mark.usefixtures("systems_engine")
 def test_the_gpus_of_running_containers_count_as_used(tmp_path):
     stop, seen = Stop(), []
     engine = DockerEngine(an_image("nvidia"), grace_s=1)

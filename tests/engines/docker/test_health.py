@@ -32,7 +32,9 @@ def test_a_socket_that_nobody_serves_is_not_an_engine(tmp_path):
     dead.close()
     (row,) = check_engine({"DOCKER_HOST": f"unix://{tmp_path}/s"}, [])
     assert (row.what, row.state) == ("engine", "warn") and "no Docker engine answers" in row.detail
-    assert "systemctl start docker" in row.detail
+    assert (
+        "nothing serves it; sudo systemctl start docker" in row.detail and "errno" not in row.detail.lower()
+    )
 
 
 def test_an_engine_that_hangs_is_given_up(tmp_path, monkeypatch):
@@ -83,6 +85,33 @@ def test_how_a_container_would_get_the_gpus(engine, info, gpu, state, words, mon
     monkeypatch.setenv("PATH", str(tmp_path))
     said, detail = how_gpus_reach(engine, [gpu], toolkit=has_toolkit(info))
     assert said == state and words in detail
+
+
+ROOTLESS = {"SecurityOptions": ["name=rootless"]}
+
+
+@pytest.mark.parametrize(
+    "said, limited",
+    [
+        ({**DOCKER, "CgroupVersion": "1", "CgroupDriver": "cgroupfs", "PidsLimit": True}, True),
+        ({**DOCKER, **ROOTLESS, "CgroupVersion": "1", "CgroupDriver": "none", "PidsLimit": False}, False),
+        ({**DOCKER, **ROOTLESS, "CgroupVersion": "2", "CgroupDriver": "systemd", "PidsLimit": True}, True),
+        ({**DOCKER, **ROOTLESS, "CgroupVersion": "2", "CgroupDriver": "none", "PidsLimit": False}, False),
+        # podman says that it could
+        ({**PODMAN, "Rootless": True, "CgroupVersion": "1", "PidsLimit": True}, False),
+        ({**PODMAN, "Rootless": True, "CgroupVersion": "2", "PidsLimit": True}, True),
+        ({**PODMAN, "Rootless": False, "CgroupVersion": "1", "PidsLimit": True}, True),
+    ],
+)
+def test_an_engine_whose_limits_have_no_effect_is_told_in_doctor_and_plan(
+    tmp_path, monkeypatch, said, limited
+):
+    with an_engine(tmp_path / "e.sock", **said) as env:
+        monkeypatch.setenv("DOCKER_HOST", env["DOCKER_HOST"])
+        notes, row = DockerEngine(an_image()).notes([]), check_engine(env, [])[0]
+    words = "cannot limit a container's memory or processes"
+    assert (words in row.detail) == (notes != ()) == (not limited)
+    assert limited or words in notes[0]
 
 
 def test_a_plan_says_that_the_toolkit_is_missing(tmp_path, monkeypatch):

@@ -35,10 +35,11 @@ from tests.engines.docker.fixtures import (  # noqa: F401
     nvidia,
     own_caches,
     shell,
+    systems_engine,
     until,
 )
 
-pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
+pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches", "systems_engine")]
 
 
 class Watcher:

@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from contextlib import contextmanager
+from datetime import datetime
 
 import msgspec
 import pytest
@@ -31,7 +32,9 @@ from lab.engines.slurm.records import read_jobs
 from lab.engines.slurm.submission import alike, setup, step_parameters
 from lab.errors import EngineError, GpuError, UsageError
 from lab.images import spec as images
+from lab.recordings.gpu_state import read_state
 from tests.core.test_manifest import a_manifest
+from tests.gpus.test_amd import Tree
 
 
 def python(name: str, code: str, **fields) -> Step:
@@ -215,6 +218,29 @@ def test_a_step_over_two_nodes_has_a_task_and_a_log_on_each(tmp_path):
     )
     assert (first[0], first[1], second[0], second[1]) == ("n1", "0", "n2", "1")
     assert first[2:] == second[2:] and first[2] == "127.0.0.1"
+
+
+@pytest.mark.slurm
+def test_the_gpus_of_both_nodes_are_sampled_beside_the_step(tmp_path, monkeypatch):
+    """The tests' Slurm gives out pretended GPUs; here AMD's sensors are pretended for them too."""
+    tree = Tree(tmp_path)
+    for number, minor in enumerate((128, 129), start=1):
+        tree.node(number, drm_render_minor=minor, gfx_target_version=90402, unique_id=number)
+        tree.write(f"class/drm/renderD{minor}/device/hwmon/hwmon1/freq1_input", f"{minor * 10**7}\n")
+    for name, value in tree.env.items():
+        monkeypatch.setenv(name, value)
+    step = python("wide", "import time; time.sleep(1.5)", nodes=2, num_gpus=2)
+    run = a_run(tmp_path / "run", step)
+    runner = StepRunner(run, SlurmEngine(SlurmOptions(), vendor="amd"), [], Stop(), no_lease)
+    runner.execute(
+        run.pending(), [Gpu(vendor="amd", index=n, uuid=f"placeholder{n}") for n in (0, 1)], jobs=1
+    )
+    assert outcome_of(run, "wide").ok
+    state = read_state(run.folder(step))
+    assert sorted(set(state.place.tolist())) == [0, 1, 2, 3] and state.reasons == ()
+    assert set(state.values["sm_clock_mhz"].tolist()) == {1280, 1290}
+    outcome = outcome_of(run, "wide")
+    assert state.unix_ns.min() / 1e9 > datetime.fromisoformat(outcome.started_utc).timestamp() - 60
 
 
 @pytest.mark.slurm

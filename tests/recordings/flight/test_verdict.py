@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lab.recordings.flight import read_dumps, verdict_of
+from lab.recordings.flight import rank_in_name, read_dumps, verdict_of
 from lab.recordings.flight.verdict import Verdict
 
 RECORDED = [
@@ -171,3 +171,39 @@ def test_overwritten_entries_of_a_ring_count_as_entered(tmp_path):
     (dumps,) = read_dumps(tmp_path).values()
     found = verdict_of(dumps)
     assert (found.kind, found.ranks, found.seq) == ("not_joined", (1,), 100)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("case", ["stuck_kernel", "op_mismatch", "not_joined"])
+def test_a_dump_that_cannot_be_read_is_no_evidence_that_its_rank_never_came(shared_data, tmp_path, case):
+    shutil.copy(shared_data / f"ranks/flight_recorder_nccl/{case}_rank0.pkl", tmp_path / "rank_0.pkl")
+    whole = (shared_data / f"ranks/flight_recorder_nccl/{case}_rank1.pkl").read_bytes()
+    (tmp_path / "rank_1.pkl").write_bytes(whole[: len(whole) // 2])
+    unread: list[Any] = []
+    (dumps,) = read_dumps(tmp_path, unread).values()
+    found = verdict_of(dumps, [rank_in_name(Path(str(error.where))) for error in unread])
+    assert (found.kind, found.ranks, found.seq) == ("unknown", (1,), 4)
+    assert found.text.startswith("it is not known whether rank 1 entered call 4")
+    assert "the dump of rank 1 cannot be read" in found.text and "left no dump" not in found.text
+    gone = verdict_of(dumps)
+    assert gone.kind == "not_joined" and gone.text.startswith("nothing shows rank 1 in call 4")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("case", "words"), [("ok", "has ended on rank 0"), ("notjoined", "rank 0 entered call 4")]
+)
+def test_one_dump_of_gloo_says_nothing_of_ranks_that_nobody_names(shared_data, tmp_path, case, words):
+    shutil.copy(shared_data / f"ranks/flight_recorder_gloo/{case}_rank0.pkl", tmp_path / "rank0.pkl")
+    (dumps,) = read_dumps(tmp_path).values()
+    found = verdict_of(dumps)
+    assert found.kind == "unknown" and words in found.text and "how many ranks the job has" in found.text
+
+
+@pytest.mark.data
+def test_a_gap_between_the_dumps_of_gloo_is_a_missing_rank(shared_data, tmp_path):
+    for rank, name in ((0, "rank0"), (1, "rank2")):
+        shutil.copy(shared_data / f"ranks/flight_recorder_gloo/ok_rank{rank}.pkl", tmp_path / f"{name}.pkl")
+    (dumps,) = read_dumps(tmp_path).values()
+    found = verdict_of(dumps)
+    assert (found.kind, found.missing) == ("unknown", (1,)) and "rank 1 left no dump" in found.text

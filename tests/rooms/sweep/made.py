@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import CONFIGS, EFFECTIVE, GEMM, PROBLEMS, TIMELINE, TIMELINE_MS, SweepTables
 
 SHAPES = [("aten::mm", 4096, 2048, 8192), ("aten::mm", 4096, 8192, 2048)]
@@ -22,7 +23,7 @@ def sweep(
     timeline, effective, gemm, configs = [], [], [], []
     for (threads, channel), totals in totals_ms.items():
         for repeat, total_ms in enumerate(totals):
-            key = {"threads": threads, "channel": channel, "repeat": repeat}
+            key = Key(threads, channel, repeat=repeat)._asdict()
             rows = [{**key, **_time(rank, total_ms, device)} for rank in range(ranks)]
             timeline += rows
             if device != "cpu":
@@ -33,7 +34,7 @@ def sweep(
             figures = pd.DataFrame(rows)[TIMELINE_MS].median().to_dict()
             configs.append({**key, **_state("ok", None, ranks, ranks), **figures})
     for (threads, channel), reason in (failed or {}).items():
-        key = {"threads": threads, "channel": channel, "repeat": 0}
+        key = Key(threads, channel, repeat=0)._asdict()
         configs.append({**key, **_state("failed", reason, 0, ranks), **dict.fromkeys(TIMELINE_MS, np.nan)})
     return SweepTables(
         pd.DataFrame(timeline, columns=TIMELINE),
@@ -86,6 +87,9 @@ def _messages(
             "log_channels": got,
             "channels_verdict": "honoured" if got == channel else "clamped",
             "threads_verdict": "honoured" if block == threads + 32 else "ignored",
+            "kernel": "ncclDevKernel_AllGather_RING_LL",
+            **{name: "" for name in EFFECTIVE if name.endswith(("_algorithm", "_protocol"))},
+            **dict.fromkeys(("algorithm_verdict", "protocol_verdict"), "unknown"),
         }
         for rank in range(ranks)
         for size, block in ((8 << 20, 640), (96 << 20, threads + 32))

@@ -7,8 +7,9 @@ import pytest
 
 from lab.core.gpu import Gpu
 from lab.core.plan import Site
-from lab.errors import BadDataError, GpuError
+from lab.errors import BadDataError, GpuError, UsageError
 from lab.rooms.sweep.config.sweep import SweepConfig
+from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.plan import collective_env, plan
 
 HERE = Site(vendor="none")
@@ -84,9 +85,9 @@ def test_every_rank_must_leave_its_trace():
     ],
 )
 def test_each_vendor_gets_its_own_variables(vendor, has, lacks):
-    env = collective_env(vendor, 256, 28, "f", "pin")
+    env = collective_env(vendor, Knobs(256, 28), "f", "pin")
     assert has.items() <= env.items() and not lacks & set(env)
-    assert "NCCL_MIN_NCHANNELS" not in collective_env(vendor, 256, 28, "f", "max")
+    assert "NCCL_MIN_NCHANNELS" not in collective_env(vendor, Knobs(256, 28), "f", "max")
 
 
 def test_existing_results_are_skipped_only_when_every_rank_is_there(tmp_path):
@@ -128,3 +129,44 @@ def test_large_gpus_train_the_model_that_keeps_them_busy(mem_bytes, preset):
     assert planned(site).config["config"] == preset and planned(HERE).config["config"] == "tiny"
     told = [note for note in planned(site, config="llm").notes if "hosts set the pace" in note]
     assert bool(told) is (preset == "llm_wide")
+
+
+def test_algorithms_and_protocols_are_further_factors_of_every_block():
+    knobs = {"channels": [28], "threads": [0], "config": "encoder20", "repeats": 2}
+    made = planned(eight("nvidia"), **knobs, algorithms=["", "ring", "tree"], protocols=["simple", "ll128"])
+    assert len(made.steps) == 12 and len({step.name for step in made.steps}) == 12
+    for block in (made.steps[:6], made.steps[6:]):
+        assert len({(step.labels.get("algorithm"), step.labels["protocol"]) for step in block}) == 6
+    step = next(step for step in made.steps if step.name == "0t_28ch_tree_ll128_repeat2")
+    assert step.folder == "0thread/nccl_28channels_tree_ll128/repeat2"
+    assert (step.env["NCCL_ALGO"], step.env["NCCL_PROTO"]) == ("AllReduce:Tree", "LL128")
+    assert any("2 repeats of 6 settings" in note for note in made.notes)
+    assert any("ll128 may corrupt data" in note for note in made.notes)
+    plain = planned(eight("nvidia"), **knobs).steps[0]
+    assert not {"NCCL_ALGO", "NCCL_PROTO"} & set(plain.env) and "algorithm" not in plain.labels
+
+
+def test_what_nccl_refuses_is_named_before_anything_runs_and_is_in_no_block():
+    knobs = {"channels": [28], "threads": [0], "config": "llm"}
+    made = planned(eight("nvidia"), **knobs, algorithms=["ring", "tree", "nvls"], protocols=["ll", "simple"])
+    assert sorted(step.name for step in made.steps) == [
+        "0t_28ch_nvls_simple",
+        "0t_28ch_ring_ll",
+        "0t_28ch_ring_simple",
+    ]
+    assert made.notes[:3] == (
+        "tree ll is left out: tree serves all-reduce, and this training moves its data by all-gather and "
+        "reduce-scatter",
+        "tree simple is left out: tree serves all-reduce, and this training moves its data by all-gather and "
+        "reduce-scatter",
+        "nvls ll is left out: nvls has kernels for simple only",
+    )
+    with pytest.raises(UsageError, match="no setting is left to run:\n  tree is left out"):
+        planned(eight("nvidia"), **knobs, algorithms=["tree"])
+
+
+def test_gloo_runs_the_same_settings_without_their_variables_and_says_so():
+    made = planned(channels=[28], threads=[256], algorithms=["ring", "tree"], protocols=["ll"])
+    assert [step.labels["algorithm"] for step in made.steps] != [] and len(made.steps) == 2
+    assert not any({"NCCL_ALGO", "NCCL_PROTO"} & set(step.env) for step in made.steps)
+    assert any("gloo has no algorithms or protocols" in note for note in made.notes)

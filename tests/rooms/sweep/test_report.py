@@ -37,7 +37,7 @@ def test_a_clear_winner_over_repeats_is_named_with_its_lead_and_the_odds_of_chan
     )
     assert "The repeats do not overlap" in found.verdict[1]
     assert "once in 20 sweeps" in found.verdict[1]  # 6 choose 3
-    assert found.best is not None and (found.best.threads, found.best.channel) == A
+    assert found.best is not None and found.best.knobs[:2] == A
 
 
 def test_one_repeat_makes_no_claim_of_significance(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_a_failed_configuration_is_named_with_its_reason_and_never_wins(tmp_path
     tables = sweep({A: [100.0], B: [110.0]}, failed={C: "rank 3 ran out of memory"})
     tables.configs.loc[tables.configs["status"] == "failed", "total_time_ms"] = 1.0  # a torn run looks fast
     found = write(tables, tmp_path)
-    assert found.best is not None and (found.best.threads, found.best.channel) == A
+    assert found.best is not None and found.best.knobs[:2] == A
     assert "Left out, failed (rank 3 ran out of memory): 512t 28ch (repeat 0)." in found.verdict
     assert found.status == "warn"
     assert "512t 28ch failed" in (tmp_path / "report.html").read_text()
@@ -68,7 +68,7 @@ def test_an_incomplete_configuration_never_wins_though_its_ranks_are_shown(tmp_p
     first = tables.configs["threads"].eq(A[0]) & tables.configs["channel"].eq(A[1])
     tables.configs.loc[first, ["status", "reason"]] = ["incomplete", "1 of 4 ranks has no trace"]
     found = write(tables, tmp_path)
-    assert found.best is not None and (found.best.threads, found.best.channel) == B
+    assert found.best is not None and found.best.knobs[:2] == B
     assert "1 of 4 ranks has no trace" in said(found)
     assert "256t 28ch incomplete" in (tmp_path / "report.html").read_text()
 
@@ -158,7 +158,9 @@ def test_every_table_comes_back_from_its_csv_to_the_last_digit(tmp_path: Path) -
     write(tables, tmp_path)
     for name in ("timeline", "gemm", "effective"):
         table = getattr(tables, name).drop(columns="bias", errors="ignore")  # astype reads "False" as true
-        again = pd.read_csv(tmp_path / "tables" / f"{name}.csv", dtype=str)[list(table)].astype(table.dtypes)
+        texts = pd.read_csv(tmp_path / "tables" / f"{name}.csv", dtype=str, na_values=["NaN"])
+        how = {column: texts[column].fillna("") for column in table if (table[column] == "").all()}
+        again = texts.assign(**how)[list(table)].astype(table.dtypes)
         pd.testing.assert_frame_equal(again, table, check_exact=True)
 
 
@@ -219,7 +221,7 @@ def test_the_h200_recording_reports_one_run_each_and_settings_that_reach_large_m
         pytest.skip(f"the recording {folder} is not here (LAB_SHARED_DATA)")
     found = write(analyze(folder), tmp_path, "replayed")
     text = said(found)
-    assert found.best is not None and (found.best.threads, found.best.channel) == (256, 42)
+    assert found.best is not None and found.best.knobs[:2] == (256, 42)
     assert "no claim of significance" in text
     assert "Threads 256, 512: honoured at 96 MiB and 192 MiB; ignored (256 -> 640, 512 -> 640)" in text
     assert "With 42 instead of 28 channels, 5 of 13 GEMM shapes take over 5 % longer (at most 15 %)." in text

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
+
+import msgspec
 import pytest
 
 pytest.importorskip("numpy")
+import numpy as np
+
+from lab.rooms.trials import decide as decide_module
 from lab.rooms.trials.analyze import is_table, read_table
 from lab.rooms.trials.config import Trial, Until
 from lab.rooms.trials.decide import decide
+from lab.stats.effects import median_ratio_ci
 from tests.conftest import ROOT
 
 SHARED = ROOT.parent / "shared" / "data" / "training_numerics" / "trials.csv"
@@ -26,10 +34,10 @@ def rows(cell, verdicts, **more):
     ]
 
 
-def of(*cells, stop=False, until=None):
+def of(*cells, stop=False, until=None, controls=None):
     trials = [one for cell in cells for one in cell]
     names = list(dict.fromkeys(one.cell for one in trials))
-    return decide(trials, names, names[0], stop=stop, until=until)
+    return decide(trials, names, names[0], stop=stop, until=until, controls=controls)
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason=f"the shared recordings are not here ({SHARED})")
@@ -79,6 +87,39 @@ def test_a_bad_node_is_not_a_cure():
     (one,) = of(base, cell).comparisons
     assert one.p == pytest.approx(0.002759, abs=1e-6) and one.p_by_place == pytest.approx(0.318182, abs=1e-6)
     assert one.verdict == "confounded with the place"
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_cells_that_ran_one_after_the_other_are_not_compared_as_if_they_had_taken_turns(later):
+    """A fault that went away by itself looks like a cure of whatever was tried next."""
+    base, cell = rows("none", "F" * 20), rows("a", "." * 20)
+    sides = (base, cell) if later else (cell, base)
+    for at, row in enumerate([*sides[0], *sides[1]]):
+        side = base if row.cell == "none" else cell
+        side[row.trial] = msgspec.structs.replace(row, order=at)
+    (one,) = of(base, cell).comparisons
+    assert one.verdict == "confounded with time" and one.began_later == float(later)
+
+
+def test_a_cell_that_was_decided_early_is_not_confounded_with_time():
+    """The baseline went on for other cells."""
+    base = [msgspec.structs.replace(r, order=2 * r.trial) for r in rows("none", "F" * 200)]
+    cell = [msgspec.structs.replace(r, order=2 * r.trial + 1) for r in rows("a", "." * 14)]
+    (one,) = of(base, cell, stop=True).comparisons
+    assert one.verdict == "fails less" and one.began_later == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_clock_says_when_trials_ran_and_not_the_plan():
+    """A queue gave the cell's node its trials first; planned were turns."""
+    clock = [f"2026-01-01T00:00:{at:02d}+00:00" for at in range(40)]
+    cell = [msgspec.structs.replace(r, started_utc=clock[r.trial]) for r in rows("a", "." * 20)]
+    base = [msgspec.structs.replace(r, started_utc=clock[20 + r.trial]) for r in rows("none", "F" * 20)]
+    (one,) = of(base, cell).comparisons
+    assert one.verdict == "confounded with time" and one.began_later == 0.0
+    back = [
+        msgspec.structs.replace(r, started_utc=clock[r.trial % 10]) for r in (*base, *cell)
+    ]  # a clock moved
+    assert of(back[:20], back[20:]).comparisons[0].verdict == "fails less"
 
 
 def test_failures_that_come_late_are_seen():
@@ -165,3 +206,98 @@ def test_heat_that_goes_with_failures_is_seen_within_cells():
     # A cell that is hotter as a whole says nothing of its failures.
     cells = [*rows("none", ".F" * 10, sm_clock_mhz=1000.0), *rows("a", "F" * 20, sm_clock_mhz=500.0)]
     assert decide(cells, ["none", "a"], "none", stop=False, until=None).p_clock > 0.5
+
+
+def arms(cell: str, control: str, *, control_ms: float = 13.0, stop: bool = False):
+    """Of a baseline that fails 15 of 30, a cell at 1.3 times its step time, and the cell's control."""
+    timed = [
+        [msgspec.structs.replace(row, step_time=ms + 0.01 * (row.trial % 3)) for row in rows(name, verdicts)]
+        for name, verdicts, ms in (
+            ("none", "F." * 15, 10.0),
+            ("cell", cell, 13.0),
+            ("slow-cell", control, control_ms),
+        )
+    ]
+    return of(*timed, stop=stop, controls={"cell": "slow-cell"})
+
+
+@pytest.mark.parametrize("stop", [False, True])
+@pytest.mark.parametrize(
+    "control, ms, verdict",
+    [
+        ("F." * 15, 13.0, "fails less"),
+        ("." * 30, 13.0, "fails less, as a slow baseline does"),
+        ("F.." + "E" * 27, 13.0, "fails less, but slower"),  # neither is shown
+        ("F." * 15, 10.5, "fails less, but slower"),  # the control was not as slow
+        ("E" * 30, 13.0, "fails less, but slower"),
+    ],
+)
+def test_a_slower_cell_is_a_cure_only_against_a_baseline_that_is_as_slow(control, ms, verdict, stop):
+    decision = arms("." * 30, control, control_ms=ms, stop=stop)
+    (one,) = decision.comparisons
+    assert one.verdict == verdict and one.control == "slow-cell"
+    assert decision.decided == (verdict != "fails less, but slower")
+
+
+def test_most_trials_of_a_control_must_have_been_slow_and_not_their_median_alone():
+    base, cell = rows("none", "F." * 15, step_time=10.0), rows("cell", "." * 30, step_time=13.0)
+    control = [
+        msgspec.structs.replace(r, step_time=13.5 if r.trial % 3 else 10.0) for r in rows("c", "." * 30)
+    ]
+    for side in (base, cell):
+        side[:] = [msgspec.structs.replace(r, step_time=r.step_time + 0.01 * r.trial) for r in side]
+    (one,) = of(base, cell, control, controls={"cell": "c"}).comparisons
+    assert one.verdict == "fails less, but slower" and one.control_slowdown > 1.3
+
+
+def race(random, n: int, *, cures: bool, slow: float) -> list[list[Trial]]:
+    """Baseline, cell and control of a race that is met less often the slower the program is.
+
+    The rate is 0.5 at the baseline's speed and falls with the time of a step; with `cures`, the cell never
+    meets it, and speed does not matter to the others.
+    """
+    found = []
+    for name, mean in (("none", 10.0), ("cell", 10.0 * slow), ("slow-cell", 10.0 * slow)):
+        times = mean * random.lognormal(0, 0.03, n)
+        rate = np.full(n, 0.5) if cures else 0.5 * np.exp(-4 * (times / 10 - 1).clip(0))
+        fails = random.random(n) < (0 if cures and name == "cell" else rate)
+        found.append(
+            [
+                Trial(cell=name, trial=at, verdict="fail" if bad else "pass", step_time=float(ms))
+                for at, (bad, ms) in enumerate(zip(fails, times, strict=True))
+            ]
+        )
+    return found
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_of_simulated_races_few_are_called_cured_and_few_cures_mere_slowness(monkeypatch, stop):
+    """200 of each; the intervals of the medians are those of 200 resamples."""
+    monkeypatch.setattr(decide_module, "median_ratio_ci", partial(median_ratio_ci, resamples=200))
+    random, counts = np.random.default_rng(5), Counter()
+    for cures in (False, True):
+        for _ in range(200):
+            base, cell, control = race(random, 40, cures=cures, slow=1.5)
+            (one,) = compare(base, cell, control, stop)
+            counts[cures, one.verdict] += 1
+    only_slow = "fails less, as a slow baseline does"
+    assert counts[False, "fails less"] <= 10 and counts[True, only_slow] <= 10
+    assert counts[True, "fails less"] >= 170 and counts[False, only_slow] >= 170
+
+
+def compare(base, cell, control, stop):
+    by_cell = {"none": base, "cell": cell, "slow-cell": control}
+    return decide_module._comparisons(by_cell, "none", stop, {"cell": "slow-cell"})
+
+
+def test_trials_that_all_give_the_same_numbers_under_other_seeds_are_one_trial():
+    def repeats(numbers: str, seeds: str) -> bool:
+        trials = [
+            msgspec.structs.replace(row, judged=number.strip("-"), seed=int(seed))
+            for row, number, seed in zip(rows("none", "." * len(numbers)), numbers, seeds, strict=True)
+        ]
+        return of(trials).cells[0].repeats
+
+    assert repeats("aaaa", "0123")
+    assert not repeats("aaba", "0123") and not repeats("aaaa", "0000") and not repeats("aa", "01")
+    assert not repeats("----", "0123")

@@ -115,3 +115,21 @@ def test_signals_are_the_codes_that_shells_show():
         "error",
         "exit code 134 (SIGABRT) is not the failure that --fail names",
     )
+
+
+@pytest.mark.parametrize("text", ["/.*/", "/x*/", "/^/", "/.?$/"])
+def test_an_expression_that_matches_every_line_is_refused(text):
+    with pytest.raises(UsageError, match="matches every line"):
+        parse(text)
+    assert parse("/^$/ or /Error|NaN/ or /./")
+
+
+def test_what_was_judged_is_the_same_only_for_the_same_numbers_in_the_same_order():
+    def judged(*lines: str) -> str:
+        reader = Reader(parse("nan in loss or loss > 9"), "ms")
+        for line in lines:
+            reader.line(line)
+        return reader.judged
+
+    assert judged("loss: 1 ms: 7", "took 3 s") == judged("loss: 1 ms: 8", "took 4 s") != ""
+    assert judged("loss: 1", "loss: 2") != judged("loss: 2", "loss: 1") and judged("ms: 5") == ""

@@ -60,7 +60,7 @@ def test_cells_are_presets_sums_of_them_and_yaml():
     "text",
     [
         "nope",
-        "{image: cuda}",
+        "{image: no-such-image}",
         "{env: {'A=B': 1}}",
         "{name: ../x}",
         "{env: [1]}",
@@ -130,3 +130,50 @@ def test_two_axes_that_contradict_each_other_are_refused():
     axes = {"a": {"x": Part(gpu=0)}, "b": {"u": Part(gpu=1)}}
     with pytest.raises(UsageError, match="another gpu"):
         cells_of(Matrix(command="true", axes=axes))
+
+
+def over_images(*texts: str, **more):
+    cells = tuple(cell(one) for one in texts)
+    return TrialsConfig(
+        command=("true",), cells=cells, baseline=cells[0].name, trials=20, fail="exit!=0", cwd="/here", **more
+    )
+
+
+def test_cells_over_images_are_interleaved_and_each_step_names_its_own():
+    steps = plan(over_images("none", "{image: cuda}", "{name: b, image: cpu, env: {A: 1}}"), NOWHERE).steps
+    found = {(step.labels["cell"], step.image, step.source, step.argv[-1]) for step in steps}
+    assert found == {
+        ("none", None, None, "/here"),
+        ("image-cuda", "cuda", "/here", "/src"),
+        ("b", "cpu", "/here", "/src"),
+    }
+    orders = {tuple(step.image for step in steps[at : at + 3]) for at in range(0, 60, 3)}
+    assert len(orders) == 6 and all(set(order) == {None, "cuda", "cpu"} for order in orders)
+
+
+def test_the_image_of_the_run_is_that_of_cells_that_name_none():
+    steps = plan(over_images("none", "{image: cuda}", image="cpu"), NOWHERE).steps
+    assert {(step.labels["cell"], step.image, step.source) for step in steps} == {
+        ("none", None, "/here"),
+        ("image-cuda", "cuda", "/here"),
+    }
+
+
+def test_a_plan_says_what_an_image_changes_besides_itself():
+    notes = " ".join(plan(over_images("none", "{image: cpu}"), NOWHERE).notes)
+    assert "runs in /src: /here, mounted read-only" in notes and "an image differs in all that" in notes
+    assert "image" not in " ".join(plan(over_images("none", "tf32_off"), NOWHERE).notes)
+
+
+def test_images_are_one_axis_of_a_matrix():
+    axes = {
+        "at": {"a": Part(image="cpu"), "b": Part(image="cuda")},
+        "s": {"x": Part(seed=1), "y": Part(seed=2)},
+    }
+    found = cells_of(Matrix(command="true", axes=axes))
+    assert [(one.name, one.image, one.seed) for one in found] == [
+        ("a-x", "cpu", 1),
+        ("a-y", "cpu", 2),
+        ("b-x", "cuda", 1),
+        ("b-y", "cuda", 2),
+    ]

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from lab.gpus.discover import Found
+
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
 from tests.conftest import ROOT
@@ -119,9 +121,12 @@ def test_a_killed_run_that_is_resumed_loses_no_trial_and_counts_none_twice(tmp_p
         (("--fail", "loss", "--", "true"), 2, "does not say what a failure is"),
         (("--until", "fixed", "--", "true"), 2, "--was"),
         (("--was", "0.3", "--", "true"), 2, "--until"),
+        (("--control", "--cell", "none", "--cell", "tf32_off", "--", "true"), 2, "--step-time"),
         (("--again", "nowhere"), 4, "no trial ended"),
         (("nowhere.yaml",), 4, "cannot read the matrix"),
-        (("--cell", "{image: cuda}", "--", "true"), 3, "the image is one per run"),
+        (("--cell", "{image: cuda}", "--", "true"), 7, "needs nvidia GPUs and none was found"),
+        (("--cell", "{image: nope}", "--", "true"), 2, "there is no image 'nope'"),
+        (("--cell", "{img: cpu}", "--", "true"), 3, "a cell has name, image,"),
         (("--", "echo", "hf_planted_token_value"), 2, "a secret stands in the command"),
     ],
 )
@@ -132,6 +137,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_planted_token_value")
+    monkeypatch.setattr("lab.engines.docker.site.look", lambda: Found([]))
     with pytest.raises(SystemExit) as error:
         main(["run", "trials", *words])
     assert error.value.code == code and says in capsys.readouterr().err
@@ -256,3 +262,53 @@ def test_killed_at_random_moments_every_trial_counts_once(tmp_path):
     assert [(row["trial"], row["verdict"]) for row in rows(tmp_path / "out")] == [
         (str(n), "fail" if n % 2 else "pass") for n in range(6)
     ]
+
+
+# Fails unless it is slow: by its own doing, or because something stops and continues it. No clock decides.
+RACE = """
+import os, signal, time
+stops = []
+signal.signal(signal.SIGCONT, lambda *_: stops.append(1))
+slow = "SLOW" in os.environ
+for _ in range(50):
+    time.sleep(0.01)
+    if stops or slow: break
+print("loss:", 1 if stops or slow else "nan")
+print("ms:", 21 if stops else 20 if slow else 10)
+"""
+
+
+def test_a_control_arm_tells_a_race_that_slowness_hides(tmp_path):
+    """The cell is only slow, and its control, which is stopped again and again, fails no more either."""
+    words = ("trials", "-n", "8", "--cell", "none", "--cell", "{name: sleeps, env: {SLOW: 1}}")
+    more = (
+        "--fail",
+        "nan in loss",
+        "--step-time",
+        "ms",
+        "--control",
+        "--json",
+        "--",
+        sys.executable,
+        "-c",
+        RACE,
+    )
+    done = lab("-q", "-o", "out", *words, *more, cwd=tmp_path)
+    answer = json.loads(done.stdout)
+    assert [one["name"] for one in answer["cells"]] == ["none", "sleeps", "slow-sleeps"], done.stderr
+    (compared,) = answer["comparisons"]
+    assert compared["verdict"] == "fails less, as a slow baseline does" and answer["decided"]
+    assert done.returncode == 0 and any("slowness explains it" in one for one in answer["verdict"])
+    paused = [float(row["paused"]) for row in rows(tmp_path / "out") if row["cell"] == "slow-sleeps"]
+    assert len(paused) == 8 and min(paused) > 1.15
+
+
+def test_a_control_of_a_cell_that_is_not_slower_does_not_run_and_nothing_is_missing(tmp_path):
+    words = ("trials", "-n", "2", "--cell", "none", "--cell", "{name: same, env: {A: 1}}", "--control")
+    more = ("--step-time", "ms", "--fail", "ms > 5", "--json", "--", "echo", "ms: 2")
+    done = lab("-q", "-o", "out", *words, *more, cwd=tmp_path)
+    found = [row for row in rows(tmp_path / "out") if row["cell"] == "slow-same"]
+    assert {(row["verdict"], row["reason"]) for row in found} == {
+        ("not run", "its cell is not shown to be slower")
+    }
+    assert "did not run" not in done.stderr and json.loads(done.stdout)["cells"][2]["rate"] is None

@@ -118,6 +118,65 @@ def test_a_chakra_trace_has_launch_and_stream_order(run, tmp_path):
     assert kernel1["is_cpu_op"] == 0 and first["is_cpu_op"] == 1 and kernel1["stream"] == 7
 
 
+def chakra_schema():
+    """The messages of Chakra's et_def.proto that a file consists of, built by protobuf itself."""
+    descriptors = pytest.importorskip("google.protobuf.descriptor_pb2", reason="needs protobuf")
+    from google.protobuf import descriptor_pool, message_factory
+
+    kinds = {"string": 9, "bool": 8, "int64": 3, "uint64": 4, "io": 11, "attribute": 11}
+    messages = {
+        "Attribute": {1: "string", 9: "int64", 13: "uint64", 27: "bool", 29: "string"},
+        "IO": {1: "string", 2: "string", 3: "string"},
+        "Metadata": {1: "string", 2: "attributes"},
+        "Node": {
+            1: "uint64",
+            2: "string",
+            3: "int64",
+            4: "uint64s",
+            5: "uint64s",
+            6: "uint64",
+            7: "uint64",
+            8: "io",
+            9: "io",
+            10: "attributes",
+        },
+    }
+    file = descriptors.FileDescriptorProto(name="et.proto", package="et", syntax="proto3")
+    for name, numbers in messages.items():
+        made = file.message_type.add(name=name)
+        for number, kind in numbers.items():
+            label = 3 if kind.endswith("s") else 1
+            kind = kind.removesuffix("s")
+            to = {"io": ".et.IO", "attribute": ".et.Attribute"}.get(kind)
+            made.field.add(name=f"f{number}", number=number, label=label, type=kinds[kind], type_name=to)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return [message_factory.GetMessageClass(pool.FindMessageTypeByName(f"et.{one}")) for one in messages]
+
+
+def test_protobuf_itself_reads_a_chakra_trace_by_its_schema(run, tmp_path):
+    _, _, metadata, node_of = chakra_schema()
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    trace = a_trace()
+    args = {"device": 0, "stream": 7, "correlation": 99, "bytes": 4096}
+    trace.event("gpu_memcpy", "Memcpy HtoD", 90, 2, args=args, pid=0, tid=7)
+    trace.write(tmp_path / "one.json")
+    (path,), _ = export_run(tmp_path / "one.json", "chakra", tmp_path / "out")
+    first, *rest = messages(path.read_bytes())
+    assert metadata.FromString(first).f1 == "0.0.4"
+    nodes = [node_of.FromString(one) for one in rest]
+    assert [one.f1 for one in nodes] == list(range(7)) and not any(len(UnknownFieldSet(one)) for one in nodes)
+    for one in nodes:
+        assert all(dep < one.f1 for dep in (*one.f4, *one.f5))
+        assert not any(len(UnknownFieldSet(it)) for it in one.f10)
+    copy = {it.f1: it for it in nodes[0].f10}
+    assert nodes[0].f2 == "Memcpy HtoD" and copy["tensor_size"].f13 == 4096, "uint64, as its feeder reads it"
+    assert copy["duration_ns"].f9 == 2000 and copy["is_cpu_op"].f27 is False
+    collective = {it.f1: it for it in nodes[-1].f10}
+    assert (nodes[-1].f3, collective["comm_type"].f9, collective["comm_size"].f9) == (COMM_COLL_NODE, 0, 4096)
+
+
 def test_perfetto_holds_every_kernel_of_every_rank(run, tmp_path):
     (path,), notes = export_run(run, "perfetto", tmp_path / "out")
     capture = load_capture(path)

@@ -21,7 +21,7 @@ from lab.serve.sql.answer import Question
 from lab.serve.sql.ask import ask, environment
 from lab.serve.sql.child import answer, cell
 from lab.serve.sql.saved import SAVED
-from lab.serve.sql.tables import named_in, table_name, together
+from lab.serve.sql.tables import named_in, read_table, table_name, together
 from tests.serve.made import write_run
 
 
@@ -173,8 +173,25 @@ def test_a_parquet_file_is_read_and_a_bomb_is_not(root, monkeypatch):
     assert rows(root, "select count(*), any_value(run), any_value(Run_2) from sweep_bomb").rows == [
         [100_000, "sweep_a", "mine"]
     ]
-    monkeypatch.setattr("lab.serve.sql.tables.MOST_CELLS", 1000)
-    assert "200,000 cells" in rows(root, "select count(*) from sweep_bomb").notes[0]
+    words = "takes more than 1 MiB in memory"
+    monkeypatch.setattr("lab.serve.sql.tables.MOST_DECODED", 1 << 20)
+    found = rows(root, "select count(*) from sweep_bomb")
+    assert words in found.notes[0] and found.limited, "a limit, not a table that nobody has"
+    assert found.error == "no file of sweep_bomb could be read"
+    pyarrow.parquet.write_table(pa.table({"x": [0] * 2_000_000}), folder / "bomb.parquet")
+    with pytest.raises(pa.ArrowInvalid, match=words):
+        read_table(root / "sweep_a", "tables/bomb.parquet", 1 << 20)
+    long = pa.table({"x": pa.DictionaryArray.from_arrays(pa.array([0] * 1000), pa.array(["x" * 10_000]))})
+    pyarrow.parquet.write_table(long, folder / "bomb.parquet", store_schema=False)
+    assert (folder / "bomb.parquet").stat().st_size < 20_000
+    with pytest.raises(pa.ArrowInvalid, match=words):
+        read_table(root / "sweep_a", "tables/bomb.parquet", 1 << 20)
+
+
+def test_nan_in_a_table_is_a_number_and_no_gap(root):
+    (root / "sweep_a" / "tables" / "loss.csv").write_text("step,loss\n0,1.5\n1,nan\n2,\n3,inf\n")
+    assert rows(root, "select loss from sweep_loss order by step").rows == [[1.5], ["nan"], [None], ["inf"]]
+    assert rows(root, "select count(loss), avg(loss) from sweep_loss where step < 2").rows == [[2, "nan"]]
 
 
 def test_a_table_that_is_a_link_is_not_read(root, tmp_path):

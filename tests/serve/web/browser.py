@@ -16,14 +16,17 @@ from tests.conftest import BROWSERS, ROOT
 
 
 @contextlib.contextmanager
-def served(folder: Path, cache: Path) -> Iterator[str]:
-    """`lab serve` on a free port; yields the address with its token, ends the process afterwards."""
+def served(folder: Path, cache: Path, *, packages: Path = ROOT, where: tuple[str, ...] = ()) -> Iterator[str]:
+    """`lab serve` on a free port; yields the address with its token, ends the process afterwards.
+
+    packages: a folder whose packages come before the installed ones. where: options in place of a free port.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "lab", "serve", str(folder), "--port", "0"],
+        [sys.executable, "-m", "lab", "serve", str(folder), *(where or ("--port", "0"))],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"},
     )
     try:
         assert process.stdout is not None
@@ -34,8 +37,11 @@ def served(folder: Path, cache: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def visited(url: str, **options: Any) -> Iterator[Any]:
-    """A page that has been opened with the token; at the end nothing may have gone elsewhere or failed."""
+def visited(url: str, *args: str, **options: Any) -> Iterator[Any]:
+    """A page that has been opened with the token; at the end nothing may have gone elsewhere or failed.
+
+    args: of the browser.
+    """
     from playwright.sync_api import sync_playwright
 
     base = address_of(url)
@@ -43,7 +49,9 @@ def visited(url: str, **options: Any) -> Iterator[Any]:
     wrong: list[str] = []
     with sync_playwright() as playwright:
         program = next(filter(None, map(shutil.which, BROWSERS)))
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu", *args]
+        )
         context = browser.new_context(viewport={"width": 1400, "height": 900}, **options)
         page = context.new_page()
         page.on("request", lambda one: asked.append(one.url))

@@ -136,6 +136,31 @@ def test_why_is_this_run_slower_than_that(page):
     )
 
 
+def test_what_changed_between_two_recordings_that_belong_to_no_run(page):
+    for name, slow in (("before", 1.0), ("after", 1.5)):
+        launches(slow).write(page.root / f"{name}.trace.json")
+    try:
+        page.reload()
+        page.click("summary")
+        for name in ("before", "after"):
+            page.get_by_label(f"compare {name}.trace.json").check()
+        page.click("text=what changed between the two that are ticked")
+        page.wait_for_selector("pre.command")
+        assert "10.00" in page.locator("tbody tr").first.inner_text()
+    finally:
+        for name in ("before", "after"):
+            (page.root / f"{name}.trace.json").unlink()
+
+
+def test_nothing_is_wider_than_a_phone(page):
+    page.set_viewport_size({"width": 390, "height": 800})
+    runs = [one.get_attribute("href").rsplit("/", 1)[1] for one in page.locator("td.name a").all()[:2]]
+    sides = f"/compare?run={runs[0]}&run={runs[1]}"
+    for path in ("/", "/?group=room", f"/run/{runs[0]}", sides, "/plot", "/ask?sql=select+*+from+runs"):
+        page.goto(f"{page.base}{path}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+
+
 def test_open_the_nan_runs_first_producer_and_its_page_is_in_a_sandbox(page):
     page.fill("#q", "verdict:fail")
     expect(page.locator("td.name a")).to_have_count(1)
@@ -153,7 +178,7 @@ def test_open_the_nan_runs_first_producer_and_its_page_is_in_a_sandbox(page):
 
 def test_zoom_to_a_kernel_and_find_its_siblings_and_its_call(page):
     open_run(page, "sweep_0")
-    page.locator("#recordings a", has_text="256thread/torch_profiler/rank0/trace.json").click()
+    page.locator("#recordings tr", has_text="256thread").get_by_text("rank0/trace.json").click()
     page.wait_for_selector(".timeline[data-ready]")
     page.fill(".search", "^nvjet_g.mm$")
     page.check(".regex input")
@@ -180,7 +205,7 @@ def test_zoom_to_a_kernel_and_find_its_siblings_and_its_call(page):
 
 def test_measure_between_two_cursors(page):
     open_run(page, "sweep_1")
-    page.locator("#recordings a", has_text="256thread/torch_profiler/rank0/trace.json").click()
+    page.locator("#recordings tr", has_text="256thread").get_by_text("rank0/trace.json").click()
     page.wait_for_selector(".timeline[data-ready]")
     page.fill(".search", "nvjet_gemm")
     page.locator(".search").press("Enter")
@@ -190,7 +215,7 @@ def test_measure_between_two_cursors(page):
     assert (
         page.locator(".said")
         .inner_text()
-        .startswith("10.00 µs between the cursors; 1 bars reach into it, 10.00 µs")
+        .startswith("10.00 µs between the cursors; 1 bar reaches into it, 10.00 µs")
     )
 
 
@@ -260,7 +285,7 @@ def test_follow_a_figure_over_all_runs_to_what_changed_with_it(page):
     open_run(page, "sweep_0")
     page.click("text=over all runs")
     page.wait_for_selector(".chart svg .point")
-    assert page.locator("h1").inner_text() == "Step"
+    assert page.locator("h1").inner_text() == "Step ms"
     steps = page.locator("tbody").nth(1).locator("tr").all_inner_texts()
     assert any("+33.33 %" in row and "driver: 580.1 → 590.0" in row for row in steps)
 

@@ -66,6 +66,88 @@ def test_groups_count_all_that_matches_and_have_a_sparkline(root):
     assert a.spark.points == "0.0,22.0 120.0,2.0"
 
 
+def test_groups_are_of_settings_configurations_and_versions_too(root):
+    for at, channels in enumerate([8, 16, 8]):
+        write_run(root, f"r{at}", config={"channels": channels}, at=DAY + timedelta(hours=at))
+    assert {one.name: one.count for one in listed(root, group="config channels").groups} == {"8": 2, "16": 1}
+    assert {one.name: one.count for one in listed(root, group="version torch").groups} == {"2.11.0": 3}
+    settings = {one.name: one.count for one in listed(root, group="setting").groups}
+    assert settings == {"sweep: model tiny, channels 8": 2, "sweep: model tiny, channels 16": 1}
+    assert names(listed(root, q="channels:16")) == ["r1"] and names(listed(root, q="torch:2.10")) == []
+    assert names(listed(root, sort="config channels", desc=False))[2] == "r1", "8 comes before 16"
+
+
+def test_versions_sort_as_people_count(root):
+    for name, version in (("a", "2.9.1"), ("b", "2.11.0"), ("c", "2.10.0")):
+        write_run(root, name, versions={"torch": version})
+    assert names(listed(root, sort="version torch")) == ["b", "c", "a"]
+    for name, share in (("x", 0.5), ("y", 0.25)):
+        write_run(root, name, config={"share": share})
+    assert names(listed(root, sort="config share", q="share", desc=False)) == ["y", "x"], "as numbers"
+
+
+def test_values_of_a_column_can_be_chosen(root):
+    write_run(root, "a", config={"model": "a model"})
+    write_run(root, "b", room="nan")
+    write_run(root, "c", room="nan", verdict="warn")
+    facets = listed(root, q="-zzz").facets
+    assert facets["room"] == [("nan", 2, "-zzz room:nan"), ("sweep", 1, "-zzz room:sweep")]
+    assert facets["model"] == [("tiny", 2, "-zzz model:tiny"), ("a model", 1, '-zzz model:"a model"')]
+    for column, values in facets.items():
+        for value, count, q in values:
+            assert len(names(listed(root, q=q))) == count, (column, value)
+    assert "state" not in facets, "all are done: nothing to choose"
+
+
+def test_no_figure_takes_the_place_of_a_column(root):
+    write_run(
+        root, "a", verdict="fail", figures=[("verdict", "ok", None, "", ""), ("room", "nan", 1.0, "", "")]
+    )
+    assert names(listed(root, q="verdict:fail room:sweep")) == ["a"] and not names(listed(root, q="room:nan"))
+
+
+def test_numbers_of_two_units_are_not_put_together(root):
+    for at, (text, value, unit) in enumerate(
+        [("900 µs", 900.0, "µs"), ("1 ms", 1.0, "ms"), ("2 ms", 2.0, "ms")]
+    ):
+        write_run(root, f"r{at}", at=DAY + timedelta(hours=at), figures=[("Took", text, value, unit, "")])
+    found = listed(root, sort="figure", figure="Took")
+    assert names(found) == ["r2", "r1", "r0"] and found.elsewhere == 1
+    assert found.groups[0].spark is None
+    rows = Index(root, rest_s=0).refresh()
+    assert [sorted(value for _, value in one.values) for one in settings_of(rows, "Took")] == [[1.0, 2.0]]
+
+
+def test_a_sparkline_is_of_one_room_and_model(root):
+    for at in range(2):
+        write_run(root, f"r{at}", at=DAY + timedelta(hours=at))
+    assert listed(root).groups[0].spark.count == 2
+    write_run(root, "other", config={"model": "gpt"})
+    assert listed(root).groups[0].spark is None
+    assert [one.spark.count for one in listed(root, group="model").groups if one.spark] == [2]
+
+
+def test_a_lossy_recording_is_not_called_complete(root):
+    write_run(
+        root,
+        "a",
+        figures=[("recording", "lossy", None, "", ""), ("Took", "2 ms", 2.0, "ms", "at least in all")],
+    )
+    write_run(root, "b", figures=[("recording", "complete", None, "", "")])
+    index = Index(root, rest_s=0)
+    assert index.find("a").integrity == "the recording is lossy; figures are lower bounds"
+    assert index.find("b").integrity == "complete, as analysed"
+    assert [one.shown for one in index.find("a").figures] == ["lossy", "≥ 2 ms"]
+
+
+def test_settings_are_named_by_what_tells_them_apart(root):
+    for at, channels in enumerate([8, 16]):
+        write_run(root, f"r{at}", config={"channels": channels})
+    write_run(root, "bare", config=None, whole_config={})
+    found = [one.name for one in settings_of(Index(root, rest_s=0).refresh(), "Step")]
+    assert sorted(found) == ["channels 16", "channels 8", "sweep: no configuration recorded"]
+
+
 def test_a_sparkline_needs_two_values_of_one_unit(root):
     rows = Index(write_run(root, "a").parent, rest_s=0).refresh()
     assert spark_of(rows, "Step") is None and spark_of(rows, "") is None
@@ -104,8 +186,16 @@ def test_figures_side_by_side_with_their_change(root):
     write_run(root, "b", step_ms=11.0)
     write_run(root, "c", verdict=None)
     index = Index(root, rest_s=0)
+    write_run(root, "d", step_ms=10.0, figures=[("Share", "30 %", 30.0, "%", "")])
+    write_run(root, "e", step_ms=10.0, figures=[("Share", "27 %", 27.0, "%", "at least in all")])
+    write_run(root, "f", step_ms=10.0, figures=[("Share", "0.2", 0.2, "", "")])
+    index = Index(root, rest_s=0)
     (line,) = figure_lines([index.find(name) for name in "abc"])
-    assert line.texts == ["10 ms", "11 ms", ""] and line.changes == [0.0, pytest.approx(10.0), None]
+    assert [one and one.shown for one in line.figures] == ["10 ms", "11 ms", None]
+    assert line.changes == ["+0.0 %", "+10.0 %", ""]
+    share = next(one for one in figure_lines([index.find(name) for name in "def"]) if one.label == "Share")
+    assert share.changes == ["+0 points", "-3 points", ""], "no percentage of a percentage, no two units"
+    assert share.figures[1].shown == "≥ 27 %"
 
 
 def test_an_interval_is_over_runs_and_one_run_has_none(root):

@@ -28,7 +28,7 @@ from lab.recordings.kineto.native.scanner import (
 from lab.recordings.kineto.times import FLOAT_EXACT_US
 from lab.recordings.kineto.values import ColumnEncoder
 
-TABLES = ("", "names", "flows", "kernels", "ops", "runtime", "ranges")
+TABLES = ("", "names", "flows", "kernels", "ops", "runtime", "ranges", "waits")
 _CODE = {table: code for code, table in enumerate(TABLES)}
 _TIMED = ("kernels", "ops", "runtime", "ranges")
 _NUMBERS_AS_TEXT = DEVICE_TEXT | STREAM_TEXT | ORIGINAL_STREAM_TEXT | BYTES_TEXT
@@ -47,10 +47,15 @@ class ScannedPiece:
     indices: tuple[np.ndarray, np.ndarray]
     arrows: Scanned
     _meta: tuple[bytes, ...]
+    _waits: tuple[bytes, ...] = ()
 
     def names(self) -> Iterator[Any]:
         """The events that name processes and threads, decoded."""
         return map(FLOAT_ONE.decode, self._meta)
+
+    def waits(self) -> Iterator[Any]:
+        """The waits for events, decoded."""
+        return map(FLOAT_ONE.decode, self._waits)
 
 
 class ScannedPieces:
@@ -92,10 +97,9 @@ class ScannedPieces:
             return None
         numbers = rows.ev_idx
         indices = numbers[of_operators & (numbers >= 0)], numbers[of_others & (numbers >= 0)]
-        is_meta = np.flatnonzero((table == _CODE["names"]) & (phase == META))
-        spans = zip(rows.start[is_meta].tolist(), rows.end[is_meta].tolist(), strict=True)
-        meta = tuple(text[start:end] for start, end in spans)
-        return ScannedPiece(timed, exact, indices, Scanned(arrows, self.texts), meta)
+        meta = _texts_of(rows, text, (table == _CODE["names"]) & (phase == META))
+        waits = _texts_of(rows, text, (table == _CODE["waits"]) & (phase == SLICE))
+        return ScannedPiece(timed, exact, indices, Scanned(arrows, self.texts), meta, waits)
 
     def _tables(self, cats: np.ndarray) -> np.ndarray:
         """The code of each event's table (n,)."""
@@ -109,6 +113,13 @@ class ScannedPieces:
             codes = self._codes[cats + 1]
         found: np.ndarray = codes
         return found
+
+
+def _texts_of(rows: Rows, text: bytes, mask: np.ndarray) -> tuple[bytes, ...]:
+    """The text of each event that the mask (n,) chooses."""
+    at = np.flatnonzero(mask)
+    spans = zip(rows.start[at].tolist(), rows.end[at].tolist(), strict=True)
+    return tuple(text[start:end] for start, end in spans)
 
 
 def _has_odd_times(rows: Rows) -> bool:

@@ -91,6 +91,12 @@ def sentences_of(verdict: Verdict, records: Sequence[Record], planted: Planted |
         found += [f"{one}." for one in _details(verdict.first)]
     if planted is not None and planted.plant != "none":
         found.append(_about_planted(verdict, planted))
+    unread = max((one.unread_updates for one in records), default=0)
+    if unread:
+        found.append(
+            f"Weights, buffers and state were not read after each update: {plural(unread, 'time')} they were "
+            "not. What was bad then, and overwritten before anything used it, was not seen."
+        )
     skipped = sum(one.skipped_steps for one in records)
     if skipped:
         found.append(f"The gradient scaler left out {plural(skipped, 'step')}, as it does to find its scale.")

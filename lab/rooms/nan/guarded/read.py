@@ -70,6 +70,7 @@ class Record(msgspec.Struct, frozen=True):
     counter: Text = ""
     ended: bool = False
     skipped_steps: int = 0
+    unread_updates: int = 0  # after which weights, buffers and state were not read at once
     first: Event | None = None
     steps: tuple[Step, ...] = ()
     seen: dict[str, int] = {}

@@ -17,7 +17,7 @@ _WRAPPED = getattr(_FUNCTORCH, "is_functorch_wrapped_tensor", None)
 _UNWRAP = getattr(_FUNCTORCH, "get_unwrapped", None)
 _STACK = getattr(_FUNCTORCH, "peek_interpreter_stack", None)
 _UNBUILT: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]
-_ORDINARY = (Tensor, torch.nn.Parameter)
+ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 FP4 = getattr(torch, "float4_e2m1fn_x2", None)
 E8M0 = getattr(torch, "float8_e8m0fnu", None)
 FP8 = tuple(
@@ -50,7 +50,7 @@ def is_unbuilt(tensor: Any) -> bool:
 def is_odd(tensor: Tensor) -> bool:
     """Whether this is more than a dense tensor of its own memory."""
     return (
-        type(tensor) not in _ORDINARY
+        type(tensor) not in ORDINARY
         or tensor.layout is not torch.strided
         or tensor.is_conj()
         or tensor.is_neg()
@@ -90,7 +90,7 @@ def _plain(tensor: Tensor, depth: int) -> Found:
             return plain(
                 tensor.detach().values() if jagged else tensor.detach().to_padded_tensor(0.0), depth + 1
             )
-    if type(tensor) not in _ORDINARY:
+    if type(tensor) not in ORDINARY:
         return _of_subclass(tensor, depth)
     return _of_layout(tensor, depth)
 

@@ -6,6 +6,7 @@ import pandas as pd
 
 from lab.report.page import Card
 from lab.rooms.sweep.tables import SETTING, SweepTables
+from lab.rooms.sweep.verdict.honoured import knobs_of
 from lab.rooms.sweep.verdict.ranking import Contender
 
 
@@ -21,14 +22,13 @@ def cards(tables: SweepTables, ranked: list[Contender]) -> list[Card]:
         Card("Longest total time", f"{last.median_ms:.1f}", "tables/configs.csv", "ms", last.name),
         *_share_card(configs, best),
         *_gemm_card(tables.gemm),
-        *_honoured_card(tables.effective, "channels"),
-        *_honoured_card(tables.effective, "threads"),
+        *(card for knob in knobs_of(tables.effective) for card in _honoured_card(tables.effective, knob)),
         runs,
     ]
 
 
 def _share_card(configs: pd.DataFrame, best: Contender) -> list[Card]:
-    of_best = (configs[SETTING] == [best.threads, best.channel]).all(axis=1)
+    of_best = (configs[SETTING] == list(best.knobs)).all(axis=1)
     rows = configs[of_best & (configs["status"] == "ok")]
     percent = 100 * (rows["exposed_comm_time_ms"] / rows["total_time_ms"]).median()
     if pd.isna(percent):

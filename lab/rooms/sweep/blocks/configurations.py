@@ -10,7 +10,7 @@ from lab.rooms.sweep.tables import PARTS, SETTING
 
 CONFIG_COLUMNS = [
     *[*SETTING, "repeat", "status", "reason", "total_time_ms", *PARTS.values(), "slowest_rank"],
-    *["channels_verdict", "threads_verdict", "log_channels"],
+    *["channels_verdict", "threads_verdict", "algorithm_verdict", "protocol_verdict", "log_channels"],
 ]
 
 

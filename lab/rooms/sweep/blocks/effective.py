@@ -12,6 +12,7 @@ from lab.report.page import Block, Figure, Prose, Table
 from lab.rooms.sweep.blocks.shared import PILLS, settings_of
 from lab.rooms.sweep.names import short_name, size_text
 from lab.rooms.sweep.tables import SETTING, SweepTables, grouped
+from lab.rooms.sweep.verdict.honoured import knobs_of
 from lab.rooms.sweep.verdict.time import on_cpu
 
 VERDICTS = ("honoured", "unknown", "clamped", "ignored")  # from good to bad
@@ -22,11 +23,15 @@ MOST_MESSAGES = 10
 def effective_blocks(tables: SweepTables, folder: Path) -> list[Block]:
     effective = tables.effective
     if on_cpu(tables.timeline):
-        return [Prose("Gloo on a CPU has no channels and no GPU threads to compare with the request.")]
+        return [
+            Prose(
+                "Gloo on a CPU has no channels, threads, algorithms or protocols to compare with the request."
+            )
+        ]
     if effective.empty:
         return [Prose("The traces hold no collective with its message size, so the effect is unknown.")]
     blocks: list[Block] = []
-    for knob in ("channels", "threads"):
+    for knob in knobs_of(effective):
         figure = save(_effective_grid(effective, knob), folder, f"effective_{knob}")
         caption = (
             f"{knob.capitalize()} requested → effective in the kernels, per collective and message size."
@@ -48,7 +53,8 @@ def _effective_grid(effective: pd.DataFrame, knob: str) -> Drawing:
         if rows is None:
             return None
         verdict = _worst(rows[f"{knob}_verdict"])
-        text = f"{_span(rows[f'requested_{knob}'])} → {_span(rows[f'effective_{knob}'])}"
+        asked, got = (_shown(rows[f"{which}_{knob}"]) for which in ("requested", "effective"))
+        text = f"{asked} → {got}"
         return Cell(text, PILLS.get(verdict, "unknown"), 0.55, f"{text}: {verdict}")
 
     legend = {
@@ -60,15 +66,15 @@ def _effective_grid(effective: pd.DataFrame, knob: str) -> Drawing:
 
 def _effective_table(effective: pd.DataFrame) -> Table:
     rows = []
-    for (threads, channel, collective, size), case in grouped(effective, [*SETTING, *MESSAGE]):
+    for (*setting, collective, size), case in grouped(effective, [*SETTING, *MESSAGE]):
         row = {
-            "configuration": short_name(threads, channel),
+            "configuration": short_name(*setting),
             "collective": collective,
             "message_mib": size / 2**20,
         }
-        for knob in ("channels", "threads"):
-            row[f"{knob} asked"] = _span(case[f"requested_{knob}"])
-            row[f"{knob} got"] = _span(case[f"effective_{knob}"])
+        for knob in knobs_of(effective):
+            row[f"{knob} asked"] = _shown(case[f"requested_{knob}"])
+            row[f"{knob} got"] = _shown(case[f"effective_{knob}"])
             row[f"{knob} verdict"] = _worst(case[f"{knob}_verdict"])
         rows.append({**row, "channels in log": _span(case["log_channels"]), "ranks": case["rank"].nunique()})
     caption = "Requested and effective per collective and message size; the worst verdict over ranks"
@@ -78,6 +84,13 @@ def _effective_table(effective: pd.DataFrame) -> Table:
 
 def _worst(verdicts: pd.Series) -> str:
     return str(max(verdicts, key=VERDICTS.index))
+
+
+def _shown(values: pd.Series) -> str:
+    """Numbers as a span, words one beside the other, a dash if unknown."""
+    if pd.api.types.is_numeric_dtype(values):
+        return _span(values)
+    return ", ".join(sorted({word for word in values if word})) or "–"
 
 
 def _span(values: pd.Series) -> str:

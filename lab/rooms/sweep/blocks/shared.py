@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.tables import SETTING
 
 PILLS = {
@@ -14,5 +15,5 @@ PILLS = {
 }
 
 
-def settings_of(frame: pd.DataFrame) -> list[tuple[int, int]]:
-    return sorted({(int(threads), int(channel)) for threads, channel in frame[SETTING].to_numpy()})
+def settings_of(frame: pd.DataFrame) -> list[Knobs]:
+    return sorted({Knobs(*row) for row in frame[SETTING].itertuples(index=False, name=None)})

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure as Drawing
 from lab.report.figures import save, stacked_bars, stacked_panels
 from lab.report.page import Block, Figure, Table
 from lab.rooms.sweep.blocks.shared import settings_of
+from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import short_name
-from lab.rooms.sweep.tables import PARTS, SETTING, SweepTables, grouped
+from lab.rooms.sweep.tables import PARTS, SETTING, SweepTables, grouped, shown
 
 BARS_CAPTION = (
     "The parts of the total time, mean over ranks; communication and copies only where no computation hides "
@@ -34,7 +35,7 @@ def time_blocks(tables: SweepTables, folder: Path) -> list[Block]:
     return [
         Figure(bars, BARS_CAPTION, "figures/timeline.png", "tables/timeline.csv"),
         Figure(panels, PANELS_CAPTION, "figures/timeline_ranks.png", "tables/timeline.csv"),
-        Table(timeline.drop(columns=["file"]), "Time of every rank", "tables/timeline.csv"),
+        Table(shown(timeline.drop(columns=["file"])), "Time of every rank", "tables/timeline.csv"),
     ]
 
 
@@ -45,7 +46,7 @@ def _config_bars(tables: SweepTables, axis: str) -> Drawing:
     totals = groups["total_time_ms"].agg(["min", "median", "max"]).reindex(settings)
     marks = [(float(low), float(middle), float(high)) for low, middle, high in totals.to_numpy()]
     parts = {role: means[column].to_numpy() for role, column in PARTS.items()}
-    labels = [_label(tables.configs, *setting) for setting in settings]
+    labels = [_label(tables.configs, setting) for setting in settings]
     return stacked_bars(labels, parts, axis=axis, marks=marks, mark_label="total time over ranks")
 
 
@@ -59,7 +60,7 @@ def _rank_panels(timeline: pd.DataFrame, axis: str) -> Drawing:
     return stacked_panels(titles, labels, parts, axis=axis)
 
 
-def _label(configs: pd.DataFrame, threads: int, channel: int) -> str:
+def _label(configs: pd.DataFrame, setting: Knobs) -> str:
     """The configuration's name, with what is wrong with it where no repeat is complete."""
-    states = configs.loc[(configs[SETTING] == [threads, channel]).all(axis=1), "status"]
-    return short_name(threads, channel) + ("" if (states == "ok").any() else f" {states.iloc[0]}")
+    states = configs.loc[(configs[SETTING] == list(setting)).all(axis=1), "status"]
+    return short_name(*setting) + ("" if (states == "ok").any() else f" {states.iloc[0]}")

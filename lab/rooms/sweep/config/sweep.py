@@ -10,7 +10,7 @@ from lab.rooms.sweep.config.section import Section, doc
 
 
 class SweepConfig(Section, frozen=True):
-    """The sweep: every (channels, threads) pair, `repeats` times, one training run each."""
+    """The sweep: every combination of its four lists, `repeats` times, one training run each."""
 
     channels: Annotated[
         list[Annotated[int, msgspec.Meta(ge=0)]],
@@ -20,11 +20,19 @@ class SweepConfig(Section, frozen=True):
         list[Annotated[int, msgspec.Meta(ge=0)]],
         doc("NCCL/RCCL threads per block; 0: the library's own choice", min_length=1),
     ] = msgspec.field(default_factory=lambda: [256, 512])
+    algorithms: Annotated[
+        list[Literal["", "tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"]],
+        doc("NCCL_ALGO of each setting; empty: the library's own choice", min_length=1),
+    ] = msgspec.field(default_factory=lambda: [""])
+    protocols: Annotated[
+        list[Literal["", "ll", "ll128", "simple"]],
+        doc("NCCL_PROTO of each setting; empty: the library's own choice", min_length=1),
+    ] = msgspec.field(default_factory=lambda: [""])
     ranks: Annotated[int, msgspec.Meta(ge=1)] | None = None  # on each node
     nodes: Annotated[int, doc("hosts", ge=1)] = 1
     config: Annotated[str | None, doc("preset name or YAML file; None: chosen by the hardware")] = None
     overrides: Annotated[list[str], doc("dotted.key=value, all applied in order")] = []
-    repeats: Annotated[int, doc("runs of every pair", ge=1)] = 1
+    repeats: Annotated[int, doc("runs of every setting", ge=1)] = 1
     order: Annotated[
         Literal["random", "given"], doc("random keeps drift (heat, neighbours) out of the comparison")
     ] = "random"

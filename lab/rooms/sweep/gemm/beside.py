@@ -13,6 +13,7 @@ import pandas as pd
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.pairs import of_rank, pairs_of
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.tables import KEY
 from lab.stats.intervals import meetings, spans
 from lab.stats.intervals import overlap as covered
@@ -30,7 +31,7 @@ def beside(data: SweepData) -> pd.DataFrame:
     if "beside" not in data.memo:
         parts = [
             _beside_rank(data, key, data.gemm.loc[index])
-            for key, index in data.gemm.groupby([*KEY, "rank"], sort=False).groups.items()
+            for key, index in data.gemm.groupby([*KEY, "rank"], sort=False, observed=True).groups.items()
         ]
         data.memo["beside"] = (
             pd.concat(parts).reindex(data.gemm.index) if parts else _nothing(data.gemm.index)
@@ -40,8 +41,8 @@ def beside(data: SweepData) -> pd.DataFrame:
 
 
 def _beside_rank(data: SweepData, key: Any, gemm: pd.DataFrame) -> pd.DataFrame:
-    threads, channel, repeat, rank = key
-    collectives = rank_collectives(data, (threads, channel, repeat), rank)
+    *setting, rank = key
+    collectives = rank_collectives(data, Key(*setting), rank)
     found = _nothing(gemm.index)
     if not len(collectives):
         return found
@@ -88,7 +89,7 @@ class RankCollectives:
         return len(self.span)
 
 
-def rank_collectives(data: SweepData, setting: tuple[int, int, int], rank: int) -> RankCollectives:
+def rank_collectives(data: SweepData, setting: Key, rank: int) -> RankCollectives:
     """On the rank's own clock, which is that of its GEMMs."""
     pairs = pairs_of(data)[setting]
     return RankCollectives(of_rank(pairs, rank), pairs.offsets_ns.get(rank, 0))

@@ -24,6 +24,7 @@ from lab.rooms.sweep.gemm.groups import usable
 from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.gemm.shares import CLOCK, SHARES, Pooled, in_words, pooled, shares
 from lab.rooms.sweep.gemm.states import with_clocks
+from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import SETTING, column_names, grouped
 
@@ -80,9 +81,8 @@ def effect_tables(data: SweepData) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataF
         splits += [{**key, **row} for row in split_effects(rows)]
         causes.append({**key, **shares(rows)})
         weight.append(float(rows["dur_ns"].sum()))
-    order = np.lexsort(
-        (-np.array(weight), [row["channel"] for row in effects], [row["threads"] for row in effects])
-    )
+    settings = (np.array([row[name] for row in effects]) for name in reversed(SETTING))
+    order = np.lexsort((-np.array(weight), *settings))
     return (
         pd.DataFrame([effects[i] for i in order], columns=EFFECT),
         pd.DataFrame(splits, columns=SPLITS),
@@ -90,26 +90,23 @@ def effect_tables(data: SweepData) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataF
     )
 
 
-def pooled_by_setting(data: SweepData) -> dict[tuple[int, int], Pooled]:
+def pooled_by_setting(data: SweepData) -> dict[Knobs, Pooled]:
     """For each configuration what the spread of all its GEMMs goes with."""
     return {
-        (int(threads), int(channel)): pooled(rows)
-        for (threads, channel), rows in grouped(with_clocks(data, usable(data)), SETTING)
+        Knobs(*setting): pooled(rows) for setting, rows in grouped(with_clocks(data, usable(data)), SETTING)
     }
 
 
-def findings(effects: pd.DataFrame, spread: Mapping[tuple[int, int], Pooled]) -> list[str]:
+def findings(effects: pd.DataFrame, spread: Mapping[Knobs, Pooled]) -> list[str]:
     """Per configuration: how much longer GEMMs take beside a collective, and what their spread goes with."""
     sentences = []
-    for (threads, channel), rows in grouped(effects, SETTING):
+    for setting, rows in grouped(effects, SETTING):
         compared = rows.dropna(subset=["slowdown"])
-        name = long_name(threads, channel)
+        name = long_name(*setting)
         if compared.empty:
             sentences.append(f"{name}: no GEMM ran both with and without a collective beside it")
             continue
-        sentences.append(
-            f"{name}: {_slowdown_words(compared)}; {in_words(spread[int(threads), int(channel)])}"
-        )
+        sentences.append(f"{name}: {_slowdown_words(compared)}; {in_words(spread[Knobs(*setting)])}")
     unknown = any(CLOCK not in one.shares.share for one in spread.values())
     return [*sentences, *([CLOCKS] if sentences and unknown else [])]
 

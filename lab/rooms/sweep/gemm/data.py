@@ -17,21 +17,34 @@ from lab.recordings.integrity.words import sentences
 from lab.recordings.pool import map_traces
 from lab.rooms.sweep.assemble import sweep_tables
 from lab.rooms.sweep.gemm.columns import INSTANCES
-from lab.rooms.sweep.gemm.naming import setting_of
 from lab.rooms.sweep.gemm.rank import RankJob, RankTables, read_rank_tables
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, configs_of
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.rank import unread
-from lab.rooms.sweep.tables import KEY, Progress, SweepTables
+from lab.rooms.sweep.tables import KEY, SETTING, Progress, SweepTables
+from lab.rooms.sweep.verdict.honoured import unproven
 
-_TEXTS = ("op", "strides", "dtype", "dims", "transpose", "overlap", "family", "kernels", "file")
+_TEXTS = (
+    "op",
+    "strides",
+    "dtype",
+    "dims",
+    "transpose",
+    "overlap",
+    "family",
+    "kernels",
+    "file",
+    "algorithm",
+    "protocol",
+)
 
 
 @dataclass(frozen=True)
 class SweepData:
     """A sweep in memory. gemm has the columns INSTANCES; groups holds the GEMM sheets, by KEY and rank.
 
-    ranks maps (threads, channel, repeat) to what each readable rank gave. tables are those of the sweep's
+    ranks maps each run to what each readable rank gave. tables are those of the sweep's
     page, missing says what is not there. memo keeps what several steps of the pipeline compute from it.
     """
 
@@ -39,7 +52,7 @@ class SweepData:
     tables: SweepTables
     gemm: pd.DataFrame
     groups: pd.DataFrame
-    ranks: dict[tuple[int, int, int], dict[int, RankTables]]
+    ranks: dict[Key, dict[int, RankTables]]
     files: list[Path]
     missing: list[str]
     problems: list[str]
@@ -64,7 +77,7 @@ def read_sweep(
     """
     configs = configs_of(sweep, may_be_empty=bool(expected))
     jobs = [
-        RankJob(trace, number, setting_of(config), cache, workbooks, salvage)
+        RankJob(trace, number, config.key, cache, workbooks, salvage)
         for number, config in enumerate(configs)
         for trace in config.traces
     ]
@@ -89,10 +102,10 @@ def _together(
     folder = sweep.parent if sweep.is_file() else sweep
     figures = [sorted((one.figures for one in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read]
     tables = sweep_tables(folder, configs, figures, expected)
-    by_setting: dict[tuple[int, int, int], dict[int, RankTables]] = {}
+    by_setting: dict[Key, dict[int, RankTables]] = {}
     for config, ranks in zip(configs, read, strict=True):
         good = [one for one in ranks if one.gemm is not None]
-        by_setting[setting_of(config)] = {one.figures.rank: one for one in sorted(good, key=_by_rank)}
+        by_setting[config.key] = {one.figures.rank: one for one in sorted(good, key=_by_rank)}
     return SweepData(
         folder=folder,
         tables=tables,
@@ -111,9 +124,7 @@ def _together(
     )
 
 
-def _instances(
-    folder: Path, by_setting: Mapping[tuple[int, int, int], Mapping[int, RankTables]]
-) -> pd.DataFrame:
+def _instances(folder: Path, by_setting: Mapping[Key, Mapping[int, RankTables]]) -> pd.DataFrame:
     frames = []
     for setting, ranks in by_setting.items():
         for rank, one in ranks.items():
@@ -131,7 +142,7 @@ def _instances(
     return result
 
 
-def _groups(by_setting: Mapping[tuple[int, int, int], Mapping[int, RankTables]]) -> pd.DataFrame:
+def _groups(by_setting: Mapping[Key, Mapping[int, RankTables]]) -> pd.DataFrame:
     frames = []
     for setting, ranks in by_setting.items():
         for rank, one in ranks.items():
@@ -150,7 +161,7 @@ def _missing(tables: SweepTables) -> list[str]:
         f"{_name(row)}: {row['reason']}"
         + (f" (missing ranks: {row['missing_ranks']})" if row["missing_ranks"] else "")
         for row in incomplete.to_dict("records")
-    ]
+    ] + unproven(tables.effective, tables.configs)
 
 
 def _problems(tables: SweepTables) -> list[str]:
@@ -166,4 +177,4 @@ def _by_rank(one: RankTables) -> tuple[int, str]:
 
 def _name(row: Mapping[Any, Any]) -> str:
     repeat = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
-    return long_name(row["threads"], row["channel"]) + repeat
+    return long_name(*(row[name] for name in SETTING)) + repeat

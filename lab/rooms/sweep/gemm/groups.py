@@ -23,7 +23,7 @@ OURS = column_names(
 MORE = column_names(
     "B bias dims transpose repeat robust_spread excess_time_us num_kernel_names family cold_n "
     "unfinished_n step_medians_us free_n overlapped_n min_step min_correlation min_ts_ns min_end_ns "
-    "max_correlation max_ts_ns max_end_ns file"
+    "max_correlation max_ts_ns max_end_ns file algorithm protocol"
 )
 
 

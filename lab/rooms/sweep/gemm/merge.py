@@ -121,6 +121,8 @@ def _name(config: ConfigDir) -> str:
     parts = [
         f"{config.threads}thread" if config.threads else "",
         f"{config.channels}ch" if config.channels else "",
+        config.algorithm,
+        config.protocol,
         f"repeat{config.repeat}" if config.repeat > 1 else "",
         "merged",
     ]

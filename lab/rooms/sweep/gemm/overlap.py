@@ -15,7 +15,8 @@ from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.groups import groups
 from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.gemm.variance import TOP_FILE, top_rows, with_timestamps
-from lab.rooms.sweep.tables import column_names
+from lab.rooms.sweep.knobs import Key
+from lab.rooms.sweep.tables import KEY, column_names
 from lab.stats.intervals import meetings, total
 from lab.stats.intervals import overlap as covered
 
@@ -52,7 +53,7 @@ def with_overlap(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_row(data: SweepData, row: dict[Any, Any]) -> dict[str, Any]:
-    setting = (int(row["threads"]), int(row["channel"]), int(row["repeat"]))
+    setting = Key(*(row[name] for name in KEY))
     collectives = rank_collectives(data, setting, int(row["rank"]))
     window, control = (
         np.array([[row[f"{which}_ts_ns"], row[f"{which}_end_ns"]]], dtype=np.int64)

@@ -8,10 +8,11 @@ from lab.recordings.pairing import Pairs, pair_collectives
 from lab.recordings.ranks.explain import Explained
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.data import SweepData
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.ranks.read import by_setting
 
 
-def pairs_of(data: SweepData) -> dict[tuple[int, int, int], Pairs]:
+def pairs_of(data: SweepData) -> dict[Key, Pairs]:
     """For each configuration with a readable rank its collectives, matched over the ranks."""
     if "pairs" not in data.memo:
         data.memo["pairs"] = {
@@ -21,11 +22,11 @@ def pairs_of(data: SweepData) -> dict[tuple[int, int, int], Pairs]:
             for setting, ranks in data.ranks.items()
             if ranks
         }
-    found: dict[tuple[int, int, int], Pairs] = data.memo["pairs"]
+    found: dict[Key, Pairs] = data.memo["pairs"]
     return found
 
 
-def explained_of(data: SweepData) -> dict[tuple[int, int, int], Explained]:
+def explained_of(data: SweepData) -> dict[Key, Explained]:
     """The account of every configuration with a readable rank; what crosses streams is learnt over all."""
     if "explained" not in data.memo:
         works = {
@@ -33,7 +34,7 @@ def explained_of(data: SweepData) -> dict[tuple[int, int, int], Explained]:
             for setting, ranks in data.ranks.items()
         }
         data.memo["explained"] = by_setting(works)
-    found: dict[tuple[int, int, int], Explained] = data.memo["explained"]
+    found: dict[Key, Explained] = data.memo["explained"]
     return found
 
 

@@ -17,13 +17,14 @@ from lab.errors import BadDataError
 from lab.report.figures import Cell, cell_grid, distributions, lines, ranges, save_png, stacked_bars
 from lab.rooms.sweep.effective import NCCL_EXTRA_THREADS
 from lab.rooms.sweep.gemm.report import Report
-from lab.rooms.sweep.names import short_name, size_text
+from lab.rooms.sweep.names import name_of, short_name, size_text
 from lab.rooms.sweep.tables import PARTS, SETTING
 
 VARIANCE = "top{k}_gemm_kernels_time_variance.csv"
 AXIS = "max − min of a GEMM's time, µs"
 KNOBS = {"threads": "threads", "channel": "channels", "rank": "ranks"}
 MOST_ROWS = 40
+_LINE = ["threads", "algorithm", "protocol"]
 UNKNOWN = "unknown"
 
 
@@ -51,7 +52,10 @@ def draw_plots(out: Path, *, top_k: int = 5) -> Report:
 def read_table(path: Path) -> pd.DataFrame:
     """A CSV file of the pipeline. Raises BadDataError if it is not a table."""
     try:
+        # An empty algorithm or protocol is the library's own choice, and no missing value.
         table: pd.DataFrame = pd.read_csv(path)
+        words = table.reindex(columns=_LINE[1:]).astype(object)
+        table = table.assign(**words.where(words.notna(), ""))
     except (ValueError, pd.errors.ParserError) as error:
         raise BadDataError(
             f"not a CSV table: {error}", where=path, fix="write it again with lab gemm all --fresh"
@@ -60,11 +64,11 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def settings_of(out: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """threads, channel, rank of every trace that was read, and of every row of `table`."""
+    """Setting and rank of every trace that was read, and of every row of `table`."""
     known = [table]
     if (out / "timeline.csv").exists():
         known.append(read_table(out / "timeline.csv"))
-    columns = list(KNOBS)
+    columns = [*SETTING, "rank"]
     found = [one.reindex(columns=columns) for one in known if len(one)]
     every = pd.concat(found) if found else pd.DataFrame(columns=columns)
     settings: pd.DataFrame = every.drop_duplicates()
@@ -87,11 +91,11 @@ def _violins(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
 def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
     channels = sorted(settings["channel"].dropna().unique())
     means = table.groupby(SETTING)["time_diff_us"].mean().unstack("channel").reindex(columns=channels)
-    threads = sorted(settings["threads"].dropna().unique())
-    series = {
-        "threads unknown" if _value("threads", one) == UNKNOWN else f"{int(one)} threads": row.to_numpy()
-        for one, row in means.reindex(threads).iterrows()
-    }
+    series = {}
+    for threads, algorithm, protocol in sorted(set(settings[_LINE].itertuples(index=False, name=None))):
+        known = "threads unknown" if _value("threads", threads) == UNKNOWN else f"{int(threads)} threads"
+        row = means.reindex([(threads, algorithm, protocol)]).to_numpy()[0]
+        series[" ".join(filter(None, (known, algorithm, protocol)))] = row
     return lines(
         [_value("channel", one) for one in channels],
         series,
@@ -147,8 +151,8 @@ def _effective(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
         return None  # a CPU has no channels
     message = [name for name in ("collective", "msg_bytes") if name in seen]
     cases = dict(list(seen.groupby([*SETTING, *message])))
-    settings = sorted({key[:2] for key in cases})
-    messages = sorted({key[2:] for key in cases}, key=lambda key: (key[-1], key[0]))[-8:]
+    settings = sorted({key[: len(SETTING)] for key in cases})
+    messages = sorted({key[len(SETTING) :] for key in cases}, key=lambda key: (key[-1], key[0]))[-8:]
 
     def cell(down: int, across: int) -> Cell | None:
         rows = cases.get((*settings[down], *messages[across]))
@@ -172,10 +176,7 @@ def _slowdown(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
     if known.empty:
         return None
     shown = known.sort_values("slowdown", ascending=False).head(MOST_ROWS)
-    labels = [
-        f"{short_name(row.threads, row.channel)}  {row.op} {row.M}×{row.N}×{row.K}"
-        for row in shown.itertuples()
-    ]
+    labels = [f"{name_of(row)}  {row.op} {row.M}×{row.N}×{row.K}" for row in shown.itertuples()]
     spans = list(shown[["ci_low", "slowdown", "ci_high"]].itertuples(index=False, name=None))
     # An interval that holds 1 is no evidence of a slowdown.
     roles = ["communication" if low > 1 else "unknown" for low, _, _ in spans]
@@ -189,7 +190,7 @@ def _slowdown(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
 
 
 def _names(settings: object) -> list[str]:
-    return [short_name(int(threads), int(channel)) for threads, channel in settings]  # type: ignore[attr-defined]
+    return [short_name(*setting) for setting in settings]  # type: ignore[attr-defined]
 
 
 Draw = Callable[[pd.DataFrame, pd.DataFrame], "Figure | None"]

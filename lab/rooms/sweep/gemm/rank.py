@@ -18,6 +18,7 @@ from lab.rooms.sweep.gemm.sheets.collectives import coll_analysis
 from lab.rooms.sweep.gemm.sheets.gemms import gemm_sheet
 from lab.rooms.sweep.gemm.sheets.launches import launches
 from lab.rooms.sweep.gemm.sheets.workbook import perf_sheets
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.rank import RankFigures, figures_of
 
@@ -28,7 +29,7 @@ class RankJob:
 
     trace: TraceFile
     config: int
-    setting: tuple[int, int, int]
+    setting: Key
     cache: Path | None = None
     workbooks: Path | None = None
     salvage: bool = False

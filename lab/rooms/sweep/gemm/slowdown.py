@@ -38,5 +38,5 @@ def slowdown(instances: pd.DataFrame) -> dict[str, float]:
 def blocks_of(instances: pd.DataFrame) -> np.ndarray:
     """A number (n,) for each configuration, rank and step: what chance may not mix."""
     key = [name for name in (*KEY, "rank", "step") if name in instances]
-    numbers: np.ndarray = instances.groupby(key, sort=False).ngroup().to_numpy()
+    numbers: np.ndarray = instances.groupby(key, sort=False, observed=True).ngroup().to_numpy()
     return numbers

@@ -7,20 +7,15 @@ import pandas as pd
 
 from lab.recordings.gpu_state import GpuState, read_state
 from lab.rooms.sweep.gemm.data import SweepData
-from lab.rooms.sweep.gemm.naming import setting_of
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import configs_of
 from lab.rooms.sweep.tables import KEY, grouped
-
-Key = tuple[int, int, int]
 
 
 def states_of(data: SweepData) -> dict[Key, GpuState]:
     """The samples of every run that has some."""
     if "states" not in data.memo:
-        found = {
-            setting_of(config): read_state(config.path)
-            for config in configs_of(data.folder, may_be_empty=True)
-        }
+        found = {config.key: read_state(config.path) for config in configs_of(data.folder, may_be_empty=True)}
         data.memo["states"] = {key: state for key, state in found.items() if state is not None}
     known: dict[Key, GpuState] = data.memo["states"]
     return known
@@ -33,9 +28,8 @@ def with_clocks(data: SweepData, rows: pd.DataFrame) -> pd.DataFrame:
     if states:
         numbered = rows.assign(_at=np.arange(len(rows)))
         for values, mine in grouped(numbered, [*KEY, "rank"]):
-            threads, channel, repeat, rank = (int(value) for value in values)
-            state = states.get((threads, channel, repeat))
+            state = states.get(Key(*values[:-1]))
             if state is not None:
-                clock[mine["_at"].to_numpy()] = state.at(rank, mine["ts_ns"].to_numpy())
+                clock[mine["_at"].to_numpy()] = state.at(int(values[-1]), mine["ts_ns"].to_numpy())
     known: pd.DataFrame = rows.assign(clock_mhz=clock)
     return known

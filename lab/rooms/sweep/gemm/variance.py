@@ -21,8 +21,9 @@ from lab.rooms.sweep.gemm.columns import NO_LAUNCH
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.groups import groups, sheet_columns
 from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.tables import KEY, column_names
+from lab.rooms.sweep.tables import KEY, SETTING, column_names
 
 TOP_FILE = "top{k}_gemm_kernels_time_variance.csv"
 INSTANCES_FILE = "gemm_instances.parquet"
@@ -61,15 +62,15 @@ def write_timestamps(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
 def top_rows(table: pd.DataFrame, top_k: int) -> pd.DataFrame:
     """The top_k rows of each trace by time_diff_us, largest first; GEMMs that ran only once are left out."""
     repeated = table[table["n"] > 1].sort_values("time_diff_us", ascending=False, kind="stable")
-    top: pd.DataFrame = repeated.groupby([*KEY, "rank"], sort=False).head(top_k)
+    top: pd.DataFrame = repeated.groupby([*KEY, "rank"], sort=False, observed=True).head(top_k)
     result: pd.DataFrame = top.reset_index(drop=True)
     return result
 
 
 def with_timestamps(data: SweepData, top: pd.DataFrame) -> pd.DataFrame:
     """The rows with STAMPS appended."""
-    where = top[[*KEY, "rank"]].to_numpy(dtype=np.int64).tolist()
-    base_ns = np.array([data.ranks[(t, c, k)][r].base_ns for t, c, k, r in where], dtype=np.int64)
+    where = top[[*KEY, "rank"]].itertuples(index=False, name=None)
+    base_ns = np.array([data.ranks[Key(*key)][rank].base_ns for *key, rank in where], dtype=np.int64)
     low_ms = (top["min_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     high_ms = (top["max_ts_ns"].to_numpy(dtype=np.int64) - base_ns) / 1e6
     values = (low_ms, high_ms, np.abs(high_ms - low_ms), top["kernel_time_min_us"], top["kernel_time_max_us"])
@@ -103,6 +104,6 @@ def _findings(top: pd.DataFrame) -> list[str]:
     rank = f"rank {row['rank']} of " if row["rank"] >= 0 else ""
     return [
         f"{row['op']} {row['M']}x{row['N']}x{row['K']} varies most: {row['kernel_time_min_us']:.1f} to "
-        f"{row['kernel_time_max_us']:.1f} µs within {rank}{long_name(row['threads'], row['channel'])} "
+        f"{row['kernel_time_max_us']:.1f} µs within {rank}{long_name(*row[SETTING])} "
         f"(median {row['median_us']:.1f} µs, MAD {row['mad_us']:.1f} µs, {plural(row['n'], 'instance')})"
     ]

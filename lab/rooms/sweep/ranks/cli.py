@@ -93,11 +93,14 @@ def hang(folder: Path, as_json: bool) -> None:
     Python stacks beside them (rank1.stack.txt) are shown for ranks that never came. The exit code is 0
     whatever the verdict, 1 where dumps are missing or nothing can be told, 5 where one cannot be read.
     """
-    from lab.recordings.flight import has_rank, read_dumps, verdict_of
+    from lab.recordings.flight import rank_in_name, read_dumps, verdict_of
 
     unread: list[LabError] = []
-    found = {name: verdict_of(dumps) for name, dumps in read_dumps(folder, unread).items()}
-    damaged = [error for error in unread if has_rank(Path(str(error.where)))]
+    sets = read_dumps(folder, unread)
+    ranks = {id(error): rank_in_name(Path(str(error.where))) for error in unread}
+    damaged = [error for error in unread if ranks[id(error)] is not None]
+    lost = {rank for rank in ranks.values() if rank is not None}
+    found = {name: verdict_of(dumps, lost) for name, dumps in sets.items()}
     if as_json:
         import msgspec
 
@@ -153,6 +156,8 @@ def _show(settings: Any, files: list[Path], *, as_json: bool) -> None:
             {
                 "threads": one.config.threads,
                 "channels": one.config.channels,
+                **({"algorithm": one.config.algorithm} if one.config.algorithm else {}),
+                **({"protocol": one.config.protocol} if one.config.protocol else {}),
                 "repeat": one.config.repeat,
                 **encoded(one.explained),
                 "lacking": one.missing,

@@ -21,6 +21,7 @@ from lab.recordings.ranks.common import WHOLE
 from lab.recordings.ranks.explain import Explained, explain
 from lab.recordings.ranks.stragglers import MISSING
 from lab.recordings.tables import Trace
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, configs_of
 from lab.rooms.sweep.names import first_few, long_name
 from lab.rooms.sweep.tables import Progress
@@ -79,7 +80,7 @@ class Setting:
                 else self.config.path.name
             )
         repeat = f", repeat {self.config.repeat}" if self.config.repeat > 1 else ""
-        return long_name(self.config.threads or 0, self.config.channels or 0) + repeat
+        return long_name(*self.config.key.knobs) + repeat
 
 
 def read_settings(
@@ -131,12 +132,12 @@ def read_settings(
 
 def gpus_of(account: Account, state: GpuState | None) -> list[dict[str, Any]]:
     """One row per rank whose GPU was sampled: clocks, power, temperature within the recording."""
-    windows = [rows for rows in account.together.windows if len(rows)]
-    if state is None or not windows:
+    if state is None:
         return []
-    begin = min(int(rows[:, 1].min()) for rows in windows)
-    end = max(int(rows[:, 2].max()) for rows in windows)
-    return rows_of(state, account.ranks, begin, end)
+    windows = zip(account.ranks, account.together.windows, strict=True)
+    return rows_of(
+        state, {rank: (int(rows[:, 1].min()), int(rows[:, 2].max())) for rank, rows in windows if len(rows)}
+    )
 
 
 def lost_calls(one: Explained, world: int) -> list[str]:
@@ -263,8 +264,8 @@ def _without_length(one: Explained) -> list[str]:
 
 
 def by_setting(
-    works: Mapping[tuple[int, int, int], Mapping[int, RankWork]],
-) -> dict[tuple[int, int, int], Explained]:
+    works: Mapping[Key, Mapping[int, RankWork]],
+) -> dict[Key, Explained]:
     """Explained accounts of settings that are in memory; dependencies are learnt over all of them."""
     filled = {key: found for key, found in works.items() if any(len(work) for work in found.values())}
     accounts = [account_of(found) for found in filled.values()]

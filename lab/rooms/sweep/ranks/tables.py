@@ -168,6 +168,7 @@ def as_json(one: Explained) -> dict[str, Any]:
         ],
         "windows": account.together.window_kind,
         "withheld": list(one.withheld),
+        "notes": list(one.notes),
     }
 
 

@@ -37,6 +37,7 @@ def sentences(setting: Setting) -> list[str]:
             *_clocks(setting),
             _windows(setting),
             *(f"Withheld: {text}." for text in one.withheld),
+            *(f"{text[:1].upper()}{text[1:]}." for text in one.notes),
             *(
                 f"{text[:1].upper()}{text[1:]}."
                 for text in account.together.pairs.problems

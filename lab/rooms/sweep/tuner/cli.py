@@ -54,9 +54,10 @@ def tuner(
 ) -> None:
     """Write what a sweep proves to be best as the configuration of NCCL's tuner plugin or of RCCL's tuner.
 
-    Per collective and message size: the channels whose transfers and slowed GEMMs cost a step least, with
-    waiting for late ranks taken out. What the repeats cannot tell apart is left at default, and said. Exit
-    code 1: something that the judgement needs was not recorded, or an effect is not proven.
+    Per collective and message size: the channels, algorithm and protocol whose transfers and slowed GEMMs
+    cost a step least, with waiting for late ranks taken out. What the repeats cannot tell apart is left at
+    default, and said. Exit code 1: something that the judgement needs was not recorded, or an effect is not
+    proven.
     """
     with needs("analysis"):
         from lab.rooms.sweep.gemm.session import num_workers, show_progress
@@ -160,6 +161,7 @@ def _times(sweep: Path, run: Path | None) -> str | None:
     """The unprofiled step under the file beside the sweep's, where both have metrics."""
     from lab.rooms.sweep.layout import configs_of
     from lab.rooms.sweep.names import long_name
+    from lab.rooms.sweep.tables import SETTING
     from lab.rooms.sweep.unprofiled import unprofiled_table
 
     if run is None:
@@ -168,7 +170,7 @@ def _times(sweep: Path, run: Path | None) -> str | None:
     tuned, known = (table.dropna(subset=["unprofiled_ms"]) for table in (tuned, known))
     if tuned.empty or known.empty:
         return None
-    means = known.groupby(["threads", "channel"])["unprofiled_ms"].mean().sort_values()
+    means = known.groupby(SETTING)["unprofiled_ms"].mean().sort_values()
     best, worst = long_name(*means.index[0]), long_name(*means.index[-1])
     return (
         f"Without the profiler a step takes {tuned['unprofiled_ms'].mean():.2f} ms under the file; in the "
@@ -197,7 +199,7 @@ def _show(
         for one in judged.decisions:
             told = " (algorithm and protocol told by the block size)" if one.inferred else ""
             what = (
-                f"{one.row.channels} channels, {one.row.algorithm} {one.row.protocol}{told}: {one.reason}"
+                f"{_channels(one.row)}{one.row.algorithm} {one.row.protocol}{told}: {one.reason}"
                 if one.row
                 else f"left at default: {one.reason}"
             )
@@ -225,6 +227,11 @@ def _show(
         )
 
 
+def _channels(row: Any) -> str:
+    """`28 channels, `; nothing where the row keeps the library's number."""
+    return f"{row.channels} channels, " if row.channels > 0 else ""
+
+
 def _document(judged: Any, files: list[Path], proofs: list[Any] | None) -> dict[str, Any]:
     from lab.rooms.sweep.tuner.write import row_json
 
@@ -239,13 +246,15 @@ def _document(judged: Any, files: list[Path], proofs: list[Any] | None) -> dict[
             "inferred": one.inferred,
             "settings": [
                 {
-                    "threads": threads,
-                    "channels": channels,
+                    "threads": knobs.threads,
+                    "channels": knobs.channel,
+                    "algorithm": knobs.algorithm,
+                    "protocol": knobs.protocol,
                     "cost_ms": round(one.cost.means[at], 6) if one.cost else None,
                     "without_waiting_ms": round(one.least.means[at], 6) if one.least else None,
                     "may_be_best": at in one.cost.candidates if one.cost else None,
                 }
-                for at, (threads, channels) in enumerate(one.settings)
+                for at, knobs in enumerate(one.settings)
             ],
         }
         for one in judged.decisions

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
-from lab.rooms.sweep.tuner.logs import ALGORITHMS, PROTOCOLS
+from lab.rooms.sweep.knobs import ALGORITHMS, PROTOCOLS
 
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
 HEADER = "collective,min_bytes,max_bytes,algorithm,protocol,channels,nNodes,nRanks"

@@ -5,19 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.ranks.costs import Class
 from lab.recordings.views.timeline import GLOO_PREFIX
+from lab.rooms.sweep.how import NAMES
+from lab.rooms.sweep.knobs import Knobs, serves
 from lab.rooms.sweep.names import first_few, short_name, size_text
 from lab.rooms.sweep.tuner.file import Row, bounds_of
 from lab.rooms.sweep.tuner.logs import Choice
-from lab.rooms.sweep.tuner.observe import NAMES, Observed, Ran, sizes_of
+from lab.rooms.sweep.tuner.observe import Observed, Ran, sizes_of
 from lab.stats.best import Best, best_of
 
-Key = tuple[int, int]  # threads, channels
+
+class Set(NamedTuple):
+    """What a row can set of a setting; 0 and "" are the library's own choice."""
+
+    channels: int
+    algorithm: str
+    protocol: str
+
+    def __str__(self) -> str:
+        channels = plural(self.channels, "channel") if self.channels else ""
+        how = " ".join(filter(None, (self.algorithm, self.protocol)))
+        return ", ".join(filter(None, (channels, how))) or "the library's own choice"
 
 
 @dataclass(frozen=True)
@@ -30,7 +44,7 @@ class Decision:
     """
 
     name: Class
-    settings: tuple[Key, ...]
+    settings: tuple[Knobs, ...]
     blocks: int
     cost: Best | None
     least: Best | None
@@ -67,15 +81,15 @@ def judge(runs: Sequence[Ran]) -> Judged:
 def _left_out(runs: Sequence[Ran]) -> Iterator[str]:
     """Repeats that a setting lacks, and runs that could not be replayed: blocks with them do not count."""
     every = {ran.repeat for ran in runs}
-    for key in sorted({_key(ran) for ran in runs}):
-        lacking = sorted(every - {ran.repeat for ran in runs if _key(ran) == key})
+    for key in sorted({ran.knobs for ran in runs}):
+        lacking = sorted(every - {ran.repeat for ran in runs if ran.knobs == key})
         if lacking:
             repeats = first_few([str(repeat) for repeat in lacking])
             yield f"{short_name(*key)} has no repeat {repeats}, which others have: left out of the judgement"
     for ran in runs:
         if ran.ready_ms is None and not _is_gloo(ran):
             why = f" ({ran.withheld[0]})" if ran.withheld else ""
-            name = f"repeat {ran.repeat} of {short_name(*_key(ran))}"
+            name = f"repeat {ran.repeat} of {short_name(*ran.knobs)}"
             yield f"{name} could not be replayed{why}: left out of the judgement"
 
 
@@ -90,7 +104,7 @@ def class_text(name: Class) -> str:
 
 
 def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) -> Decision:
-    seen = {(_key(ran), ran.repeat): ran.classes[name] for ran in runs if name in ran.classes}
+    seen = {(ran.knobs, ran.repeat): ran.classes[name] for ran in runs if name in ran.classes}
     played = {key: one for key, one in seen.items() if math.isfinite(one.cost.cost_ms + one.cost.least_ms)}
     settings, repeats = _complete(seen, played)
 
@@ -109,8 +123,9 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         return left("its size was not recorded", looked=False)
     if not all(one.cost.blocks for one in seen.values()):
         return left("ranks may leave it early, so that waiting cannot be taken out", looked=False)
-    if len({channels for _, channels in settings}) < 2:
-        return left("only one number of channels was run in every repeat")
+    sets = [_set_of(knobs, name.kind) for knobs in settings]
+    if len(set(sets)) < 2:
+        return left("nothing that a row can set for it was varied in every repeat")
     values = [
         np.array([[getattr(seen[key, repeat].cost, part) for key in settings] for repeat in repeats])
         for part in ("cost_ms", "least_ms")
@@ -121,32 +136,41 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
     if len(repeats) < 2:
         first = f"{short_name(*settings[cost.first])} leads by {cost.lead:.3f} ms a step"
         return left(f"one run of each setting proves nothing ({first})", cost=cost, least=least)
-    reason = _not_alone(settings, cost, least)
+    reason = _not_alone(sets, cost, least)
     if reason:
         return left(reason, cost=cost, least=least)
-    channels = settings[cost.first][1]
-    if channels == 0:
-        return left(f"the library's own choice is best, {_why(settings, cost)}", cost=cost, least=least)
+    best = sets[cost.first]
+    if not any(best):
+        return left(f"the library's own choice is best, {_why(sets, cost)}", cost=cost, least=least)
     mine = [seen[settings[at], repeat] for at in cost.candidates for repeat in repeats]
-    reason, looked = _not_honoured(mine, channels)
+    reason, looked = _not_honoured(mine, best)
     choice = _choice(mine)
     if reason or choice is None:
         why = reason or _no_choice(mine)
         return left(why, looked=looked and choice is not None, cost=cost, least=least)
     hosts = {ran.hosts for ran in runs}
     nodes = hosts.pop() if len(hosts) == 1 else -1
-    row = Row(NAMES[name.kind], *bounds, choice.algorithm, choice.protocol, channels, nodes, name.num_ranks)
+    row = Row(
+        NAMES[name.kind],
+        *bounds,
+        choice.algorithm,
+        choice.protocol,
+        best.channels or -1,
+        nodes,
+        name.num_ranks,
+    )
     told = any(one.inferred for one in mine)
-    return Decision(name, settings, len(repeats), cost, least, row, _why(settings, cost), inferred=told)
+    return Decision(name, settings, len(repeats), cost, least, row, _why(sets, cost), inferred=told)
 
 
-def _key(ran: Ran) -> Key:
-    return ran.threads, ran.channels
+def _set_of(knobs: Knobs, kind: str) -> Set:
+    """What a setting requests for collectives of this kind."""
+    return Set(knobs.channel, knobs.algorithm if serves(knobs.algorithm, kind) else "", knobs.protocol)
 
 
 def _complete(
-    seen: Mapping[tuple[Key, int], Observed], played: Mapping[tuple[Key, int], Observed]
-) -> tuple[tuple[Key, ...], list[int]]:
+    seen: Mapping[tuple[Knobs, int], Observed], played: Mapping[tuple[Knobs, int], Observed]
+) -> tuple[tuple[Knobs, ...], list[int]]:
     """The settings that ran, and the repeats (blocks) in which every one of them could be replayed."""
     settings = sorted({key for key, _ in seen})
     repeats = sorted({repeat for _, repeat in seen})
@@ -154,38 +178,49 @@ def _complete(
     return tuple(settings), whole
 
 
-def _not_alone(settings: Sequence[Key], cost: Best, least: Best) -> str | None:
-    """Why no number of channels is proven to be best, None if one is."""
+def _not_alone(sets: Sequence[Set], cost: Best, least: Best) -> str | None:
+    """Why nothing that a row can set is proven to be best, None if one is."""
     for judged in (cost, least):
-        several = sorted({settings[at][1] for at in judged.candidates})
+        several = sorted({sets[at] for at in judged.candidates})
         if len(several) > 1:
-            counts = " and ".join(filter(None, [", ".join(map(str, several[:-1])), str(several[-1])]))
-            lead = f"{_lead(settings, judged):.3f} ms a step"
+            lead = f"{_lead(sets, judged):.3f} ms a step"
             needed = f"{judged.needed:.3f} ms would be needed"
-            return f"{counts} channels cannot be told apart: the lead is {lead}, and {needed}"
-    if settings[cost.first][1] != settings[least.first][1]:
+            return f"{_together(several)} cannot be told apart: the lead is {lead}, and {needed}"
+    if sets[cost.first] != sets[least.first]:
         return (
-            f"{settings[cost.first][1]} channels are best with all that waiting collectives cost GEMMs, "
-            f"{settings[least.first][1]} without: the recording does not tell which holds once nobody is late"
+            f"{sets[cost.first]} is best with all that waiting collectives cost GEMMs, {sets[least.first]} "
+            "without: the recording does not tell which holds once nobody is late"
         )
     return None
 
 
-def _lead(settings: Sequence[Key], judged: Best) -> float:
-    """How far the first lies before the best with another number of channels."""
-    return min(_others(settings, judged)) - judged.means[judged.first]
+def _together(several: Sequence[Set]) -> str:
+    """`28 and 42 channels`, or whole settings where they differ in more than channels."""
+    only_channels = len({one[1:] for one in several}) == 1 and all(one.channels for one in several)
+    words = [str(one.channels) if only_channels and not any(one[1:]) else str(one) for one in several]
+    text = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+    return f"{text} channels" if only_channels and not any(several[0][1:]) else text
 
 
-def _others(settings: Sequence[Key], judged: Best) -> list[float]:
-    """The means of the settings with another number of channels than the first."""
-    mine = settings[judged.first][1]
-    return [mean for at, mean in enumerate(judged.means) if settings[at][1] != mine]
+def _lead(sets: Sequence[Set], judged: Best) -> float:
+    """How far the first lies before the best that sets something else."""
+    return min(_others(sets, judged)) - judged.means[judged.first]
 
 
-def _not_honoured(mine: Sequence[Observed], channels: int) -> tuple[str, bool]:
-    """(why the runs did not use as many channels as requested, whether the trace shows it)."""
-    used = sorted({one.cost.grid for one in mine})
-    if used == [channels]:
+def _others(sets: Sequence[Set], judged: Best) -> list[float]:
+    """The means of the settings that set something else than the first."""
+    return [mean for at, mean in enumerate(judged.means) if sets[at] != sets[judged.first]]
+
+
+def _not_honoured(mine: Sequence[Observed], best: Set) -> tuple[str, bool]:
+    """(why the runs did not use what was requested, whether the recording shows it)."""
+    for word in ("algorithm", "protocol"):
+        requested = getattr(best, word)
+        got = sorted({getattr(one.choice, word) for one in mine if one.choice})
+        if requested and got and got != [requested]:
+            return f"{requested} was requested and {first_few(got)} used at this size", True
+    used, channels = sorted({one.cost.grid for one in mine}), best.channels
+    if channels == 0 or used == [channels]:
         return "", True
     if used[0] < 0:
         return "the trace has no grid, so the channels that it used are unknown", False
@@ -207,19 +242,21 @@ def _no_choice(mine: Sequence[Observed]) -> str:
     return "algorithm and protocol are unknown (record with NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING)"
 
 
-def _why(settings: Sequence[Key], cost: Best) -> str:
-    others = sorted({f"{mean:.2f}" for mean in (min(_others(settings, cost)), max(_others(settings, cost)))})
+def _why(sets: Sequence[Set], cost: Best) -> str:
+    means = _others(sets, cost)
+    others = sorted({f"{mean:.2f}" for mean in (min(means), max(means))})
+    what = "other channels" if len({one[1:] for one in sets}) == 1 else "other settings"
     return (
-        f"{cost.means[cost.first]:.2f} ms a step, other channels {' to '.join(others)} ms; "
-        f"lead {_lead(settings, cost):.3f} ms, {cost.needed:.3f} needed"
+        f"{cost.means[cost.first]:.2f} ms a step, {what} {' to '.join(others)} ms; "
+        f"lead {_lead(sets, cost):.3f} ms, {cost.needed:.3f} needed"
     )
 
 
 def _threads(runs: Sequence[Ran]) -> tuple[int | None, str]:
     """The best threads per block by the step with nobody late; a tuner's file cannot set them."""
-    seen = {(_key(ran), ran.repeat): ran.ready_ms for ran in runs}
+    seen = {(ran.knobs, ran.repeat): ran.ready_ms for ran in runs}
     settings = sorted({key for key, _ in seen})
-    if len({threads for threads, _ in settings}) < 2:
+    if len({knobs.threads for knobs in settings}) < 2:
         return None, "one number of threads was run"
     repeats = [
         repeat

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-# In the order of NCCL's enumerations, as logs before 2.24 number them.
-ALGORITHMS = ("tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat")
-PROTOCOLS = ("ll", "ll128", "simple")
+from lab.rooms.sweep.knobs import ALGORITHMS, PROTOCOLS
+
 _IN_PARTS = ("allgather", "reducescatter")
 _CALL = re.compile(
     rb"(?P<kind>\w{4,20}): (?P<bytes>\d{1,19}) Bytes -> Algo (?P<algo>\w{1,20}) proto (?P<proto>\w{1,10})"

@@ -7,19 +7,10 @@ from dataclasses import dataclass
 
 from lab.recordings.ranks.costs import Class, Cost, costs_of
 from lab.recordings.ranks.explain import READY
-from lab.rooms.sweep.effective import NCCL_EXTRA_THREADS
+from lab.rooms.sweep.how import NAMES, by_block
+from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.ranks.read import Setting
-from lab.rooms.sweep.tuner.logs import Choice, Said, read_logs
-
-# Names of kinds in a tuner's file; others have none.
-NAMES = {
-    "all_reduce": "allreduce",
-    "all_gather": "allgather",
-    "reduce_scatter": "reducescatter",
-    "broadcast": "broadcast",
-    "reduce": "reduce",
-}
-MOST_THREADS = 640  # NCCL's largest block: LL128's
+from lab.rooms.sweep.tuner.logs import Choice, read_logs
 
 
 @dataclass(frozen=True)
@@ -35,8 +26,7 @@ class Observed:
 class Ran:
     """One run of a sweep. ready_ms: its step with nobody late, None where it could not be replayed."""
 
-    threads: int
-    channels: int
+    knobs: Knobs
     repeat: int
     ready_ms: float | None
     hosts: int
@@ -48,19 +38,19 @@ def observe(settings: Iterable[Setting]) -> list[Ran]:
     """Every run of the sweep with what its collectives cost."""
     found = []
     for one in settings:
-        threads, channels = one.config.threads or 0, one.config.channels or 0
+        knobs = one.config.key.knobs
         costs = costs_of(one.explained)
         calls = [(NAMES.get(name.kind, name.kind), name.num_bytes, name.num_ranks) for name in costs]
         said = read_logs(one.config.nccl_logs).of_calls(calls)
         classes = {}
         for name, cost in costs.items():
             choice = said.choice(NAMES.get(name.kind, name.kind), name.num_bytes)
-            classes[name] = Observed(cost, choice or inferred(cost, threads, said), choice is None)
+            told = choice or by_block(cost.kernel, cost.block, knobs.threads, said)
+            classes[name] = Observed(cost, told, choice is None)
         names = {work.host for work in one.account.together.works}
         found.append(
             Ran(
-                threads=threads,
-                channels=channels,
+                knobs=knobs,
                 repeat=one.config.repeat,
                 ready_ms=one.explained.length_ms(READY),
                 hosts=-1 if "" in names else len(names),
@@ -69,21 +59,6 @@ def observe(settings: Iterable[Setting]) -> list[Ran]:
             )
         )
     return found
-
-
-def inferred(cost: Cost, threads: int, said: Said) -> Choice | None:
-    """How calls ran by their kernel's block, where the log has no tuning lines; None where that is no proof.
-
-    A kernel's name does not tell: AllGather_RING_LL stands for every algorithm and protocol. A block of 640
-    is LL128's, if nothing can use NVLink SHARP (whose blocks are as large); the requested threads and one
-    warp more are the ring's with the simple protocol.
-    """
-    algorithm = "tree" if "_TREE_" in cost.kernel else "ring"
-    if cost.block == MOST_THREADS and said.nvls == 0:
-        return Choice(algorithm, "ll128")
-    if threads > 0 and cost.block == threads + NCCL_EXTRA_THREADS and algorithm == "ring":
-        return Choice(algorithm, "simple")
-    return None
 
 
 def sizes_of(runs: Sequence[Ran]) -> list[Class]:

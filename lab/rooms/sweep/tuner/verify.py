@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from lab.core.words import plural
 from lab.recordings.ranks.costs import Class
+from lab.rooms.sweep.how import NAMES
 from lab.rooms.sweep.tuner.file import Row
 from lab.rooms.sweep.tuner.judge import class_text
 from lab.rooms.sweep.tuner.logs import Choice, Said
-from lab.rooms.sweep.tuner.observe import NAMES
 
 TOOK_EFFECT, REFUTED, UNPROVEN = "took effect", "did not take effect", "not proven"
 

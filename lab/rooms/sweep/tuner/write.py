@@ -12,16 +12,18 @@ import pandas as pd
 from lab.core.files import write_atomic
 from lab.recordings.pairing.kinds import bus_factor
 from lab.report.tables import write_csv
+from lab.rooms.sweep.how import NAMES
 from lab.rooms.sweep.tables import column_names
 from lab.rooms.sweep.tuner.file import Row, text_of
 from lab.rooms.sweep.tuner.judge import Decision, Judged, class_text
-from lab.rooms.sweep.tuner.observe import NAMES, Ran
+from lab.rooms.sweep.tuner.observe import Ran
 
 FILES = {"nccl": "nccl_tuner.conf", "rccl": "rccl_tuner.csv"}
 THREADS = {"nccl": "NCCL_NTHREADS", "rccl": "RCCL_THREADS_PER_BLOCK"}
 EVIDENCE = column_names(
-    "collective msg_bytes ranks threads channels runs cost_ms without_waiting_ms latency_us used_channels "
-    "used_threads algorithm protocol inferred may_be_best needed_ms set reason"
+    "collective msg_bytes ranks threads channels requested_algorithm requested_protocol runs cost_ms "
+    "without_waiting_ms latency_us used_channels used_threads algorithm protocol inferred "
+    "may_be_best needed_ms set reason"
 )
 # The columns that NCCL's example `optimize_config.py` reads.
 INPUT = column_names(
@@ -48,12 +50,13 @@ def write_tuner(runs: Sequence[Ran], judged: Judged, library: str, out: Path, *,
     rows = [decision.row for decision in judged.decisions if decision.row]
     path = out / FILES[library]
     settings = " ".join(f"{name}={value}" for name, value in variables(library, judged, path.name).items())
+    varied = "" if len({ran.knobs[2:] for ran in runs}) > 1 else "; the sweep did not vary them"
     comments = [
-        f"Best channels per collective and size, from the sweep {source}: by what its transfer and the GEMMs "
+        f"What is best per collective and size, from the sweep {source}: by what its transfer and the GEMMs "
         "that it slows cost a step, with waiting for late ranks taken out.",
         f"Use: {settings}, and neither NCCL_MIN_NCHANNELS nor NCCL_MAX_NCHANNELS.",
         f"Threads cannot be set here: {judged.thread_reason}.",
-        "Algorithm and protocol are those that ran; the sweep did not vary them.",
+        f"Algorithm and protocol are those that ran{varied}.",
     ]
     write_atomic(path, text_of(rows, comments, _notes(judged)).encode())
     evidence = pd.DataFrame(
@@ -72,20 +75,18 @@ def _notes(judged: Judged) -> list[str]:
 
 def _evidence(one: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:
     found = []
-    for at, (threads, channels) in enumerate(one.settings):
-        mine = [
-            ran.classes[one.name]
-            for ran in runs
-            if (ran.threads, ran.channels) == (threads, channels) and one.name in ran.classes
-        ]
+    for at, knobs in enumerate(one.settings):
+        mine = [ran.classes[one.name] for ran in runs if ran.knobs == knobs and one.name in ran.classes]
         first = mine[0]
         found.append(
             {
                 "collective": NAMES.get(one.name.kind, one.name.kind),
                 "msg_bytes": one.name.num_bytes,
                 "ranks": one.name.num_ranks,
-                "threads": threads,
-                "channels": channels,
+                "threads": knobs.threads,
+                "channels": knobs.channel,
+                "requested_algorithm": knobs.algorithm,
+                "requested_protocol": knobs.protocol,
                 "runs": len(mine),
                 "cost_ms": _mean([each.cost.cost_ms for each in mine]),
                 "without_waiting_ms": _mean([each.cost.least_ms for each in mine]),
@@ -97,7 +98,7 @@ def _evidence(one: Decision, runs: Sequence[Ran]) -> list[dict[str, Any]]:
                 "inferred": first.inferred,
                 "may_be_best": None if one.cost is None else at in one.cost.candidates,
                 "needed_ms": math.nan if one.cost is None else round(one.cost.needed, 4),
-                "set": one.row is not None and one.row.channels == channels,
+                "set": one.row is not None and at in (one.cost.candidates if one.cost else ()),
                 "reason": one.reason,
             }
         )

@@ -28,10 +28,10 @@ def gemm_change(gemm: pd.DataFrame, configs: pd.DataFrame) -> str | None:
 
 
 def starved(gemm: pd.DataFrame, configs: pd.DataFrame) -> list[str]:
-    """For each knob, how many GEMM shapes its highest value slows against its lowest, other knob equal."""
+    """For each number, how many GEMM shapes its highest value slows against its lowest, all else equal."""
     found = []
-    for knob, other in (SETTING, SETTING[::-1]):
-        by_value = [*GEMM_SHAPE, other, knob]
+    for knob in ("threads", "channel"):
+        by_value = [*GEMM_SHAPE, *(name for name in SETTING if name != knob), knob]
         median_us = (
             of_complete(gemm, configs).groupby(by_value, dropna=False)["median_us"].median().unstack(knob)
         )

@@ -1,4 +1,4 @@
-"""Whether the requested channels and threads took effect, per message size."""
+"""Whether the requested channels, threads, algorithm and protocol took effect, per message size."""
 
 from __future__ import annotations
 
@@ -7,13 +7,59 @@ from typing import Any
 
 import pandas as pd
 
-from lab.rooms.sweep.names import first_few, size_text
+from lab.recordings.views.timeline import GLOO_PREFIX
+from lab.rooms.sweep.knobs import Knobs
+from lab.rooms.sweep.names import first_few, long_name, size_text
+from lab.rooms.sweep.tables import SETTING, grouped
+
+WORDS = ("algorithm", "protocol")
+
+
+def knobs_of(effective: pd.DataFrame) -> list[str]:
+    """What the sweep may have requested: channels and threads, and of the others those it did request."""
+    return ["channels", "threads", *(word for word in WORDS if (effective[f"requested_{word}"] != "").any())]
+
+
+def unproven(effective: pd.DataFrame, configs: pd.DataFrame) -> list[str]:
+    """One sentence per setting whose algorithm or protocol is not proven to have been used everywhere.
+
+    Settings that were not analysed completely are said elsewhere.
+    """
+    found = []
+    done = configs[configs["status"] == "ok"]
+    for setting, _ in grouped(done, SETTING):
+        knobs = Knobs(*setting)
+        rows = effective[(effective[SETTING] == list(knobs)).all(axis=1)]
+        for word in WORDS:
+            requested = getattr(knobs, word)
+            if requested and (why := _not_proven(rows, word, requested)):
+                found.append(f"{long_name(*knobs)}: {word} {requested} is not proven: {why}")
+    return found
+
+
+def _not_proven(rows: pd.DataFrame, word: str, requested: str) -> str | None:
+    """Why a request for an algorithm or protocol is not proven by a setting's collectives; None if it is."""
+    asked = rows[rows[f"requested_{word}"] == requested]
+    if asked.empty:
+        return "no collective that it could reach is in the traces"
+    if asked["kernel"].str.startswith(GLOO_PREFIX).all():
+        return f"gloo has no {word}s to choose"
+    other = asked[asked[f"{word}_verdict"] == "ignored"]
+    if len(other):
+        used = first_few(sorted(set(other[f"effective_{word}"])))
+        return f"{used} was used at {_sizes_text(tuple(sorted(other['msg_bytes'].unique())))}"
+    unknown = asked[asked[f"{word}_verdict"] == "unknown"]
+    if len(unknown):
+        sizes = _sizes_text(tuple(sorted(unknown["msg_bytes"].unique())))
+        return f"neither the log nor the kernels' blocks tell it at {sizes}"
+    return None
 
 
 def honoured(effective: pd.DataFrame, knob: str) -> list[str]:
-    """Requested against effective `channels` or `threads` (`knob`), one sentence per pattern over sizes."""
+    """Requested against effective values of `knob` (channels, ...), one sentence per pattern over sizes."""
     patterns: dict[tuple[tuple[str, tuple[float, ...]], ...], list[pd.DataFrame]] = {}
-    requested = effective[effective[f"requested_{knob}"] > 0]
+    asked = effective[f"requested_{knob}"]
+    requested = effective[asked != "" if knob in WORDS else asked > 0]
     for _, rows in requested.groupby(f"requested_{knob}"):
         sizes = rows.groupby(f"{knob}_verdict")["msg_bytes"].unique()
         pattern = tuple((str(verdict), tuple(sorted(sizes[verdict]))) for verdict in _ordered(sizes.index))
@@ -24,7 +70,7 @@ def honoured(effective: pd.DataFrame, knob: str) -> list[str]:
 def _pattern_sentence(
     knob: str, pattern: tuple[tuple[str, tuple[float, ...]], ...], rows: pd.DataFrame
 ) -> str:
-    values = ", ".join(str(int(value)) for value in sorted(rows[f"requested_{knob}"].unique()))
+    values = ", ".join(map(str, sorted(rows[f"requested_{knob}"].unique())))
     if len(pattern) == 1 and pattern[0][0] == "honoured":
         return f"{knob.capitalize()} {values}: honoured at every message size."
     clauses = [_clause(knob, verdict, sizes, rows) for verdict, sizes in pattern]
@@ -34,13 +80,14 @@ def _pattern_sentence(
 def _clause(knob: str, verdict: str, sizes: tuple[float, ...], rows: pd.DataFrame) -> str:
     at = _sizes_text(sizes)
     if verdict == "unknown":
-        return f"unknown at {at}, because the trace holds no launch sizes"
+        why = "neither log nor kernels tell it" if knob in WORDS else "the trace holds no launch sizes"
+        return f"unknown at {at}, because {why}"
     if verdict == "honoured":
         return f"honoured at {at}"
     columns = [f"requested_{knob}", f"effective_{knob}"]
     rows = rows[rows[f"{knob}_verdict"] == verdict]
     pairs = rows[columns].drop_duplicates().sort_values(columns)
-    arrows = first_few([f"{int(before)} -> {int(after)}" for before, after in pairs.to_numpy()])
+    arrows = first_few([f"{before} -> {after}" for before, after in pairs.to_numpy()])
     in_log = knob == "channels" and bool((rows["log_channels"] >= rows["requested_channels"]).all())
     return f"{verdict} ({arrows}{', though the log reports all of them' if in_log else ''}) at {at}"
 

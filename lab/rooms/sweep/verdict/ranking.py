@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lab.core.words import plural
+from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import SETTING, of_complete
 
@@ -17,8 +18,7 @@ from lab.rooms.sweep.tables import SETTING, of_complete
 class Contender:
     """A configuration with complete repeats; `totals_ms`: total time of each, median over its ranks."""
 
-    threads: int
-    channel: int
+    knobs: Knobs
     totals_ms: tuple[float, ...]
 
     @property
@@ -27,14 +27,14 @@ class Contender:
 
     @property
     def name(self) -> str:
-        return long_name(self.threads, self.channel)
+        return long_name(*self.knobs)
 
 
 def contenders(configs: pd.DataFrame) -> list[Contender]:
     """Complete configurations, fastest first by median total time; all others are left out."""
     complete = configs[(configs["status"] == "ok") & configs["total_time_ms"].notna()]
     groups = complete.groupby(SETTING, sort=True)["total_time_ms"]
-    found = [Contender(int(key[0]), int(key[1]), tuple(map(float, totals))) for key, totals in groups]
+    found = [Contender(Knobs(*key), tuple(map(float, totals))) for key, totals in groups]
     return sorted(found, key=lambda one: one.median_ms)
 
 

@@ -10,14 +10,16 @@ import pandas as pd
 
 from lab.core.words import plural
 from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, Explained, host_bound
+from lab.rooms.sweep.knobs import Key, Knobs
 from lab.rooms.sweep.names import long_name, short_name
 from lab.rooms.sweep.tables import SETTING, column_names
 from lab.stats.means import mean_interval
 
-Settings = Mapping[tuple[int, int, int], Explained]
+Settings = Mapping[Key, Explained]
 RANKING = column_names(
-    "threads channel runs measured_ms measured_low_ms measured_high_ms without_waits_ms without_waits_low_ms "
-    "without_waits_high_ms no_contention_ms place_measured place_without_waits"
+    "threads channel algorithm protocol runs measured_ms measured_low_ms measured_high_ms "
+    "without_waits_ms without_waits_low_ms without_waits_high_ms "
+    "no_contention_ms place_measured place_without_waits"
 )
 # Settings that differ by less than this share of the fastest are told to be alike.
 ALIKE = 0.01
@@ -30,18 +32,17 @@ def ranking(settings: Settings) -> pd.DataFrame:
     one's value is the median over its steps, and the interval (95 %) is that of the mean over runs; with one
     run there is none.
     """
-    by_setting: dict[tuple[int, int], list[Explained]] = {}
-    for (threads, channel, _), one in settings.items():
-        by_setting.setdefault((threads, channel), []).append(one)
+    by_setting: dict[Knobs, list[Explained]] = {}
+    for key, one in settings.items():
+        by_setting.setdefault(key.knobs, []).append(one)
     rows = []
-    for (threads, channel), runs in by_setting.items():
+    for knobs, runs in by_setting.items():
         lengths = {name: _of_runs(runs, name) for name in (RECORDED, READY, READY_FREE)}
         measured, without = mean_interval(lengths[RECORDED]), mean_interval(lengths[READY])
         free = lengths[READY_FREE]
         rows.append(
             {
-                "threads": threads,
-                "channel": channel,
+                **knobs._asdict(),
                 "runs": len(lengths[RECORDED]),
                 **dict(zip(("measured_ms", "measured_low_ms", "measured_high_ms"), measured, strict=True)),
                 **dict(
@@ -127,12 +128,13 @@ def stragglers(settings: Settings) -> list[str]:
     said: list[str] = []
     hidden: list[str] = []
     more = 0
-    for (threads, channel, _), one in settings.items():
+    for key, one in settings.items():
+        name = short_name(*key.knobs)
         binding = [finding for finding in one.findings if finding.binding]
-        hidden += [f"{short_name(threads, channel)} {f.text}" for f in one.findings if not f.binding]
+        hidden += [f"{name} {f.text}" for f in one.findings if not f.binding]
         more += max(0, len(binding) - 1)
         if binding:
-            said.append(f"The others wait in {short_name(threads, channel)}: {binding[0].text}.")
+            said.append(f"The others wait in {name}: {binding[0].text}.")
     rest = [f"{plural(more, 'further cause')} of waiting below" if more else ""]
     rest.append(f"{len(hidden)} hidden behind them, such as {hidden[0]}" if hidden else "")
     tail = "; ".join(filter(None, rest))
@@ -140,4 +142,4 @@ def stragglers(settings: Settings) -> list[str]:
 
 
 def _name(row: pd.Series) -> str:
-    return long_name(int(row["threads"]), int(row["channel"]))
+    return long_name(*row[SETTING])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.rooms.sweep.names import first_few, long_name, short_name
+from lab.rooms.sweep.names import first_few, long_name, name_of
 from lab.rooms.sweep.tables import SETTING
 from lab.rooms.sweep.verdict.ranking import Contender
 
@@ -33,7 +33,7 @@ def left_out(configs: pd.DataFrame) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for row in configs[configs["status"] != "ok"].itertuples():
         reason = f" ({row.reason})" if isinstance(row.reason, str) and row.reason else ""
-        case = f"{short_name(row.threads, row.channel)} (repeat {row.repeat})"
+        case = f"{name_of(row)} (repeat {row.repeat})"
         by_reason.setdefault(f"{row.status}{reason}", []).append(case)
     return [f"Left out, {reason}: {first_few(cases)}." for reason, cases in by_reason.items()]
 

@@ -21,7 +21,8 @@ class ReplayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     repeats: Annotated[int, msgspec.Meta(ge=0, le=99)] = 2
     level: Literal["op", "module"] = "op"
     to_the_end: bool = False
-    cwd: str | None = None
+    cwd: str | None = None  # where the command runs, in an image mounted read-only; None: the run folder
+    in_image: bool = False
     against: str | None = None  # the folder of an earlier replay, perhaps of another machine
 
 

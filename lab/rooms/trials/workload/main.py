@@ -25,13 +25,15 @@ from typing import IO
 
 import lab
 from lab.core.content import EXPECTED, REPORT
+from lab.core.gpu import GIVEN, HOST
 from lab.core.run import LOG
 from lab.errors import BadDataError, LabError
-from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of
+from lab.rooms.trials.config import DECIDED, NOT_RUN, NOT_SLOWER, RESULT, Cell, Trial, TrialsConfig, seed_of
 from lab.rooms.trials.failure import Reader, parse, shell_code
 from lab.rooms.trials.progress import ended, progress
 from lab.rooms.trials.rows import read_settings, read_trial, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
+from lab.rooms.trials.workload.pauses import Pauses, pause_for
 from lab.rooms.trials.workload.sensors import Sensors
 from lab.workload.hook import hooked
 
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = read_settings(args.config)
         cell = next(one for one in config.cells if one.name == args.cell)
         (args.out / RESULT).unlink(missing_ok=True)
-        row = _already_decided(config, cell, args) or _trial(config, cell, args)
+        row = _not_wanted(config, cell, args) or _trial(config, cell, args)
         write_trial(args.out, row)
         if row.verdict != NOT_RUN:
             print(f"trial {cell.name} {args.trial}: {row.verdict}{f' ({row.reason})' if row.reason else ''}")
@@ -75,6 +77,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trial", required=True, type=int)
     parser.add_argument("--order", required=True, type=int)
     parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--cwd", help="where the command runs [default: here]")
     return parser.parse_args(argv)
 
 
@@ -125,8 +128,9 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     witnesses = args.out.resolve() / "effects"
     env = observed(environment(config, cell, args.trial), cell, witnesses)
     words = command(config, cell, args.trial)
+    paused = pause_for(config, cell, _so_far(args.out.parent)) if cell.slow_as else None
     with Sensors(env) as sensors:
-        code, timed_out, failure = _run(words, env, config, reader)
+        code, timed_out, failure = _run(words, env, args.cwd, config.trial_timeout_s, reader, paused)
     code = shell_code(code)
     verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
     step = args.out.name
@@ -144,10 +148,14 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         seconds=round(time.monotonic() - began, 3),
         step_time=reader.step_time,
         started_utc=started,
-        host=env.get("SLURMD_NODENAME") or platform.node(),  # as cells name it
-        gpus=next((env[mask] for mask in MASKS if env.get(mask) not in (None, "", "-1")), ""),
+        # As cells name it; a container has a name of its own.
+        host=env.get("SLURMD_NODENAME") or env.get(HOST) or platform.node(),
+        gpus=env.get(GIVEN) or next((env[m] for m in MASKS if env.get(m) not in (None, "", "-1")), ""),
+        image=env.get("LAB_IMAGE", ""),
         **sensors.summary(),  # type: ignore[arg-type]
+        paused=None if paused is None else round(paused, 4),
         effect=effect,
+        judged=reader.judged,
         first_bad_line=min(reader.hits.values(), default=None),
         step=step,
         log=f"steps/{step}/{LOG}",
@@ -155,7 +163,12 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
 
 
 def _run(
-    words: list[str], env: dict[str, str], config: TrialsConfig, reader: Reader
+    words: list[str],
+    env: dict[str, str],
+    cwd: str | None,
+    limit_s: float | None,
+    reader: Reader,
+    paused: float | None = None,
 ) -> tuple[int, bool, str]:
     """-> exit code, whether it ran past its limit, why it could not start."""
     stopped: list[int] = []
@@ -165,7 +178,7 @@ def _run(
         child = subprocess.Popen(
             words,
             env=env,
-            cwd=config.cwd,
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -173,7 +186,8 @@ def _run(
         )
     except OSError as error:
         return CANNOT_START, False, f"{words[0]} cannot start: {error.strerror}"
-    timed_out = _follow(child, reader, config.trial_timeout_s, stopped)
+    with Pauses(child.pid, paused) if paused else contextlib.nullcontext():
+        timed_out = _follow(child, reader, limit_s, stopped)
     if stopped:
         raise Stopped
     return child.returncode, timed_out, ""
@@ -249,17 +263,19 @@ def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(child.pid, number)
 
 
-def _already_decided(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial | None:
-    """A row that says so, if the trials before this one have decided its cell."""
-    if not (config.stop or config.until):
-        return None
-    if not ended(config, cell, _so_far(args.out.parent)):
+def _not_wanted(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial | None:
+    """A row that says why this trial need not run: its cell is decided, or a control has nothing to match."""
+    rows = _so_far(args.out.parent)
+    reason = DECIDED if (config.stop or config.until) and ended(config, cell, rows) else ""
+    if not reason and cell.slow_as and pause_for(config, cell, rows) is None:
+        reason = NOT_SLOWER
+    if not reason:
         return None
     return Trial(
         cell=cell.name,
         trial=args.trial,
         verdict=NOT_RUN,
-        reason="decided before",
+        reason=reason,
         order=args.order,
         seed=seed_of(config, args.trial, cell),
         step=args.out.name,

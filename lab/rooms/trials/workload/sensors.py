@@ -6,6 +6,7 @@ import statistics
 import threading
 from collections.abc import Mapping, Sequence
 
+from lab.core.gpu import GIVEN
 from lab.errors import LabError
 from lab.gpus.meters import NvmlMeter
 from lab.gpus.selection import MASKS
@@ -61,7 +62,7 @@ def summary(samples: Sequence[Mapping[str, float | None]]) -> dict[str, float | 
 
 def meters(env: Mapping[str, str]) -> list[NvmlMeter]:
     """Of the GPUs that the trial is given by UUID."""
-    words = next((env[mask].split(",") for mask in MASKS if env.get(mask)), [])
+    words = next((env[name].split(",") for name in (GIVEN, *MASKS) if env.get(name)), [])
     found = []
     for uuid in words:
         if uuid.startswith(("GPU-", "MIG-")):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lab.rooms.nan.guarded.join import verdict_of
-from lab.rooms.nan.guarded.page import guarded_page
+from lab.rooms.nan.guarded.page import guarded_page, sentences_of
 from lab.rooms.nan.guarded.read import has_records, read
 
 
@@ -45,6 +45,15 @@ def test_the_earlier_step_wins_and_then_the_earlier_stage(tmp_path):
     assert (v.rank, v.first.step) == (1, 1)
     v = joined(tmp_path, record(0, event(1, "act_grads")), record(1, event(1, "forward")))
     assert (v.rank, v.first.stage) == (1, "forward")
+
+
+def test_updates_after_which_nothing_was_read_are_said(tmp_path):
+    found = written(tmp_path, record(0, world=1, unread_updates=31))
+    records = [one for _, one in found.records]
+    said = sentences_of(verdict_of(records), records, None)
+    assert any("31 times they were not" in text for text in said)
+    whole = [one for _, one in written(tmp_path, record(0, world=1)).records]
+    assert not any("not read" in text for text in sentences_of(verdict_of(whole), whole, None))
 
 
 def test_what_came_by_a_reduction_is_never_first_in_its_step(tmp_path):

@@ -16,6 +16,8 @@ def instances(dur_us, beside, *, rank=0, step=None, other_share=0.0, cold=False)
         {
             "threads": 256,
             "channel": 28,
+            "algorithm": "",
+            "protocol": "",
             "repeat": 1,
             "rank": rank,
             "step": np.arange(n) % 2 if step is None else step,

@@ -8,6 +8,7 @@ import pytest
 from lab.rooms.sweep.gemm.beside import beside
 from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.gemm.pairs import of_rank, pairs_of
+from lab.rooms.sweep.knobs import Key
 from tests.rooms.sweep.gemm.recorded import read, write_sweep
 
 
@@ -24,7 +25,7 @@ def test_the_longest_collective_beside_every_h200_gemm_is_that_of_a_plain_loop(s
     config = shared_data / "sweep_h200/512thread/nccl_28channels"
     data = read_sweep(config, cache=None, workers=2)
     found = beside(data)
-    setting = (512, 28, 1)
+    setting = Key(512, 28)
     for rank in (0, 5):
         mine = of_rank(pairs_of(data)[setting], rank)
         rows = data.gemm[data.gemm["rank"] == rank]

@@ -12,6 +12,7 @@ from matplotlib.image import imread
 from lab.errors import BadDataError
 from lab.rooms.sweep.gemm import plots as module
 from lab.rooms.sweep.gemm.plots import draw_plots, settings_of
+from lab.rooms.sweep.knobs import Key
 
 FIVE = {
     "variance_by_threads_boxplot",
@@ -73,7 +74,7 @@ def test_settings_are_ordered_by_number_and_an_empty_one_is_there_without_values
 
 
 def test_a_missing_setting_is_written_on_the_plot_and_a_gap_in_the_line(out: Path) -> None:
-    table = pd.read_csv(out / "top5_gemm_kernels_time_variance.csv")
+    table = module.read_table(out / "top5_gemm_kernels_time_variance.csv")
     figure = module._by("channel")(table, settings_of(out, table))
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert labels == ["28\nn 12", "100\nno data"]
@@ -92,7 +93,7 @@ def test_tables_that_lack_are_said_and_the_others_drawn(out: Path) -> None:
 
 
 def test_an_interval_that_holds_one_is_not_coloured_as_a_slowdown(tmp_path: Path) -> None:
-    row = {"threads": 256, "channel": 28, "op": "aten::mm", "M": 1, "N": 2, "K": 3}
+    row = {**Key(256, 28)._asdict(), "op": "aten::mm", "M": 1, "N": 2, "K": 3}
     table = pd.DataFrame([{**row, "slowdown": 1.5, "ci_low": low, "ci_high": 2.0} for low in (1.2, 0.9)])
     figure = module._slowdown(table, table)
     assert figure is not None
@@ -144,3 +145,14 @@ def test_stragglers_without_a_complete_collective_are_not_drawn_and_no_library_w
     pd.DataFrame(rows).to_csv(tmp_path / "stragglers.csv", index=False)
     report = draw_plots(tmp_path)
     assert report.files == [] and any("straggler_heatmap" in text for text in report.problems)
+
+
+def test_each_algorithm_and_protocol_is_a_line_of_its_own(tmp_path: Path) -> None:
+    rows = variance_rows([(256, 28), (256, 42)])
+    both = [rows.assign(algorithm=one, protocol=other) for one, other in (("ring", "ll"), ("tree", ""))]
+    pd.concat(both).to_csv(tmp_path / "top5_gemm_kernels_time_variance.csv", index=False)
+    table = module.read_table(tmp_path / "top5_gemm_kernels_time_variance.csv")
+    figure = module._interaction(table, settings_of(tmp_path, table))
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names == ["256 threads ring ll", "256 threads tree"]
+    assert draw_plots(tmp_path).problems == []

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from lab.recordings.ranks.costs import Class, Cost
+from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.tuner.judge import judge
-from lab.rooms.sweep.tuner.logs import Choice, Said
-from lab.rooms.sweep.tuner.observe import Observed, Ran, inferred
+from lab.rooms.sweep.tuner.logs import Choice
+from lab.rooms.sweep.tuner.observe import Observed, Ran
 
 NAME = Class("all_gather", 1 << 24, 8)
 RING = Choice("ring", "simple")
@@ -29,7 +30,9 @@ def _ran(threads: int, channels: int, repeat: int, cost_ms: float, **changes) ->
     ready = changes.pop("ready_ms", 20 + cost_ms)
     name = changes.pop("name", NAME)
     observed = Observed(cost, changes.pop("choice", RING), False)
-    return Ran(threads, channels, repeat, ready, 1, {name: observed}, ())
+    return Ran(
+        Knobs(threads, channels, *changes.pop("how", ("", ""))), repeat, ready, 1, {name: observed}, ()
+    )
 
 
 def _runs(costs: dict[int, list[float]], **changes) -> list[Ran]:
@@ -61,7 +64,9 @@ def test_one_run_each_proves_nothing():
 
 def test_blocks_that_lack_a_setting_do_not_count():
     runs = _runs(CLEAR)
-    (one,) = judge([ran for ran in runs if (ran.channels, ran.repeat) not in {(28, 1), (42, 2)}]).decisions
+    (one,) = judge(
+        [ran for ran in runs if (ran.knobs.channel, ran.repeat) not in {(28, 1), (42, 2)}]
+    ).decisions
     assert one.row is None and one.blocks == 1
 
 
@@ -101,7 +106,7 @@ def test_a_run_without_a_replay_is_no_all_clear():
 
 
 def test_a_setting_that_lacks_a_repeat_is_said():
-    runs = [ran for ran in _runs(CLEAR) if (ran.channels, ran.repeat) != (42, 3)]
+    runs = [ran for ran in _runs(CLEAR) if (ran.knobs.channel, ran.repeat) != (42, 3)]
     (text,) = judge(runs).left_out
     assert text.startswith("256t 42ch has no repeat 3, which others have")
 
@@ -138,7 +143,10 @@ def test_threads_are_told_by_the_step_and_only_if_proven():
     ]
     assert judge(both).threads == 256
     found = judge(
-        [replace(ran, ready_ms=20.0 + (ran.repeat * ran.channels * ran.threads) % 7) for ran in both]
+        [
+            replace(ran, ready_ms=20.0 + (ran.repeat * ran.knobs.channel * ran.knobs.threads) % 7)
+            for ran in both
+        ]
     )
     assert found.threads is None and "cannot be told apart" in found.thread_reason
 
@@ -154,10 +162,44 @@ def test_settings_that_differ_in_threads_alone_do_not_hide_the_best_channels():
     assert one.row is not None and one.row.channels == 28
 
 
-def test_a_block_tells_the_protocol_only_where_nothing_else_has_it():
-    cost = _ran(256, 28, 1, 1.0).classes[NAME].cost
-    plain, sharp = Said(nvls=0), Said(nvls=16)
-    assert inferred(replace(cost, block=288), 256, sharp) == Choice("ring", "simple")
-    assert inferred(replace(cost, block=640), 256, plain) == Choice("ring", "ll128")
-    assert inferred(replace(cost, block=640), 256, sharp) is None and inferred(cost, 0, plain) is None
-    assert inferred(replace(cost, block=640, kernel="x_TREE_LL"), 256, plain) == Choice("tree", "ll128")
+HOW = {("ring", "simple"): 2.6, ("ring", "ll128"): 2.0, ("tree", "simple"): 2.7}
+
+
+def _how_runs(name: Class = NAME, used: tuple[str, str] | None = None, **changes: object) -> list[Ran]:
+    return [
+        _ran(0, 0, repeat, cost + 0.1 * repeat, how=how, name=name, choice=Choice(*(used or how)), **changes)
+        for how, cost in HOW.items()
+        for repeat in (1, 2, 3)
+    ]
+
+
+def test_the_best_algorithm_and_protocol_become_a_row_that_keeps_the_channels():
+    (one,) = judge(_how_runs(Class("all_reduce", 1 << 24, 8))).decisions
+    assert one.row is not None and one.row.text() == "allreduce,8388608,33554432,ring,ll128,-1,1,8"
+    assert "other settings 2.80 to 2.90 ms" in one.reason
+
+
+def test_what_an_algorithm_does_not_reach_is_one_setting_for_that_collective():
+    # tree serves no all-gather, so its runs are further ones of `simple` and prove nothing about tree.
+    runs = _how_runs()
+    (one,) = judge(runs).decisions
+    assert one.row is not None and (one.row.algorithm, one.row.protocol) == ("ring", "ll128")
+    same = [ran for ran in runs if ran.knobs.algorithm == "tree"]
+    same += [replace(ran, knobs=ran.knobs._replace(algorithm="")) for ran in same]
+    (one,) = judge(same).decisions
+    assert one.row is None and one.looked and "nothing that a row can set for it was varied" in one.reason
+
+
+def test_a_request_that_was_not_followed_sets_nothing():
+    (one,) = judge(_how_runs(Class("all_reduce", 1 << 24, 8), used=("ring", "simple"))).decisions
+    assert one.row is None and one.looked and "ll128 was requested and simple used" in one.reason
+
+
+def test_settings_that_cannot_be_told_apart_are_named_whole():
+    runs = [
+        _ran(0, 28, repeat, 2.0 + ((repeat + len(word)) % 3) / 5, how=("", word), choice=Choice("ring", word))
+        for word in ("ll", "simple")
+        for repeat in (1, 2, 3)
+    ]
+    (one,) = judge(runs).decisions
+    assert one.row is None and "28 channels, ll and 28 channels, simple cannot be told apart" in one.reason

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.verdict.gemms import gemm_change, starved
 
 
@@ -13,9 +14,7 @@ def row(shape, setting, median_us, *, rank=0, repeat=0, n=1, sum_us=None, bias=F
     """A row of the GEMM table; `shape` is M, and M = N = K."""
     threads, channel = setting
     return {
-        "threads": threads,
-        "channel": channel,
-        "repeat": repeat,
+        **Key(threads, channel, repeat=repeat)._asdict(),
         "rank": rank,
         "op": "aten::mm",
         "B": 1,
@@ -33,11 +32,11 @@ def row(shape, setting, median_us, *, rank=0, repeat=0, n=1, sum_us=None, bias=F
 
 def configs(*settings, repeats=1, failed=()):
     rows = [
-        {"threads": threads, "channel": channel, "repeat": repeat, "status": "ok"}
+        {**Key(threads, channel, repeat=repeat)._asdict(), "status": "ok"}
         for threads, channel in settings
         for repeat in range(repeats)
     ]
-    rows += [{"threads": t, "channel": c, "repeat": 0, "status": "failed"} for t, c in failed]
+    rows += [{**Key(t, c, repeat=0)._asdict(), "status": "failed"} for t, c in failed]
     return pd.DataFrame(rows)
 
 

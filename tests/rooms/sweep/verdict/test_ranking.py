@@ -6,12 +6,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.verdict.ranking import Contender, certainty, contenders, headline, tied, uneven_steps
 
 
 def ranked(*totals_ms):
     """Contenders in the order given: 256 threads with 28, 42, 56... channels."""
-    return [Contender(256, 28 + 14 * n, tuple(totals)) for n, totals in enumerate(totals_ms)]
+    return [Contender(Knobs(256, 28 + 14 * n), tuple(totals)) for n, totals in enumerate(totals_ms)]
+
+
+def _configs(rows):
+    columns = ["threads", "channel", "status", "total_time_ms"]
+    return pd.DataFrame(rows, columns=columns).assign(algorithm="", protocol="")
 
 
 def test_contenders_are_the_complete_configurations_fastest_median_first():
@@ -22,11 +28,11 @@ def test_contenders_are_the_complete_configurations_fastest_median_first():
         (128, 42, "failed", 1.0),
         (384, 42, "ok", 25.0),
     ]
-    found = contenders(pd.DataFrame(rows, columns=["threads", "channel", "status", "total_time_ms"]))
+    found = contenders(_configs(rows))
     assert found == [
-        Contender(512, 28, (19.0, 19.5, 90.0)),
-        Contender(256, 28, (10.0, 30.0, 20.0)),
-        Contender(384, 42, (25.0,)),
+        Contender(Knobs(512, 28), (19.0, 19.5, 90.0)),
+        Contender(Knobs(256, 28), (10.0, 30.0, 20.0)),
+        Contender(Knobs(384, 42), (25.0,)),
     ]
     assert [one.median_ms for one in found] == [19.5, 20.0, 25.0]
     assert found[0].name == "512 threads, 28 channels"
@@ -34,8 +40,8 @@ def test_contenders_are_the_complete_configurations_fastest_median_first():
 
 def test_equally_fast_configurations_stand_in_the_order_of_their_settings():
     rows = [(threads, channel, "ok", 10.0) for threads in (512, 256) for channel in (42, 28)]
-    found = contenders(pd.DataFrame(rows, columns=["threads", "channel", "status", "total_time_ms"]))
-    assert [(one.threads, one.channel) for one in found] == [(256, 28), (256, 42), (512, 28), (512, 42)]
+    found = contenders(_configs(rows))
+    assert [one.knobs[:2] for one in found] == [(256, 28), (256, 42), (512, 28), (512, 42)]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +116,7 @@ def test_separate_repeats_happen_by_chance_once_in_all_ways_to_deal_them_out(fir
 def steps(*rows):
     """Timeline and configurations of (threads, steps, status)."""
     frame = pd.DataFrame(rows, columns=["threads", "steps", "status"]).assign(channel=28, repeat=0)
+    frame = frame.assign(algorithm="", protocol="")
     return frame.drop(columns="status"), frame.drop(columns="steps")
 
 

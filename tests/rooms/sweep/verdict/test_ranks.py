@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, Explained, Finding, WhatIf
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.verdict.ranks import bound_by_hosts, ranking, stragglers, who_wins
 
 
@@ -22,9 +23,9 @@ def setting(
 
 def test_the_order_without_waits_is_that_of_the_settings_not_of_the_late_rank():
     settings = {
-        (256, 28, 1): setting(80.0, 24.6),
-        (256, 42, 1): setting(66.0, 25.9),
-        (512, 28, 1): setting(62.0, 24.9),
+        Key(256, 28): setting(80.0, 24.6),
+        Key(256, 42): setting(66.0, 25.9),
+        Key(512, 28): setting(62.0, 24.9),
     }
     table = ranking(settings)
     assert list(zip(table["threads"], table["channel"], strict=True)) == [(256, 28), (512, 28), (256, 42)]
@@ -40,8 +41,8 @@ def test_the_order_without_waits_is_that_of_the_settings_not_of_the_late_rank():
 
 
 def test_repeats_give_both_orders_their_intervals():
-    runs = {(256, 28, n): setting(60.0 + n, 24.0 + 0.1 * n) for n in (1, 2, 3)}
-    runs |= {(256, 42, n): setting(50.0 + n, 30.0 + 0.1 * n) for n in (1, 2, 3)}
+    runs = {Key(256, 28, repeat=n): setting(60.0 + n, 24.0 + 0.1 * n) for n in (1, 2, 3)}
+    runs |= {Key(256, 42, repeat=n): setting(50.0 + n, 30.0 + 0.1 * n) for n in (1, 2, 3)}
     table = ranking(runs)
     best = table.iloc[0]
     assert best["runs"] == 3 and best["without_waits_ms"] == pytest.approx(24.2)
@@ -52,7 +53,10 @@ def test_repeats_give_both_orders_their_intervals():
 
 
 def test_host_bound_settings_are_said_before_they_are_compared():
-    settings = {(256, 28, 1): setting(80, 24.6, hosts_ms=70), (256, 42, 1): setting(66, 25.9, hosts_ms=60)}
+    settings = {
+        Key(256, 28): setting(80, 24.6, hosts_ms=70),
+        Key(256, 42): setting(66, 25.9, hosts_ms=60),
+    }
     told = bound_by_hosts(settings)
     assert told is not None and "in every setting" in told and "24.6 to 25.9 ms" in told
     assert bound_by_hosts({key: setting(30, 29, hosts_ms=10) for key in settings}) is None
@@ -61,9 +65,9 @@ def test_host_bound_settings_are_said_before_they_are_compared():
 def test_hidden_stragglers_are_said_after_those_that_bind():
     late = Finding(7, "host_late", True, 107.0, (5,), 90.0, "rank 7: late")
     more = Finding(5, "more_work", False, 13.0, (5,), 0.0, "rank 5: more work")
-    told = stragglers({(256, 28, 1): setting(1, 1, findings=(late, more))})
+    told = stragglers({Key(256, 28): setting(1, 1, findings=(late, more))})
     assert told == [
         "The others wait in 256t 28ch: rank 7: late.",
         "1 hidden behind them, such as 256t 28ch rank 5: more work.",
     ]
-    assert stragglers({(256, 28, 1): setting(1, 1)}) == []
+    assert stragglers({Key(256, 28): setting(1, 1)}) == []

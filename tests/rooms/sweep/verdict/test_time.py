@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.verdict.ranking import Contender
 from lab.rooms.sweep.verdict.time import cpu_only, exposed_share, left_out, on_cpu, origin
 
@@ -13,7 +14,7 @@ from lab.rooms.sweep.verdict.time import cpu_only, exposed_share, left_out, on_c
 def shares(*rows):
     """Configurations of (threads, exposed ms, total ms, status)."""
     columns = ["threads", "exposed_comm_time_ms", "total_time_ms", "status"]
-    return exposed_share(pd.DataFrame(rows, columns=columns).assign(channel=28))
+    return exposed_share(pd.DataFrame(rows, columns=columns).assign(channel=28, algorithm="", protocol=""))
 
 
 def test_the_share_of_exposed_communication_goes_from_the_least_to_the_largest():
@@ -53,6 +54,7 @@ def test_what_is_left_out_is_grouped_by_status_and_reason():
         (512, 56, 2, "missing", np.nan),
     ]
     frame = pd.DataFrame(rows, columns=["threads", "channel", "repeat", "status", "reason"])
+    frame = frame.assign(algorithm="", protocol="")
     assert left_out(frame) == [
         "Left out, failed (exit code 1): 256t 42ch (repeat 0), 512t 42ch (repeat 1).",
         "Left out, failed: 512t 28ch (repeat 0).",
@@ -69,11 +71,11 @@ def test_a_run_is_on_cpu_only_if_every_trace_is():
 
 
 def test_cpu_runs_have_a_variation_and_no_winner():
-    one, two = Contender(256, 28, (10.0, 11.0)), Contender(512, 28, (20.0,))
+    one, two = Contender(Knobs(256, 28), (10.0, 11.0)), Contender(Knobs(512, 28), (20.0,))
     assert len(cpu_only([])) == len(cpu_only([one])) == 2
     assert "no configuration wins" in cpu_only([one])[0]
     assert "from 10.5 to 20.0 ms" in cpu_only([one, two])[2]
-    assert "from 10.5 to 20.0 ms" in cpu_only([one, Contender(384, 28, (15.0,)), two])[2]
+    assert "from 10.5 to 20.0 ms" in cpu_only([one, Contender(Knobs(384, 28), (15.0,)), two])[2]
 
 
 def test_numbers_that_this_run_did_not_measure_are_marked():

@@ -16,7 +16,6 @@ import weakref
 from typing import Any
 
 from lab.errors import MissingError
-from lab.rooms.nan.watch.guard.events import GuardStep
 from lab.rooms.nan.watch.guard.guard import Guard
 
 
@@ -40,12 +39,8 @@ class _Guards:
 class EndsByRaising(Guard):
     """A guard in a program that has no `with` block around it."""
 
-    def _react(self, step: GuardStep) -> None:
-        try:
-            super()._react(step)
-        except BaseException:
-            self.__exit__()
-            raise
+    def stops_the_program(self) -> None:
+        self.__exit__()
 
 
 def hugging_face_callback(**options: Any) -> Any:
@@ -68,7 +63,7 @@ def hugging_face_callback(**options: Any) -> Any:
             # The optimizer is met by the weights it updates: accelerate wraps it, and may do so later.
             self._guards.begin(kwargs.get("model"), None, None)
             if self._guards.guard is not None:
-                self._guards.guard.meets_scalers = True
+                self._guards.guard.losses.meets_scalers = True
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._guards.end()

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.count import Counted
+from lab.rooms.nan.watch.guard.journal import Journal
 from lab.rooms.nan.watch.plain import as_counted, is_odd
 from lab.rooms.nan.watch.quiet import quiet
 
@@ -79,8 +80,8 @@ class _Lists(threading.local):
 class Collector:
     """Collects tensors and counts them in groups; `settled` gives the finished groups' rows."""
 
-    def __init__(self, begin: Callable[[Sequence[Tensor]], Counted], clock: Callable[[], int]) -> None:
-        self._begin, self._clock, self._lock = begin, clock, threading.RLock()
+    def __init__(self, begin: Callable[[Sequence[Tensor]], Counted], journal: Journal) -> None:
+        self._begin, self._journal, self._lock = begin, journal, threading.RLock()
         self._every: list[list[Passed]] = []
         self._lists = _Lists(self._every)
         self._held: list[Passed] = []  # in order of time
@@ -88,7 +89,6 @@ class Collector:
         self._drained = 0
         self._weighs = True  # whether each tensor is weighed as it comes: not while backwards are light
         self._bytes = self._flushes = 0
-        self.step = 0  # updates so far: what is taken now belongs to this step
         self.unread: dict[str, int] = {}  # why -> tensors
 
     def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1) -> None:
@@ -122,7 +122,7 @@ class Collector:
                 found = entries[:]
                 del entries[: len(found)]  # its own thread may have appended more meanwhile
                 self._drained += len(found)
-                begin, part = self._clock(), TICK / len(found)
+                begin, part = self._journal.now(), TICK / len(found)
                 self._held += [
                     one if one.time >= 0 else one._replace(time=begin + at * part)
                     for at, one in enumerate(found)
@@ -142,7 +142,7 @@ class Collector:
             for part in self._parts(one.tensor):
                 if one.version >= 0 and one.tensor._version != one.version:
                     late.append(len(taken))
-                taken.append(Taken(one.time, one.stage, one.key, self.step, part.shape, part.dtype))
+                taken.append(Taken(one.time, one.stage, one.key, self._journal.step, part.shape, part.dtype))
                 tensors.append(part)
         if not tensors:
             return

@@ -7,7 +7,6 @@ from the counts; the shares come from a sample every few steps. They are of the 
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -43,9 +42,9 @@ STAGE = {
 SAMPLE = 4096  # values of one tensor
 MOST_TENSORS = 512
 KEPT = 256  # steps of the trend
-MAGNITUDES = 4  # as often as shares are sampled, once the first steps are over
 FIRST_STEPS = 32
-SAMPLE_SHARE = 0.01  # of the time between two samples
+# Once these are over: magnitudes so many times as often as asked for, shares so many times as seldom.
+MAGNITUDES, SHARES = 4, 16
 LEAST_POINTS, LEAST_FIT, MOST_AHEAD = 12, 0.9, 1000
 
 
@@ -76,8 +75,7 @@ class Headroom:
         self.every = every
         self.peaks: dict[tuple[str, str], float] = {}
         self.shares: dict[tuple[str, str], list[Shares]] = {}
-        self._asked_at, self._worth_it = -1, False
-        self._last, self._seconds = 0.0, 0.0
+        self.sampled_at = -1  # step of the newest shares
         self._now: dict[tuple[str, str], float] = defaultdict(float)
         self._points: dict[tuple[str, str], deque[tuple[int, float]]] = defaultdict(
             lambda: deque(maxlen=KEPT)
@@ -99,15 +97,10 @@ class Headroom:
             self.met(stage, str(dtype)[6:], one)
 
     def due(self, step: int) -> bool:
-        """Whether shares are sampled in this step: every so many, if the time since is worth it."""
-        if not self.every or step % self.every:
+        """Whether shares are sampled in this step."""
+        if not self.every:
             return False
-        if step != self._asked_at:  # one answer for all classes of a step
-            now = time.perf_counter()
-            self._asked_at = step
-            self._worth_it = step <= FIRST_STEPS or self._seconds <= SAMPLE_SHARE * (now - self._last)
-            self._last = now if self._worth_it else self._last
-        return self._worth_it
+        return step % (self.every if step <= FIRST_STEPS else self.every * SHARES) == 0
 
     def magnitudes_due(self, step: int) -> bool:
         """Whether largest magnitudes are counted in this step, where they cost extra: at first in each."""
@@ -120,11 +113,10 @@ class Headroom:
             self._points[key].append((guard.step, math.log2(largest)))
         self._now.clear()
         if self.due(guard.step):
-            began = time.perf_counter()
+            self.sampled_at = guard.step
             self.sample("optimizer", states)
             self.sample("weight", guard.model.parameters())
             self.sample("gradient", (one.grad for one in guard.model.parameters() if one.grad is not None))
-            self._seconds = time.perf_counter() - began
 
     def sample(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Shares of a strided sample of each tensor."""

@@ -23,7 +23,7 @@ def record(guard: Any) -> dict[str, Any]:
     headroom = guard.headroom
     return {
         "format": FORMAT,
-        "ended": guard._ended,
+        "ended": guard.ended,
         "model": type(guard.model).__name__,
         "rank": rank(),
         "world": world(),
@@ -33,7 +33,8 @@ def record(guard: Any) -> dict[str, Any]:
         "counter": guard.counter,
         "status": status,
         "updates": guard.step,
-        "skipped_steps": guard._skipped_steps,
+        "skipped_steps": guard.skipped_steps,
+        "unread_updates": guard.weights.unread,
         "first": first.as_dict() if first is not None else None,
         "sentence": guard.sentence(),
         "steps": [
@@ -50,6 +51,7 @@ def record(guard: Any) -> dict[str, Any]:
                 "class": kind,
                 "dtype": dtype,
                 "largest": peak,
+                "sampled_at": headroom.sampled_at,
                 "shares": [vars(one) for one in headroom.shares.get((kind, dtype), ())],
             }
             for (kind, dtype), peak in headroom.peaks.items()

@@ -1,13 +1,12 @@
 """What an optimizer did: its state and the weights after the update, and why an update gave no number.
 
-NaN and infinity stay in weights and in state, so they may be read every few steps and nothing is missed: only
-the step becomes a span. They are read at once when a forward looks as if its weights were bad.
+NaN and infinity stay in weights and in state, so they need not be read after every update (see `weights`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ def state_tensors(optimizer: Any, names: dict[int, str]) -> Iterator[Named]:
                 yield f"{names.get(id(parameter), '?')}: {key}", value
 
 
-def parts_of(named: Sequence[Named] | Iterator[Named]) -> list[Named]:
+def parts_of(named: Iterable[Named]) -> list[Named]:
     """The dense local parts of named tensors."""
     return [(name, part) for name, tensor in named for part in quiet(as_counted, tensor)[0]]
 
@@ -44,8 +43,17 @@ def negative_squares(named: Sequence[Named]) -> list[str]:
     squares = [(name, one) for name, one in named if name.rsplit(": ", 1)[-1] in SQUARES and one.numel()]
     if not squares:
         return []
-    lows = quiet(lambda some: [one.detach().amin() for one in some], [one for _, one in squares])
-    return [name for (name, _), low in zip(squares, lows, strict=True) if float(low) < 0]
+    lows = quiet(_lowest, [one for _, one in squares])
+    return [name for (name, _), low in zip(squares, lows, strict=True) if low < 0]
+
+
+def _lowest(tensors: Sequence[Tensor]) -> list[float]:
+    """The lowest number of each; one wait per device."""
+    lows = [one.detach().amin().double() for one in tensors]
+    if len({one.device for one in lows}) > 1:
+        return [float(one) for one in lows]
+    found: list[float] = torch.stack(lows).tolist()
+    return found
 
 
 def why_not_finite(optimizer: Any, parameter: Any) -> str:

@@ -36,8 +36,7 @@ def config_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
             {
                 "base": base.label,
                 "other": other.label,
-                "threads": setting[0],
-                "channel": setting[1],
+                **dict(zip(SETTING, setting, strict=True)),
                 "repeats_base": len(before.repeats),
                 "repeats_other": len(after.repeats),
                 "total_base_ms": _median(before.repeats),

@@ -9,9 +9,8 @@ import pandas as pd
 
 from lab.report.figures import SERIES
 from lab.report.page import Chart, Prose, Series, Table
-from lab.rooms.sweep.gemm.compare.sentences import name_of
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
-from lab.rooms.sweep.names import short_name
+from lab.rooms.sweep.names import name_of, short_name
 from lab.rooms.sweep.tables import SETTING, column_names
 
 METRICS = {
@@ -54,7 +53,7 @@ def config_chart(sweeps: Sequence[Sweep]) -> Chart:
 
 
 def _metric_points(
-    sweep: Sweep, settings: Sequence[tuple[int, int]], metric: str, offset: float
+    sweep: Sweep, settings: Sequence[tuple[Any, ...]], metric: str, offset: float
 ) -> list[tuple[Any, ...]]:
     points: list[tuple[Any, ...]] = []
     groups = dict(list(sweep.tables.timeline.groupby(SETTING)))

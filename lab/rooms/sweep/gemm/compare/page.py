@@ -17,9 +17,10 @@ from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes
 from lab.rooms.sweep.gemm.compare.charts import config_chart, gemm_blocks
-from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, name_of
+from lab.rooms.sweep.gemm.compare.sentences import compared_in_words
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments, read_for_comparison
 from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.names import name_of
 from lab.rooms.sweep.tables import SETTING
 from lab.rooms.sweep.verdict.time import left_out
 

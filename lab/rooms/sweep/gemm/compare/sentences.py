@@ -10,7 +10,7 @@ import pandas as pd
 from lab.core.words import plural
 from lab.rooms.sweep.gemm.compare.changes import SIGNIFICANT, repeats_needed
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
-from lab.rooms.sweep.names import first_few, short_name
+from lab.rooms.sweep.names import first_few, name_of
 
 UNPROVEN = {
     "one run each": "with one run each this may be chance, and nothing can be claimed",
@@ -88,7 +88,3 @@ def _gemm_sentence(gemm: pd.DataFrame, base: str, other: str) -> list[str]:
         f"{other} and {base}; the largest change is {top.gemm} at {name_of(top)}: {top.median_base_us:.0f} → "
         f"{top.median_other_us:.0f} µs ({top.change_percent:+.0f} %)."
     ]
-
-
-def name_of(row: Any) -> str:
-    return short_name(int(row.threads), int(row.channel))

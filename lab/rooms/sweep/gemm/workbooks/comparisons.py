@@ -14,16 +14,18 @@ from lab.rooms.sweep.gemm.rank import RankTables
 
 def write_comparisons(data: SweepData, out: Path) -> list[Path]:
     """Per channel count and rank, the timelines and op times of all thread counts side by side."""
-    found: dict[tuple[int, int], dict[int, RankTables]] = {}
-    for (threads, channel, _), ranks in sorted(data.ranks.items(), reverse=True):
+    found: dict[tuple[str, int], dict[int, RankTables]] = {}
+    for key, ranks in sorted(data.ranks.items(), reverse=True):
+        setting = "_".join(filter(None, (f"{key.channel}ch", key.algorithm, key.protocol)))
         for rank, one in ranks.items():
-            found.setdefault((channel, rank), {})[threads] = one  # the first repeat comes last, so it is kept
+            # The first repeat comes last, so it is kept.
+            found.setdefault((setting, rank), {})[key.threads] = one
     return [
         write_workbook(
             comparison(by_threads),
-            out / "comparisons" / f"compare_{channel}ch_rank{rank}_across_threads.xlsx",
+            out / "comparisons" / f"compare_{setting}_rank{rank}_across_threads.xlsx",
         )
-        for (channel, rank), by_threads in sorted(found.items())
+        for (setting, rank), by_threads in found.items()
         if len(by_threads) > 1
     ]
 

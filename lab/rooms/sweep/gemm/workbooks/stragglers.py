@@ -14,20 +14,22 @@ from lab.rooms.sweep.gemm.pairs import of_rank, times_by_rank
 from lab.rooms.sweep.gemm.rank import RankTables
 from lab.rooms.sweep.gemm.workbooks.join import over_settings
 from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import column_names
 
 STRAGGLERS = column_names(
     "threads channel rank num_collectives times_arrived_last pct_arrived_last total_wait_time_us "
     "verdict times_arrived_first mean_wait_time_us caused_wait_time_us computation_time_ms "
-    "idle_time_ms end_deviation_us total_nccl_dur_us repeat"
+    "idle_time_ms end_deviation_us total_nccl_dur_us repeat "
+    "algorithm protocol"
 )
 
 
 def stragglers(
     data: SweepData,
-    paired: Mapping[tuple[int, int, int], Pairs],
-    explained: Mapping[tuple[int, int, int], Explained],
+    paired: Mapping[Key, Pairs],
+    explained: Mapping[Key, Explained],
 ) -> pd.DataFrame:
     """One row per configuration and rank: who waited and who caused it, and what the account finds on it."""
     frames = {}
@@ -75,11 +77,11 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Node
     return result
 
 
-def straggler_findings(explained: Mapping[tuple[int, int, int], Explained]) -> list[str]:
+def straggler_findings(explained: Mapping[Key, Explained]) -> list[str]:
     """One sentence per finding, setting by setting, those that bind first."""
     return [
-        f"{long_name(threads, channel)}: {finding.text}"
-        for (threads, channel, _), one in explained.items()
+        f"{long_name(*key.knobs)}: {finding.text}"
+        for key, one in explained.items()
         for finding in one.findings
     ]
 

@@ -24,6 +24,7 @@ from lab.rooms.sweep.gemm.workbooks.collectives import collective_sheets
 from lab.rooms.sweep.gemm.workbooks.comparisons import write_comparisons
 from lab.rooms.sweep.gemm.workbooks.join import over_settings
 from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_findings, stragglers
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.ranks.read import lost_calls
 from lab.rooms.sweep.tables import column_names
@@ -36,7 +37,8 @@ TIMELINE_FIRST = column_names(
 COLLECTIVES = column_names(
     "threads channel collective_id pg_name pg_ranks collective dtype in_nelems out_nelems group_size "
     "index_in_group msg_bytes latency_us start_skew_us end_skew_us straggler_rank first_rank "
-    "algbw_gb_s busbw_gb_s complete missing_ranks confidence repeat"
+    "algbw_gb_s busbw_gb_s complete missing_ranks confidence repeat "
+    "algorithm protocol"
 )
 
 
@@ -57,9 +59,7 @@ def write_reports(data: SweepData, out: Path) -> Report:
     tables = csv_tables(data, paired, late)
     files += [write_csv(frame, out / f"{name}.csv") for name, frame in tables.items()]
     problems = [
-        f"{long_name(threads, channel)}: {what}"
-        for (threads, channel, _), pairs in paired.items()
-        for what in pairs.problems
+        f"{long_name(*key.knobs)}: {what}" for key, pairs in paired.items() for what in pairs.problems
     ]
     missing = [*data.missing, *_lost_calls(data, explained)]
     return Report(files, missing, [*data.problems, *problems], straggler_findings(explained))
@@ -69,13 +69,11 @@ def _lost_calls(data: SweepData, explained: Settings) -> list[str]:
     found = []
     for setting, one in explained.items():
         world = max((rank.figures.world_size or 0 for rank in data.ranks[setting].values()), default=0)
-        found += [f"{long_name(*setting[:2])}: {text}" for text in lost_calls(one, world)]
+        found += [f"{long_name(*setting.knobs)}: {text}" for text in lost_calls(one, world)]
     return found
 
 
-def csv_tables(
-    data: SweepData, paired: Mapping[tuple[int, int, int], Pairs], late: pd.DataFrame
-) -> dict[str, pd.DataFrame]:
+def csv_tables(data: SweepData, paired: Mapping[Key, Pairs], late: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """timeline, effective, collectives and stragglers of the whole sweep, ready to be written."""
     timeline = data.tables.timeline
     rest = [name for name in timeline if name not in TIMELINE_FIRST]

@@ -24,15 +24,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="lab.rooms.trials.workload.replay.main")
     parser.add_argument("--config", required=True, type=Path)
     parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--cwd", help="where the command runs [default: here]")
     args = parser.parse_args(argv)
     try:
-        return run(args.config, args.out.resolve())
+        return run(args.config, args.out.resolve(), args.cwd)
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         return error.exit_code
 
 
-def run(path: Path, out: Path) -> int:
+def run(path: Path, out: Path, cwd: str | None) -> int:
     """The command in its own folder, recorded in every Python process that imports torch."""
     config = read_replay(path)
     for old in out.glob("bits_rank*.jsonl"):  # of an attempt that was ended
@@ -42,11 +43,11 @@ def run(path: Path, out: Path) -> int:
     env = hooked({**callers_environment(), SETTINGS: "|".join(words)}, START)
     python = sys.executable if config.command[0] == "python" else config.command[0]
     try:
-        code = subprocess.run([python, *config.command[1:]], env=env, cwd=config.cwd, check=False).returncode
+        code = subprocess.run([python, *config.command[1:]], env=env, cwd=cwd, check=False).returncode
     except OSError as error:
         raise MissingError(
             f"the command cannot be started: {error}",
-            where=config.cwd,
+            where=cwd,
             fix="check the program and the folder",
         ) from error
     if not [*out.glob("bits_rank*.jsonl")]:

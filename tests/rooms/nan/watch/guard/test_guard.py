@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 def steps_of(model, g, spoil=None, steps=4):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    g._optimizers = [optimizer]
+    g.weights.optimizers.append(optimizer)
     with g:
         for step in range(steps):
             optimizer.zero_grad()
@@ -94,7 +94,7 @@ def test_a_scaler_that_looks_for_its_scale_is_no_alarm():
             model[0].weight.grad[0, 0] = INF
 
     g = scaled(overflow)
-    assert g.status == "clean" and g.first is None and g._skipped_steps == 2 and g.step == 6
+    assert g.status == "clean" and g.first is None and g.skipped_steps == 2 and g.step == 6
     assert "2 steps left out by the scaler" in g.sentence()
 
 
@@ -152,12 +152,18 @@ def test_a_replay_gives_back_buffers_gradients_and_random_numbers():
     def note(model, optimizer):
         seen["before"] = (torch.get_rng_state(), [one.clone() for one in model.buffers()])
 
-    class Spy(nan.guard(model).__class__):
-        def _replay(self, step):
-            super()._replay(step)
+    def spied(*args):
+        guard = nan.guard(*args, on_bad="replay")
+        replay = guard.reactions._replay
+
+        def spy(step):
+            replay(step)
             seen.setdefault("after", (torch.get_rng_state(), [one.clone() for one in model.buffers()]))
 
-    g = loop(model, switch, lambda *a: Spy(*a, on_bad="replay"), between=note)
+        guard.reactions._replay = spy
+        return guard
+
+    g = loop(model, switch, spied, between=note)
     assert g.first.op is not None and g.first.module == "1"
     assert torch.equal(seen["before"][0], seen["after"][0])
     assert all(map(torch.equal, seen["before"][1], seen["after"][1]))

@@ -17,6 +17,7 @@ from lab.rooms.sweep.gemm.workbooks.stragglers import (
     straggler_summary,
     stragglers,
 )
+from lab.rooms.sweep.knobs import Key
 
 pytestmark = pytest.mark.filterwarnings("error")  # an empty mean would warn on every page
 
@@ -136,12 +137,12 @@ def test_the_table_has_a_row_per_configuration_and_rank_with_the_evidence_from_i
     busy = {"computation_time_ms": 10.0, "idle_time_ms": 1.0}
     late = {"computation_time_ms": 11.0, "idle_time_ms": 5.0}
     settings = {
-        (256, 28, 1): {0: rank(busy), 1: rank(late), 2: rank(busy)},
-        (512, 28, 2): {0: rank(None), 1: rank({"idle_time_ms": 7.0}), 2: rank(busy)},
+        Key(256, 28): {0: rank(busy), 1: rank(late), 2: rank(busy)},
+        Key(512, 28, repeat=2): {0: rank(None), 1: rank({"idle_time_ms": 7.0}), 2: rank(busy)},
     }
     pairs = {setting: matched(FIRST, SECOND, THIRD, TORN) for setting in settings}
     late_host = Finding(1, "host_late", True, 4.0, (5,), 3.5, "rank 1: its host launches late")
-    explained = {(256, 28, 1): SimpleNamespace(findings=(late_host,))}
+    explained = {Key(256, 28): SimpleNamespace(findings=(late_host,))}
     table = stragglers(SimpleNamespace(ranks=settings), pairs, explained)
     assert list(table) == STRAGGLERS and len(table) == 6
     assert table["threads"].tolist() == [256] * 3 + [512] * 3
@@ -155,7 +156,7 @@ def test_the_table_has_a_row_per_configuration_and_rank_with_the_evidence_from_i
 def test_a_configuration_without_collectives_names_nobody():
     nothing = matched(FIRST)
     none = Pairs((), nothing.collectives.take([]), nothing.instances.take([]), {}, {}, ())
-    table = stragglers(SimpleNamespace(ranks={(256, 28, 1): {0: rank(None)}}), {(256, 28, 1): none}, {})
+    table = stragglers(SimpleNamespace(ranks={Key(256, 28): {0: rank(None)}}), {Key(256, 28): none}, {})
     assert table["verdict"].tolist() == [""] and table["num_collectives"].tolist() == [0]
     assert table["caused_wait_time_us"].tolist() == table["end_deviation_us"].tolist() == [0]
 
@@ -165,7 +166,7 @@ def test_findings_name_the_configuration_and_what_is_hidden_too():
         Finding(7, "host_late", True, 107.0, (5, 6), 90.0, "rank 7: its host launches late"),
         Finding(5, "more_work", False, 13.0, (5, 6), 0.0, "rank 5: it has more work; hidden"),
     )
-    explained = {(256, 28, 1): SimpleNamespace(findings=found), (512, 0, 1): SimpleNamespace(findings=())}
+    explained = {Key(256, 28): SimpleNamespace(findings=found), Key(512, 0): SimpleNamespace(findings=())}
     assert straggler_findings(explained) == [
         "256 threads, 28 channels: rank 7: its host launches late",
         "256 threads, 28 channels: rank 5: it has more work; hidden",

@@ -1,0 +1,150 @@
+"""Steps of one run in several images, or some in an image and others in this environment.
+
+Every call is passed on to the engine of the step's image; all of them are engines of this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from lab.core.gpu import Gpu
+from lab.core.manifest import ImageRecord, Lab, Used
+from lab.core.options import Options
+from lab.core.plan import Site
+from lab.core.run import Run
+from lab.core.step import Outcome, Step
+from lab.core.stop import Stop
+from lab.engines.base import Engine
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.local.engine import LocalEngine
+from lab.errors import EngineError, GpuError
+
+
+class MixedEngine(Engine):
+    """One engine for steps that name no image, and a Docker engine for each image that steps name."""
+
+    name = "mixed"
+
+    def __init__(self, base: Engine, by_image: Mapping[str, Engine]) -> None:
+        self.base, self.by_image = base, dict(by_image)
+
+    @classmethod
+    def prepare(cls, options: Options) -> tuple[Site, Engine]:
+        """All images get the same GPUs, or none: else cells would differ in them, too."""
+        alone = msgspec.structs.replace(options, images=(), engine=None)
+        site, base = (DockerEngine if options.image else LocalEngine).prepare(alone)
+        found: dict[str, Engine] = {}
+        for name in dict.fromkeys(options.images):
+            # What analyses the run is the base's affair.
+            flags = msgspec.structs.replace(alone, image=name, analysis="host")
+            its_site, found[name] = DockerEngine.prepare(flags)
+            site = _one_site(site, its_site, options.image or "this environment", name)
+        return site, cls(base, found)
+
+    @classmethod
+    def restore(cls, run: Run, options: Options) -> tuple[Site, Engine]:
+        """A run that began with this host's lab in its images goes on with it."""
+        if run.manifest.lab.used == "mounted" and options.host_lab == "auto":
+            options = msgspec.structs.replace(options, host_lab="mount")
+        return super().restore(run, options)
+
+    def of(self, step: Step) -> Engine:
+        if step.image is None:
+            return self.base
+        if step.image not in self.by_image:
+            raise EngineError(
+                f"step {step.name!r} names the image {step.image!r}, which this run does not have",
+                where=", ".join(self.by_image),
+            )
+        return self.by_image[step.image]
+
+    @property
+    def _all(self) -> list[Engine]:
+        return [self.base, *self.by_image.values()]
+
+    # Steps
+
+    def run(
+        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        return self.of(step).run(run, step, gpus, on_line=on_line, stop=stop)
+
+    def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
+        return self.of(step).preview(step, gpus, run_dir=run_dir)
+
+    @contextlib.contextmanager
+    def starting(self, run: Run, steps: Sequence[Step]) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for engine in self._all:
+                stack.enter_context(engine.starting(run, [step for step in steps if self.of(step) is engine]))
+            yield
+
+    def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note for engine in self._all for note in engine.notes(gpus)))
+
+    # Provenance
+
+    def provenance(
+        self, run_dir: str, gpus: Sequence[Gpu]
+    ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
+        """`image` is that of steps that name none; the containers of the others are in `of_images`."""
+        image, container = self.base.provenance(run_dir, gpus)
+        of_images = {name: one.provenance(run_dir, gpus)[1] for name, one in self.by_image.items()}
+        return image, {**(container or {}), "of_images": of_images}
+
+    def further_images(self, run_dir: str, gpus: Sequence[Gpu]) -> tuple[ImageRecord, ...]:
+        records = (engine.provenance(run_dir, gpus)[0] for engine in self.by_image.values())
+        return tuple(record for record in records if record is not None)
+
+    def version(self) -> str | None:
+        return next(iter(self.by_image.values())).version()
+
+    def lab_used(self, ours: Lab) -> Used:
+        """The run's copy, unless every step finds the same lab in its image."""
+        used = {engine.lab_used(ours) for engine in self._all}
+        return "image" if used == {"image"} else "mounted"
+
+    # What an earlier driver left
+
+    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
+        return self.of(step).attach(run, step, on_line=on_line, stop=stop)
+
+    def gpus_in_use(self) -> Collection[str]:
+        return {uuid for engine in self._all for uuid in engine.gpus_in_use()}
+
+    @classmethod
+    def end_leftovers(cls, run: Run) -> list[str]:
+        return DockerEngine.end_leftovers(run)
+
+    # Analysis
+
+    def analysis_image(self) -> ImageRecord | None:
+        return self.base.analysis_image()
+
+    def run_analysis(
+        self, run: Run, step: Step, ours: Lab, *, on_line: Callable[[str], None], stop: Stop
+    ) -> Outcome:
+        return self.base.run_analysis(run, step, ours, on_line=on_line, stop=stop)
+
+
+def _one_site(one: Site, other: Site, name: str, other_name: str) -> Site:
+    """The GPUs of both. Raises GpuError where one of them would compute on other GPUs, or on none."""
+    if not other.resolved:  # a dry run without GPUs: nothing to compare
+        return other
+    if not one.resolved and other.vendor != "none":
+        return one
+    if {gpu.uuid for gpu in one.gpus} != {gpu.uuid for gpu in other.gpus}:
+        texts = [
+            f"{name}: {', '.join(gpu.number for gpu in site.gpus) or 'none'}"
+            for name, site in ((name, one), (other_name, other))
+        ]
+        raise GpuError(
+            f"steps in {name} and in the image {other_name!r} would not have the same GPUs",
+            where="; ".join(texts),
+            fix="--gpus none runs all of them on the CPU",
+        )
+    return other if other.gpus else one  # an image's GPUs have their names for containers

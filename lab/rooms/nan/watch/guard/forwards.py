@@ -1,0 +1,163 @@
+"""Forwards in training: the watch that tells the guard of each, and what a bad one says about the step."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import nn
+
+from lab.rooms.nan.watch.batch import Batch
+from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.forward import Forward, Seen
+from lab.rooms.nan.watch.guard.borders import Borders
+from lab.rooms.nan.watch.guard.events import Event
+from lab.rooms.nan.watch.guard.headroom import Headroom
+from lab.rooms.nan.watch.guard.journal import Journal, named
+from lab.rooms.nan.watch.guard.ranks import Strategy
+from lab.rooms.nan.watch.guard.reactions import Reactions
+from lab.rooms.nan.watch.guard.weights import Weights
+from lab.rooms.nan.watch.recorder import RECOMPUTE
+from lab.rooms.nan.watch.roles import Birth
+from lab.rooms.nan.watch.steps import Step
+from lab.rooms.nan.watch.watch import Watch
+
+SHARDED = ("FSDP", "tensor parallel")
+
+
+class Listener(Protocol):
+    """What is told of forwards as they happen."""
+
+    def new_modules(self) -> None:
+        """Modules became part of the model."""
+
+    def forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """The outermost module is called."""
+
+    def forward_ends(self, forward: Forward) -> None:
+        """It returned or raised; its tensors are not counted yet."""
+
+    def forward_was_bad(self, step: Step, forward: Forward) -> None:
+        """It was counted, and something bad was made in it."""
+
+    def react_if_bad(self) -> None:
+        """Here a reaction may stop the program."""
+
+
+class GuardedWatch(Watch):
+    """The guard's watch over forwards: it tells the guard when they begin, pass and end."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        count: Counter,
+        journal: Journal,
+        borders: Borders,
+        headroom: Headroom,
+        listener: Listener,
+    ) -> None:
+        super().__init__(model, counter=count, keep_rows=False, check_weights=True)
+        self._journal, self._borders, self._headroom = journal, borders, headroom
+        self._listener = listener
+        # Each forward is counted when it ends: before the program can write to anything.
+        self._patient = False
+
+    def meet_new_modules(self) -> None:
+        super().meet_new_modules()
+        self._journal.safely(self._listener.new_modules)
+
+    def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._journal.safely(self._listener.forward_begins, forward, module, args, kwargs)
+
+    def take(self, forward: Forward, seen: Seen) -> None:
+        if (seen.counts[:, :3] > 0).any():
+            super().take(forward, seen)
+        else:
+            self.forwards += forward.phase != RECOMPUTE
+            self.recomputed += forward.phase == RECOMPUTE
+            if any(batch.fp8 for batch in seen.batches):
+                self._note_saturated(seen)
+        if len(seen.counts) and seen.counts[:, 4].max() > 0:
+            kinds = [("forward", dtype) for _, dtype in seen.shapes()]
+            self._journal.safely(self._headroom.met_all, kinds, seen.counts[:, 4])
+
+    def passing(self, forward: Forward, batch: Batch) -> None:
+        if self._headroom.due(self._journal.step) and len(batch.tensors) > 1:
+            given_out = [one for one, out in zip(batch.tensors, batch.outputs(), strict=True) if out]
+            self._journal.safely(self._headroom.sample, "activation", given_out)
+        self._journal.safely(self._borders.attach, forward, batch)
+
+    def ends(self, forward: Forward) -> None:
+        self._journal.safely(self._listener.forward_ends, forward)
+
+    def stepped(self, step: Step, forward: Forward) -> None:
+        if step.births:
+            self._listener.forward_was_bad(step, forward)
+        else:
+            self._steps.clear()  # a training job has no end of forwards
+
+    def react(self, forward: Forward) -> None:
+        self._listener.react_if_bad()
+
+    def read_weights_again(self) -> list[dict[str, Any]]:
+        """What weights and buffers hold now that is bad."""
+        return self._explainer.check_weights(self._count)
+
+    def module_called(self, name: str) -> nn.Module | None:
+        return self._modules[self._names.index(name)] if name in self._names else None
+
+
+class BadForwards:
+    """Turns a bad forward into events."""
+
+    def __init__(
+        self,
+        watch: GuardedWatch,
+        journal: Journal,
+        weights: Weights,
+        reactions: Reactions,
+        strategy: Strategy,
+    ) -> None:
+        self._watch, self._journal, self._weights = watch, journal, weights
+        self._reactions, self._strategy = reactions, strategy
+
+    def take(self, step: Step, forward: Forward) -> None:
+        birth = step.births[0]
+        moment = forward.time - 0.5
+        self._weights.read_what_was_updated(before=moment)
+        number = forward.update if forward.update >= 0 else self._journal.step
+        if birth.how == "weights":
+            for one in self._watch.read_weights_again():
+                inf = one["posinf"] + one["neginf"]
+                self._weights.was_bad(one["name"], one["nan"], inf, before=False, moment=moment - 0.25)
+        unsure = birth.unsure or self._maybe_another_rank(birth)
+        event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)
+        if forward.saved is not None and birth.how not in ("given", "weights"):
+            self._reactions.name_forward_op(event, birth, forward.saved)
+        self._journal.add(event)
+
+    def _maybe_another_rank(self, birth: Birth) -> str:
+        """Under sharded weights a module's output rests on other ranks too."""
+        module = self._watch.module_called(birth.module)
+        if self._strategy.name not in SHARDED or birth.how != "output" or module is None:
+            return ""
+        if not any(hasattr(one, "placements") for one in module.parameters()):
+            return ""
+        return (
+            f"the weights of {named(birth.module)} are spread over ranks: this rank's part is clean, "
+            "another's may not be, or its collective brought it; see the other ranks' records"
+        )
+
+
+def _stage_and_place(birth: Birth, phase: str) -> tuple[str, str, str]:
+    """(stage, module, place in words) of a birth that the watch found."""
+    whose = named(birth.module)
+    if birth.how == "given":
+        return "batch", birth.module, f"in the batch: {birth.leaf} of {whose}"
+    if birth.how == "weights":
+        return "forward", birth.module, f"in forward of {whose}, from its weights"
+    if birth.how in ("unknown", "cache"):
+        return "forward", birth.module, birth.place
+    spots = birth.place.split(",", 1)
+    between = f",{spots[1]}" if spots[1:] else ""
+    again = ", in the recomputation of a checkpoint" if phase == RECOMPUTE else ""
+    return "forward", birth.module, f"in forward of {whose}{between}{again}"

@@ -1,0 +1,56 @@
+"""What `backward` is called on, and which model it belongs to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lab.rooms.nan.watch.guard.gradients import Collector
+from lab.rooms.nan.watch.guard.journal import Journal
+from lab.rooms.nan.watch.guard.scaling import Scaling, find_scaler
+from lab.rooms.nan.watch.lane import recomputing
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
+
+_OLD = not hasattr(torch._C, "_current_graph_task_id")  # such a torch may run backward in another thread
+
+
+class Losses:
+    """Takes the loss of each backward that made gradients of this model."""
+
+    def __init__(self, journal: Journal, collector: Collector, scaling: Scaling, *, on_gpu: bool) -> None:
+        self._journal, self._collector, self._scaling = journal, collector, scaling
+        # On a GPU gradients come in autograd's own threads.
+        self._passed = collector.anywhere if on_gpu or _OLD else collector.here
+        self.meets_scalers, self._looked_for_scaler = False, False
+
+    @passes_on
+    def begins(self, tensors: Any) -> tuple[int, int] | None:
+        """(when, how many gradients had passed); None inside of a backward, as a checkpoint runs one."""
+        found: tuple[int, int] | None = self._journal.safely(self._passed_before)
+        return found
+
+    @passes_on
+    def ended(self, tensors: Any, begun: tuple[int, int] | None) -> None:
+        if begun is not None:
+            self._journal.safely(self._take, tensors, begun)
+
+    def _passed_before(self) -> tuple[int, int] | None:
+        if self._journal.ended or recomputing():
+            return None
+        if self.meets_scalers and self._scaling.scaler is None and not self._looked_for_scaler:
+            self._looked_for_scaler = True
+            self._scaling.adopt(find_scaler())
+        return self._journal.now(), self._passed()
+
+    def _take(self, tensors: Any, begun: tuple[int, int]) -> None:
+        """The loss belongs to this model if gradients of it passed; and then all of them are counted."""
+        moment, passed = begun
+        if self._journal.ended or self._passed() == passed:
+            return
+        for tensor in tensors if isinstance(tensors, (tuple, list)) else [tensors]:
+            if isinstance(tensor, Tensor):
+                made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
+                self._collector.take("loss", made_by, tensor.detach(), moment)
+        self._collector.flush()

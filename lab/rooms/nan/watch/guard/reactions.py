@@ -1,0 +1,165 @@
+"""What follows from a bad step: it becomes part of the result, and the guard's `on_bad` is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from lab.rooms.nan.watch.guard.borders import Borders
+from lab.rooms.nan.watch.guard.events import Event, GuardStep, Op
+from lab.rooms.nan.watch.guard.journal import Journal, named
+from lab.rooms.nan.watch.guard.ranks import Strategy
+from lab.rooms.nan.watch.guard.replay import Saved, backward_op, forward_op, save
+from lab.rooms.nan.watch.guard.scaling import Scaling
+from lab.rooms.nan.watch.roles import Birth
+from lab.rooms.nan.watch.watch import NonFiniteError
+
+MOST_STEPS = 64  # with something bad that are kept
+MOST_SAVED = 8  # forwards of a step that can be run again
+GRADIENT_STAGES = ("loss", "act_grads", "param_grads", "after_reduce", "clipped")
+OnBad = str | Callable[[GuardStep], None]
+
+
+class Reactions:
+    """Keeps bad steps and reacts to each once.
+
+    `kept` is called when the result has grown, `stops` before a reaction raises in the program.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        on_bad: OnBad,
+        strategy: Strategy,
+        scaling: Scaling,
+        borders: Borders,
+        kept: Callable[[], None],
+        stops: Callable[[], None],
+    ) -> None:
+        self._journal, self.on_bad, self._strategy = journal, on_bad, strategy
+        self._scaling, self._borders = scaling, borders
+        self._kept, self._stops = kept, stops
+        self.watch: Any = None  # which forwards are run again under
+        self.skipped_steps = 0  # which the scaler left out
+        self._reacted: set[int] = set()
+        self._saved: list[Saved] = []
+
+    def save(self, module: nn.Module, args: Any, kwargs: Any) -> Saved:
+        """What it takes to run this forward again, for as long as the step lasts."""
+        saved = save(module, args, kwargs)
+        self._saved = [*self._saved, saved][-MOST_SAVED:]
+        return saved
+
+    def forget(self) -> None:
+        """The step is over: its weights are no longer those of its forwards."""
+        self._saved.clear()
+
+    def keep(self) -> None:
+        """Steps with something bad become part of the result, as soon as no scaler may leave them out."""
+        for number in sorted(self._journal.open):
+            step = self._journal.open[number]
+            if step in self._journal.steps:
+                continue
+            if step.events and len(self._journal.steps) < MOST_STEPS and not self._may_be_left_out(step):
+                self._journal.steps.append(step)
+                self._react(step)
+                self._kept()
+
+    def leave_out(self) -> None:
+        """The scaler left this step out: what its gradients held is expected, unless it goes on so."""
+        self.skipped_steps += 1
+        step = self._journal.open.get(self._journal.step)
+        if step is not None and not self._scaling.alarm():
+            step.events = [one for one in step.events if not _is_expected(one)]
+            step.skipped = True
+            if not step.events:
+                del self._journal.open[self._journal.step]
+        self.keep()
+
+    def before_update(self, step: GuardStep | None) -> None:
+        """React where it can still come before the update."""
+        if step is not None and step.events and not self._may_be_left_out(step):
+            if step not in self._journal.steps:
+                self._journal.steps.append(step)
+            self._react(step)
+
+    def _may_be_left_out(self, step: GuardStep) -> bool:
+        """Whether a scaler may still leave this step out: only its gradients were bad, and no update came."""
+        journal = self._journal
+        waits = step.number >= journal.step and self._scaling.active and not journal.ended
+        return waits and all(map(_is_expected, step.events))
+
+    def _react(self, step: GuardStep) -> None:
+        if step.number in self._reacted:
+            return
+        self._reacted.add(step.number)
+        try:
+            self._do(step)
+        except BaseException:
+            self._stops()
+            raise
+
+    def _do(self, step: GuardStep) -> None:
+        if self.on_bad == "replay":
+            self._journal.safely(self._replay, step)
+        elif self.on_bad == "raise" and not self._journal.ended:
+            first = step.first
+            assert first is not None
+            raise NonFiniteError(
+                f"first bad number {first.place}", where=f"step {first.step}, stage {first.stage}"
+            )
+        elif callable(self.on_bad):
+            self.on_bad(step)
+
+    def _replay(self, step: GuardStep) -> None:
+        """Name the operator behind a step's first bad gradient."""
+        first = step.first
+        if first is None or first.op is not None or first.op_missing:
+            return
+        if first.stage == "loss":
+            first.op_missing = "the loss is computed outside the model, and its inputs are not kept"
+        elif first.stage not in ("act_grads", "param_grads"):
+            first.op_missing = "only forwards and backwards are run again"
+        elif self._strategy.no_replay:
+            first.op_missing = self._strategy.no_replay
+        elif not self._saved:
+            first.op_missing = "the inputs of this step were not kept"
+        for saved in reversed(self._saved if not first.op_missing else []):
+            op, first.op_missing = self._attempt(backward_op, saved, self.watch, self._borders)
+            if op is not None:
+                _name_backward_op(first, op)
+                return
+
+    def name_forward_op(self, event: Event, birth: Birth, saved: Saved) -> None:
+        scope = birth.module if birth.how != "unknown" else birth.module.rpartition(".")[0]
+        op, missing = self._attempt(forward_op, saved, self.watch, scope)
+        event.op, event.op_missing = op, missing
+        if op is not None and event.unsure:
+            event.module, event.place, event.unsure = op.module, f"in forward of {named(op.module)}", ""
+
+    def _attempt(
+        self, run: Callable[..., tuple[Op | None, str]], saved: Saved, *args: Any
+    ) -> tuple[Op | None, str]:
+        if self._strategy.no_replay:
+            return None, self._strategy.no_replay
+        try:
+            return run(saved, *args)
+        except Exception as error:
+            return None, f"the replay failed: {type(error).__name__}: {str(error)[:200]}"
+
+
+def _name_backward_op(first: Event, op: Op) -> None:
+    first.op, first.module, first.unsure = op, op.module, ""
+    first.place = f"in backward of {named(op.module)}"
+    if not op.node:
+        first.stage = "forward"
+        first.place = f"in forward of {named(op.module)}, in its own code, which swallowed it"
+
+
+def _is_expected(event: Event) -> bool:
+    """What a scaler makes that looks for its scale: bad gradients, an infinite loss; a NaN loss is none."""
+    if event.stage == "loss":
+        return event.nan <= 0 or event.place.startswith("in the loss: the gradient")
+    return event.stage in GRADIENT_STAGES

@@ -1,0 +1,266 @@
+"""Weights and optimizer state as they are between updates: read, and who made what is bad in them.
+
+Bad numbers stay in weights and state, so they are read after each of the first updates, then after every
+fourth: that is little beside what the optimizer itself has read and written since. They are read at once when
+anything else is bad, and when the verdict is asked for, so how often decides only how many updates a sentence
+may speak of. It depends on nothing but the number of updates: a busy machine gives the same verdict. What was
+bad after one update only, and overwritten before anything used it, may be missed; `reads` says after how many
+updates they were read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.guard.events import WORDS, Event
+from lab.rooms.nan.watch.guard.headroom import Headroom
+from lab.rooms.nan.watch.guard.journal import Journal, owner
+from lab.rooms.nan.watch.guard.updates import (
+    Named,
+    named_weights,
+    negative_squares,
+    parts_of,
+    state_tensors,
+    why_not_finite,
+)
+from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt
+from lab.rooms.nan.watch.quiet import quiet
+
+READ_FIRST, READ_EVERY = 8, 4  # updates
+UNEXPLAINED = "its settings do not explain it: other code may have written the weight, or its gradient"
+CHANGED = "changed by something other than the optimizer since they were read last"
+UNUSED = "a forward or other code wrote it since it was read last, and no module has used it yet"
+VERSION = attrgetter("_version")
+
+
+class Weights:
+    """The weights of one model, their names, and the state that optimizers hold for them."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        count: Counter,
+        journal: Journal,
+        headroom: Headroom,
+        optimizers: list[Any],
+        *,
+        on_gpu: bool,
+    ) -> None:
+        self._model, self._count, self._journal = model, count, journal
+        self._headroom, self._on_gpu = headroom, on_gpu
+        self.optimizers = optimizers  # those given to the guard
+        self.names: dict[int, str] = {}
+        self.owners: dict[int, list[str]] = {}
+        self.updates = self.reads = 0  # so far, and after how many of these weights were read
+        self._since_read = 0  # updates
+        self._updated_by: list[Any] = []  # the optimizers of these
+        self._updated_at, self._updated_step = 0, 0  # when the last update ended, and in which step
+        self._bad: set[str] = set()
+        self._infinite_buffers: set[str] = set()  # from the start on: sentinels
+        self._versions_after: dict[int, int] = {}  # at the end of the last update
+        self._written_before_update: dict[int, int] = {}  # weight -> step in which other code wrote it
+        self._versions = -1  # of all weights together, for torch before 2.0
+
+    def learn_names(self) -> None:
+        """Of all weights that the model has now; one that is shared has several owners."""
+        for name, module in self._model.named_modules():
+            for own, parameter in module.named_parameters(recurse=False):
+                self.names.setdefault(id(parameter), f"{name}.{own}".lstrip("."))
+                owners = self.owners.setdefault(id(parameter), [])
+                if name not in owners:
+                    owners.append(name)
+
+    def begin(self, bad: Sequence[dict[str, Any]], sentinels: Iterable[str]) -> None:
+        """The guard begins; these weights are bad already, and these buffers infinite."""
+        self._versions_after = {id(one): version(one) for one in self._model.parameters()}
+        self._versions = sum(self._versions_after.values())
+        self._infinite_buffers = set(sentinels)
+        for one in bad:
+            self.was_bad(one["name"], one["nan"], one["posinf"] + one["neginf"], before=True)
+
+    def is_one_of(self, parameter: Tensor) -> bool:
+        return id(parameter) in self.names
+
+    # Around an update
+
+    def before_update(self, parameters: Sequence[Tensor]) -> None:
+        """Notice what other code has written since the last update."""
+        now, after = versions_of(parameters), self._versions_after
+        if now == [after.get(id(one)) for one in parameters]:
+            return
+        for one, versions in zip(parameters, now, strict=True):
+            if after.get(id(one), versions) != versions:
+                self._written_before_update.setdefault(id(one), self._journal.step)
+
+    def after_update(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
+        """Read what it made if that is due, and remember what it left."""
+        self.updated_by([optimizer])
+        if self.updates <= READ_FIRST or self._since_read >= READ_EVERY:
+            self._journal.safely(self.read)
+        self._versions_after.update(zip(map(id, parameters), versions_of(parameters), strict=True))
+
+    def updated_by(self, optimizers: Sequence[Any]) -> None:
+        self.updates += 1
+        self._since_read += 1
+        self._updated_by += [one for one in optimizers if not any(one is other for other in self._updated_by)]
+        self._updated_at, self._updated_step = self._journal.now(), self._journal.step
+
+    def note_versions(self) -> None:
+        self._versions = sum(map(version, self._model.parameters()))
+
+    def changed_without_hooks(self) -> bool:
+        """For torch before 2.0: whether weights were written since they were looked at last."""
+        versions = sum(map(version, self._model.parameters()))
+        before, self._versions = self._versions, versions
+        return 0 <= before != versions
+
+    # Reading
+
+    @property
+    def unread(self) -> int:
+        """Updates after which weights were not read at once."""
+        return self.updates - self.reads
+
+    @property
+    def unread_now(self) -> bool:
+        return self._since_read > 0
+
+    def read_what_was_updated(self, before: float = -1) -> None:
+        """The verdict is asked for, or something is bad at the moment `before`: were weights so already?"""
+        if self._since_read:
+            self.read(late=self._journal.now() if before < 0 else before - 0.25)
+
+    def read(self, *, late: float = -1) -> None:
+        """State and weights after the updates since the last reading; at the moment `late` if not at once."""
+        if not self._since_read:
+            self._updated_at, self._updated_step = self._journal.now(), self._journal.step
+        states = parts_of(one for by in self._updated_by for one in state_tensors(by, self.names))
+        weights = parts_of(named_weights(self._model))
+        rows = quiet(self._count, [one for _, one in (*states, *weights)])
+        kinds = [("opt_state", one.dtype) for _, one in states]
+        kinds += [("weights_after", one.dtype) for _, one in weights]
+        self._headroom.met_all(kinds, rows[:, 4])
+        self._judge_states(states, rows, squares=late >= 0 or not self._on_gpu)
+        self._judge_weights(weights, rows[len(states) :], late=late)
+        self._journal.seen["opt_state"] += len(states)
+        self._journal.seen["weights_after"] += len(weights)
+        self.reads += self._since_read > 0
+        self._since_read = 0
+        self._updated_by.clear()
+        self._written_before_update.clear()
+
+    def _judge_states(self, states: Sequence[Named], rows: np.ndarray, *, squares: bool) -> None:
+        for (name, tensor), row in zip(states, rows, strict=False):
+            if row[:3].sum() > 0:
+                self._event("opt_state", name, row, tensor, why=self._span())
+        for name in negative_squares(states) if squares else ():
+            self._event("opt_state", name, None, None, why="a sum of squares is below zero")
+
+    def _judge_weights(self, weights: Sequence[Named], rows: np.ndarray, *, late: float) -> None:
+        buffers = {name for name, _ in self._model.named_buffers()}
+        for (name, tensor), row in zip(weights, rows, strict=True):
+            known = name in self._bad or (name in self._infinite_buffers and not row[0])
+            if known or not (row[:2].sum() > 0 or (row[2] > 0 and name not in buffers)):
+                continue
+            if name in buffers:
+                self._bad.add(name)
+                self._event("weights_before", name, row, tensor, unsure=UNUSED)
+            elif late >= 0 and self._written_since_update(name):
+                self.was_bad(name, row[0], row[1] + row[2], before=False, moment=late)
+            else:
+                self._bad.add(name)
+                self._update_was_bad(name, row, tensor)
+
+    def _event(self, stage: str, name: str, row: np.ndarray | None, tensor: Any, **words: str) -> None:
+        """What the last update left, at the moment it ended."""
+        moment, step = self._updated_at, self._updated_step
+        self._journal.event(moment, stage, owner(name), name, row, tensor, step=step, **words)
+
+    # Who made it
+
+    def _update_was_bad(self, name: str, row: np.ndarray, tensor: Tensor) -> None:
+        """A weight is bad after an update: by the update, or by code that wrote it before."""
+        why, stage, unsure = self._why(name), "weights_after", ""
+        if not why and self._was_written_before_update(name):
+            stage, why = "weights_before", "written by other code than the optimizer, before the update"
+        elif not self._since_read:
+            stage = "weights_before"
+            why = "written by the program: no optimizer of torch has updated weights since they were read"
+        elif not why and (grad := self._gradient_that_went_bad(name)) is not None:
+            stage, tensor, row = "clipped", grad, quiet(self._count, [grad])[0]
+            why = "finite when it was counted: changed since by code that torch does not see (.data, numpy)"
+        elif not why:
+            why, unsure = self._span(), UNEXPLAINED
+        self._event(stage, name, row, tensor, why=why, unsure=unsure)
+
+    def _gradient_that_went_bad(self, name: str) -> Tensor | None:
+        """The gradient that the last update used, if it is bad though all that was counted was finite."""
+        grad = getattr(self._parameter(name), "grad", None)
+        if grad is None or self._since_read != 1:
+            return None
+        parts = quiet(as_counted, grad)[0]
+        bad = [one for one, row in zip(parts, quiet(self._count, parts), strict=True) if row[:3].sum() > 0]
+        return bad[0] if bad else None
+
+    def _span(self) -> str:
+        """If weights were not read after every update: since when this may be."""
+        if self._since_read < 2:
+            return ""
+        return f"made in one of the last {self._since_read} updates: weights are not read after each"
+
+    def _why(self, name: str) -> str:
+        parameter = self._parameter(name)
+        found = (why_not_finite(one, parameter) for one in (*self._updated_by, *self.optimizers))
+        return next((why for why in found if why), "")
+
+    def was_bad(self, name: str, nan: float, inf: float, *, before: bool, moment: float = 0) -> None:
+        """Bad weights that no update left so, or that were there at the start."""
+        if name in self._bad:
+            return
+        self._bad.add(name)
+        place = f"{WORDS['weights_before']}: {name}"
+        step = self._journal.step
+        event = Event(moment, step, "weights_before", owner(name), place, name, float(nan), float(inf))
+        if not before and self._was_written_before_update(name):
+            event.step = self._written_before_update[id(self._parameter(name))]
+            event.why = "written by other code than the optimizer, before the update"
+        elif not before:
+            event.why = CHANGED
+        self._journal.add(event)
+
+    def _was_written_before_update(self, name: str) -> bool:
+        return id(self._parameter(name)) in self._written_before_update
+
+    def _written_since_update(self, name: str) -> bool:
+        """Whether a weight was written to after the last update, as far as torch counts."""
+        tensor = self._parameter(name)
+        if tensor is None:
+            return False
+        return self._versions_after.get(id(tensor), version(tensor)) != version(tensor)
+
+    def _parameter(self, name: str) -> nn.Parameter | None:
+        return dict(self._model.named_parameters()).get(name)
+
+
+def version(tensor: Tensor) -> int:
+    """How often torch has seen this tensor written; -1 where it does not count."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    if is_unbuilt(tensor):
+        return -1
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """`version` of each, without a look at each one's kind where all are ordinary."""
+    if ORDINARY.issuperset(map(type, tensors)):
+        try:
+            return [*map(VERSION, tensors)]
+        except RuntimeError:  # one was made in inference mode
+            pass
+    return [*map(version, tensors)]

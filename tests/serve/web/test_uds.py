@@ -1,0 +1,76 @@
+"""A browser that reaches a Unix socket through a forwarded port, as `ssh -L 8000:/path` does it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs lab[serve]")
+pytest.importorskip("playwright", reason="needs playwright")
+
+from tests.serve.made import write_run
+from tests.serve.web.browser import served, visited
+
+pytestmark = pytest.mark.browser
+REBOUND = "--host-resolver-rules=MAP evil.test 127.0.0.1"
+
+
+@contextlib.contextmanager
+def forwarded(path: Path) -> Iterator[int]:
+    """A port of 127.0.0.1 whose connections go to the socket at `path`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def copy(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_WR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.socket(socket.AF_UNIX)
+                far.connect(str(path))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=copy, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.close()
+
+
+def test_two_sockets_are_read_side_by_side_and_rebound_names_are_refused(tmp_path):
+    with contextlib.ExitStack() as stack:
+        urls = []
+        for name in ("one", "two"):
+            write_run(tmp_path / name, f"sweep_{name}")
+            path = tmp_path / f"{name}.sock"
+            url = stack.enter_context(served(tmp_path / name, tmp_path / "cache", where=("--uds", str(path))))
+            assert url.startswith("http://localhost:8000/?token="), "what ssh -L 8000:… forwards"
+            assert path.stat().st_mode & 0o777 == 0o600
+            port = stack.enter_context(forwarded(path))
+            urls.append(url.replace(":8000", f":{port}"))
+        page = stack.enter_context(visited(urls[0], REBOUND))
+        assert page.locator("td.name a").all_inner_texts() == ["sweep_one"]
+        other = page.context.new_page()
+        other.goto(urls[1])
+        assert other.locator("td.name a").all_inner_texts() == ["sweep_two"]
+        page.reload()
+        assert page.locator("td.name a").all_inner_texts() == ["sweep_one"], "its cookie is still its own"
+        page.fill("#q", "zzz")
+        page.wait_for_selector("text=No run fits")  # the list asks by fetch, with its Origin checked
+        page.locator("text=show all").first.click()
+        page.locator("td.name a").click()
+        assert page.frame_locator("iframe.report").locator("p").first.inner_text() == "A report."
+        answer = other.goto(page.base.replace("localhost", "evil.test"))
+        assert answer.status == 400 and "not a name of this server" in other.content()
+    assert not (tmp_path / "one.sock").exists()
