@@ -53,9 +53,12 @@ def gemm_instances(trace: Trace) -> Table:
 def _gemms_on_gpu(trace: Trace) -> dict[str, Any]:
     link = link_ops(trace)
     is_gemm = np.array([*(text in GEMM_OPS for text in trace.strings), False])
-    linked = np.flatnonzero((link >= 0) & np.isin(trace.kernels.kind, (KERNEL, MEMSET)))
+    is_kernel = trace.kernels.kind == KERNEL
+    linked = np.flatnonzero((link >= 0) & (is_kernel | (trace.kernels.kind == MEMSET)))
     rows = linked[is_gemm[trace.ops.name_id[link[linked]]]]
-    rows = rows[np.isin(link[rows], link[rows[trace.kernels.kind[rows] == KERNEL]])]
+    with_kernel = np.zeros(len(trace.ops), dtype=bool)
+    with_kernel[link[rows[is_kernel[rows]]]] = True
+    rows = rows[with_kernel[link[rows]]]
     rows = rows[np.lexsort((trace.kernels.ts_ns[rows], link[rows]))]
     op_rows, first = np.unique(link[rows], return_index=True)
     work = trace.kernels.take(rows)
