@@ -32,7 +32,7 @@ format: $(VENV)/.test
 	$(BIN)/ruff check --fix $(CODE)
 	$(BIN)/ruff format $(CODE)
 
-bench: $(VENV)/.test  ## speed and memory beside the peer in one run, as ratios
+bench: $(VENV)/.test  ## speed and memory beside the peer in one run; writes docs/speed.md (hours)
 	$(BIN)/python -m bench
 
 bench-semicrf: $(VENV)/.test  ## the semi-CRF beside flash-semicrf on this GPU or CPU; LAB_BENCH_FLASH_SEMICRF names its folder

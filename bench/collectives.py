@@ -16,7 +16,7 @@ import numpy as np
 
 from bench.measure import cost, side_by_side
 from bench.peers import TRACELENS, peer
-from bench.table import Row, at_least, line_of, measured
+from bench.table import Row, at_least, measured
 
 RANKS, CALLS = 8, 4000
 GROWTH = (1000, 4000, 16000)
@@ -84,14 +84,8 @@ def main() -> None:
     tracelens = peer(TRACELENS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        parts = [grown(made(folder / str(calls), calls), calls) for calls in GROWTH]
-        for what, points in zip(
-            ("pairing", "account of every rank, with replays"), zip(*parts, strict=True), strict=True
-        ):
-            a, b = line_of(dict(zip(GROWTH, points, strict=True)))
-            for calls, seconds in zip(GROWTH, points, strict=True):
-                cost_words = f"{seconds:.2f} CPU s, {1e6 * b:.0f} us per call of 8 ranks"
-                measured(Row(what, size=f"{RANKS} x {calls:,}", cost=cost_words, start_s=a))
+        for calls in GROWTH:
+            grown(made(folder / str(calls), calls), calls)
         place = str(folder / str(CALLS))
         compare("figures", OURS, THEIRS, (place, str(folder / "out")), tracelens)
         compare("with Excel", OURS_EXCEL, THEIRS_EXCEL, (place, str(folder / "excel")), tracelens)
@@ -117,13 +111,13 @@ def compare(kind: str, our_code: str, their_code: str, words: tuple[str, str], t
     measured(row)
 
 
-def grown(folder: Path, calls: int) -> tuple[float, float]:
-    """CPU seconds of the pairing, and of the account of every rank, without reading."""
+def grown(folder: Path, calls: int) -> None:
+    """The pairing, and the account of every rank, without reading."""
     seconds = folder / "seconds"
-    cost(PAIRING, str(folder), str(calls), str(seconds))
-    pairing = float(seconds.read_text())
-    cost(ACCOUNT, str(folder), str(calls), str(seconds))
-    return pairing, float(seconds.read_text())
+    for what, code in (("pairing", PAIRING), ("account of every rank, with replays", ACCOUNT)):
+        whole = cost(code, str(folder), str(calls), str(seconds))
+        words = f"{float(seconds.read_text()):.2f} CPU s"
+        measured(Row(what, size=f"{RANKS} x {calls:,}", cost=words, memory_mb=whole.peak_mb))
 
 
 def made(folder: Path, calls: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -16,20 +17,35 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ENV = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
+REPORT = """import atexit as _atexit, os as _os
+_atexit.register(lambda: _os.write({}, open("/proc/self/status", "rb").read()))
+"""
+
+
 class Cost(NamedTuple):
     cpu_s: float
     peak_mb: float
 
 
 def cost(code: str, *argv: str, python: str = sys.executable, codes: Sequence[int] = (0,)) -> Cost:
-    """CPU seconds (user + system) and peak resident MB of a Python process that runs `code`."""
-    command = [python, "-c", textwrap.dedent(code), *argv]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_ENV)
+    """CPU seconds (user + system) and peak resident MB of a Python process that runs `code`.
+
+    The process reports its peak itself: what wait4 knows counts the memory of this one before exec.
+    """
+    told, say = os.pipe()
+    command = [python, "-c", REPORT.format(say) + textwrap.dedent(code), *argv]
+    child = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_ENV, pass_fds=(say,)
+    )
+    os.close(say)
+    with os.fdopen(told) as report:
+        status_text = report.read()
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode not in codes:
         raise SystemExit(f"the measured program failed with {child.returncode}: {python} -c\n{code}")
-    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+    (peak_kb,) = re.findall(r"^VmHWM:\s+(\d+) kB", status_text, re.MULTILINE)
+    return Cost(usage.ru_utime + usage.ru_stime, int(peak_kb) / 1024)
 
 
 def whole_cost(command: Sequence[str], tree: str | None = None) -> tuple[Cost, int]:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.measure import Cost, cost, side_by_side
+from bench.table import Row, at_least, measured
 
 OURS = "import sys; from lab.rooms.nan.nixnan.parse import parse; parse(sys.argv[1])"
 PEER = r"""
@@ -63,6 +64,19 @@ def main() -> None:
             print(
                 f"{what} lines, {megabytes} MB: lab {_of(ours, megabytes)}; re loop {_of(peer, megabytes)}: "
                 f"{peer.cpu_s / ours.cpu_s:.1f}x (bar {bar}x)"
+            )
+            limit, met = at_least(peer.cpu_s / ours.cpu_s, bar)
+            measured(
+                Row(
+                    f"nixnan logs, {what} lines",
+                    size=f"{megabytes} MB",
+                    cost=f"{ours.cpu_s:.2f} CPU s",
+                    memory_mb=ours.peak_mb,
+                    peer=f"re loop {_of(peer, megabytes)}",
+                    ratio=peer.cpu_s / ours.cpu_s,
+                    limit=limit,
+                    met=met,
+                )
             )
             path.unlink()
         growth(Path(name), lines, megabytes / GROWTH[-1])

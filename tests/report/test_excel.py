@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zipfile
 
 import numpy as np
@@ -77,7 +78,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_text_comes_back_letter_by_letter(tmp_path):
-    texts = ["  edges \n", "a\tb", "x < y & \"z\" > 'w'", "µ ☃ 𝛼", "", "TRUE", "001", "1e5"]
+    texts = ["  edges \n", " ", "a\tb", "x < y & \"z\" > 'w'", "µ ☃ 𝛼", "", "TRUE", "001", "1e5"]
     path = write_workbook({"it's": pd.DataFrame({"text": texts})}, tmp_path / "a.xlsx")
     column = [cell.value for cell in openpyxl.load_workbook(path)["it's"]["A"]]
     assert column[1:] == [text or None for text in texts]
@@ -132,3 +133,62 @@ def test_a_written_file_knows_no_clock(tmp_path):
     package = zipfile.ZipFile(path)
     assert {entry.date_time for entry in package.infolist()} == {(1980, 1, 1, 0, 0, 0)}
     assert b"1980-01-01T00:00:00Z" in package.read("docProps/core.xml")
+
+
+def test_sheets_longer_than_a_block_keep_every_row_in_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(excel, "BLOCK_ROWS", 7)
+    frames = {
+        f"s{rows}": pd.DataFrame({"a": range(rows), "b": [f"text {at}" for at in range(rows)]})
+        for rows in (0, 1, 6, 7, 8, 50)
+    }
+    back = pd.read_excel(write_workbook(frames, tmp_path / "a.xlsx"), sheet_name=None)
+    for name, frame in frames.items():
+        pd.testing.assert_frame_equal(back[name], frame, check_dtype=False)
+
+
+def test_rows_are_the_xml_that_openpyxl_itself_would_write(tmp_path):
+    """The judge is openpyxl's write-only sheet, a cell at a time, of the same values and looks."""
+    draw = np.random.default_rng(7)
+    texts = ["x", "a b ", '1 < 2 & "3"', "=1+1", "@x", "é☃", "", None]
+    frame = pd.DataFrame(
+        {
+            "whole": draw.integers(-(10**6), 10**6, 300),
+            "part": draw.normal(size=300) * 10.0 ** draw.integers(-9, 9, 300),
+            "gap": np.where(draw.random(300) < 0.3, np.nan, draw.random(300)),
+            "text": draw.choice(np.array(texts, dtype=object), 300),
+            "mixed": draw.choice(np.array([True, False, 2, 2.5, "t", None], dtype=object), 300),
+        }
+    )
+    ours = rows_of(write_workbook({"s": frame}, tmp_path / "a.xlsx"))
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet("s")
+    sheet.append([])  # the header's place
+    for values in frame.astype(object).itertuples(index=False):
+        sheet.append([judged(sheet, value) for value in values])
+    book.save(tmp_path / "b.xlsx")
+    without_style = re.compile(r' s="\d+"')
+    theirs = rows_of(tmp_path / "b.xlsx")
+    assert len(ours) == 300 and [without_style.sub("", row) for row in ours] == theirs
+    quoted = {
+        re.search(r' s="\d+"', cell)[0] for row in ours for cell in row.split("<c ") if "<t>=1+1<" in cell
+    }
+    assert len(quoted) == 1
+
+
+def judged(sheet, value):
+    if value is None or value != value:
+        return None
+    cell = openpyxl.cell.WriteOnlyCell(sheet)
+    if isinstance(value, str):
+        cell.data_type, cell._value = "s", value
+    elif isinstance(value, bool):
+        cell.data_type, cell._value = "b", int(value)
+    else:
+        cell.data_type, cell._value = "n", repr(value)
+    return cell
+
+
+def rows_of(path):
+    """The XML of each row below the header."""
+    sheet = zipfile.ZipFile(path).read("xl/worksheets/sheet1.xml").decode()
+    return re.findall(r'<row r="(?!1")\d+">.*?</row>', sheet, re.DOTALL)

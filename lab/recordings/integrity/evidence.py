@@ -11,6 +11,7 @@ import numpy as np
 
 from lab.recordings.integrity.calls import BEGIN_CAPTURE, END_CAPTURE, kinds_of
 from lab.recordings.tables import Table, Trace
+from lab.stats.rows import distinct_rows
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
@@ -69,7 +70,7 @@ class Evidence:
         keys = np.stack([self.api.process, self.api.pid, self.api.tid], axis=1).astype(np.int64)
         if not len(keys) or (keys == keys[0]).all():
             return np.zeros(len(keys), dtype=np.int64)
-        return np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+        return distinct_rows(keys)[1]
 
     @cached_property
     def window_of(self) -> np.ndarray:

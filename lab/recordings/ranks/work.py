@@ -9,6 +9,7 @@ import numpy as np
 
 from lab.recordings import views
 from lab.recordings.tables import Table, Trace
+from lab.stats.rows import distinct_rows
 
 COMP, COMM, COPY = views.COMP, views.COMM, views.MEMCOPY
 
@@ -184,7 +185,7 @@ def _keys(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, 
     ]
     columns += [kernels.name_id, kernels.grid_x, kernels.grid_y, kernels.grid_z]
     rows = np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
-    distinct, key = np.unique(rows, axis=0, return_inverse=True)
+    distinct, key = distinct_rows(rows)
 
     def text(index: int) -> str:
         return trace.strings[index] if index >= 0 else ""

@@ -11,6 +11,7 @@ from lab.recordings.tables import KERNEL, MEMSET, Table, Trace
 from lab.recordings.views.launches import device_of, link_ops, steps_at, thread_nesting
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.stats.intervals import spans, total
+from lab.stats.rows import distinct_rows
 
 # How many arguments stand before the two factors; linear and matmul count only where they are innermost.
 GEMM_OPS = {
@@ -39,7 +40,7 @@ def gemm_instances(trace: Trace) -> Table:
     op_rows = found.pop("op_row")
     ops = trace.ops.take(op_rows)
     keys = np.stack([ops.name_id, ops.dims_id, ops.types_id, ops.strides_id], axis=1)
-    distinct, which = np.unique(keys, axis=0, return_inverse=True)
+    distinct, which = distinct_rows(keys)
     shapes = [_gemm_shape(*(_string(trace, i) for i in key)) for key in distinct.tolist()]
     columns = {name: column_of([shape[name] for shape in shapes])[which.ravel()] for name in _UNKNOWN_SHAPE}
     columns |= found
@@ -52,9 +53,12 @@ def gemm_instances(trace: Trace) -> Table:
 def _gemms_on_gpu(trace: Trace) -> dict[str, Any]:
     link = link_ops(trace)
     is_gemm = np.array([*(text in GEMM_OPS for text in trace.strings), False])
-    linked = np.flatnonzero((link >= 0) & np.isin(trace.kernels.kind, (KERNEL, MEMSET)))
+    is_kernel = trace.kernels.kind == KERNEL
+    linked = np.flatnonzero((link >= 0) & (is_kernel | (trace.kernels.kind == MEMSET)))
     rows = linked[is_gemm[trace.ops.name_id[link[linked]]]]
-    rows = rows[np.isin(link[rows], link[rows[trace.kernels.kind[rows] == KERNEL]])]
+    with_kernel = np.zeros(len(trace.ops), dtype=bool)
+    with_kernel[link[rows[is_kernel[rows]]]] = True
+    rows = rows[with_kernel[link[rows]]]
     rows = rows[np.lexsort((trace.kernels.ts_ns[rows], link[rows]))]
     op_rows, first = np.unique(link[rows], return_index=True)
     work = trace.kernels.take(rows)

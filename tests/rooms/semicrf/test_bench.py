@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 
 from bench import semicrf, semicrf_durations, semicrf_long  # noqa: E402
 from bench.semicrf import Contender  # noqa: E402
+from bench.table import taken  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -17,26 +18,35 @@ def contender(name, forward=(), train=(), limit_s=float("inf")):
     made = Contender(name, lambda: None, lambda: (None, None), [], limit_s)
     made.ms["forward"] += forward
     made.ms["train"] += train
+    made.bytes = {"forward": 2_000_000, "train": 3_000_000}
     return made
 
 
-def test_a_bar_is_met_or_missed_by_the_medians_and_says_when_the_peer_has_no_float32(capsys):
+def test_a_bar_is_met_or_missed_by_the_medians_and_says_when_the_peer_has_no_float32():
     lab = contender("lab float32", [1.0, 1.0, 9.0], [10.0])
-    semicrf.bars(lab, [contender("flash-semicrf float64", [61.0], [1499.0])], "cuda")
-    assert capsys.readouterr().out.splitlines() == [
-        "  bar: forward >= 60x flash-semicrf float64 (it has no float32): lab float32 61.0x, met",
-        "  bar: forward+backward >= 150x flash-semicrf float64 (it has no float32): "
-        "lab float32 149.9x, MISSED",
-    ]
+    semicrf.bars(lab, [contender("flash-semicrf float64", [61.0], [1499.0])], "cuda", (1, 2, 3, 4))
+    forward, both = taken()
+    assert (forward.ratio, forward.limit, forward.met) == (61.0, "≥ 60x", True)
+    assert (both.ratio, both.limit, both.met) == (149.9, "≥ 150x", False)
+    assert all(row.peer.startswith("flash-semicrf float64 (it has no float32) ") for row in (forward, both))
+    assert (forward.memory_mb, both.memory_mb) == (2, 3)
+    assert forward.cost == "1.000 (1.000 to 5.000) ms" and forward.size == "B,T,K,C = 1,2,3,4"
 
 
-def test_the_peers_float32_is_the_rival_where_there_is_one(capsys):
+def test_the_peers_float32_is_the_rival_where_there_is_one():
     both = [
         contender("flash-semicrf float64", [99.0], [99.0]),
         contender("flash-semicrf float32", [60.0], [150.0]),
     ]
-    semicrf.bars(contender("lab float32", [1.0], [1.0]), both, "cuda")
-    assert capsys.readouterr().out.count("x flash-semicrf float32: lab float32 ") == 2
+    semicrf.bars(contender("lab float32", [1.0], [1.0]), both, "cuda", (1, 2, 3, 4))
+    assert [row.ratio for row in taken()] == [60.0, 150.0]
+
+
+def test_without_a_peer_the_figures_stand_alone_and_say_so():
+    semicrf.bars(contender("lab float32", [1.0], [2.0]), [], "cpu", (1, 2, 3, 4))
+    rows = taken()
+    assert [row.cost for row in rows] == ["1.000 (1.000 to 1.000) ms", "2.000 (2.000 to 2.000) ms"]
+    assert all(row.met is None and "no peer" in row.cells()[6] for row in rows)
 
 
 def test_a_peer_that_has_used_up_its_seconds_is_called_once_of_each_kind(monkeypatch):

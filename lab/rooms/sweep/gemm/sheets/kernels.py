@@ -13,6 +13,7 @@ from lab.rooms.sweep.gemm.sheets.arguments import Cached, as_tuple
 from lab.rooms.sweep.gemm.sheets.figures import percent
 from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.stats.robust import grouped
+from lab.stats.rows import distinct_rows
 
 SHORT_US = 10.0
 BINS = 100
@@ -65,7 +66,7 @@ def short_kernels_summary(found: Launches, total_us: float) -> pd.DataFrame:
     rows = np.flatnonzero(is_short)
     ops, text = found.trace.ops.take(found.link[rows]), found.trace.text
     keys = np.stack([ops.name_id, ops.dims_id, ops.strides_id, ops.concrete_id, kernels.name_id[rows]], 1)
-    distinct, group = np.unique(keys, axis=0, return_inverse=True)
+    distinct, group = distinct_rows(keys)
     stats = grouped(kernels.dur_ns[rows] / 1000, group.ravel(), len(distinct))
     readable = Cached(lambda index: as_tuple(text(np.array([index]))[0]))
     frame = pd.DataFrame(
@@ -94,7 +95,7 @@ def kernel_details(found: Launches, group: np.ndarray, num_groups: int) -> dict[
     rows = np.flatnonzero(group >= 0)
     kernels = found.trace.kernels.take(rows)
     keys = np.stack([group[rows], kernels.name_id, kernels.stream], axis=1)
-    distinct, which = np.unique(keys, axis=0, return_inverse=True)
+    distinct, which = distinct_rows(keys)
     stats = grouped(kernels.dur_ns / 1000, which.ravel(), len(distinct))
     names = found.trace.text(distinct[:, 1]).tolist()
     long: list[list[dict[str, Any]]] = [[] for _ in range(num_groups)]

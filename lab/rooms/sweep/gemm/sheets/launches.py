@@ -10,6 +10,7 @@ from lab.recordings import views
 from lab.recordings.tables import Table, Trace
 from lab.rooms.sweep.gemm import families
 from lab.stats.intervals import enclosing, spans, totals
+from lab.stats.rows import distinct_rows
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def parents(ops: Table) -> np.ndarray:
 def _kernel_categories(trace: Trace, link: np.ndarray) -> np.ndarray:
     """Category text of each kernel (n,), "" where its op is not known."""
     op_name = np.where(link >= 0, trace.ops.name_id[link] if len(trace.ops) else -1, -1)
-    pairs, which = np.unique(np.stack([op_name, trace.kernels.name_id], 1), axis=0, return_inverse=True)
+    pairs, which = distinct_rows(np.stack([op_name, trace.kernels.name_id], 1))
     texts = [
         families.category(op, kernel) if op else ""
         for op, kernel in zip(trace.text(pairs[:, 0]), trace.text(pairs[:, 1]), strict=True)
