@@ -14,6 +14,14 @@ from pathlib import Path
 
 import pytest
 
+try:
+    from hypothesis import settings
+except ImportError:  # the image's own tests run without it
+    pass
+else:
+    settings.register_profile("lab")  # no test times anything, and machines are loaded
+    settings.load_profile("lab")
+
 from tests.built import cpu_images, debian_base  # noqa: F401  fixtures of several files
 
 ROOT = Path(__file__).parent.parent

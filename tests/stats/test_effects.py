@@ -72,7 +72,7 @@ def test_one_value_has_no_interval():
     assert all(math.isnan(bound) for bound in median_ratio_ci(np.array([1.0]), np.array([1.0, 2.0])))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=8), st.data())
 def test_a_small_block_is_enumerated(values, data):
     treated = np.array(data.draw(st.lists(st.booleans(), min_size=len(values), max_size=len(values))))

@@ -49,7 +49,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Trace]:
     return path.read_bytes(), read_kineto(path)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(share=st.floats(0, 1), packed=st.booleans(), piece=st.sampled_from([64, 700, 1 << 20]))
 @example(share=0.00057, packed=True, piece=64)  # one byte of gzip's magic
 def test_wherever_a_file_is_cut_salvage_gives_its_beginning(whole, tmp_path_factory, share, packed, piece):
@@ -68,7 +68,7 @@ def test_wherever_a_file_is_cut_salvage_gives_its_beginning(whole, tmp_path_fact
     assert part.truncated or share == 1
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(at=st.floats(0, 0.999), byte=st.integers(0, 255), piece=st.sampled_from([700, 1 << 20]))
 def test_one_wrong_byte_is_an_error_or_a_sentence_and_costs_few_events(
     whole, tmp_path_factory, at, byte, piece

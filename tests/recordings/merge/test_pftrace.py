@@ -134,7 +134,7 @@ def test_kernels_that_overlap_on_one_stream_get_lanes(tmp_path: Path) -> None:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15)), max_size=25))
 def test_slices_of_one_lane_nest_and_no_lane_is_needless(drawn: list[tuple[int, int]]) -> None:
     drawn.sort(key=lambda one: (one[0], -one[1]))

@@ -98,7 +98,7 @@ def runs(draw: Any) -> tuple[list[list[dict[str, Any]]], set[tuple[int, int]]]:
     return calls, set(draw(st.lists(st.sampled_from(every), max_size=4)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(runs())
 def test_lost_collectives_shift_no_other_one(run):
     calls, drop = run
@@ -111,7 +111,7 @@ def test_lost_collectives_shift_no_other_one(run):
     assert sets(pairs) == {frozenset(members) for members in truth.values() if members}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(runs())
 def test_figures_equal_those_of_plain_loops(run):
     calls, drop = run
@@ -135,7 +135,7 @@ def test_figures_equal_those_of_plain_loops(run):
         assert one.first_rank == min(rank for rank, start in starts.items() if start == min(starts.values()))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(runs(), st.permutations(range(12)))
 def test_sequence_numbers_pair_whatever_the_times_say(run, shuffled):
     calls, drop = run

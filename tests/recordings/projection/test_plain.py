@@ -77,7 +77,7 @@ def played(actions):
     return capture_of(ranges, calls, ops)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(ACTIONS)
 def test_any_threads_project_as_in_the_plain_twin(actions):
     capture = played(actions)
@@ -98,7 +98,7 @@ ANY = st.lists(
 CALLS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6), st.sampled_from(THREADS)), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ANY, CALLS)
 def test_ranges_that_cross_in_any_way_count_as_in_the_plain_twin(rows, calls):
     ranges = [(start, start + dur, *thread, name) for start, dur, thread, name in rows]

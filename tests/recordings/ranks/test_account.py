@@ -114,7 +114,7 @@ def test_shifted_clocks_leave_the_account_as_it_was(shared_data):
     assert not any(clock.drift_ppm for clock in clocks.values())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.dictionaries(st.integers(0, 3), st.floats(-50, 50), max_size=2),
     st.dictionaries(st.integers(0, 3), st.floats(1, 2), max_size=2),

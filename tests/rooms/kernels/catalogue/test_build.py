@@ -56,7 +56,7 @@ def test_a_trace_with_neither_kernels_nor_ops_is_refused(tmp_path):
         catalogue_of(TraceWriter().write(tmp_path / "t.json"))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5000), st.integers(0, 90)), min_size=1, max_size=40)
 )

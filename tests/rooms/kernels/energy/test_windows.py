@@ -27,7 +27,7 @@ def test_a_window_runs_from_one_step_of_the_counter_to_another():
     assert 1.05 <= found.t0_s < 1.16 and 7.9 < found.t1_s <= 8.03
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     start=st.floats(0.5, 3.0),
     length=st.floats(3.0, 6.0),

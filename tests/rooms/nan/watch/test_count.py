@@ -25,13 +25,13 @@ def tensors(draw):
     return torch.tensor(values, dtype=torch.float32).to(dtype)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(tensors(), max_size=6))
 def test_counting_by_bits_gives_what_the_predicates_give(some):
     assert np.array_equal(count.bits_counts(some), count.plain_counts(some))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(tensors(), max_size=6))
 def test_the_norm_finds_every_bad_tensor_and_its_exact_counts(some):
     plain, norm = count.plain_counts(some), count.norm_counts(some)

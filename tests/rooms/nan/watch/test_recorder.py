@@ -78,7 +78,7 @@ def scripts_of(length):
     return st.lists(one, min_size=1, max_size=7)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 4).flatmap(scripts_of), st.booleans())
 def test_what_is_counted_after_a_forward_is_what_passed_in_it_whatever_was_written_in_place(scripts, deep):
     model = Scripted(len(scripts[0]), deep)

@@ -36,7 +36,7 @@ def head(seed=0, classes=C, longest=K, **knobs):
     st.integers(0, 1000),
     st.lists(st.tuples(st.integers(1, K), st.integers(0, C - 1)), min_size=1, max_size=6),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_gold_score_is_the_sum_over_its_segments(seed, path):
     torch.manual_seed(seed)
     ends = [sum(k for k, _ in path[: at + 1]) for at in range(len(path))]

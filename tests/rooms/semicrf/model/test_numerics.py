@@ -57,7 +57,7 @@ def test_naive_counts_are_the_expected_counts_over_all_segmentations():
         assert torch.allclose(found.duration_BKC[b], duration, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 3),
     st.integers(1, 9),

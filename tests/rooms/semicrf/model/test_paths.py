@@ -17,7 +17,7 @@ from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 8),
     st.integers(1, 9),

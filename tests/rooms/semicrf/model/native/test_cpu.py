@@ -51,7 +51,7 @@ def gaps(one, other):
 
 
 @compiled
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 3),
     st.integers(1, 12),
