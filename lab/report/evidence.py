@@ -16,7 +16,7 @@ from lab.core.findings import Evidence, Finding, Findings
 from lab.report.terminal import heading
 
 if TYPE_CHECKING:
-    from lab.report.page import Card, Page
+    from lab.report.parts import Card, Page
 
 MOST_FILES = 20  # that one sentence cites
 MOST_SEARCHED_BYTES = 4 << 20  # of a CSV in which a card's row is looked for

@@ -7,211 +7,56 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
 import jinja2
-import pandas as pd
 from markupsafe import Markup
 
 from lab.core.files import write_atomic
 from lab.core.findings import FINDINGS, save
 from lab.report import palette
 from lab.report.evidence import findings_of
-from lab.report.tables import cell_texts, is_numeric
-from lab.report.terminal import Heading, heading
+from lab.report.parts import (
+    Block,
+    Card,
+    Chart,
+    Column,
+    Figure,
+    Files,
+    Page,
+    Points,
+    Prose,
+    Section,
+    Series,
+    Status,
+    Table,
+    Timeline,
+)
 
-Status = Literal["ok", "warn", "fail"]
+__all__ = [
+    "REPORT",
+    "SCRIPTS",
+    "Block",
+    "Card",
+    "Chart",
+    "Column",
+    "Figure",
+    "Files",
+    "Page",
+    "Points",
+    "Prose",
+    "Section",
+    "Series",
+    "Status",
+    "Table",
+    "Timeline",
+    "render",
+    "write_page",
+]
 SCRIPTS = {"chart": "charts.js", "timeline": "timeline.js"}  # what a kind of block needs beyond page.js
 REPORT = "report.html"
 _HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Card:
-    """One key number: `value` as text with its `unit`; `source` is its CSV, relative to the page."""
-
-    label: str
-    value: str
-    source: str
-    unit: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Prose:
-    text: str
-    kind: ClassVar[str] = "prose"
-
-
-@dataclass(frozen=True)
-class Points:
-    """Sentences as a list."""
-
-    sentences: Sequence[str]
-    kind: ClassVar[str] = "points"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """An inline SVG from `figures.save`, its PNG and the CSV behind it, both relative to the page."""
-
-    svg: str
-    caption: str
-    png: str
-    source: str
-    kind: ClassVar[str] = "figure"
-
-    @property
-    def markup(self) -> Markup:
-        return Markup(self.svg)  # matplotlib's writer has escaped every label
-
-
-@dataclass(frozen=True)
-class Column:
-    heading: Heading
-    numeric: bool
-    cells: list[str]
-    sort_keys: list[str]
-    pills: list[str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A DataFrame on the page; `source` is its CSV, relative to the page.
-
-    Beyond `open_rows` it starts folded, beyond `limit` it is cut. `headings` gives a column other words than
-    its name; `pills` maps a cell's text to a colour role.
-    """
-
-    frame: pd.DataFrame
-    caption: str
-    source: str
-    headings: dict[str, Heading] = field(default_factory=dict)
-    pills: dict[str, str] = field(default_factory=dict)
-    open_rows: int = 24
-    limit: int = 400
-    kind: ClassVar[str] = "table"
-
-    @property
-    def folded(self) -> bool:
-        return len(self.frame) > self.open_rows
-
-    @cached_property
-    def columns(self) -> list[Column]:
-        shown = self.frame.head(self.limit)
-        return [self._column(shown.iloc[:, at]) for at in range(shown.shape[1])]
-
-    @property
-    def rows(self) -> int:
-        return min(len(self.frame), self.limit)
-
-    def _column(self, values: pd.Series) -> Column:
-        cells, numeric = cell_texts(values), is_numeric(values)
-        keys = [f"{value:.6g}" for value in values.astype(float)] if numeric else [""] * len(cells)
-        name = str(values.name)
-        pills = [self.pills.get(cell, "") for cell in cells]
-        return Column(self.headings.get(name, heading(name)), numeric, cells, keys, pills)
-
-
-@dataclass(frozen=True)
-class Series:
-    """Points of one colour `role`: for each view of the chart a list of (x, y, hover text[, low, high])."""
-
-    name: str
-    role: str
-    points: Sequence[Sequence[tuple[Any, ...]]]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """An interactive plot: zoom, hover, series that can be hidden; `source` is its CSV, relative to the page.
-
-    `views` name what the y axis can show; `names` makes x a category: an index into them.
-    """
-
-    name: str
-    x: str
-    views: Sequence[str]
-    series: Sequence[Series]
-    caption: str
-    source: str
-    names: Sequence[str] | None = None
-    diagonal: bool = False
-    kind: ClassVar[str] = "chart"
-
-    @property
-    def json(self) -> str:
-        series = [{"name": one.name, "role": one.role, "points": one.points} for one in self.series]
-        views = [{"y": view} for view in self.views]
-        return json.dumps(
-            {"x": self.x, "views": views, "series": series, "names": self.names, "diagonal": self.diagonal},
-            allow_nan=False,
-        )
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Bars on rows over time, on a canvas to zoom, search and click; `source` is its CSV, `png` a picture,
-    both relative to the page.
-
-    `bars` are compressed typed arrays in base64, made by `lab.recordings.gantt.packed`.
-    """
-
-    name: str
-    bars: dict[str, Any]
-    caption: str
-    source: str
-    png: str = ""
-    kind: ClassVar[str] = "timeline"
-
-    @property
-    def json(self) -> str:
-        return json.dumps(self.bars, allow_nan=False)
-
-
-@dataclass(frozen=True)
-class Files:
-    """Files to open: (path relative to the page, what it is)."""
-
-    caption: str
-    entries: Sequence[tuple[str, str]]
-    kind: ClassVar[str] = "files"
-
-
-Block = Prose | Points | Figure | Table | Chart | Timeline | Files
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a page says. Every text may be hostile: the template escapes it.
-
-    `provenance` is group -> {name: value}; `kind` distinguishes measured, replayed and synthetic numbers;
-    `badge` replaces the default words for the status.
-    """
-
-    title: str
-    question: str
-    verdict: Sequence[str]
-    status: Status
-    cards: Sequence[Card] = ()
-    sections: Sequence[Section] = ()
-    provenance: dict[str, dict[str, str]] = field(default_factory=dict)
-    footnotes: Sequence[str] = ()
-    room: str = ""
-    kind: str = "measured"
-    badge: str = ""
 
 
 def render(page: Page) -> str:

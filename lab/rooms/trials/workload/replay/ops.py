@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.rooms.trials.workload.replay.state import tensors_in
-
-if TYPE_CHECKING:
-    from lab.rooms.trials.workload.replay.recorder import Recorder
 
 # A wait for one of these could be for ever: its peer may not have begun.
 ONE_SIDED = ("send", "recv", "isend", "irecv", "barrier", "monitored_barrier")
@@ -37,6 +35,21 @@ WORKSPACES = [
 ]
 _sequence = torch._C._autograd._get_sequence_nr
 _node = torch._C._current_autograd_node
+
+
+class Recorder(Protocol):
+    """Who is told: where the program is, and what passed there."""
+
+    here: Any
+    module_of: dict[int, str]
+    unwritten: dict[int, Tensor]
+
+    def module(self) -> str: ...
+
+    def bits_of(self, tensors: Sequence[Tensor]) -> list[Any]: ...
+
+    @property
+    def event(self) -> Callable[..., dict[str, Any]]: ...
 
 
 class Ops(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore]
