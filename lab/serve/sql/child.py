@@ -14,11 +14,14 @@ from typing import Any
 
 import msgspec
 
+from lab.core.words import plural
 from lab.errors import LabError
 from lab.serve.index import Index
+from lab.serve.rows import RunRow
 from lab.serve.sql.answer import Answer, Question
 
 ADDRESS_SPACE = 6 << 30  # bytes; thread pools and allocators reserve more than they use
+ENDED = ("done", "failed", "analysis")
 MOST_CELL = 10_000  # characters
 MOST_ANSWER = 8 << 20  # characters of all cells
 CLOSED = (
@@ -61,11 +64,24 @@ def answer(question: Question) -> Answer:
         return Answer(tables=infos(rows), notes=notes)
     files = room_tables(rows)
     wanted = named_in(question.sql, [*files, "runs", "steps", "findings", "figures"])
+    notes += _without_findings(rows, wanted)
     tables = own_tables(rows, wanted) | read_tables(index, files, wanted, notes)
     if gone := [name for name in wanted if name not in tables]:
         return Answer(error=f"no file of {', '.join(gone)} could be read", notes=notes, limited=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # from here on nothing can be written
     return asked(question, tables, notes)
+
+
+def _without_findings(rows: list[RunRow], wanted: list[str]) -> list[str]:
+    """Runs that `findings` and `figures` cannot hold though they have ended."""
+    silent = [row.folder for row in rows if not row.findings and row.state in ENDED]
+    if not silent or not {"findings", "figures"} & {*wanted}:
+        return []
+    named = ", ".join(silent[:3]) + (", ..." if len(silent) > 3 else "")
+    return [
+        f"{len(silent)} of {plural(len(rows), 'run')} have no findings (not analysed, or by a lab of before "
+        f"they were kept): {named}; lab analyze RUN writes them"
+    ]
 
 
 def asked(question: Question, tables: dict[str, Any], notes: list[str]) -> Answer:

@@ -73,6 +73,15 @@ def test_tables_of_runs_join_with_what_lab_knows_of_them(root):
     ]
 
 
+def test_ended_runs_without_findings_are_no_silent_gap_in_figures(root):
+    (root / "sweep_b" / "findings.json").unlink()
+    write_run(root, "sweep_live", statuses=("ok", None), verdict=None)
+    found = rows(root, "select run from figures where room = 'sweep'")
+    assert found.rows == [["sweep_a"]] and not found.complete
+    assert found.notes[0].startswith("1 of 4 runs have no findings") and "sweep_b;" in found.notes[0]
+    assert rows(root, "select run from runs").complete
+
+
 def test_a_column_that_only_some_runs_have_is_null_elsewhere(root):
     assert rows(root, "select run, note from sweep_configs order by 1").rows == [
         ["sweep_a", None],
