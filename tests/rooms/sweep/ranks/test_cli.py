@@ -19,6 +19,12 @@ from tests.tracegen import BASE_NS, TraceWriter
 STEPS, STEP_US, CALLS = 2, 8000, 3
 
 
+@pytest.fixture(autouse=True)
+def its_own_place(tmp_path_factory, monkeypatch):
+    """What is kept of a recording goes below the working folder."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+
 def write_job(
     root: Path, world: int = 3, *, late: dict[int, float] | None = None, only: tuple[int, ...] = ()
 ) -> Path:
