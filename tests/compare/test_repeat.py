@@ -246,7 +246,8 @@ def test_a_side_in_an_image_gets_its_work_read_only_and_nothing_is_pulled(tmp_pa
 def test_both_sides_run_in_images_and_a_missing_image_ends_the_check(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "work.sh").write_text(
-        'echo "{\\"step_ms\\": [10.0, 10.1]}" >"$LAB_CHECK_OUT" && ! touch /work/x\n'
+        'n=$(od -An -N4 -tu4 /dev/urandom | tr -d " ")\n'  # equal times would be copies of one recording
+        'echo "{\\"step_ms\\": [10.000$n, 10.100$n]}" >"$LAB_CHECK_OUT" && ! touch /work/x\n'
     )
     side = f"image:{REF}"
     done = CliRunner().invoke(check, [side, side, "-o", "out", "--", "/bin/sh", "work.sh"])
