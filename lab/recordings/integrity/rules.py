@@ -219,9 +219,10 @@ def _clocks(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> lis
 def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
     """Rule K: rows that end after a wait for the whole device that began when they were launched already.
 
-    A wait covers the current device only, so a process with several is not judged.
+    A wait covers the current device only, so a process with several is not judged. Nor is a wait of 0 ns,
+    which is how readers give a call without an end: nobody saw it return.
     """
-    waits = api[of.call_kinds[api] == WAIT]
+    waits = api[(of.call_kinds[api] == WAIT) & (of.api.end_ns[api] > of.api.start_ns[api])]
     known = ops[of.call_of[ops] >= 0]
     if not len(waits) or not len(known) or len(np.unique(of.ops.device[ops])) > 1:
         return []
@@ -229,7 +230,7 @@ def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list
     launched_ns = of.api.end_ns[of.call_of[known]]
     at = np.searchsorted(of.api.start_ns[waits], launched_ns, side="left")
     covered = at < len(waits)
-    # The first wait that begins after the launch is the strictest: later ones end later.
+    # Of the waits for a row, the one that begins first.
     over_ns = of.ops.end_ns[known[covered]] - of.api.end_ns[waits[at[covered]]]
     late_ns = over_ns[over_ns > OUTLASTS_NS]
     if not len(late_ns):

@@ -233,6 +233,13 @@ def test_a_wait_says_nothing_of_a_little_drift_or_of_other_devices(by_ns, device
     assert waited(by_ns, devices) == {}
 
 
+def test_a_wait_that_the_recording_cut_off_has_not_returned():
+    capture = made([("cudaLaunchKernel", 1), ("cudaDeviceSynchronize", 2)], rows(1))
+    api = Table(capture.api.as_dict() | {"end_ns": capture.api.start_ns + np.array([5, 0])})
+    ops = Table(capture.ops.as_dict() | {"end_ns": capture.ops.end_ns + 10**9})
+    assert judged(replace(capture, api=api, ops=ops)) == {}
+
+
 def test_a_row_launched_while_another_thread_waits_may_outlast_the_wait():
     calls = [("cudaLaunchKernel", 1), ("cudaDeviceSynchronize", 2), ("cudaLaunchKernel", 3)]
     capture = made(calls, rows(1, 3), tid=[1, 1, 2])
