@@ -14,7 +14,6 @@ from pathlib import Path
 from lab.core import compiled
 from lab.errors import LabError
 
-__all__ = ["READER", "C", "LabError", "find", "wants_plain"]
 READER = "LAB_READER"  # "plain" leaves C out
 C = compiled.Compiling(
     language="C",
