@@ -2,8 +2,9 @@
 
 On a GPU: a 7B-shaped Mistral in bfloat16 (random weights, fused AdamW), 2,048 tokens. On a CPU: a small
 transformer and two small perceptrons, by the thread's own CPU time, because a busy machine makes wall time of
-milliseconds useless. Each round begins a new guard, whose first steps look closer and only warm up. Bars, by
-medians: 5 % on a GPU, a factor of 1.3 on a CPU; "bare hooks" is what no guard in Python can do without.
+milliseconds useless. Each round begins a new guard, whose first steps look closer and only warm up; then it
+takes as many steps as hold each kind of reading in its due share, and gives their mean. Bars, by medians of
+rounds: 5 % on a GPU, a factor of 1.3 on a CPU; "bare hooks" is what no guard in Python can do without.
 LAB_BENCH_LAYERS and LAB_BENCH_TOKENS change the shape. What watching costs an inference is `nan_watch`.
 """
 
@@ -20,8 +21,9 @@ from typing import Any
 from bench.table import Row, at_most, measured
 
 BAR_GPU, BAR_CPU = 1.05, 1.30
-ROUNDS, STEPS = 15, 6
-WARM_UP = {True: 3, False: 36}  # on a GPU or not: on a CPU a guard counts magnitudes in its first 32 steps
+ROUNDS = 15
+STEPS = 16  # of a round: weights are read after every eighth, and magnitudes on a CPU in every fourth
+WARM_UP = {True: 9, False: 36}  # on a GPU or not: on a CPU a guard counts magnitudes in its first 32 steps
 
 
 def main() -> None:
@@ -47,15 +49,15 @@ def measure(name: str, make: Callable[[], tuple[Any, Any, Callable[[], Any]]], o
 
     def rounds(way: str) -> None:
         if way == "plain":
-            took[way] += steps(optimizer, loss, on_gpu)
+            took[way].append(mean_step(optimizer, loss, on_gpu))
             return
         if way == "bare hooks":
             with bare_hooks(model):
-                took[way] += steps(optimizer, loss, on_gpu)
+                took[way].append(mean_step(optimizer, loss, on_gpu))
             return
         on_bad = "replay" if "replay" in way else "keep"
         with nan.guard(model, optimizer, on_bad=on_bad) as guard:
-            took[way] += steps(optimizer, loss, on_gpu)
+            took[way].append(mean_step(optimizer, loss, on_gpu))
         assert guard.status == "clean", (guard.status, guard.not_seen(), guard.notes)
 
     for turn in range(ROUNDS):
@@ -69,7 +71,7 @@ def measure(name: str, make: Callable[[], tuple[Any, Any, Callable[[], Any]]], o
             Row(
                 f"a training step, {way}: {name}",
                 size="on a GPU" if on_gpu else "one CPU thread",
-                cost=f"{1e3 * middle:.3f} ms ({1e3 * low:.3f} to {1e3 * high:.3f}, {len(times)} steps)",
+                cost=f"{1e3 * middle:.3f} ms ({1e3 * low:.3f} to {1e3 * high:.3f}, {len(times)} rounds)",
                 peer="" if way == "plain" else f"plain {1e3 * plain:.3f} ms",
                 ratio=None if way == "plain" else plain / middle,
                 limit=f"{limit} the time" if way == "guard" else "",
@@ -79,7 +81,7 @@ def measure(name: str, make: Callable[[], tuple[Any, Any, Callable[[], Any]]], o
         met = f"   bar {bar:g}x: {'met' if middle <= bar * plain else 'MISSED'}" if way == "guard" else ""
         print(
             f"{name:28} {way:14} {1e3 * middle:9.3f} ms ({1e3 * low:.3f} to {1e3 * high:.3f}, "
-            f"{len(times)} steps)  x{middle / plain:.3f}{met}"
+            f"{len(times)} rounds)  x{middle / plain:.3f}{met}"
         )
 
 
@@ -127,16 +129,16 @@ def bare_hooks(model: Any) -> Iterator[None]:
             handle.remove()
 
 
-def steps(optimizer: Any, loss: Callable[[], Any], on_gpu: bool) -> list[float]:
-    """Seconds of each step after the warm-up."""
-    found = []
-    for _ in range(WARM_UP[on_gpu] + STEPS):
-        began = now(on_gpu)
+def mean_step(optimizer: Any, loss: Callable[[], Any], on_gpu: bool) -> float:
+    """Seconds of a step after the warm-up."""
+    began = 0.0
+    for number in range(WARM_UP[on_gpu] + STEPS):
+        if number == WARM_UP[on_gpu]:
+            began = now(on_gpu)
         optimizer.zero_grad()
         loss().backward()
         optimizer.step()
-        found.append(now(on_gpu) - began)
-    return found[WARM_UP[on_gpu] :]
+    return (now(on_gpu) - began) / STEPS
 
 
 def now(on_gpu: bool) -> float:

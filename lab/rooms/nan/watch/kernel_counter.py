@@ -18,6 +18,7 @@ from lab.rooms.nan.watch.kernel import decode, parts_for, run
 
 DTYPE = attrgetter("dtype")
 MOST_LAYOUTS = 1024
+MOST_BUFFERS = 64  # of one layout, whose counts are all on their way: a step may have as many equal layers
 NO_ROWS = np.zeros((0, len(KINDS)))
 
 
@@ -59,13 +60,16 @@ class Group:
     def __init__(self, dtype: torch.dtype, members: Sequence[int], words: Tensor, most_words: int) -> None:
         self.dtype, self.members, self.words = dtype, np.asarray(members, np.int64), words
         self.parts = parts_for(most_words, len(members))
-        self._buffers: Buffers | None = None
+        self._buffers: list[Buffers] = []
 
     def launch(self, pointers: np.ndarray) -> Found:
         """Counts of the tensors at these addresses, not waited for."""
-        if self._buffers is None or self._buffers.busy:
-            self._buffers = Buffers(len(pointers), self.words.device)
-        return self._buffers.launch(pointers, self)
+        free = next((one for one in self._buffers if not one.busy), None)
+        if free is None:
+            free = Buffers(len(pointers), self.words.device)
+            if len(self._buffers) < MOST_BUFFERS:
+                self._buffers.append(free)
+        return free.launch(pointers, self)
 
 
 class Buffers:

@@ -24,7 +24,9 @@ from lab.rooms.nan.watch.guard.journal import Journal
 from lab.rooms.nan.watch.plain import all_plain, as_counted, is_odd
 from lab.rooms.nan.watch.quiet import quiet
 
-BUDGET_BYTES = 64 << 20  # of gradients that are held for one count
+LEAST_BUDGET, MOST_BUDGET = 64 << 20, 1 << 30  # bytes of gradients that are held for one count
+FREE_PART = 64  # of a GPU's free memory one part in so many may be held
+ASK_EVERY = 64  # counts, between two looks at a GPU's free memory
 MOST_HELD = 4096
 LOOK_EVERY = 16  # counts, between two looks at what a light backward holds
 TICK = 0.2  # what is collected between two ticks of the clock is ordered within this part of one
@@ -85,10 +87,11 @@ class Collector:
         self._drained = 0
         self._weighs = True  # whether each tensor is weighed as it comes: not while backwards are light
         self._bytes = self._flushes = 0
+        self._budget, self._asked = LEAST_BUDGET, -ASK_EVERY
         self.unread: dict[str, int] = {}  # why -> tensors
 
-    def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1) -> None:
-        """Remember a tensor to be counted."""
+    def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1, *, stays: bool = False) -> None:
+        """Remember a tensor to be counted; one that `stays` in memory without us is held for nothing."""
         lists = self._lists
         lists.count += 1
         try:
@@ -97,11 +100,13 @@ class Collector:
             version = -1
         lists.entries.append((stage, key, tensor, version, time))
         if self._weighs:
-            self._weigh(tensor)
+            self._weigh(tensor, stays)
 
-    def _weigh(self, tensor: Tensor) -> None:
-        self._bytes += tensor.numel() * tensor.element_size()
-        if self._bytes > BUDGET_BYTES or len(self._lists.entries) > MOST_HELD:
+    def _weigh(self, tensor: Tensor, stays: bool) -> None:
+        self._bytes += 0 if stays else tensor.numel() * tensor.element_size()
+        if self._bytes > LEAST_BUDGET and self._flushes - self._asked >= ASK_EVERY:
+            self._asked, self._budget = self._flushes, _budget(tensor.device)
+        if self._bytes > self._budget or len(self._lists.entries) > MOST_HELD:
             self.flush()
 
     def here(self) -> int:
@@ -166,7 +171,7 @@ class Collector:
         self._flushes += 1
         if self._flushes % LOOK_EVERY == 2:
             size = sum(one.numel() * one.element_size() for one in tensors)
-            self._weighs = size * LOOK_EVERY > BUDGET_BYTES or len(tensors) * LOOK_EVERY > MOST_HELD
+            self._weighs = size * LOOK_EVERY > LEAST_BUDGET or len(tensors) * LOOK_EVERY > MOST_HELD
 
     def _dense(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """(which tensor each part belongs to, all parts that can be counted)"""
@@ -194,3 +199,12 @@ class Collector:
                 rows[group.late] = -1
             found.append((group.taken, rows))
         return found
+
+
+def _budget(device: torch.device) -> int:
+    """How many bytes may be held: little of what is free, so that a program that fits still fits."""
+    if device.type != "cuda":
+        return LEAST_BUDGET
+    free = torch.cuda.mem_get_info(device)[0]
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(max(free // FREE_PART, LEAST_BUDGET), MOST_BUDGET)

@@ -39,6 +39,8 @@ class ParameterHooks:
         self._kept_nodes: list[Any] = []
         self._hooked: set[int] = set()
         self._counted: dict[int, tuple[int, int]] = {}  # weight -> (gradient, its version) last counted
+        self._last: tuple[Tensor, Tensor] | None = None  # the last weight whose gradient came, and that
+        self._stay = True  # gradients stay where they accumulated: no update inside of backward frees them
 
     def attach(self) -> None:
         """Hook every weight that needs gradients and has no hook yet."""
@@ -56,6 +58,7 @@ class ParameterHooks:
     def forget(self) -> None:
         """A new step's first forward begins: no backward has touched the gradients that lie there."""
         self._counted.clear()
+        self._last = None
 
     def _hook(self, parameter: Tensor) -> None:
         register = getattr(parameter, "register_post_accumulate_grad_hook", None)
@@ -76,7 +79,10 @@ class ParameterHooks:
             if self._journal.ended or grad is None:
                 return
             key = id(parameter)
-            self._collector.take(self._stage, key, grad)
+            if self._last is not None and self._last[0].grad is not self._last[1]:
+                self._stay = False
+            self._last = parameter, grad
+            self._collector.take(self._stage, key, grad, stays=self._stay)
             self._counted[key] = (id(grad), version(grad))
             if self._strategy.reduces_at_once:
                 self._collector.flush()
@@ -85,6 +91,7 @@ class ParameterHooks:
 
     def before_update(self, parameters: Sequence[Tensor]) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
+        self._last = None
         used = [one for one in parameters if one.grad is not None]
         grads: list[Any] = [one.grad for one in used]
         now = [*zip(map(id, grads), versions_of(grads), strict=True)]

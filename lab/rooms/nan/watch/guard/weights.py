@@ -1,7 +1,7 @@
 """Weights and optimizer state as they are between updates: read, and who made what is bad in them.
 
 Bad numbers stay in weights and state, so they are read after each of the first updates, then after every
-fourth: that is little beside what the optimizer itself has read and written since. They are read at once when
+eighth: that is little beside what the optimizer itself has read and written since. They are read at once when
 anything else is bad, and when the verdict is asked for, so how often decides only how many updates a sentence
 may speak of. It depends on nothing but the number of updates: a busy machine gives the same verdict. What was
 bad after one update only, and overwritten before anything used it, may be missed; `reads` says after how many
@@ -32,7 +32,7 @@ from lab.rooms.nan.watch.guard.updates import (
 from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 
-READ_FIRST, READ_EVERY = 8, 4  # updates
+READ_FIRST = READ_EVERY = 8  # updates
 UNEXPLAINED = "its settings do not explain it: other code may have written the weight, or its gradient"
 CHANGED = "changed by something other than the optimizer since they were read last"
 UNUSED = "a forward or other code wrote it since it was read last, and no module has used it yet"
