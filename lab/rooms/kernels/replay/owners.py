@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.recordings.compiled import is_inductor
+from lab.recordings.names import kernel_class
 from lab.recordings.views.launches import launches_graph
 from lab.rooms.kernels.replay.trace import Event, Op, TraceArgs
 
 # Ops that cannot be called by themselves: the op around them is replayed instead.
 INTERNAL = re.compile(r"aten::_(flash|efficient|cudnn)_attention_(forward|backward)\Z")
-COLLECTIVES = re.compile(r"nccl|rccl|all_?reduce.*kernel", re.IGNORECASE)
 COLLECTIVE = "a collective: it needs the other ranks, and a replay is one process"
 
 
@@ -100,7 +100,7 @@ def gather(ops: list[Op], owners: dict[int, int]) -> dict[int, int]:
 
 def why_orphan(name: str, op: Op | None) -> str:
     """Why a launch cannot be replayed through its op; "" if it can."""
-    if COLLECTIVES.search(name):
+    if kernel_class(name) == "comm":
         return COLLECTIVE
     if op is None:
         return "no op owns it"

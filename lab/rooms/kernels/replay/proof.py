@@ -18,6 +18,7 @@ from lab.errors import BadDataError
 from lab.recordings.names import short_name
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.compare import CallProof, call_proofs
+from lab.rooms.kernels.replay.owners import COLLECTIVE
 from lab.rooms.kernels.replay.raw import RawReplay
 from lab.rooms.kernels.replay.result import EXACT, REBUILT, Coverage, ForwardClosure, Result, Row
 from lab.rooms.kernels.replay.rows import origin_of, rows_of
@@ -64,7 +65,10 @@ def evaluate(plan: ReplayPlan, raw: RawReplay) -> Result:
 
 
 def _coverage(plan: ReplayPlan, raw: RawReplay, calls: list[list[CallProof]]) -> dict[str, Coverage]:
-    """By kind of launch; launches that no op owns count as not rebuilt, so nothing recorded is left out."""
+    """By kind of launch; launches that no op owns count as not rebuilt, so nothing recorded is left out.
+
+    Collectives are a kind of their own: most of their time is waiting for other ranks.
+    """
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0, 0.0, 0.0])
     for sig, made in enumerate(calls):
         signature, rebuilt = plan.signatures[sig], raw.signatures[sig].status in REBUILT
@@ -73,7 +77,8 @@ def _coverage(plan: ReplayPlan, raw: RawReplay, calls: list[list[CallProof]]) ->
                 kind = signature.launches[position].kind if signature.launches else "cpu_op"
                 _count(sums[kind], us, rebuilt, one.same == EXACT)
     for orphan in plan.orphans:
-        _count(sums[orphan.launch.kind], orphan.dur_us, False, False)
+        kind = "collective" if orphan.reason == COLLECTIVE else orphan.launch.kind
+        _count(sums[kind], orphan.dur_us, False, False)
     return {
         kind: Coverage(
             launches=int(s[0]),

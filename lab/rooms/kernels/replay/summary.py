@@ -41,8 +41,9 @@ def verdict_sentences(result: Result) -> list[str]:
 def _gpu_sentences(result: Result) -> list[str]:
     lines, error = [], result.error
     if kernel := result.coverage.get("kernel"):
+        of_what = "computing time" if "collective" in result.coverage else "kernel time"
         lines.append(
-            f"{kernel.percent('same', 'time_us'):.2f} % of kernel time ({kernel.same_launches:,} of "
+            f"{kernel.percent('same', 'time_us'):.2f} % of {of_what} ({kernel.same_launches:,} of "
             f"{plural(kernel.launches, 'launch')}) replays as the same kernel"
         )
     if error.get("median_abs_pct") is not None:
@@ -63,6 +64,11 @@ def _gpu_sentences(result: Result) -> list[str]:
 
 
 def _coverage_sentence(kind: str, cover: Coverage) -> str:
+    if kind == "collective":
+        return (
+            f"{plural(cover.launches, 'collective')} ({cover.time_us / 1e3:,.3f} ms, waiting for other ranks "
+            "included) not replayed: a replay is one process"
+        )
     launches, time = cover.percent("rebuilt", "launches"), cover.percent("rebuilt", "time_us")
     return (
         f"{cover.rebuilt_launches:,} of {plural(cover.launches, NOUNS.get(kind, kind))} with a rebuilt op "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from lab.errors import BadDataError
 from lab.rooms.kernels.replay.args import Call, Origin, Orphan
+from lab.rooms.kernels.replay.owners import COLLECTIVE, why_orphan
 from lab.rooms.kernels.replay.proof import evaluate, total_closure
 from lab.rooms.kernels.replay.raw import CallRun
 from lab.rooms.kernels.replay.summary import missing_sentences, status, terminal
@@ -40,6 +42,26 @@ def test_what_no_op_owns_lowers_the_coverage():
     assert result.coverage["kernel"].percent("same", "time_us") == pytest.approx(50.0)
     assert result.bars["same_kernel_time"] is False
     assert missing_sentences(result) == ["gemm: 1 launch (26.0 us) not replayed: no op owns it"]
+
+
+def test_collectives_which_mostly_wait_are_said_apart_from_computation():
+    allreduce = structs.replace(GEMM, name="ncclDevKernel_AllReduce_Sum_f16_RING_LL")
+    plan = a_plan(orphans=(Orphan(allreduce, 2000.0, COLLECTIVE),) * 2)
+    result = evaluate(plan, a_raw())
+    assert result.coverage["kernel"].percent("same", "time_us") == 100.0
+    assert (result.coverage["collective"].launches, result.coverage["collective"].time_us) == (2, 4000.0)
+    text = terminal(result, plan)
+    assert "100.00 % of computing time (4 of 4 launches) replays as the same kernel" in text
+    assert "2 collectives (4.000 ms, waiting for other ranks included) not replayed" in text
+    assert status(result) == "warn" and len(missing_sentences(result)) == 1  # not all was replayed
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ncclKernel_AllGather", "void vllm::cross_device_reduce_1stage<half>", "multimem_all_reduce_kernel"],
+)
+def test_no_library_s_collective_is_replayed(name):
+    assert why_orphan(name, None) == COLLECTIVE
 
 
 def test_a_replay_on_the_cpu_proves_no_kernel():
