@@ -66,9 +66,11 @@ class GradientEvents:
         owners = self._weights.owners.get(int(one.key), [""])
         module = owners[0]
         if one.stage == "param_grads":
-            shared = f"{name} is shared by {', '.join(map(named, owners))}" if len(owners) > 1 else ""
+            unsure = f"{name} is shared by {', '.join(map(named, owners))}" if len(owners) > 1 else ""
+            if self._weights.has_hooks(name):
+                unsure = f"the program has a hook on {name}, which may have made it"
             place = f"in backward of {named(module)}: the gradient of {name}"
-            return "param_grads", module, place, shared, ""
+            return "param_grads", module, place, unsure, ""
         if isinstance(one.key, Unhooked):
             unsure = "it was not seen as it accumulated: backward made it, or code after backward"
             place = f"in the gradient of {name}, which the update takes"

@@ -285,7 +285,7 @@ class Guard:
             self.parameters.forget()
         if self.scaling.scaler is not None and self.scaling.skipped_one():
             self._left_out()
-        if not before_update.exists and self.weights.changed_without_hooks():
+        if not before_update.exists and not self._is_updating() and self.weights.changed_without_hooks():
             self._update_without_hooks()
         if self.on_bad == "replay":
             forward.saved = self.reactions.save(module, args, kwargs)
@@ -361,6 +361,10 @@ class Guard:
         self.reactions.leave_out()
         self.journal.step += 1
         self.borders.step_ended()
+
+    def _is_updating(self) -> bool:
+        """Whether an optimizer given runs this forward in its own step, and writes weights in between."""
+        return any(getattr(one, "running", 0) for one in self._handles)
 
     def _update_without_hooks(self) -> None:
         """torch before 2.0: an update shows in the versions of the weights."""

@@ -263,6 +263,10 @@ class Weights:
             return False
         return self._versions_after.get(id(tensor), version(tensor)) != version(tensor)
 
+    def has_hooks(self, name: str) -> bool:
+        """Whether the program has put a hook on this weight's gradient."""
+        return bool(getattr(self._parameter(name), "_backward_hooks", None))
+
     def _parameter(self, name: str) -> nn.Parameter | None:
         return dict(self._model.named_parameters()).get(name)
 
