@@ -80,7 +80,10 @@ class GradientEvents:
             unsure = "it was reduced over ranks: another rank's part, or this rank's own weight gradient"
             return one.stage, module, place, unsure, ""
         if one.stage == "after_reduce":
-            why = "this rank's own gradients were clean: it came with the reduction, from another rank"
+            why = (
+                "this rank's own gradients were clean: the reduction brought it from another rank, or made it "
+                "(a sum that overflows, a communication hook)"
+            )
             return one.stage, module, place, "", why
         why = "finite when backward ended: unscaling, clipping or other code changed it"
         return one.stage, module, place, "", why
