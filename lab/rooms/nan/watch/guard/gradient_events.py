@@ -81,8 +81,8 @@ class GradientEvents:
             return one.stage, module, place, unsure, ""
         if one.stage == "after_reduce":
             why = (
-                "this rank's own gradients were clean: the reduction brought it from another rank, or made it "
-                "(a sum that overflows, a communication hook)"
+                "this rank's own gradients were clean: the reduction brought it from another rank, or "
+                "made it (a sum that overflows, a communication hook)"
             )
             return one.stage, module, place, "", why
         why = "finite when backward ended: unscaling, clipping or other code changed it"
