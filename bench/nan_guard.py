@@ -104,8 +104,10 @@ def bare_hooks(model: Any) -> Iterator[None]:
 
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
         out = plain(module, *args, **kwargs)
-        held.append(out)
-        out.grad_fn.register_prehook(lambda grads: held.append(grads[0]))
+        for one in out if isinstance(out, tuple) else (out,):
+            if isinstance(one, torch.Tensor):
+                held.append(one)
+                one.grad_fn.register_prehook(lambda grads: held.append(grads[0]))
         return out
 
     def look(*_: Any) -> None:

@@ -10,6 +10,9 @@ Five ways that agree wherever they count:
   which nobody asks for magnitudes.
 - the Triton kernel (`kernel_counter`): exact counts of all tensors in one launch per dtype.
 
+None of them leaves a trace on what it counts: `Tensor.numpy` would, because torch then refuses to resize the
+tensor's memory, which FSDP and offloading do. Memory that was freed before the count is refused, not read.
+
 Every function returns float64 rows (nan, posinf, neginf, subnormal, absmax), one per tensor; absmax is the
 largest finite magnitude, -1 in a column means that it was not counted.
 """
@@ -35,15 +38,51 @@ FORMATS = {
 DTYPE, _DEVICE = attrgetter("dtype"), attrgetter("device")
 _CPU = {torch.device("cpu")}
 LARGEST = {2: np.int16(0x7FFF), 4: np.int32(0x7FFFFFFF)}
+SIGNED = {torch.int16: "<i2", torch.int32: "<i4"}
 UNSIGNED = {2: np.uint16, 4: np.uint32}
 PIECE = 1 << 15  # numbers that `bits_counts` looks at together
 CLEAN = (0.0, 0.0, 0.0, -1.0, -1.0)
-DOTTED = frozenset((torch.float32, torch.float64))
+DOTTED = {torch.float32: "<f4", torch.float64: "<f8"}
 TOGETHER = 64  # small tensors that share one product
 MOST_CLEAN_ROWS = 1024
 _CLEAN_ROWS: dict[int, np.ndarray] = {}
 LARGE = 1 << 13  # from this size on a tensor is not copied beside others
+LOW = 1 << 40  # no memory of a usual process lies lower; what was freed lies at its offset from 0
 Counter = Callable[[Sequence[Tensor]], np.ndarray]
+
+
+class _Memory:
+    """What numpy needs to read the memory of a dense tensor on a CPU, which it keeps alive."""
+
+    def __init__(self, tensor: Tensor, kind: str) -> None:
+        self._held = tensor
+        place = (tensor.data_ptr(), True)
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": kind,
+            "shape": (tensor.numel(),),
+            "data": place,
+        }
+
+
+def as_array(tensor: Tensor, kind: str) -> np.ndarray:
+    """(numbers,) of numpy's type `kind`, read only: the tensor's own memory if it is contiguous."""
+    return np.asarray(_Memory(tensor.contiguous(), kind))
+
+
+def refuse_freed(tensors: Sequence[Tensor]) -> None:
+    """Raise ValueError if memory of any was freed by its program (`storage.resize_(0)`)."""
+    if tensors and min(map(Tensor.data_ptr, tensors)) < LOW and any(map(_is_freed, tensors)):
+        raise ValueError("memory was freed before it could be counted")
+
+
+def _is_freed(tensor: Tensor) -> bool:
+    if not tensor.numel() or tensor.data_ptr() >= LOW or tensor.device.type == "meta":
+        return False
+    untyped = getattr(tensor, "untyped_storage", None)
+    held: int = (untyped if untyped is not None else tensor.storage)().nbytes()
+    steps = ((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return held < (tensor.storage_offset() + sum(steps) + 1) * tensor.element_size()
 
 
 class Counted:
@@ -74,6 +113,7 @@ def plain_counts(tensors: Sequence[Tensor]) -> np.ndarray:
     """Exact counts by torch's own predicates; one wait for the GPU at the end."""
     if not tensors:
         return np.zeros((0, len(KINDS)))
+    refuse_freed(tensors)
     with torch.no_grad():
         return _gather([_plain_row(tensor.detach()) for tensor in tensors])
 
@@ -86,6 +126,7 @@ def bits_counts(tensors: Sequence[Tensor], *, subnormals: bool = True) -> np.nda
     Small tensors are counted together, large ones piece by piece where they lie, so that all intermediate
     arrays stay in the processor's cache.
     """
+    refuse_freed(tensors)
     rows = np.empty((len(tensors), len(KINDS)))
     peaks = np.zeros(len(tensors), np.int64)  # bits of the largest finite magnitude
     together: dict[torch.dtype, list[int]] = {dtype: [] for dtype in FORMATS}
@@ -128,7 +169,7 @@ def _values(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 def _small(tensors: list[Tensor], dtype: torch.dtype, subnormals: bool) -> tuple[np.ndarray, np.ndarray]:
     """(counts, bits of the largest magnitude) of small tensors of one dtype, none of them empty."""
     whole, infinity, normal = FORMATS[dtype]
-    flat = torch._C._nn.flatten_dense_tensors(tensors).view(whole).cpu().numpy()
+    flat = as_array(torch._C._nn.flatten_dense_tensors(tensors).cpu(), SIGNED[whole])
     magnitude = flat & LARGEST[flat.itemsize]
     sizes = np.fromiter(map(Tensor.numel, tensors), np.int64, len(tensors))
     begins = np.cumsum(sizes) - sizes
@@ -147,7 +188,7 @@ def _small(tensors: list[Tensor], dtype: torch.dtype, subnormals: bool) -> tuple
 def _large(tensor: Tensor, dtype: torch.dtype, subnormals: bool) -> tuple[np.ndarray, int]:
     """(counts, bits of the largest magnitude) of one tensor, piece by piece."""
     whole, infinity, normal = FORMATS[dtype]
-    flat = tensor.detach().reshape(-1).view(whole).cpu().numpy()
+    flat = as_array(tensor.detach().cpu(), SIGNED[whole])
     row, largest = np.zeros(4), 0
     for begin in range(0, len(flat), PIECE):
         signed = flat[begin : begin + PIECE]
@@ -184,6 +225,7 @@ def screen_counts(tensors: Sequence[Tensor]) -> np.ndarray:
     tensor has 0, 0, 0, -1, -1: its magnitudes are not known. Squares that overflow look bad, so such tensors
     are counted exactly, too.
     """
+    refuse_freed(tensors)
     with np.errstate(over="ignore", invalid="ignore"):
         if _all_finite(tensors):
             return clean_rows(len(tensors))
@@ -214,7 +256,7 @@ def all_clean(rows: np.ndarray) -> bool:
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether all are surely finite; of a list of several kinds that is not asked here."""
     kinds = {*map(DTYPE, tensors)}
-    if len(kinds) != 1 or not kinds <= DOTTED or {*map(_DEVICE, tensors)} != _CPU:
+    if len(kinds) != 1 or not kinds <= DOTTED.keys() or {*map(_DEVICE, tensors)} != _CPU:
         return False
     sizes = [*map(Tensor.numel, tensors)]
     if max(sizes) <= LARGE and len(sizes) <= TOGETHER:
@@ -228,7 +270,7 @@ def _all_finite(tensors: Sequence[Tensor]) -> bool:
 
 def _dotted(tensor: Tensor) -> float:
     """The product of a tensor with itself, in pieces: a library would spread a long one over threads."""
-    flat = tensor.detach().numpy().ravel()
+    flat = as_array(tensor.detach(), DOTTED[tensor.dtype])
     if flat.size <= LARGE:
         return float(flat.dot(flat))
     pieces = (flat[begin : begin + LARGE] for begin in range(0, flat.size, LARGE))
@@ -240,6 +282,7 @@ def norm_counts(tensors: Sequence[Tensor]) -> np.ndarray:
 
     Clean tensors have 0, 0, 0, -1 (subnormals are not counted) and their largest magnitude.
     """
+    refuse_freed(tensors)
     rows = np.full((len(tensors), len(KINDS)), -1.0)
     usable = [at for at, tensor in enumerate(tensors) if tensor.numel() and tensor.dtype in NORMED]
     with torch.no_grad():

@@ -139,7 +139,7 @@ class Explainer:
     def _story(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> tuple[list[Call], list[Leaf]]:
         calls = []
         unseen_of = {
-            at: f"{leaf} of {self._names[at]} ({why})"
+            at: f"{leaf} of {self._names[at] or 'the model itself'} ({why})"
             for batch in seen.batches
             for at, leaf, why in batch.unseen
             if why != CACHE

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.count import FORMATS, KINDS, Counted, plain_counts
+from lab.rooms.nan.watch.count import FORMATS, KINDS, LOW, Counted, plain_counts, refuse_freed
 from lab.rooms.nan.watch.kernel import decode, parts_for, run
 
 DTYPE = attrgetter("dtype")
@@ -46,6 +46,7 @@ class KernelCounter:
             if launched is not None:
                 self._known.move_to_end(layout)
                 return launched
+        refuse_freed(tensors)
         groups, rest, found = _by_type(tensors, sizes, dtypes, devices)
         if groups and not rest:  # else some tensor was counted another way
             self._known[layout] = groups
@@ -140,6 +141,8 @@ def _as_before(tensors: Sequence[Tensor], groups: list[Group]) -> Launched | Non
     pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
     if int(np.bitwise_or.reduce(pointers)) & 15:
         return None
+    if int(pointers.min()) < LOW:
+        refuse_freed(tensors)
     if len(groups) == 1:
         return Launched(len(tensors), [groups[0].launch(pointers)], [], NO_ROWS)
     return Launched(len(tensors), [group.launch(pointers[group.members]) for group in groups], [], NO_ROWS)

@@ -200,7 +200,11 @@ class Recorder(ABC):
                     return self._carefully(lane, at, inner, module, args, kwargs)
                 events = lane.events
                 if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
-                    output = inner(module, *args)
+                    try:
+                        output = inner(module, *args)
+                    except BaseException:  # what it took was seen; a checkpoint ends its repetition so, too
+                        events += (at, args, kwargs)
+                        raise
                     events += (passed, args[0], output)
                 else:
                     events += (at, args, kwargs)

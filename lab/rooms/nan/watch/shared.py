@@ -8,6 +8,7 @@ only while no other thread could be going through the table. In between it does 
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import sys
 import threading
@@ -98,11 +99,12 @@ class Rehooked:
     """Optimizers that dynamo has taken torch's hooks off (before torch 2.5), with the same hooks around them.
 
     It does so when something is compiled for the first time, and for good. The classes are patched, and put
-    back with the last guard.
+    back with the last guard. So are optimizers whose own `step` is a scheduler's that has kept the class's.
     """
 
     def __init__(self) -> None:
         self._looked, self._plain = False, dict[type[Any], Call]()
+        self._scheduled: list[tuple[Any, Call, Call]] = []  # optimizer, the scheduler's step, ours
 
     def put_on(self) -> None:
         """Find what has lost its hooks, once dynamo has done so."""
@@ -118,6 +120,12 @@ class Rehooked:
             if getattr(step, "hooked", False) and getattr(step, "__code__", None) is not _HOOK_CODE:
                 self._plain[kind] = cast(Call, step)
                 setattr(kind, "step", _surrounded(cast(Call, step)))  # noqa: B010 - for mypy, too
+        for optimizer in (one for one in gc.get_objects() if type(one) in self._plain):
+            own = vars(optimizer).get("step")
+            if getattr(own, "__wrapped__", None) is self._plain[type(optimizer)]:
+                ours = _surrounded_own(optimizer, own)
+                self._scheduled.append((optimizer, own, ours))
+                optimizer.step = ours
 
     def take_off(self) -> None:
         """Put them back if no guard is left."""
@@ -125,7 +133,11 @@ class Rehooked:
             return
         for kind, step in self._plain.items():
             setattr(kind, "step", step)  # noqa: B010
+        for optimizer, own, ours in self._scheduled:
+            if vars(optimizer).get("step") is ours:
+                optimizer.step = own
         self._plain.clear()
+        self._scheduled.clear()
         self._looked = False
 
 
@@ -141,6 +153,20 @@ def _surrounded(plain: Call) -> Call:
             return plain(optimizer, *args, **kwargs)
         before_update.call(optimizer, args, kwargs)
         found = plain(optimizer, *args, **kwargs)
+        after_update.call(optimizer, args, kwargs)
+        return found
+
+    return step
+
+
+def _surrounded_own(optimizer: Any, own: Call) -> Call:
+    """For one optimizer; torch copies and pickles no optimizer's `step`."""
+
+    @functools.wraps(own)
+    @passes_on
+    def step(*args: Any, **kwargs: Any) -> Any:
+        before_update.call(optimizer, args, kwargs)
+        found = own(*args, **kwargs)
         after_update.call(optimizer, args, kwargs)
         return found
 

@@ -89,3 +89,25 @@ def test_the_screen_sees_what_is_bad_wherever_it_lies_and_knows_no_magnitudes():
 def test_squares_that_overflow_are_no_fault():
     row = count.screen_counts([torch.tensor([3e38, -3e38], requires_grad=True)])[0]
     assert row[:3].tolist() == [0, 0, 0] and row[4] == pytest.approx(3e38)
+
+
+WAYS = [count.plain_counts, count.norm_counts, count.bits_counts, count.screen_counts]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("size", [7, count.LARGE + 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_count_leaves_the_program_free_to_resize_its_memory(way, size, dtype):
+    some = [torch.ones(size, dtype=dtype)]
+    way(some)
+    some[0].untyped_storage().resize_(0) if hasattr(some[0], "untyped_storage") else some[
+        0
+    ].storage().resize_(0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_that_was_freed_before_the_count_is_refused_not_read(way):
+    some = [torch.ones(8), torch.ones(5)]
+    (some[0].untyped_storage() if hasattr(some[0], "untyped_storage") else some[0].storage()).resize_(0)
+    with pytest.raises(ValueError, match="freed before"):
+        way(some)

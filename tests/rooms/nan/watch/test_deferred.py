@@ -8,6 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
+from torch import nn  # noqa: E402
+
 from lab import nan  # noqa: E402
 from lab.rooms.nan.watch.count import plain_counts  # noqa: E402
 from lab.rooms.nan.watch.deferred import Deferred  # noqa: E402
@@ -116,3 +118,36 @@ def test_a_watch_says_why_tensors_were_not_counted():
         for _ in range(4):
             model(x(2, 4))
     assert w.status == "partly-seen" and any("ZeroDivisionError" in one for one in w.not_seen())
+
+
+@pytest.mark.parametrize("observer", [nan.watch, nan.guard])
+def test_a_program_may_free_and_resize_what_its_modules_gave(observer):
+    model = small()
+    with observer(model) as w:
+        for _ in range(5):
+            hidden = model[0](x(8, 4))
+            model[2](model[1](hidden)).sum().backward()
+            hidden = hidden.detach()
+            (hidden.untyped_storage() if hasattr(hidden, "untyped_storage") else hidden.storage()).resize_(0)
+    assert w.status == "clean" and not w.failed
+
+
+def test_memory_that_is_freed_inside_a_forward_is_not_clean_and_not_read():
+    class Frees(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, given):
+            hidden = self.first(given)
+            out = self.second(hidden)
+            kept = hidden.untyped_storage() if hasattr(hidden, "untyped_storage") else hidden.storage()
+            kept.resize_(0)
+            return out
+
+    model = Frees()
+    for observer in (nan.watch, nan.guard):
+        with observer(model) as w, torch.no_grad():
+            for _ in range(5):
+                model(x(8, 4))
+        assert w.status == "partly-seen" and "freed before" in " ".join(w.not_seen())

@@ -170,3 +170,31 @@ def test_updates_are_seen_after_something_was_compiled():
             optimizer.step()
     assert g.step == 4 and (g.first.stage, g.first.step) == ("clipped", 2)
     assert torch.optim.SGD.step in (plain, getattr(plain, "__wrapped__", None))
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="this torch has no compile")
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("order", ["compile, scheduler, guard", "scheduler, compile, guard"])
+def test_updates_through_a_schedulers_step_are_seen_after_something_was_compiled(order, given):
+    """Before torch 2.5 dynamo takes the hooks off optimizers, and a scheduler keeps the bare step."""
+    torch._dynamo.reset()
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    make = {
+        "scheduler": lambda: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+        "compile": lambda: torch.compile(lambda given: given * 2, backend="eager")(torch.ones(2)),
+    }
+    made = {what: make[what]() for what in order.split(", ")[:2]}
+    plain = vars(optimizer).get("step")
+    with nan.guard(model, optimizer if given else None) as g:
+        for number in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            if number == 3:
+                optimizer.param_groups[0]["lr"] = float("nan")
+            optimizer.step()
+            copy.deepcopy(optimizer)
+            if number < 3:
+                made["scheduler"].step()
+    assert g.step == 4 and (g.first.stage, g.first.step, g.first.unsure) == ("weights_after", 3, "")
+    assert vars(optimizer).get("step") is plain

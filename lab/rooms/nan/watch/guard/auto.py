@@ -48,7 +48,6 @@ class Auto:
         try:
             guard = Guard(module, None, None, on_bad=self.on_bad, out=self.out)
             guard.index = len(self.guards)
-            guard.losses.meets_scalers = True
             guard.__enter__()
         finally:
             self._busy.on = False

@@ -24,6 +24,7 @@ from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 _current_node = getattr(torch._C, "_current_autograd_node", None)
 MOST_PLANS = 16
+HOOKED = "the program has a hook on that tensor, which may have made it; a replay names the hook's line"
 MOST_NODES = 200_000  # of a graph that is searched for the uses of a tensor
 
 
@@ -37,6 +38,7 @@ class Border:
     root_leaf: str | None  # the name it has among the model's own outputs
     output_nr: int
     saved: Any  # of its forward, for a replay
+    hooked: bool = False  # the program has a hook on the tensor, which may change its gradient
 
 
 @dataclass
@@ -66,8 +68,10 @@ class Borders:
             node = tensor.grad_fn
             if node is not None:
                 number = tensor.output_nr
-                kept = border if number == border.output_nr else replace(border, output_nr=number)
-                self._hook(tensor, node, kept)
+                hooked = bool(tensor._backward_hooks)
+                if number != border.output_nr or hooked:
+                    border = replace(border, output_nr=number, hooked=hooked)
+                self._hook(tensor, node, border)
 
     def _plan(self, forward: Forward, batch: Batch) -> list[tuple[int, Border]]:
         """(place among the tensors, border) of each output; forwards read by one template share theirs."""
@@ -153,6 +157,9 @@ class Borders:
         if border.root_leaf is not None and uses <= 0 and not border.consumers:
             return "loss", "", "in the loss: the gradient that enters the model is bad, its output is not", ""
         module = border.consumers[-1] if border.consumers else border.parent
+        if border.hooked:
+            of = f"the gradient of {_named(border.producer)}'s output"
+            return "act_grads", module, f"in backward: first seen in {of}", HOOKED
         if uses == 1 and border.root_leaf is None:
             of = f"the gradient of {_named(border.producer)}'s output"
             return "act_grads", module, f"in backward of {_named(module)}: first seen in {of}", ""

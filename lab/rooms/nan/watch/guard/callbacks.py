@@ -62,8 +62,6 @@ def hugging_face_callback(**options: Any) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             # The optimizer is met by the weights it updates: accelerate wraps it, and may do so later.
             self._guards.begin(kwargs.get("model"), None, None)
-            if self._guards.guard is not None:
-                self._guards.guard.losses.meets_scalers = True
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._guards.end()

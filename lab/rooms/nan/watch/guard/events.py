@@ -35,6 +35,7 @@ WORDS = {
     "opt_state": "in the optimizer's state of",
     "weights_after": "in the optimizer's update of",
 }
+FROM_WEIGHTS = "from its weights"
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def corrected(first: Event, steps: Sequence[GuardStep]) -> Event:
     for step in sorted(steps, key=lambda one: one.number):
         one = step.first
         if one is None or step.number <= first.step or one.stage != first.stage or one.unsure:
+            continue
+        if one.place.endswith(FROM_WEIGHTS):  # which the first one's step has updated
             continue
         if _related(one.module, first.module):
             return one

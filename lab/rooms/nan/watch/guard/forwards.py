@@ -10,7 +10,7 @@ from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.count import Counter, all_clean
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.events import Event
+from lab.rooms.nan.watch.guard.events import FROM_WEIGHTS, Event
 from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, named
 from lab.rooms.nan.watch.guard.ranks import Strategy
@@ -22,6 +22,7 @@ from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.watch import Watch
 
 SHARDED = ("FSDP", "tensor parallel")
+OUTSIDE = "the program itself calls it: the batch held it, or code between the model's modules made it"
 
 
 class Listener(Protocol):
@@ -130,7 +131,8 @@ class BadForwards:
             for one in self._watch.read_weights_again():
                 inf = one["posinf"] + one["neginf"]
                 self._weights.was_bad(one["name"], one["nan"], inf, before=False, moment=moment - 0.25)
-        unsure = birth.unsure or self._maybe_another_rank(birth)
+        outside = OUTSIDE if birth.how == "given" and birth.module else ""
+        unsure = birth.unsure or outside or self._maybe_another_rank(birth)
         event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)
         if forward.saved is not None and birth.how not in ("given", "weights"):
             self._reactions.name_forward_op(event, birth, forward.saved)
@@ -152,10 +154,12 @@ class BadForwards:
 def _stage_and_place(birth: Birth, phase: str) -> tuple[str, str, str]:
     """(stage, module, place in words) of a birth that the watch found."""
     whose = named(birth.module)
+    if birth.how == "given" and birth.module:
+        return "forward", birth.module, f"before forward of {whose}: in {birth.leaf}, which it was given"
     if birth.how == "given":
         return "batch", birth.module, f"in the batch: {birth.leaf} of {whose}"
     if birth.how == "weights":
-        return "forward", birth.module, f"in forward of {whose}, from its weights"
+        return "forward", birth.module, f"in forward of {whose}, {FROM_WEIGHTS}"
     if birth.how in ("unknown", "cache"):
         return "forward", birth.module, birth.place
     spots = birth.place.split(",", 1)

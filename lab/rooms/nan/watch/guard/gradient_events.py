@@ -66,9 +66,11 @@ class GradientEvents:
         owners = self._weights.owners.get(int(one.key), [""])
         module = owners[0]
         if one.stage == "param_grads":
-            shared = f"{name} is shared by {', '.join(map(named, owners))}" if len(owners) > 1 else ""
+            unsure = f"{name} is shared by {', '.join(map(named, owners))}" if len(owners) > 1 else ""
+            if self._weights.has_hooks(name):
+                unsure = f"the program has a hook on {name}, which may have made it"
             place = f"in backward of {named(module)}: the gradient of {name}"
-            return "param_grads", module, place, shared, ""
+            return "param_grads", module, place, unsure, ""
         if isinstance(one.key, Unhooked):
             unsure = "it was not seen as it accumulated: backward made it, or code after backward"
             place = f"in the gradient of {name}, which the update takes"
@@ -78,7 +80,10 @@ class GradientEvents:
             unsure = "it was reduced over ranks: another rank's part, or this rank's own weight gradient"
             return one.stage, module, place, unsure, ""
         if one.stage == "after_reduce":
-            why = "this rank's own gradients were clean: it came with the reduction, from another rank"
+            why = (
+                "this rank's own gradients were clean: the reduction brought it from another rank, or "
+                "made it (a sum that overflows, a communication hook)"
+            )
             return one.stage, module, place, "", why
         why = "finite when backward ended: unscaling, clipping or other code changed it"
         return one.stage, module, place, "", why

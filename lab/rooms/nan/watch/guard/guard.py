@@ -104,6 +104,7 @@ class Guard:
         self._bad_forwards = BadForwards(self.watch, journal, self.weights, self.reactions, self.strategy)
         self._handles: list[Any] = []
         self._updated_by: set[int] = set()  # the optimizers of the step that has just ended
+        self._begun_at: dict[int, int] = {}  # optimizer -> the step in which its update began
         self._forward_since_update = False
         self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
 
@@ -285,7 +286,7 @@ class Guard:
             self.parameters.forget()
         if self.scaling.scaler is not None and self.scaling.skipped_one():
             self._left_out()
-        if not before_update.exists and self.weights.changed_without_hooks():
+        if not before_update.exists and not self._is_updating() and self.weights.changed_without_hooks():
             self._update_without_hooks()
         if self.on_bad == "replay":
             forward.saved = self.reactions.save(module, args, kwargs)
@@ -326,6 +327,7 @@ class Guard:
         else:
             self._updated_by.clear()
         self._updated_by.add(id(optimizer))
+        self._begun_at[id(optimizer)] = self.journal.step
 
     def _look_before_update(self, optimizer: Any) -> None:
         parameters = parameters_of(optimizer)
@@ -335,6 +337,9 @@ class Guard:
             self.settle()
 
     def _look_after_update(self, optimizer: Any) -> None:
+        begun_at = self._begun_at.pop(id(optimizer), self.journal.step)
+        if self.journal.step > begun_at and not self._forward_since_update:  # an optimizer in it has ended it
+            self.journal.step -= 1
         self.weights.after_update(optimizer, parameters_of(optimizer))
         if not before_update.exists:
             self.weights.note_versions()
@@ -361,6 +366,10 @@ class Guard:
         self.reactions.leave_out()
         self.journal.step += 1
         self.borders.step_ended()
+
+    def _is_updating(self) -> bool:
+        """Whether an optimizer given runs this forward in its own step, and writes weights in between."""
+        return any(getattr(one, "running", 0) for one in self._handles)
 
     def _update_without_hooks(self) -> None:
         """torch before 2.0: an update shows in the versions of the weights."""

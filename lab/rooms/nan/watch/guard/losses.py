@@ -9,12 +9,13 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.guard.scaling import Scaling, find_scaler
+from lab.rooms.nan.watch.guard.scaling import Scaling, find_scaler, scale_of
 from lab.rooms.nan.watch.lane import recomputing
 from lab.rooms.nan.watch.shared import rehooked
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 _OLD = not hasattr(torch._C, "_current_graph_task_id")  # such a torch may run backward in another thread
+MOST_LOOKS = 3  # for the scaler behind a loss, each of which goes through all objects of the program
 
 
 class Losses:
@@ -24,12 +25,12 @@ class Losses:
         self._journal, self._collector, self._scaling = journal, collector, scaling
         # On a GPU gradients come in autograd's own threads.
         self._passed = collector.anywhere if on_gpu or _OLD else collector.here
-        self.meets_scalers, self._looked_for_scaler = False, False
+        self._looks_for_scaler = MOST_LOOKS
 
     @passes_on
     def begins(self, tensors: Any) -> tuple[int, int] | None:
         """(when, how many gradients had passed); None inside of a backward, as a checkpoint runs one."""
-        found: tuple[int, int] | None = self._journal.safely(self._passed_before)
+        found: tuple[int, int] | None = self._journal.safely(self._passed_before, tensors)
         return found
 
     @passes_on
@@ -37,13 +38,13 @@ class Losses:
         if begun is not None:
             self._journal.safely(self._take, tensors, begun)
 
-    def _passed_before(self) -> tuple[int, int] | None:
+    def _passed_before(self, tensors: Any) -> tuple[int, int] | None:
         if self._journal.ended or recomputing():
             return None
         rehooked.put_on()
-        if self.meets_scalers and self._scaling.scaler is None and not self._looked_for_scaler:
-            self._looked_for_scaler = True
-            self._scaling.adopt(find_scaler())
+        if self._scaling.scaler is None and self._looks_for_scaler and (scale := scale_of(tensors)):
+            self._looks_for_scaler -= 1
+            self._scaling.adopt(find_scaler(scale))
         return self._journal.now(), self._passed()
 
     def _take(self, tensors: Any, begun: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import Event, GuardStep, Op
 from lab.rooms.nan.watch.guard.journal import Journal, named
 from lab.rooms.nan.watch.guard.ranks import Strategy
-from lab.rooms.nan.watch.guard.replay import Saved, backward_op, forward_op, save
+from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save
 from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.watch import NonFiniteError
@@ -151,7 +151,11 @@ class Reactions:
 
 
 def _name_backward_op(first: Event, op: Op) -> None:
-    first.op, first.module, first.unsure = op, op.module, ""
+    first.op = op
+    if op.node == HOOK:  # its place is where its tensor is, whatever code put it there
+        first.unsure = "a hook of the program's made it, which any code may have put there"
+        return
+    first.module, first.unsure = op.module, ""
     first.place = f"in backward of {named(op.module)}"
     if not op.node:
         first.stage = "forward"

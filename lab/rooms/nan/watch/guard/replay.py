@@ -40,6 +40,7 @@ UNWRITTEN = (
     "_unsafe_view",
     "_to_copy_placeholder",
 )
+HOOK = "a hook"  # in place of an autograd node
 MOST_BUFFER_BYTES = 256 << 20
 _sequence = getattr(getattr(torch._C, "_autograd", None), "_get_sequence_nr", None)
 _current_node = getattr(torch._C, "_current_autograd_node", None)
@@ -290,8 +291,11 @@ if TorchDispatchMode is not None and _sequence is not None:
             tensors = _tensors(given)
             shapes = tuple("x".join(map(str, one.shape)) or "scalar" for one in tensors)
             dtypes = tuple(str(one.dtype)[6:] for one in tensors)
-            line = _forward_line(node) if node is not None else _line()
-            return Op(name, module, shapes, dtypes, line, node.name() if node is not None else "", inputs)
+            if node is None:
+                return Op(name, module, shapes, dtypes, _line(), "", inputs)
+            if not isinstance(node, torch.autograd.function.BackwardCFunction) and (line := _hook_line()):
+                return Op(name, module, shapes, dtypes, line, HOOK, inputs)
+            return Op(name, module, shapes, dtypes, _forward_line(node), node.name(), inputs)
 
 
 def _with_times(op: Op, times: int) -> Op:
@@ -329,6 +333,16 @@ def _line() -> str:
     """The program's own line that led here."""
     frame = sys._getframe(1)
     while frame is not None:
+        if not _is_ours(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _hook_line() -> str:
+    """The program's own line in backward, which is a hook's; "" if autograd alone runs here."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not backward_op.__code__:
         if not _is_ours(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]

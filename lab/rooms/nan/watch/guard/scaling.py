@@ -33,9 +33,9 @@ class Scaling:
         return self.scaler is not None and (not callable(enabled) or bool(enabled()))
 
     def adopt(self, scaler: Any) -> None:
-        """A scaler that was found only now."""
-        self.scaler = scaler
-        self._states = None
+        """A scaler that was found only now, before it could leave anything out."""
+        self.scaler, self._stepped = scaler, False
+        self._states = getattr(scaler, "_per_optimizer_states", None)
 
     def stepped(self) -> None:
         """An optimizer made its update."""
@@ -79,9 +79,23 @@ class Scaling:
         return float(self.scaler.get_scale())
 
 
-def find_scaler() -> Any:
-    """A GradScaler that the program uses, if it has one: looked for once something bad was scaled."""
+def scale_of(loss: Any) -> int:
+    """The address of the one number that a loss was multiplied by last; 0 if that is not how it was made."""
+    node = getattr(loss, "grad_fn", None)
+    if node is None or node.name() != "MulBackward0":
+        return 0
+    factor = getattr(node, "_saved_other", None)
+    return factor.data_ptr() if isinstance(factor, torch.Tensor) and factor.numel() == 1 else 0
+
+
+def find_scaler(scale: int) -> Any:
+    """The GradScaler whose scale lies at this address."""
     kinds = [getattr(getattr(torch, "amp", None), "GradScaler", None), torch.cuda.amp.GradScaler]
     known = tuple(kind for kind in kinds if isinstance(kind, type))
     # By type: to ask an object for its class may run its code.
-    return next((one for one in gc.get_objects() if issubclass(type(one), known)), None)
+    scalers = (one for one in gc.get_objects() if issubclass(type(one), known))
+    return next((one for one in scalers if _address(getattr(one, "_scale", None)) == scale), None)
+
+
+def _address(tensor: Any) -> int:
+    return tensor.data_ptr() if isinstance(tensor, torch.Tensor) else 0

@@ -17,13 +17,18 @@ class Surrounded:
 
     def __init__(self, kind: type[Any], before: Callable[[Any], None], after: Callable[[Any], None]) -> None:
         self._kind, self._plain = kind, kind.step
+        self.running = 0  # steps that have begun and not ended, with an exception either
         plain = self._plain
 
         @functools.wraps(plain)
         @passes_on
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before(optimizer)
-            found = plain(optimizer, *args, **kwargs)
+            self.running += 1
+            try:
+                found = plain(optimizer, *args, **kwargs)
+            finally:
+                self.running -= 1
             after(optimizer)
             return found
 

@@ -58,6 +58,7 @@ class Weights:
         self.names: dict[int, str] = {}
         self.owners: dict[int, list[str]] = {}
         self.updates = self.reads = 0  # so far, and after how many of these weights were read
+        self._counted_in = -1  # the step of the last of these
         self._since_read = 0  # updates
         self._updated_by: list[Any] = []  # the optimizers of these
         self._updated_at, self._updated_step = 0, 0  # when the last update ended, and in which step
@@ -100,14 +101,19 @@ class Weights:
 
     def after_update(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
+        read_already = self._journal.step == self._counted_in and not self._since_read
         self.updated_by([optimizer])
-        if self.updates <= READ_FIRST or self._since_read >= READ_EVERY:
+        if read_already or self.updates <= READ_FIRST or self._since_read >= READ_EVERY:
             self._journal.safely(self.read)
         self._versions_after.update(zip(map(id, parameters), versions_of(parameters), strict=True))
 
     def updated_by(self, optimizers: Sequence[Any]) -> None:
-        self.updates += 1
-        self._since_read += 1
+        if self._journal.step != self._counted_in:  # several optimizers may update in one step
+            self._counted_in = self._journal.step
+            self.updates += 1
+            self._since_read += 1
+        elif not self._since_read:  # read after another optimizer of this step: once more after this one
+            self._since_read, self.reads = 1, self.reads - 1
         self._updated_by += [one for one in optimizers if not any(one is other for other in self._updated_by)]
         self._updated_at, self._updated_step = self._journal.now(), self._journal.step
 
@@ -262,6 +268,10 @@ class Weights:
         if tensor is None:
             return False
         return self._versions_after.get(id(tensor), version(tensor)) != version(tensor)
+
+    def has_hooks(self, name: str) -> bool:
+        """Whether the program has put a hook on this weight's gradient."""
+        return bool(getattr(self._parameter(name), "_backward_hooks", None))
 
     def _parameter(self, name: str) -> nn.Parameter | None:
         return dict(self._model.named_parameters()).get(name)

@@ -604,3 +604,42 @@ def test_the_numbers_are_those_without_a_guard():
         return [bits(one) for one in model.state_dict().values()]
 
     assert run(False) == run(True)
+
+
+class Wraps(torch.optim.Optimizer):
+    """An optimizer around another one, as ZeRO and Lookahead are."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner, self.spoils = inner, None
+
+    def step(self, closure=None):
+        self.inner.step()
+        if self.spoils is not None:
+            with torch.no_grad():
+                self.spoils.fill_(NAN)
+
+
+@pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("who", [None, "inner", "outer"])
+def test_an_optimizer_around_another_one_makes_one_step_with_it(given, who):
+    model = small()
+    inner = sgd(model)
+    outer = Wraps(inner)
+
+    def spoil(number):
+        inner.param_groups[0]["lr"] = NAN if (number, who) == (13, "inner") else 1e-2
+        outer.spoils = model[0].weight if (number, who) == (13, "outer") else None
+
+    with nan.guard(model, outer if given else None) as g:
+        for number in range(16):
+            spoil(number)
+            outer.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            outer.step()
+    assert g.step == 16 and g.failed == 0
+    if who is None:
+        assert g.sentence() == "clean: 16 updates; weights, buffers and state read after 10 of them"
+    else:
+        assert (g.first.stage, g.first.step) == ("weights_after", 13)
