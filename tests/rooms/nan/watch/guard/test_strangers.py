@@ -640,6 +640,6 @@ def test_an_optimizer_around_another_one_makes_one_step_with_it(given, who):
             outer.step()
     assert g.step == 16 and g.failed == 0
     if who is None:
-        assert g.sentence() == "clean: 16 updates; weights, buffers and state read after 10 of them"
+        assert g.sentence() == "clean: 16 updates; weights, buffers and state read after 9 of them"
     else:
         assert (g.first.stage, g.first.step) == ("weights_after", 13)
