@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import shlex
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
+from lab.cli.registry import scanners
 from lab.core.checkup import Check, Mend, join_group_of, program_path
 from lab.core.gpu import Gpu
 from lab.core.words import plural, printable, size_text
@@ -100,7 +102,7 @@ def _checks() -> list[Check]:
     return [
         _check_python(),
         *(_check_package(*row) for row in PACKAGES),
-        _check_reader(),
+        *(_check_reader(*row) for row in scanners().items()),
         *gpu_rows,
         *_check_engine(gpus),
         *_check_shm(),
@@ -132,12 +134,13 @@ def _check_package(name: str, extra: str) -> Check:
         return Check(name, "-", f"not installed (pip install 'lab[{extra}]')")
 
 
-def _check_reader() -> Check:
+def _check_reader(reads: str, module: str) -> Check:
+    """The C scanner or the plain form, of one kind of file."""
     try:
-        from lab.recordings.kineto.native.find import library_state
+        state = importlib.import_module(module).library_state()
     except ModuleNotFoundError as error:
-        return Check("reader", "-", f"{error.name} is not installed (pip install 'lab[analysis]')")
-    return Check("reader", "ok", f"traces: {library_state()}")
+        return Check("reader", "-", f"{reads}: {error.name} is not installed (pip install 'lab[analysis]')")
+    return Check("reader", "ok", f"{reads}: {state}")
 
 
 def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
