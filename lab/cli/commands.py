@@ -17,6 +17,7 @@ from lab.errors import MissingError, UsageError
 from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_for_findings, show_findings
+from lab.terminal.group import Group
 from lab.terminal.integrity import REQUIRE, raise_unless_complete
 from lab.terminal.lazy import LazyGroup
 from lab.terminal.options import as_json, out, quiet
@@ -117,7 +118,7 @@ def standalone(command: click.Command) -> click.Command:
     """The room's command with the run's own flags: no image, no engine, this environment is already right."""
     if isinstance(command, click.Group):
         parts = {name: standalone(part) for name, part in command.commands.items()}
-        return click.Group(command.name, commands=parts, help=command.help)
+        return Group(command.name, commands=parts, help=command.help)
     params = _knobs_beside(command)
     mine = {param.name for param in params}
 

@@ -25,6 +25,7 @@ from lab.gpus.nvidia import cards_without_driver
 from lab.images import spec as images
 from lab.images.preflight import suits
 from lab.terminal.console import Console
+from lab.terminal.options import as_json
 
 COMMAND_LIMIT_S = 120
 LEAST_SHM = 2**30  # ranks on one host share memory through it
@@ -32,7 +33,7 @@ LEAST_SHM = 2**30  # ranks on one host share memory through it
 
 @click.command()
 @click.option("--fix", is_flag=True, help="Run what mends a finding and needs no download; print the rest.")
-@click.option("--json", "as_json", is_flag=True)
+@as_json("One object per finding")
 def doctor(fix: bool, as_json: bool) -> None:
     """Say what this machine offers: GPUs, engine, packages, disk. Exit code 0: a local run works here.
 

@@ -103,7 +103,7 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="The rows as CSV on stdout.")
 @click.option("--tables", is_flag=True, help="List the tables that can be asked.")
 @click.option("--saved", metavar="NAME", help="A question that comes with lab; `list` shows them.")
-@option("--rows", type=click.IntRange(1, 1_000_000), default=1000, help="At most so many rows.")
+@option("--rows", type=click.IntRange(1, 1_000_000), default=1000, help="At most this many rows.")
 @option("--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=30.0, help="Seconds.")
 @option("--memory-mb", type=click.IntRange(16, 65536), default=512, help="For the query.")
 def query(
