@@ -13,7 +13,7 @@ from lab.core.options import Options
 from lab.core.plan import Experiment
 from lab.driver.analysis import analyse
 from lab.driver.drive import drive, resume
-from lab.errors import MissingError, UsageError
+from lab.errors import UsageError, not_here
 from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_for_findings, show_findings
@@ -155,7 +155,7 @@ def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool, require:
     A recording that lab did not make is never changed: its page goes to -o, or below experiments/.
     """
     if not folder.exists():
-        raise MissingError("no such file or folder", where=folder, fix="see `lab runs list`")
+        raise not_here("no such file or folder", folder, "see `lab runs list`")
     findings = analyse(folder, out, Console(quiet=quiet))
     show_findings(folder, findings, Options(json=as_json))
     raise_for_findings(findings, folder)

@@ -11,10 +11,12 @@ from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
 from lab.core.step import Status
 from lab.driver.drive import stop_run
-from lab.errors import LabError
+from lab.errors import LabError, not_here
 from lab.terminal.console import Console
 from lab.terminal.group import Group
 from lab.terminal.options import as_json
+
+DEFAULT = Path("experiments")  # not there before the first run
 
 
 @click.group(cls=Group)
@@ -23,10 +25,12 @@ def runs() -> None:
 
 
 @runs.command("list")
-@click.argument("folder", type=click.Path(path_type=Path), default=Path("experiments"))
+@click.argument("folder", type=click.Path(path_type=Path), default=DEFAULT)
 @as_json("One object per run")
 def runs_list(folder: Path, as_json: bool) -> None:
     """One line per run under FOLDER (default: experiments)."""
+    if not folder.is_dir() and folder != DEFAULT:
+        raise not_here("no such folder", folder, "name the folder that holds the runs")
     found = list_runs(folder)
     if as_json:
         rows = [

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from lab.core.words import plural
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, not_here
 from lab.recordings import nsys, pftrace, rocpd, rocprofv3, rpd, sqlite
 from lab.recordings.capture import Capture
 from lab.recordings.combine import combined
@@ -255,7 +255,7 @@ def _first_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
     except FileNotFoundError as error:
-        raise MissingError("no such file", where=path) from error
+        raise not_here("no such file", path) from error
     except OSError as error:
         raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
     if not start:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,7 +126,7 @@ def query(
     """
     import msgspec
 
-    from lab.errors import StepFailed, UsageError
+    from lab.errors import StepFailed, UsageError, needs
     from lab.serve.sql.ask import ask
 
     if tables or saved:
@@ -142,6 +143,8 @@ def query(
         from lab.errors import MissingError
 
         raise MissingError("no such folder", where=folder, fix="name the folder that holds the runs")
+    with needs("query"):
+        _need("duckdb", "pyarrow")
     found = ask(folder, sql, most_rows=rows, timeout_s=timeout_s, memory_mb=memory_mb)
     if as_json:
         click.echo(msgspec.json.encode(found))
@@ -158,6 +161,13 @@ def query(
     if found.cut:
         fix = "--rows N" if len(found.rows) >= rows else "fewer columns, or shorter texts: an answer is full"
         raise StepFailed(f"cut after {len(found.rows):,} rows: there are more", fix=fix)
+
+
+def _need(*packages: str) -> None:
+    """Raises ModuleNotFoundError for a package that only the child process will import."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _saved(name: str) -> str:
