@@ -21,6 +21,7 @@ from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.nsys.parquet import load_folder
 
+_NAMES = re.compile(r"\.(sqlite|db|rpd|nsys-rep|qdrep|pftrace|pb)(\.gz)?\Z|trace.*\.json(\.gz)?\Z")
 START_BYTES = 4096
 _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -146,6 +147,11 @@ def format_of(path: Path | str) -> Format:
     """Which kind of recording it is. Raises what `load_capture` raises for one that is none."""
     with look(Path(path)) as found:
         return kind_of(found)
+
+
+def named_as_recording(path: Path) -> bool:
+    """Whether it is named as one: in a folder it is then not passed over if it cannot be read."""
+    return _NAMES.search(path.name) is not None
 
 
 def is_recording(folder: Path) -> bool:

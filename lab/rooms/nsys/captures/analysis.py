@@ -12,7 +12,8 @@ from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
-from lab.recordings.load import format_of, is_recording, load_capture
+from lab.recordings.load import format_of, is_recording, load_capture, named_as_recording
+from lab.recordings.pool import raise_if_none_read
 from lab.recordings.processes import with_processes
 from lab.report.page import Files, Page, Section, Status, Table, write_page
 from lab.report.tables import write_csv
@@ -50,7 +51,10 @@ def holds_recordings(path: Path) -> bool:
 
 
 def recordings_in(folder: Path) -> list[Path]:
-    """Files and folders directly in `folder` that are recordings, by name."""
+    """Files and folders directly in `folder` that are recordings, by name.
+
+    Those that are named as one and cannot be read are among them.
+    """
     found = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or _other_json(path):
@@ -59,7 +63,8 @@ def recordings_in(folder: Path) -> list[Path]:
             if is_recording(path) if path.is_dir() else _reads(path):
                 found.append(path)
         except LabError:
-            continue
+            if named_as_recording(path):
+                found.append(path)
     return found
 
 
@@ -137,19 +142,23 @@ def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str],
     import pandas as pd
 
     every, rows, entries = Findings(), [], []
+    results: list[Findings | LabError] = []
     for index, one in enumerate(paths, start=1):
         progress(f"{index} of {len(paths)}: {one.name}")
         try:
             done = _one(one, out / one.name)
         except LabError as error:
+            results.append(error)
             every.lacking.append(f"{printable(one.name)}: {error.what}")
             rows.append({"recording": one.name, "verdict": "unreadable", "what": error.what})
             continue
+        results.append(done)
         every.files += done.files
         every.lacking += [f"{printable(one.name)}: {text}" for text in done.lacking]
         every.incomplete += [f"{printable(one.name)}: {text}" for text in done.incomplete]
         entries.append((f"{one.name}/report.html", one.name))
         rows.append({"recording": one.name, "verdict": done.status, "what": done.verdict[0]})
+    raise_if_none_read(results)
     table = pd.DataFrame(rows)
     every.status = "warn" if every.lacking or every.incomplete else "ok"
     every.verdict = [f"{plural(len(entries), 'recording')} of {len(paths)} analysed."]

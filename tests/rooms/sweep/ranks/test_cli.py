@@ -328,6 +328,13 @@ def test_slow_kernels_are_set_beside_the_clock_of_their_gpu(tmp_path, mhz, said)
         assert "Sampling clocks every 0.1 s took 0.5 % of one CPU core" in done.stdout
 
 
+def test_why_clocks_were_not_sampled_is_said(tmp_path):
+    job = write_hot(tmp_path / "job")
+    (job / "gpu_clocks.json").write_text('{"samples": 0, "reason": "the sampling process failed"}')
+    done = call(job, "--out", tmp_path / "out")
+    assert "GPU clocks are not all known: the sampling process failed." in done.stdout
+
+
 def rewritten(job: Path, rank: int, change) -> None:
     """The rank's trace with its events changed: `change` takes an event and returns it, or None."""
     path = job / f"rank{rank}/trace_step7.json.gz"
