@@ -160,4 +160,4 @@ def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool, require:
     show_findings(folder, findings, Options(json=as_json))
     raise_for_findings(findings, folder)
     if require == "complete":
-        raise_unless_complete(getattr(findings, "incomplete", []), folder)
+        raise_unless_complete(findings.incomplete, folder)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.step import Status as StepStatus
 from lab.errors import LabError, MissingError
@@ -28,7 +28,6 @@ from lab.rooms.kernels.replay.result import Result as ReplayResult
 from lab.rooms.kernels.report.page import About, Extras, write_report, write_result_page
 from lab.rooms.kernels.schema import LinearShape
 from lab.rooms.kernels.trails import Trail, read_lines, trails
-from lab.rooms.kernels.verdict import Findings
 
 Progress = Callable[[str], None]
 _Result = TypeVar("_Result", bound=msgspec.Struct)
@@ -56,7 +55,7 @@ def _with_page(
         return found
     read = msgspec.json.decode(result.read_bytes(), type=kind)
     page = write_result_page(found, read, about, result.parent)
-    return replace(found, files=[*found.files, page])
+    return msgspec.structs.replace(found, files=[*found.files, page])
 
 
 def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress) -> Findings:
@@ -76,7 +75,7 @@ def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress
     extras = Extras(tuple(_shapes(found)), replay, _link(replay_home, out), energy, _link(energy_home, out))
     missing = [*lost, *_missing_ranks(run, found), *no_replay, *no_energy]
     findings = write_report(catalogue, extras, _about(folder, run), out, missing=missing)
-    return replace(findings, files=[*written, *findings.files])
+    return msgspec.structs.replace(findings, files=[*written, *findings.files])
 
 
 def _failure(sentence: str) -> Findings:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.core.files import make_folder
+from lab.core.plan import Findings
 from lab.core.words import plural, printable
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.capture import Capture
@@ -25,18 +25,6 @@ from lab.terminal.part import PartOptions, phase_names, projections_of
 
 MOST_FILES = 256  # of a folder
 _SMALL_JSON = 1 << 16  # bytes below which a JSON file is searched for events before it counts as a trace
-
-
-@dataclass
-class Findings:
-    """What was found; `lacking` is what the figures rest on and the recording does not have."""
-
-    verdict: list[str] = field(default_factory=list)
-    status: Status = "ok"
-    files: list[Path] = field(default_factory=list)
-    terminal: str = ""
-    lacking: list[str] = field(default_factory=list)
-    incomplete: list[str] = field(default_factory=list)
 
 
 def holds_recordings(path: Path) -> bool:
@@ -141,7 +129,10 @@ def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str],
     """Each recording in a folder of its own, and a page that lists them."""
     import pandas as pd
 
-    every, rows, entries = Findings(), [], []
+    files: list[Path] = []
+    lacking: list[str] = []
+    incomplete: list[str] = []
+    rows, entries = [], []
     results: list[Findings | LabError] = []
     for index, one in enumerate(paths, start=1):
         progress(f"{index} of {len(paths)}: {one.name}")
@@ -149,25 +140,25 @@ def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str],
             done = _one(one, out / one.name)
         except LabError as error:
             results.append(error)
-            every.lacking.append(f"{printable(one.name)}: {error.what}")
+            lacking.append(f"{printable(one.name)}: {error.what}")
             rows.append({"recording": one.name, "verdict": "unreadable", "what": error.what})
             continue
         results.append(done)
-        every.files += done.files
-        every.lacking += [f"{printable(one.name)}: {text}" for text in done.lacking]
-        every.incomplete += [f"{printable(one.name)}: {text}" for text in done.incomplete]
+        files += done.files
+        lacking += [f"{printable(one.name)}: {text}" for text in done.lacking]
+        incomplete += [f"{printable(one.name)}: {text}" for text in done.incomplete]
         entries.append((f"{one.name}/report.html", one.name))
         rows.append({"recording": one.name, "verdict": done.status, "what": done.verdict[0]})
     raise_if_none_read(results)
     table = pd.DataFrame(rows)
-    every.status = "warn" if every.lacking or every.incomplete else "ok"
-    every.verdict = [f"{plural(len(entries), 'recording')} of {len(paths)} analysed."]
+    status: Status = "warn" if lacking or incomplete else "ok"
+    verdict = [f"{plural(len(entries), 'recording')} of {len(paths)} analysed."]
     csv = write_csv(table, out / "tables" / "recordings.csv")
     page = Page(
         title=path.resolve().name,
         question="Which recordings are here, and are they complete?",
-        verdict=every.verdict,
-        status=every.status,
+        verdict=verdict,
+        status=status,
         sections=[
             Section(
                 "Recordings", [Files("A page each", entries), Table(table, "All", "tables/recordings.csv")]
@@ -175,7 +166,7 @@ def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str],
         ],
         room="recording",
     )
-    every.files = [write_page(page, out / "report.html"), csv, *every.files]
+    files = [write_page(page, out / "report.html"), csv, *files]
     lines = [f"{row['recording']}: {row['verdict']}: {row['what']}" for row in rows]
-    every.terminal = printable("\n".join([*every.verdict, *lines])) + f"\n{every.files[0]}"
-    return every
+    terminal = printable("\n".join([*verdict, *lines])) + f"\n{files[0]}"
+    return Findings(verdict, status, files, terminal, lacking, incomplete)
