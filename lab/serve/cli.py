@@ -126,7 +126,7 @@ def query(
     """
     import msgspec
 
-    from lab.errors import StepFailed, UsageError, needs
+    from lab.errors import UsageError, needs
     from lab.serve.sql.ask import ask
 
     if tables or saved:
@@ -150,16 +150,25 @@ def query(
         click.echo(msgspec.json.encode(found))
     elif not found.error:
         click.echo(_csv(found) if as_csv else _tables(found) if not sql else _text(found), nl=not as_csv)
+    _raise_for(found, rows)
+
+
+def _raise_for(found: Answer, most_rows: int) -> None:
+    """Raises UsageError for a wrong question, StepFailed for an answer that is not whole."""
+    from lab.errors import StepFailed, UsageError
+
+    notes = "\n".join(f"  {one}" for one in found.notes[:20])
     if found.limited:
-        words = "\n".join([found.error, *(f"  {one}" for one in found.notes[:20])])
+        words = "\n".join(filter(None, [found.error, notes]))
         raise StepFailed(words, fix="--timeout and --memory-mb give it more")
     if found.error:
         fix = "lab query --tables shows what can be asked" if "Catalog Error" in found.error else None
         raise UsageError(found.error, fix=fix)
     if found.notes:
-        raise StepFailed("the answer is not complete:\n" + "\n".join(f"  {one}" for one in found.notes[:20]))
+        raise StepFailed(f"the answer is not complete:\n{notes}")
     if found.cut:
-        fix = "--rows N" if len(found.rows) >= rows else "fewer columns, or shorter texts: an answer is full"
+        whole = len(found.rows) >= most_rows
+        fix = "--rows N" if whole else "fewer columns, or shorter texts: an answer is full"
         raise StepFailed(f"cut after {len(found.rows):,} rows: there are more", fix=fix)
 
 

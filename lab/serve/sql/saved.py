@@ -1,4 +1,4 @@
-"""Questions that come with lab (`lab query --saved NAME`, and the list on the page), and what can be asked."""
+"""Questions that come with lab (`lab query --saved`, and the list on the page), and what can be asked."""
 
 from __future__ import annotations
 
