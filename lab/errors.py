@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # its import takes a third of what `lab --help` takes beside 
     from pathlib import Path
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+_MOST_NAMES = 10_000  # of a folder, among which one is looked for that was meant
 
 
 class LabError(Exception):
@@ -109,6 +110,20 @@ class BusyError(LabError):
 
 class Interrupted(LabError):
     exit_code = 130
+
+
+def not_here(what: str, path: Path, fix: str = "") -> MissingError:
+    """The error about a path that is not there: `what` is missing, and which names beside it are like it."""
+    import difflib
+    from itertools import islice
+
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # the folder is not there either, or is not for us to read
+        names = [one.name for one in islice(path.parent.iterdir(), _MOST_NAMES)]
+    alike = difflib.get_close_matches(path.name, names, n=3)
+    meant = f"did you mean {' or '.join(repr(str(path.parent / name)) for name in alike)}?" if alike else ""
+    where_from = "" if path.is_absolute() else f"the path is read from {os.getcwd()}"
+    return MissingError(what, where=path, fix="; ".join(filter(None, (meant or where_from, fix))))
 
 
 def storage_error(error: OSError, path: str | Path) -> LabError:

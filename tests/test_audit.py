@@ -86,7 +86,9 @@ def test_a_clean_lock_passes(audited):
 
 
 def test_what_the_images_accept_is_in_their_locks():
-    for path in ROOT.glob("images/*/audit.ignore"):
+    ignored = list(ROOT.glob("images/*/audit.ignore"))
+    assert ignored
+    for path in ignored:
         locks = "".join(lock.read_text() for lock in path.parent.glob("*.lock"))
         for what in audit.accepted(path):
             assert "==" not in what or f"\n{what} " in locks, f"{path}: {what} is no longer installed"

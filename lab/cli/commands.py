@@ -13,10 +13,11 @@ from lab.core.options import Options
 from lab.core.plan import Experiment
 from lab.driver.analysis import analyse
 from lab.driver.drive import drive, resume
-from lab.errors import MissingError, UsageError
+from lab.errors import UsageError, not_here
 from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_for_findings, show_findings
+from lab.terminal.group import Group
 from lab.terminal.integrity import REQUIRE, raise_unless_complete
 from lab.terminal.lazy import LazyGroup
 from lab.terminal.options import as_json, out, quiet
@@ -117,7 +118,7 @@ def standalone(command: click.Command) -> click.Command:
     """The room's command with the run's own flags: no image, no engine, this environment is already right."""
     if isinstance(command, click.Group):
         parts = {name: standalone(part) for name, part in command.commands.items()}
-        return click.Group(command.name, commands=parts, help=command.help)
+        return Group(command.name, commands=parts, help=command.help)
     params = _knobs_beside(command)
     mine = {param.name for param in params}
 
@@ -154,9 +155,9 @@ def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool, require:
     A recording that lab did not make is never changed: its page goes to -o, or below experiments/.
     """
     if not folder.exists():
-        raise MissingError("no such file or folder", where=folder, fix="see `lab runs list`")
+        raise not_here("no such file or folder", folder, "see `lab runs list`")
     findings = analyse(folder, out, Console(quiet=quiet))
     show_findings(folder, findings, Options(json=as_json))
     raise_for_findings(findings, folder)
     if require == "complete":
-        raise_unless_complete(getattr(findings, "incomplete", []), folder)
+        raise_unless_complete(findings.incomplete, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import os
 import shlex
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 import click
 import msgspec
 
+from lab.cli.registry import scanners
 from lab.core.checkup import Check, Mend, join_group_of, program_path
 from lab.core.gpu import Gpu
 from lab.core.words import plural, printable, size_text
@@ -23,6 +25,7 @@ from lab.gpus.nvidia import cards_without_driver
 from lab.images import spec as images
 from lab.images.preflight import suits
 from lab.terminal.console import Console
+from lab.terminal.options import as_json
 
 COMMAND_LIMIT_S = 120
 LEAST_SHM = 2**30  # ranks on one host share memory through it
@@ -30,7 +33,7 @@ LEAST_SHM = 2**30  # ranks on one host share memory through it
 
 @click.command()
 @click.option("--fix", is_flag=True, help="Run what mends a finding and needs no download; print the rest.")
-@click.option("--json", "as_json", is_flag=True)
+@as_json("One object per finding")
 def doctor(fix: bool, as_json: bool) -> None:
     """Say what this machine offers: GPUs, engine, packages, disk. Exit code 0: a local run works here.
 
@@ -100,7 +103,7 @@ def _checks() -> list[Check]:
     return [
         _check_python(),
         *(_check_package(*row) for row in PACKAGES),
-        _check_reader(),
+        *(_check_reader(*row) for row in scanners().items()),
         *gpu_rows,
         *_check_engine(gpus),
         *_check_shm(),
@@ -132,12 +135,13 @@ def _check_package(name: str, extra: str) -> Check:
         return Check(name, "-", f"not installed (pip install 'lab[{extra}]')")
 
 
-def _check_reader() -> Check:
+def _check_reader(reads: str, module: str) -> Check:
+    """The C scanner or the plain form, of one kind of file."""
     try:
-        from lab.recordings.kineto.native.find import library_state
+        state = importlib.import_module(module).library_state()
     except ModuleNotFoundError as error:
-        return Check("reader", "-", f"{error.name} is not installed (pip install 'lab[analysis]')")
-    return Check("reader", "ok", f"traces: {library_state()}")
+        return Check("reader", "-", f"{reads}: {error.name} is not installed (pip install 'lab[analysis]')")
+    return Check("reader", "ok", f"{reads}: {state}")
 
 
 def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:

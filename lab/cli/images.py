@@ -20,6 +20,7 @@ from lab.images.endpoint import endpoint_of
 from lab.images.spec import Image
 from lab.images.targets import targets_of
 from lab.terminal.console import Console
+from lab.terminal.group import Group
 from lab.terminal.options import as_json, option, quiet
 
 if TYPE_CHECKING:
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
 ASK_S = 60.0  # under load an engine is slow, and would be taken for one that maps no users
 
 
-@click.group()
+@click.group(cls=Group)
 def images() -> None:
     """List, show, build and check images."""
 
 
 @images.command("list")
-@click.option("--json", "as_json", is_flag=True)
+@as_json("One object per image")
 def images_list(as_json: bool) -> None:
     """One line per image, and whether the Docker engine here has it."""
     loaded = [spec.load(name) for name in spec.names()]
@@ -50,7 +51,7 @@ def images_list(as_json: bool) -> None:
 
 @images.command("show")
 @click.argument("name")
-@click.option("--json", "as_json", is_flag=True)
+@as_json("The same in one line,")
 def images_show(name: str, as_json: bool) -> None:
     """Everything in one image's image.toml."""
     image = spec.load(name)
@@ -160,7 +161,7 @@ def gpu_env(name: str, gpus: str) -> None:
 
 @images.command("check")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--json", "as_json", is_flag=True, help="One object per check on stdout.")
+@as_json("One object per check")
 def check(names: tuple[str, ...], as_json: bool) -> None:
     """Check images' data, Dockerfiles, locks and compose file, and whatever of them is built here.
 
@@ -176,8 +177,8 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--stand-in", is_flag=True, help="With stand-ins for GPUs, which the engine must know how to give."
 )
-@option("--timeout", "timeout_s", default=300.0, help="Limit of one command, s.")
-@click.option("--json", "as_json", is_flag=True, help="One object per command on stdout.")
+@option("--timeout", "timeout_s", default=300.0, help="Time limit of one command, s.")
+@as_json("One object per command")
 def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: bool) -> None:
     """Run lab's commands, a small sweep and a NaN baseline on the CPU, or an analysis, inside built images.
 

@@ -72,11 +72,6 @@ def main(argv: list[str] | None = None) -> None:
         from lab.driver.show import show_error
 
         code = show_error(_missing_package(error))
-    except BrokenPipeError:
-        from lab.driver.show import die_quietly_on_closed_pipe
-
-        die_quietly_on_closed_pipe()
-        code = 0
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -39,7 +39,7 @@ SLURM: list[Decorator] = [
         "--time",
         "time_min",
         type=click.IntRange(min=1),
-        help="[Slurm] Limit of a job, min. [default: the step's and 10]",
+        help="[Slurm] Time limit of a job, min. [default: the step's plus 10]",
     ),
     click.option("--cpus-per-task", type=click.IntRange(min=1), help="[Slurm] CPUs on each node."),
     click.option("--mem", help="[Slurm] Memory on each node, for example 64G."),
@@ -75,13 +75,13 @@ KNOBS: list[Decorator] = [
         help="Run folder. [default: experiments/ROOM_TIME]",
     ),
     click.option(
-        "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), help="Limit of a step, s."
+        "--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), help="Time limit of a step, s."
     ),
     click.option(
         "--stall-timeout",
         "stall_timeout_s",
         type=click.FloatRange(min=0, min_open=True),
-        help="Stop a step that is silent for so long, s; training ranks first dump what they wait for.",
+        help="Stop a step that prints nothing for this long, s; ranks first dump what they wait for.",
     ),
     choice(
         "--analysis",
@@ -91,7 +91,7 @@ KNOBS: list[Decorator] = [
     choice(
         "--host-lab",
         "auto mount refuse",
-        "If the image holds another lab than this host; auto: mount a checkout, refuse an installed one.",
+        "If the image holds a different lab: auto mounts a checkout, and refuses an installed one.",
     ),
     click.option("--no-analysis", "analysis", flag_value="none", help="Same as --analysis none."),
     click.option(

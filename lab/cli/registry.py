@@ -13,13 +13,17 @@ Lazy = dict[str, tuple[str, str]]  # command -> (module:attribute, help line)
 
 
 class Room(NamedTuple):
-    """run and read map a command's name to its help line; smoke is its smallest experiment, on a CPU."""
+    """run and read map a command's name to its help line; smoke is its smallest experiment, on a CPU.
+
+    scans maps a kind of file that a C file of the room scans to the module that finds its library.
+    """
 
     name: str
     question: str
     run: dict[str, str]
     read: dict[str, str] = {}
     smoke: str = ""
+    scans: dict[str, str] = {}
 
 
 ROOMS = (
@@ -42,6 +46,7 @@ ROOMS = (
         },
         read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs, compare."},
         smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2 --timing 0",
+        scans={"nixnan logs": "lab.rooms.nan.nixnan.native.find"},
     ),
     Room(
         "nsys",
@@ -93,6 +98,14 @@ def standalone_commands() -> Lazy:
 def smoke_runs() -> dict[str, tuple[str, ...]]:
     """Each room's smallest experiment, as `lab run` takes it."""
     return {room.name: tuple(room.smoke.split()) for room in ROOMS if room.smoke}
+
+
+def scanners() -> dict[str, str]:
+    """Each kind of file that lab scans with C where it can, and the module whose library_state() says so."""
+    return {
+        "traces": "lab.recordings.kineto.native.find",
+        **{kind: module for room in ROOMS for kind, module in room.scans.items()},
+    }
 
 
 def commands() -> Lazy:

@@ -11,20 +11,26 @@ from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
 from lab.core.step import Status
 from lab.driver.drive import stop_run
-from lab.errors import LabError
+from lab.errors import LabError, not_here
 from lab.terminal.console import Console
+from lab.terminal.group import Group
+from lab.terminal.options import as_json
+
+DEFAULT = Path("experiments")  # not there before the first run
 
 
-@click.group()
+@click.group(cls=Group)
 def runs() -> None:
     """List, show, stop and clean up runs."""
 
 
 @runs.command("list")
-@click.argument("folder", type=click.Path(path_type=Path), default=Path("experiments"))
-@click.option("--json", "as_json", is_flag=True)
+@click.argument("folder", type=click.Path(path_type=Path), default=DEFAULT)
+@as_json("One object per run")
 def runs_list(folder: Path, as_json: bool) -> None:
     """One line per run under FOLDER (default: experiments)."""
+    if not folder.is_dir() and folder != DEFAULT:
+        raise not_here("no such folder", folder, "name the folder that holds the runs")
     found = list_runs(folder)
     if as_json:
         rows = [
@@ -55,7 +61,7 @@ def runs_stop(folder: Path) -> None:
 @runs.command("reap")
 @click.option("--running", is_flag=True, help="Also those that still run.")
 @click.option("--slurm-job", metavar="ID", help="Only those of this job, running or not: for an Epilog.")
-@click.option("--json", "as_json", is_flag=True)
+@as_json("What was removed")
 def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
     """Remove lab's containers whose driver is dead and whose result nobody will collect."""
     from lab.engines.docker.leftovers import reap
@@ -72,7 +78,7 @@ def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
 
 @runs.command("show")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="The manifest itself.")
+@as_json("The manifest itself")
 def runs_show(folder: Path, as_json: bool) -> None:
     """What a run is, and the outcome of each step."""
     manifest = Run.open(folder).manifest

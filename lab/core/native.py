@@ -29,6 +29,11 @@ def wants_plain() -> bool:
     return os.environ.get(READER) == "plain"
 
 
+def state_of(found: Callable[[], tuple[ctypes.CDLL | None, str]]) -> str:
+    """Which form is in use, and why, for `lab doctor`; `found` answers as `find` does."""
+    return f"plain, as {READER} asks" if wants_plain() else found()[1]
+
+
 def find(source: Path, typed: Callable[[ctypes.CDLL], ctypes.CDLL]) -> tuple[ctypes.CDLL | None, str]:
     """The library of `source`, with the types that `typed` gives its functions; and where it is from, or why
     there is none."""

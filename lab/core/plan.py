@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,19 +40,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelNeed, ...] = ()  # the driver says of each whether the cache has it
 
 
-class Findings(Protocol):
-    """What an analysis returns."""
+class Findings(msgspec.Struct, frozen=True):
+    """What an analysis returns; a room that finds more has a class of its own below this one.
 
-    @property
-    def verdict(self) -> list[str]: ...
-    @property
-    def status(self) -> str: ...  # "ok" | "warn" | "fail"
-    @property
-    def files(self) -> list[Path]: ...
-    @property
-    def terminal(self) -> str: ...
-    @property
-    def lacking(self) -> list[str]: ...  # what could not be analysed completely, in sentences
+    lacking says what was asked for and could not be analysed completely, incomplete what the recordings lack,
+    one sentence each; answer joins the JSON on stdout.
+    """
+
+    verdict: list[str]
+    status: Literal["ok", "warn", "fail"]
+    files: list[Path]
+    terminal: str
+    lacking: list[str] = []
+    incomplete: list[str] = []
+    answer: dict[str, Any] = {}
 
 
 class Silent:

@@ -37,7 +37,7 @@ class Run:
         """Make the folder, copy the inputs the steps read, and write the manifest of planned steps."""
         check_steps([record.step for record in manifest.steps])
         _check_name(root)
-        _check_place(root)
+        check_place(root)
         make_folder(root)
         for name, text in (inputs or {}).items():
             write_atomic(root / name, text)
@@ -217,7 +217,7 @@ def _check_name(root: Path) -> None:
         ) from error
 
 
-def _check_place(root: Path) -> None:
+def check_place(root: Path) -> None:
     """Refuse a folder that is not lab's, before anything is written to it."""
     if Run.is_run(root):
         raise UsageError(

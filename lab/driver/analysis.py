@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -48,25 +47,10 @@ def analyse_run(run: Run, engine: Engine, options: Options, console: Console) ->
     return analyse(run.root, None, console)
 
 
-SHARED = ("run", "verdict", "status", "files", "terminal", "lacking")  # keys that every room's JSON has
+SHARED = ("run", *Findings.__struct_fields__)  # keys of every room's JSON; others are the room's answer
 
 
-class Summary(msgspec.Struct):
-    """Findings as `lab analyze --json` prints them. `paths` becomes `files`."""
-
-    verdict: list[str]
-    status: str
-    paths: list[str] = msgspec.field(name="files")
-    terminal: str
-    lacking: list[str]
-    answer: dict[str, Any] = {}
-
-    @property
-    def files(self) -> list[Path]:
-        return [Path(path) for path in self.paths]
-
-
-def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Console) -> Summary:
+def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Console) -> Findings:
     """`lab analyze` in a container with the run read-only, no network and no GPU; results move into the run.
 
     Raises EngineError when the container prints no findings: nothing falls back to this host silently.
@@ -93,7 +77,7 @@ def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Cons
     return summary
 
 
-def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -> Summary:
+def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -> Findings:
     """The findings among the container's lines, with its paths made those of the host."""
     answer = next((line for line in reversed(lines) if line.startswith("{")), None)
     if answer is None:
@@ -104,7 +88,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
             fix=f"lab analyze {run.root} analyses here; --analysis host asks for that at once",
         )
     try:
-        summary = msgspec.json.decode(answer, type=Summary)
+        summary = msgspec.json.decode(answer, type=Findings, dec_hook=lambda kind, text: kind(text))
         more = {key: value for key, value in msgspec.json.decode(answer).items() if key not in SHARED}
     except msgspec.DecodeError as error:
         raise EngineError(
@@ -115,7 +99,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
     return msgspec.structs.replace(
         summary,
         answer=more,
-        paths=[path.replace("/out", str(run.root), 1) for path in summary.paths],
+        files=[Path(str(path).replace("/out", str(run.root), 1)) for path in summary.files],
         terminal=summary.terminal.replace("/out/", f"{run.root}/"),
     )
 

@@ -15,7 +15,7 @@ from lab.core import provenance
 from lab.core.manifest import ImageRecord, Kind, Manifest, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
-from lab.core.run import Run, new_root, utc_now
+from lab.core.run import Run, check_place, new_root, utc_now
 from lab.core.snapshot import take_snapshot
 from lab.core.step import STALL_LIMIT, Outcome, Status, Step
 from lab.core.stop import Stop, on_signals
@@ -54,6 +54,8 @@ def drive(experiment: Experiment) -> None:
     models = look_up(plan.models, engine, options.image)
     plan = with_models(plan, models, engine)
     if options.dry_run:
+        if not (options.skip_existing and Run.is_run(root)):
+            check_place(root)
         show_plan(name, plan, site, engine, root, options)
         return
     refuse_missing(models, engine, options.image)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ from lab.core.plan import Plan, Site
 from lab.core.provenance import lab_with_content
 from lab.core.run import Run
 from lab.core.step import Status
-from lab.core.words import plural
+from lab.core.words import plural, printable
 from lab.driver.which_lab import described
 from lab.engines.base import Engine
 from lab.errors import LabError, StepFailed
@@ -110,11 +109,5 @@ def _plan_lines(
 
 
 def show_error(error: LabError) -> int:
-    print(f"lab: {redact(str(error), secret_values())}", file=sys.stderr)
+    print(printable(f"lab: {redact(str(error), secret_values())}"), file=sys.stderr)
     return error.exit_code
-
-
-def die_quietly_on_closed_pipe() -> None:
-    """`lab runs list | head` closes our output early, which is not an error."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())

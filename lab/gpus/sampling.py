@@ -22,7 +22,7 @@ from typing import Any
 
 from lab.core.files import write_atomic
 from lab.core.gpu import Gpu
-from lab.errors import GpuError
+from lab.errors import GpuError, LabError
 from lab.gpus.amd import amd_state
 from lab.gpus.amd_tools import AmdTools
 from lab.gpus.meters import STATE, NvmlMeter
@@ -94,7 +94,7 @@ def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _say(folder: Path, summary: dict[str, Any], node: int = 0) -> None:
-    with contextlib.suppress(Exception):  # a full disk fails the step itself, and says so there
+    with contextlib.suppress(OSError, LabError):  # a full disk fails the step itself, and says so there
         write_atomic(folder / of_node(SUMMARY, node), json.dumps(summary))
 
 

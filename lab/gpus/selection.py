@@ -32,7 +32,7 @@ def select(gpus: Sequence[Gpu], spec: str, notes: Sequence[str] = ()) -> list[Gp
             raise GpuError(
                 f"--gpus {wanted}: this machine has {plural(len(gpus), 'GPU')}",
                 where=here,
-                fix="ask for fewer with --gpus",
+                fix="ask for fewer with --gpus" if gpus else "--gpus none runs on the CPU",
             )
         return list(gpus[:wanted])
     return [_find(gpus, item, here) for item in wanted]

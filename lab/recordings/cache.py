@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from lab.core.files import sha256_of, write_atomic
-from lab.errors import LabError, MissingError, needs
+from lab.errors import LabError, needs, not_here
 from lab.recordings import tables
 from lab.recordings.integrity import integrity_of_trace
 from lab.recordings.kineto import READER_VERSION, read_kineto
@@ -99,7 +99,7 @@ def _key(path: Path, salvage: bool) -> _Key:
     try:
         found = path.stat()
     except OSError as error:
-        raise MissingError("no such trace", where=path) from error
+        raise not_here("no such trace", path) from error
     return _Key(found.st_size, found.st_mtime_ns, salvage, _reader())
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from lab.gpus.sampling import COLUMNS, SAMPLES
+from lab.core.words import size_text
+from lab.gpus.sampling import COLUMNS, SAMPLES, SUMMARY
 
 MOST_BYTES = 256 << 20
-_OTHER_NODES = "gpu_clocks.node*.csv"
+_OTHER_NODES, _OTHER_SUMMARIES = "gpu_clocks.node*.csv", "gpu_clocks.node*.json"
 # A sample says nothing about what ran further away from it.
 NEAR_NS = 1_000_000_000
 IDLE = 0x1
@@ -32,7 +33,7 @@ class GpuState:
     """Samples in order of time; columns (n,) are NaN where not reported. place is the rank.
 
     cost_share: CPU time of the sampling over its wall time on the worst node, NaN where it did not end;
-    reasons: why GPUs have no rows.
+    reasons: why GPUs have no rows, or not all of them.
     """
 
     unix_ns: np.ndarray
@@ -92,15 +93,24 @@ class GpuState:
 
 
 def read_state(folder: Path) -> GpuState | None:
-    """The samples of all nodes in a run's folder; None where none were taken.
+    """The samples of all nodes in a run's folder, and why there are none; None where none were asked for.
 
     Lines that cannot be read are left out.
     """
     paths = [folder / SAMPLES, *sorted(folder.glob(_OTHER_NODES))]
     paths = [path for path in paths if path.is_file()]
-    if not paths or sum(path.stat().st_size for path in paths) > MOST_BYTES:
+    abouts = {
+        folder / SUMMARY,
+        *folder.glob(_OTHER_SUMMARIES),
+        *(path.with_suffix(".json") for path in paths),
+    }
+    if not paths and not any(path.is_file() for path in abouts):
         return None
-    summaries = [_summary(path.with_suffix(".json")) for path in paths]
+    summaries = [_summary(path) for path in sorted(abouts)]
+    reasons = [text for one in summaries for text in _reasons(one)]
+    if (size := sum(path.stat().st_size for path in paths)) > MOST_BYTES:
+        reasons.append(f"{size_text(size)} of samples are more than lab reads")
+        paths = []
     lines = [line for path in paths for line in path.read_text("ascii", "replace").splitlines()[1:]]
     rows = [parsed for line in lines if (parsed := _row(line))]
     table = np.array([row[1:] for row in rows], dtype=float).reshape(-1, len(COLUMNS) - 2)
@@ -112,7 +122,7 @@ def read_state(folder: Path) -> GpuState | None:
         values={name: table[order, at] for at, name in enumerate(COLUMNS[3:], start=1)},
         cost_share=float(np.max([_cost_share(one) for one in summaries])),
         interval_s=_float(summaries[0].get("interval_s")),
-        reasons=tuple(text for one in summaries for text in _reasons(one)),
+        reasons=tuple(reasons),
     )
 
 
@@ -129,7 +139,8 @@ def _cost_share(summary: dict[str, Any]) -> float:
 
 def _reasons(summary: dict[str, Any]) -> list[str]:
     reasons = summary.get("reasons")
-    return [str(text)[:200] for text in reasons.values()] if isinstance(reasons, dict) else []
+    found = [*reasons.values()] if isinstance(reasons, dict) else []
+    return [str(text)[:200] for text in (*found, summary.get("reason")) if text]
 
 
 def _float(value: Any) -> float:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from lab.core.words import plural
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, not_here
 from lab.recordings import nsys, pftrace, rocpd, rocprofv3, rpd, sqlite
 from lab.recordings.capture import Capture
 from lab.recordings.combine import combined
@@ -21,6 +21,7 @@ from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.nsys.parquet import load_folder
 
+_NAMES = re.compile(r"\.(sqlite|db|rpd|nsys-rep|qdrep|pftrace|pb)(\.gz)?\Z|trace.*\.json(\.gz)?\Z")
 START_BYTES = 4096
 _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -148,6 +149,11 @@ def format_of(path: Path | str) -> Format:
         return kind_of(found)
 
 
+def named_as_recording(path: Path) -> bool:
+    """Whether it is named as one: in a folder it is then not passed over if it cannot be read."""
+    return _NAMES.search(path.name) is not None
+
+
 def is_recording(folder: Path) -> bool:
     """Whether a folder is a recording as a whole."""
     with look(folder) as found:
@@ -255,7 +261,7 @@ def _first_bytes(path: Path) -> bytes:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
     except FileNotFoundError as error:
-        raise MissingError("no such file", where=path) from error
+        raise not_here("no such file", path) from error
     except OSError as error:
         raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
     if not start:

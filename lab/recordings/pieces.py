@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, not_here
 
 inflater: ModuleType
 try:
@@ -180,7 +180,7 @@ class EventPieces:
                 chunks = iter(lambda: file.read(step), b"")
                 yield from self._unpack(chunks, size) if self.packed else chunks
         except FileNotFoundError as error:
-            raise MissingError("no such trace", where=self.path) from error
+            raise not_here("no such trace", self.path) from error
         except OSError as error:
             raise MissingError(f"the trace cannot be read: {error.strerror}", where=self.path) from error
 

@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
+from lab.core.words import plural
 from lab.errors import BLAS_THREADS, BadDataError, LabError
 
 _J = TypeVar("_J")
@@ -44,6 +45,14 @@ def map_traces(
             if progress:
                 progress(done, len(jobs), jobs[index])
     return [results[index] for index in range(len(jobs))]
+
+
+def raise_if_none_read(results: Sequence[object]) -> None:
+    """Raises BadDataError, with the first one's reason, where every trace is an error."""
+    errors = [result for result in results if isinstance(result, LabError)]
+    if errors and len(errors) == len(results):
+        what = f"none of {plural(len(errors), 'trace')} can be read: {errors[0].what}"
+        raise BadDataError(what, where=errors[0].where, fix=errors[0].fix)
 
 
 def _here(

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from lab.errors import BadDataError, LabError, MissingError, writing
+from lab.errors import BadDataError, LabError, MissingError, not_here, writing
 
 MAGIC = b"SQLite format 3\x00"
 _JOURNALS = ("-wal", "-journal")
@@ -63,7 +63,7 @@ def _check_size(path: Path) -> None:
         with path.open("rb") as file:
             header = file.read(100)
     except FileNotFoundError as error:
-        raise MissingError("no such file", where=path) from error
+        raise not_here("no such file", path) from error
     except OSError as error:
         raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
     if not header:
@@ -101,7 +101,7 @@ def is_gzip(path: Path) -> bool:
         with path.open("rb") as file:
             return file.read(2) == b"\x1f\x8b"
     except FileNotFoundError as error:
-        raise MissingError("no such file", where=path) from error
+        raise not_here("no such file", path) from error
     except OSError as error:
         raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
 

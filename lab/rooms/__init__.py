@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from lab.errors import MissingError, UsageError
+from lab.errors import MissingError, UsageError, not_here
 
 if TYPE_CHECKING:  # a hook in a program that knows nothing of lab comes through here, without lab's packages
     from lab.core.plan import Findings
@@ -48,7 +48,7 @@ def room_of(path: Path) -> Room:
     several know the layout.
     """
     if not path.exists():
-        raise MissingError("no such file or folder", where=path)
+        raise not_here("no such file or folder", path)
     found = [name for name in names() if path.is_dir() and room(name).recognises(path)]
     if len(found) > 1:
         raise UsageError(

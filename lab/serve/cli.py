@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,7 +104,7 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
 @click.option("--csv", "as_csv", is_flag=True, help="The rows as CSV on stdout.")
 @click.option("--tables", is_flag=True, help="List the tables that can be asked.")
 @click.option("--saved", metavar="NAME", help="A question that comes with lab; `list` shows them.")
-@option("--rows", type=click.IntRange(1, 1_000_000), default=1000, help="At most so many rows.")
+@option("--rows", type=click.IntRange(1, 1_000_000), default=1000, help="At most this many rows.")
 @option("--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=30.0, help="Seconds.")
 @option("--memory-mb", type=click.IntRange(16, 65536), default=512, help="For the query.")
 def query(
@@ -125,7 +126,7 @@ def query(
     """
     import msgspec
 
-    from lab.errors import StepFailed, UsageError
+    from lab.errors import UsageError, needs
     from lab.serve.sql.ask import ask
 
     if tables or saved:
@@ -142,22 +143,40 @@ def query(
         from lab.errors import MissingError
 
         raise MissingError("no such folder", where=folder, fix="name the folder that holds the runs")
+    with needs("query"):
+        _need("duckdb", "pyarrow")
     found = ask(folder, sql, most_rows=rows, timeout_s=timeout_s, memory_mb=memory_mb)
     if as_json:
         click.echo(msgspec.json.encode(found))
     elif not found.error:
         click.echo(_csv(found) if as_csv else _tables(found) if not sql else _text(found), nl=not as_csv)
+    _raise_for(found, rows)
+
+
+def _raise_for(found: Answer, most_rows: int) -> None:
+    """Raises UsageError for a wrong question, StepFailed for an answer that is not whole."""
+    from lab.errors import StepFailed, UsageError
+
+    notes = "\n".join(f"  {one}" for one in found.notes[:20])
     if found.limited:
-        words = "\n".join([found.error, *(f"  {one}" for one in found.notes[:20])])
+        words = "\n".join(filter(None, [found.error, notes]))
         raise StepFailed(words, fix="--timeout and --memory-mb give it more")
     if found.error:
         fix = "lab query --tables shows what can be asked" if "Catalog Error" in found.error else None
         raise UsageError(found.error, fix=fix)
     if found.notes:
-        raise StepFailed("the answer is not complete:\n" + "\n".join(f"  {one}" for one in found.notes[:20]))
+        raise StepFailed(f"the answer is not complete:\n{notes}")
     if found.cut:
-        fix = "--rows N" if len(found.rows) >= rows else "fewer columns, or shorter texts: an answer is full"
+        whole = len(found.rows) >= most_rows
+        fix = "--rows N" if whole else "fewer columns, or shorter texts: an answer is full"
         raise StepFailed(f"cut after {len(found.rows):,} rows: there are more", fix=fix)
+
+
+def _need(*packages: str) -> None:
+    """Raises ModuleNotFoundError for a package that only the child process will import."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _saved(name: str) -> str:

@@ -38,8 +38,8 @@ def decide(
     """One median per process on each side; `allowed` is the largest slowdown that passes, as a share.
 
     A regression is proven if the whole interval lies above `allowed`, excluded if it lies below; else
-    undecided, and `more` says how many further processes a side would settle it if the change stays. With
-    fewer than three processes a side nothing is decided. floor: half the width, in logs, below which the
+    undecided, and `more` says how many further processes per side would settle it if the change stays. With
+    fewer than three processes per side nothing is decided. floor: half the width, in logs, below which the
     interval does not go. excluding: the level at which a regression is excluded, if not `level`: of many
     things tested together, each is excluded by itself. ahead: whether to work out `more`. Raises ValueError
     for values that are not positive and finite, or a negative `allowed`.
@@ -82,7 +82,7 @@ def _half(sd_base: float, sd_head: float, n_base: int, n_head: int, level: float
 
 
 def _more(sd_base: float, sd_head: float, n: int, distance: float, level: float) -> int | None:
-    """Further processes a side until the interval is shorter than `distance`; None if more than 10,000."""
+    """Further processes per side until the interval is shorter than `distance`; None if more than 10,000."""
     enough = n
     while _half(sd_base, sd_head, enough, enough, level) >= distance:
         enough *= 2

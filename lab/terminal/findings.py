@@ -37,7 +37,7 @@ def show_findings(root: Path, findings: Findings | None, options: Options) -> No
                     "lacking": findings.lacking if findings else [],
                     "terminal": findings.terminal if findings else "",
                     "files": [str(path) for path in (findings.files if findings else [])],
-                    **getattr(findings, "answer", {}),  # what a room promises to scripts
+                    **(findings.answer if findings else {}),  # what a room promises to scripts
                 }
             ).decode()
         )

@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
+from lab.terminal.group import Group
+
 Wrap = Callable[[str, click.Command], click.Command]
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group that knows its commands by name and loads one when it is called.
 
     lazy: command -> (module:attribute, help line). wrap may replace a command after it is loaded.

@@ -157,7 +157,7 @@ def projections_of(
     whole: bool = False,
     captures: Sequence[Path] | None = None,
 ) -> list[tuple[int, Any]]:
-    from lab.recordings.processes import single_processes, with_processes
+    from lab.recordings.processes import process_label, single_processes, with_processes
     from lab.recordings.projection import Wanted, first_ns, project, select
 
     capture = with_processes(capture)
@@ -185,6 +185,7 @@ def projections_of(
     found: list[tuple[int, Any]] = []
     origins = None
     errors: list[MissingError] = []
+    without: list[str] = []
     for index, one in singles:
         try:
             if captures is not None:
@@ -193,9 +194,11 @@ def projections_of(
             found.append((index, select(projection, wanted, names.pattern)))
         except MissingError as error:
             errors.append(error)
+            without.append(f"{process_label(one.processes[0], index)} is left out: {error.what}")
     if not found:
         raise errors[0]
-    return found
+    index, first = found[0]
+    return [(index, replace(first, problems=[*first.problems, *without])), *found[1:]]
 
 
 def with_origins(capture: Any, captures: Sequence[Path] = ()) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -13,7 +14,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from lab.cli.registry import scanners
 from lab.core.checkup import join_group_of
+from lab.core.native import C
 
 SMI = """\
 #!/bin/sh
@@ -66,6 +69,28 @@ def test_each_gpu_has_the_image_that_serves_it_and_a_dead_socket_is_not_ok(box, 
     (engine,) = [(state, text) for what, state, text in rows if what == "engine"]
     assert engine[0] != "ok"
     assert [state for what, state, text in rows if what == "cdi" and "broken.yaml" in text] == ["warn"]
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"LAB_READER": "plain"}, "plain, as LAB_READER asks"),
+        ({"CC": "no-such-compiler", "XDG_CACHE_HOME": "{here}"}, "plain: $CC is 'no-such-compiler'"),
+        ({}, "native" if any(map(shutil.which, C.names)) else "plain: "),
+    ],
+)
+def test_each_scanner_says_which_form_is_in_use_and_why(settings, said, box, tmp_path):
+    """By an import of its own, so that the state said is the state used."""
+    env = {**box, **{name: value.format(here=tmp_path) for name, value in settings.items()}}
+    done = lab("doctor", "--json", env=env, cwd=tmp_path)
+    readers = [row for row in json.loads(done.stdout) if row["what"] == "reader"]
+    assert [row["detail"].split(":")[0] for row in readers] == list(scanners()) == ["traces", "nixnan logs"]
+    for row in readers:
+        assert row["state"] == "ok" and row["detail"].split(": ", 1)[1].startswith(said), row
+    uses = "import sys, importlib; print(importlib.import_module(sys.argv[1]).library() is not None)"
+    for module in scanners().values():
+        used = subprocess.check_output([sys.executable, "-c", uses, module], env=env, text=True)
+        assert used == f"{said == 'native'}\n"
 
 
 @pytest.mark.parametrize(

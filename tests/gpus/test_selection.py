@@ -123,6 +123,9 @@ def test_a_machine_without_gpus_says_none():
         select([], "1")
     assert caught.value.where == "present: none"
     assert select([], "all") == []
+    with pytest.raises(GpuError) as caught:
+        select([], "2")
+    assert caught.value.fix == "--gpus none runs on the CPU"
 
 
 def test_a_prefix_of_two_gpus_is_refused():

@@ -79,6 +79,18 @@ def test_samples_that_are_seconds_apart_say_something_until_the_next(tmp_path):
     assert found[:3].tolist() == [1900, 1400, 1900] and math.isnan(found[3])
 
 
+def test_why_clocks_were_not_sampled_is_known_without_a_sample(tmp_path, monkeypatch):
+    about = {"interval_s": 0.25, "samples": 0, "reason": "the sampling process failed"}
+    (tmp_path / SUMMARY).write_text(json.dumps(about))
+    state = read_state(tmp_path)
+    assert state.reasons == ("the sampling process failed",) and not len(state.unix_ns)
+    assert rows_of(state, {0: (T0, T0 + MS)}) == [] and np.isnan(state.at(0, np.array([T0]))).all()
+    write_state(tmp_path, {0: [1980]})
+    monkeypatch.setattr("lab.recordings.gpu_state.MOST_BYTES", 10)
+    (reason,) = read_state(tmp_path).reasons
+    assert "more than lab reads" in reason
+
+
 def test_a_node_whose_sampling_was_killed_leaves_its_cost_unknown(tmp_path):
     write_state(tmp_path, {0: [1980]})
     (tmp_path / "gpu_clocks.node1.csv").write_text(",".join(COLUMNS) + f"\n{T0},1,G,1500,1,1,1,0\n")

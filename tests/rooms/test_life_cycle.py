@@ -60,19 +60,10 @@ def plan(number):
     return Plan(steps=(step,), config={"number": number})
 """,
     "report.py": """import json
-from dataclasses import dataclass, field
 
+from lab.core.plan import Findings
 from lab.report.page import Page, Points, Section, write_page
 from lab.report.provenance import provenance
-
-
-@dataclass
-class Findings:
-    verdict: list
-    files: list
-    terminal: str
-    status: str = "ok"
-    lacking: list = field(default_factory=list)
 
 
 def report(folder, out, run):
@@ -86,7 +77,7 @@ def report(folder, out, run):
         sections=[Section("Number", [Points([sentence])])],
         provenance=provenance(folder, run.manifest if run else None),
     )
-    return Findings([sentence], [write_page(page, out / "report.html")], sentence)
+    return Findings([sentence], "ok", [write_page(page, out / "report.html")], sentence)
 """,
 }
 ENTRY = '    Room("tiny", "What is the number?", run={"tiny": "Print a number."}),\n'

@@ -11,13 +11,14 @@ import msgspec
 import numpy as np
 
 from lab.core.words import printable
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, not_here
 
 MAX_LINE = 1 << 20  # bytes; a row has at most 64 samples
 MAX_ROWS = 1_000_000
 MAX_BYTES = 1 << 31  # unpacked: a small file can unpack to any size
 MAX_SAMPLES = 64
 MAX_SIGNED = 16
+_WRITE = "write one with lab.same.record"
 GZIP = b"\x1f\x8b"
 
 
@@ -88,12 +89,16 @@ def read(path: Path) -> Recording:
                     end = msgspec.json.decode(line, type=_End).end
                 else:
                     rows.append(_checked(msgspec.json.decode(line, type=Row), path, number))
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise MissingError("no such recording", where=path, fix="write one with lab.same.record") from error
+    except IsADirectoryError as error:
+        raise MissingError("this is a folder, not a recording", where=path, fix=_WRITE) from error
+    except FileNotFoundError as error:
+        raise not_here("no such recording", path, _WRITE) from error
     except (OSError, EOFError, zlib.error) as error:
         raise BadDataError(f"cut off or damaged after line {number}: {error}", where=path) from error
     except msgspec.DecodeError as error:
-        raise BadDataError(f"line {number} is not a row of a recording: {error}", where=path) from error
+        raise BadDataError(
+            f"line {number} is not a row of a recording: {error}", where=path, fix=_WRITE
+        ) from error
     if not rows:
         raise BadDataError(
             "the recording has no rows", where=path, fix="run the model inside lab.same.record"

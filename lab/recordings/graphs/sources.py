@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from lab.core.words import plural
-from lab.errors import BadDataError, LabError, MissingError
+from lab.errors import BadDataError, LabError, MissingError, not_here
 from lab.recordings.capture import Capture
 from lab.recordings.graphs.frames import Frames, read_frames
 from lab.recordings.pieces import is_json
@@ -67,7 +67,7 @@ def load_sources(
     problems: list[str] = []
     for path in paths:
         if not path.exists():
-            raise MissingError("no such capture", where=path)
+            raise not_here("no such capture", path)
         files, notes = _listed(path) if path.is_dir() else ([_File(path)], [])
         problems += notes
         folder = path if path.is_dir() else None

@@ -20,7 +20,7 @@ from lab.recordings.integrity.evidence import Evidence, of_capture
 from lab.recordings.integrity.ranks import Shape, lacks_over_ranks, shape_of
 from lab.recordings.integrity.replays import Windows, replay_lacks, windows_of
 from lab.recordings.lacks import Lack, verdict_of
-from lab.recordings.load import format_of, load_capture
+from lab.recordings.load import format_of, load_capture, named_as_recording
 
 TOOLS = {
     "kineto": "torch.profiler",
@@ -40,8 +40,6 @@ COMMANDS = (
     "lab kernels gantt {}",
     "lab nsys answers {}",
 )
-# What only looks like a recording is passed over in a folder; these look like one, so they are rows.
-_RECORDINGS = re.compile(r"\.(sqlite|db|rpd|nsys-rep|qdrep|pftrace|pb)(\.gz)?\Z|trace.*\.json(\.gz)?\Z")
 _RANK = re.compile(r"rank[_-]?\d+", re.IGNORECASE)
 
 
@@ -133,8 +131,8 @@ def _of_item(item: Item) -> _Read | None:
     try:
         kind = format_of(item.path)
     except LabError as error:
-        looks_like_one = _RECORDINGS.search(item.path.name) is not None
-        return _unreadable(item.path, error, None) if item.named or looks_like_one else None
+        wanted = item.named or named_as_recording(item.path)
+        return _unreadable(item.path, error, None) if wanted else None
     if kind.load is None and kind.name in NO_TIMELINE:
         row = Row(
             path=str(item.path),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core.run import Run
-from lab.errors import LabError, MissingError
+from lab.errors import LabError, not_here
 from lab.recordings.load import format_of
 
 
@@ -26,7 +26,7 @@ def items_of(paths: Sequence[Path]) -> Iterator[Item]:
     followed. Raises MissingError for a path that is not there."""
     for path in paths:
         if not path.exists():
-            raise MissingError("no such file or folder", where=path)
+            raise not_here("no such file or folder", path)
     seen: set[Path] = set()
     for path in paths:
         for item in _below(path):

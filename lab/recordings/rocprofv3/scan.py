@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, not_here
 from lab.recordings.pieces import last_boundary
 
 CHUNK_BYTES = 1 << 20
@@ -233,7 +233,7 @@ def _chunks(path: Path, size: int) -> Iterator[bytes]:
             file = gzip.GzipFile(fileobj=plain) if packed else plain
             yield from iter(lambda: file.read(size), b"")
     except FileNotFoundError as error:
-        raise MissingError("no such file", where=path) from error
+        raise not_here("no such file", path) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadDataError(f"the gzip file is truncated or damaged: {error}", where=path) from error
     except OSError as error:

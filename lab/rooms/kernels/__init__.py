@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING
 from lab.core.plan import Silent
 
 if TYPE_CHECKING:
+    from lab.core.plan import Findings
     from lab.core.run import Run
-    from lab.rooms.kernels.verdict import Findings
 
 
 def recognises(folder: Path) -> bool:

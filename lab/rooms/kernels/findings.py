@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.step import Status as StepStatus
 from lab.errors import LabError, MissingError
@@ -28,7 +28,6 @@ from lab.rooms.kernels.replay.result import Result as ReplayResult
 from lab.rooms.kernels.report.page import About, Extras, write_report, write_result_page
 from lab.rooms.kernels.schema import LinearShape
 from lab.rooms.kernels.trails import Trail, read_lines, trails
-from lab.rooms.kernels.verdict import Findings
 
 Progress = Callable[[str], None]
 _Result = TypeVar("_Result", bound=msgspec.Struct)
@@ -56,7 +55,7 @@ def _with_page(
         return found
     read = msgspec.json.decode(result.read_bytes(), type=kind)
     page = write_result_page(found, read, about, result.parent)
-    return replace(found, files=[*found.files, page])
+    return msgspec.structs.replace(found, files=[*found.files, page])
 
 
 def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress) -> Findings:
@@ -71,12 +70,12 @@ def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress
             raise
         return _failure(f"the failed step left a file that cannot be read: {error.what} ({error.where})")
     written = [*files.write_unique(catalogue, out), *files.write_launches(catalogue, out)]
-    replay, replay_home = sibling(folder, REPLAY, ReplayResult)
-    energy, energy_home = sibling(folder, ENERGY, EnergyResult)
+    replay, replay_home, no_replay = sibling(folder, REPLAY, ReplayResult)
+    energy, energy_home, no_energy = sibling(folder, ENERGY, EnergyResult)
     extras = Extras(tuple(_shapes(found)), replay, _link(replay_home, out), energy, _link(energy_home, out))
-    missing = [*lost, *_missing_ranks(run, found)]
+    missing = [*lost, *_missing_ranks(run, found), *no_replay, *no_energy]
     findings = write_report(catalogue, extras, _about(folder, run), out, missing=missing)
-    return replace(findings, files=[*written, *findings.files])
+    return msgspec.structs.replace(findings, files=[*written, *findings.files])
 
 
 def _failure(sentence: str) -> Findings:
@@ -119,16 +118,19 @@ def _shapes(found: Sequence[Trail]) -> list[LinearShape]:
     return [line for path in paths for line in read_lines(path, LinearShape)]
 
 
-def sibling(folder: Path, name: str, kind: type[_Result]) -> tuple[_Result | None, Path]:
-    """The result `name` of this run, or of the newest run beside it that was made from it; and its folder."""
+def sibling(folder: Path, name: str, kind: type[_Result]) -> tuple[_Result | None, Path, list[str]]:
+    """The result `name` of this run, or of the newest run beside it that was made from it; its folder; and
+    which newer ones cannot be read.
+    """
+    unread: list[str] = []
     candidates = [folder / name, *sorted(folder.resolve().parent.glob(f"*/{name}"), reverse=True)]
     for path in candidates:
         if path.is_file() and (path.parent == folder or _made_from(path.parent, folder)):
             try:
-                return msgspec.json.decode(path.read_bytes(), type=kind), path.parent
-            except (OSError, msgspec.MsgspecError):
-                continue  # written by another version of lab; the run's own page shows it
-    return None, folder
+                return msgspec.json.decode(path.read_bytes(), type=kind), path.parent, unread
+            except (OSError, msgspec.MsgspecError) as error:  # damaged, or of another version of lab
+                unread.append(f"{path.parent.name}/{name} cannot be read and is not on this page: {error}")
+    return None, folder, unread
 
 
 def _link(home: Path, out: Path) -> str:

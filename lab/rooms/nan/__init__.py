@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from lab.core.plan import Silent
 
 if TYPE_CHECKING:
+    from lab.core.plan import Findings
     from lab.core.run import Run
-    from lab.rooms.nan.report import Findings
 
 
 def recognises(folder: Path) -> bool:

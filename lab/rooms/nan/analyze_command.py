@@ -46,13 +46,13 @@ def analyze(folders: tuple[Path, ...], sass: bool, out: Path | None, as_json: bo
 
 
 def _check_folder(folder: Path) -> None:
-    from lab.errors import MissingError
+    from lab.errors import MissingError, not_here
 
     if folder.is_dir():
         return
     if folder.exists():
         raise MissingError("this is a file, not a folder", where=folder, fix=f"lab nan parse {folder}")
-    raise MissingError("no such folder", where=folder, fix="see `lab runs list`")
+    raise not_here("no such folder", folder, "see `lab runs list`")
 
 
 def _run_of(folder: Path) -> Run | None:

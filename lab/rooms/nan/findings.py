@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lab.core.manifest import Manifest
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.errors import MissingError
 from lab.report.provenance import provenance as of_manifest
@@ -16,7 +17,7 @@ from lab.rooms.nan.gather import gather
 from lab.rooms.nan.guarded.page import guarded_page
 from lab.rooms.nan.guarded.read import has_records, read
 from lab.rooms.nan.nixnan.tables import sass_tables
-from lab.rooms.nan.report import Findings, report
+from lab.rooms.nan.report import report
 
 
 def analyse_nan(

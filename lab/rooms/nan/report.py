@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from lab.core.plan import Findings
 from lab.report.page import Card, Figure, Page, Points, Section, Status, write_page
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nan.analyze import NanTables
@@ -42,17 +42,6 @@ FOOTNOTES = (
     "Zero events do not prove health: nixnan cannot see tensor core products of Hopper, conversions, 8-bit "
     "arithmetic or stores by other instructions; the Python level sees values at module boundaries only.",
 )
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What the page found; `lacking` says what was asked for and is missing."""
-
-    verdict: list[str]
-    status: Status
-    files: list[Path]
-    terminal: str
-    lacking: list[str]
 
 
 def report(

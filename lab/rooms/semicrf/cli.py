@@ -17,6 +17,7 @@ from lab.rooms.semicrf.options import (
     with_corpus_path,
 )
 from lab.terminal.click_types import options_of, with_options
+from lab.terminal.group import Group
 from lab.terminal.options import ONE_OR_MORE, choice, option, seed
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 SOURCE = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.group("semicrf")
+@click.group("semicrf", cls=Group)
 def run_semicrf() -> None:
     """Train, diagnose and check a streaming semi-Markov CRF.
 
@@ -106,7 +107,9 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
 
 
 @run_semicrf.command("check")
-@option("--backend", "backends", type=Names(BACKENDS), default="auto")
+@option(
+    "--backend", "backends", type=Names(BACKENDS), default="auto", help="Backends to check, comma separated."
+)
 @option("--batches", type=ONE_OR_MORE, default=200, help="Random hostile batches.")
 @seed(2025)
 @click.pass_context
@@ -121,11 +124,11 @@ def check(ctx: click.Context, /, **values: Any) -> Experiment:
 
 
 @run_semicrf.command("preprocess")
-@click.option("--timit-dir", type=SOURCE, required=True)
-@click.option("--output-dir", type=FOLDER, required=True)
-@choice("--feature-type", "mfcc mel", None)
-@option("--n-mfcc", type=ONE_OR_MORE, default=13)
-@option("--n-mels", type=click.IntRange(min=2), default=80)
+@click.option("--timit-dir", type=SOURCE, required=True, help="TIMIT as published: TRAIN, TEST.")
+@click.option("--output-dir", type=FOLDER, required=True, help="Folder for the files.")
+@choice("--feature-type", "mfcc mel", "MFCCs, or log mel energies.")
+@option("--n-mfcc", type=ONE_OR_MORE, default=13, help="Coefficients per frame, with mfcc.")
+@option("--n-mels", type=click.IntRange(min=2), default=80, help="Mel bands.")
 def preprocess(timit_dir: Path, output_dir: Path, **values: Any) -> None:
     """TIMIT folder -> train.jsonl, test.jsonl, segment statistics and the phone mapping."""
     from lab.errors import needs

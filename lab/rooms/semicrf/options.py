@@ -37,7 +37,8 @@ class Names(_NamesParam):
 
 
 HELP = {
-    "preset": "Sizes. [default: timit with GPUs, tiny without]",
+    "encoder": "Encoder before the head; none: a linear layer on each frame.",
+    "preset": "Sizes of all that no flag sets. [default: timit with GPUs, tiny without]",
     "data": "TIMIT folder (TRAIN, TEST), folder of {train,test}.jsonl, or synthetic.",
     "fixed": "Crop utterances to N frames and leave out shorter ones: nothing is padded.",
     "over_long": "Gold segments longer than --max-duration. [default: split]",
@@ -56,13 +57,13 @@ TRAINING = (
     option("--data", "--data-dir", default="synthetic", help=HELP["data"]),
     BACKEND,
     click.option("--no-triton", is_flag=True, help="The guide's flag: the torch backend for auto."),
-    click.option("--encoder", type=click.Choice(["bilstm", "transformer", "none"])),
+    click.option("--encoder", type=click.Choice(["bilstm", "transformer", "none"]), help=HELP["encoder"]),
     click.option("--max-duration", type=ONE_OR_MORE, help="Longest segment K, frames."),
-    click.option("--hidden-dim", type=click.IntRange(min=2)),
-    click.option("--num-layers", type=ONE_OR_MORE),
-    click.option("--epochs", type=ONE_OR_MORE),
-    click.option("--batch-size", type=ONE_OR_MORE),
-    click.option("--lr", type=ABOVE_ZERO),
+    click.option("--hidden-dim", type=click.IntRange(min=2), help="Width of the encoder's output."),
+    click.option("--num-layers", type=ONE_OR_MORE, help="Layers of the encoder."),
+    click.option("--epochs", type=ONE_OR_MORE, help="Passes over the training set."),
+    click.option("--batch-size", type=ONE_OR_MORE, help="Utterances per rank and step."),
+    click.option("--lr", type=ABOVE_ZERO, help="Peak learning rate of AdamW, cosine over the epochs."),
     click.option(
         "--crf-reg", type=click.FloatRange(min=0), help="Weight of parameter_penalty() in the loss."
     ),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 
 from lab.core.run import Run
@@ -83,7 +83,9 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         ranks=explained,
         outcome=[*sentences(steps), *interrupted_blocks(run)],
     )
-    found = replace(found, lacking=[*found.lacking, *(text.rstrip(".") for text in left_out(steps))])
+    found = msgspec.structs.replace(
+        found, lacking=[*found.lacking, *(text.rstrip(".") for text in left_out(steps))]
+    )
     return joined(found, done) if done else found
 
 
@@ -156,7 +158,7 @@ def gemm_section(done: GemmReport, out: Path) -> Section:
 def joined(found: Findings, done: GemmReport) -> Findings:
     """The page's findings with the pipeline's files, and with what only the pipeline found missing."""
     known = set(found.lacking)
-    return replace(
+    return msgspec.structs.replace(
         found,
         files=[*found.files, *done.files],
         lacking=[*found.lacking, *(text for text in done.missing if text not in known)],

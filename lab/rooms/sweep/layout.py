@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from lab.errors import MissingError, UsageError
+from lab.errors import MissingError, UsageError, not_here
 from lab.rooms.sweep.knobs import Key, how_in
 
 _THREADS = re.compile(r"(\d+)threads?")
@@ -71,7 +71,7 @@ def find_configs(folder: Path | str, *, ranks: re.Pattern[str] | None = None) ->
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise MissingError("no such folder", where=folder, fix="give the folder of a sweep")
+        raise not_here("no such folder", folder, "give the folder of a sweep")
     if ranks is not None:
         found = _by_pattern(folder, ranks)
     else:

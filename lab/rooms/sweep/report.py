@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
 
+from lab.core import plan
 from lab.core.words import plural
 from lab.report.page import Figure, Page, Section, Status, Table, write_page
 from lab.report.tables import terminal_table, write_csv
@@ -38,20 +38,10 @@ FOOTNOTES = (
 )
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What the report found; `best` is the fastest, None on a tie, on a CPU or without a result.
+class Findings(plan.Findings, frozen=True):
+    """What the report found; `best` is the fastest, None on a tie, on a CPU or without a result."""
 
-    `lacking` says what was requested or found and could not be analysed completely.
-    """
-
-    verdict: list[str]
-    status: Status
-    best: Contender | None
-    files: list[Path]
-    terminal: str
-    lacking: list[str]
-    incomplete: list[str] = field(default_factory=list)  # one sentence per thing that a recording lacks
+    best: Contender | None = None
 
 
 def report(
@@ -93,9 +83,9 @@ def report(
     return Findings(
         sentences,
         status,
-        _best(tables, ranked),
         files,
         terminal,
+        best=_best(tables, ranked),
         lacking=[*left_out(tables.configs), *unproven(tables.effective, tables.configs)],
         incomplete=[
             f"{row.file}: {row.recording}"

@@ -129,7 +129,7 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     lab run replay --steps 100 --level module -- torchrun --nproc-per-node 8 train.py
 
     The command runs K times, and inside each run every recorded step runs again from the inputs, random
-    numbers and buffers that it began with. It needs torch 2.4, and knows nothing of lab.
+    numbers and buffers that it began with. It needs torch 2.4 or newer, and no change for lab.
     """
     import msgspec
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.figures import Cell, cell_grid, ranges, save
@@ -37,7 +38,6 @@ from lab.rooms.trials.decide import (
     Rate,
     decide,
 )
-from lab.rooms.trials.found import Findings
 from lab.stats.rates import MOST_TRIALS, trials_per_cell
 
 PILLS = {
@@ -111,7 +111,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
     files += [out / one.png for one in figures]
     files.append(write_page(page, out / "report.html"))
     terminal = "\n".join([*verdict, "", terminal_table(shown), "", f"report: {files[-1]}"])
-    return Findings(verdict, page.status, files, terminal, lacking, answer(decision))
+    return Findings(verdict, page.status, files, terminal, lacking, answer=answer(decision))
 
 
 def answer(decision: Decision) -> dict[str, Any]:

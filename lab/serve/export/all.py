@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.core.files import make_folder
-from lab.errors import LabError, MissingError
+from lab.errors import LabError, MissingError, not_here
 from lab.serve.export.ranks import MISSING, recordings_below
 from lab.serve.export.sheets import safe, write_parquet, write_xlsx
 from lab.serve.export.timelines import write_chrome, write_perfetto
@@ -19,7 +19,7 @@ def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:
     Raises MissingError where there is nothing to export, and what a reader raises for a single recording.
     """
     if not run.exists():
-        raise MissingError("no such run or recording", where=run)
+        raise not_here("no such run or recording", run)
     make_folder(out)
     name = safe(run.resolve().name.split(".", 1)[0] if run.is_file() else run.resolve().name)
     if form == "xlsx":

@@ -1,4 +1,9 @@
-"""Questions that come with lab: `lab query --saved NAME`, and the list on the page."""
+"""Questions that come with lab (`lab query --saved`, and the list on the page), and what can be asked."""
+
+from __future__ import annotations
+
+from lab.core.words import plural
+from lab.serve.rows import RunRow
 
 SAVED: dict[str, str] = {
     "fastest sweeps of a week": """select run, title, value, unit, text
@@ -23,3 +28,19 @@ where f.kind = 'verdict' and f.severity <> 'info' order by 1 desc""",
   max(seconds) as longest_s
 from steps group by room order by hours desc""",
 }
+
+
+def askable(rows: list[RunRow]) -> list[tuple[str, str]]:
+    """Names and contents of what can be asked, without importing what answers."""
+    own = [
+        ("runs", "one row per run"),
+        ("steps", "one row per step"),
+        ("findings", "sentences and figures"),
+        ("figures", "key figures"),
+    ]
+    rooms: dict[str, int] = {}
+    for row in rows:
+        for file in row.tables:
+            name = f"{row.room}_{file.name}".lower()
+            rooms[name] = rooms.get(name, 0) + 1
+    return own + [(name, plural(count, "file")) for name, count in sorted(rooms.items())]

@@ -10,9 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
 
-import jinja2
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import QueryParams
@@ -27,20 +25,20 @@ from starlette.responses import (
 )
 from starlette.routing import Route
 
-from lab.core.words import plural, size_text
 from lab.errors import BadDataError, BusyError, LabError, MissingError, UsageError
 from lab.report import palette
 from lab.serve.clocks import clocks_of
 from lab.serve.confine import opened, recording_inside
 from lab.serve.index import Index, key_of
 from lab.serve.jobs import Jobs
-from lab.serve.live import GOING, held_locks, live_tail, may_go_on, now
+from lab.serve.live import held_locks, live_tail, may_go_on, now
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import ask
-from lab.serve.sql.saved import SAVED
+from lab.serve.sql.saved import SAVED, askable
 from lab.serve.web import perfetto
+from lab.serve.web.address import link_of, pftrace_name, recordings_of, wish_of
+from lab.serve.web.chart import chart_of
 from lab.serve.web.compared import (
-    Setting,
     before,
     changed,
     changes_of,
@@ -54,7 +52,6 @@ from lab.serve.web.listing import (
     GROUPS,
     SORTS,
     Facts,
-    Wish,
     fact_of,
     figure_labels,
     fits,
@@ -63,6 +60,8 @@ from lab.serve.web.listing import (
     listing,
     unit_of,
 )
+from lab.serve.web.rendering import made_templates
+from lab.serve.web.steps import by_step, folders_of_several, of_ranks
 from lab.serve.worker import Task
 
 HERE = Path(__file__).parent
@@ -81,7 +80,6 @@ START = {
 }
 NUMERIC = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|FLOAT|DOUBLE|DECIMAL.*)\Z")  # of DuckDB's types
 MOST_COMPARED = 12
-MOST_DRAWN = 40  # settings in one chart
 MOST_SQL = 16_384
 BLOCK = 1 << 18
 CODES = {MissingError: 404, UsageError: 400, BusyError: 503, BadDataError: 422}
@@ -92,7 +90,7 @@ class Site:
 
     def __init__(self, index: Index, guard: Guard) -> None:
         self.index, self.guard, self.jobs = index, guard, Jobs()
-        self.templates = _templates()
+        self.templates = made_templates()
         self._known: tuple[int, Facts] = (0, {})
         self._mutex = threading.Lock()
 
@@ -152,10 +150,10 @@ class Site:
             tails=tails,
             unseen=self.index.unseen,
             loose=self.index.recordings,
-            together=[one for one in _groups(list(self.index.recordings)) if _of_ranks(one[1])],
+            together=[one for one in by_step(list(self.index.recordings)) if of_ranks(one[1])],
             sorts=SORTS,
             group_names=GROUPS,
-            link=lambda **more: _link(wish, **more),
+            link=lambda **more: link_of(wish, **more),
         )
         answer.headers["etag"] = tag
         return answer
@@ -182,7 +180,7 @@ class Site:
             earlier=earlier,
             earlier_key=key_of(earlier) if earlier else "",
             changes=changed(earlier, row, self.clocks) if earlier else [],
-            recordings=_groups([one.name for one in files if one.recording]),
+            recordings=by_step([one.name for one in files if one.recording]),
         )
 
     def compare(self, request: Request) -> Response:
@@ -201,7 +199,7 @@ class Site:
             rooms=sorted({row.room for row in rows}),
             fields=fields_of(rows, self.clocks),
             figures=figure_lines(rows),
-            recordings=sorted(_folders_of_several(common) | common)[:200] if len(rows) == 2 else [],
+            recordings=sorted(folders_of_several(common) | common)[:200] if len(rows) == 2 else [],
         )
 
     def diff(self, request: Request) -> Response:
@@ -232,7 +230,7 @@ class Site:
             q=query.get("q", ""),
             labels=labels,
             label=label,
-            chart=_chart(settings, label, unit) if settings else None,
+            chart=chart_of(settings, label, unit) if settings else None,
             unit=unit,
             elsewhere=sum(is_elsewhere(row, label, unit) for row in chosen),
             least=sum(is_bound(row, label) for row in chosen),
@@ -249,7 +247,7 @@ class Site:
             row=self.row(query["run"]) if query.get("run") else None,
             key=query.get("run", ""),
             names=names,
-            query=_chosen(query),
+            query=recordings_of(query),
         )
 
     def in_perfetto(self, request: Request) -> Response:
@@ -261,9 +259,9 @@ class Site:
             row=self.row(query["run"]) if query.get("run") else None,
             key=query.get("run", ""),
             names=names,
-            file=_pftrace(names[0]),
+            file=pftrace_name(names[0]),
             local=local,
-            query=_chosen(query),
+            query=recordings_of(query),
         )
 
     def ask(self, request: Request) -> Response:
@@ -280,7 +278,7 @@ class Site:
             sql=sql,
             found=found,
             saved=SAVED,
-            tables=_tables(rows),
+            tables=askable(rows),
             numeric=[NUMERIC.match(kind) is not None for kind in found.types] if found else [],
             keys={row.folder: key_of(row) for row in rows},
         )
@@ -300,7 +298,7 @@ class Site:
     def perfetto(self, request: Request) -> Response:
         paths, names = self._recordings(request.query_params)
         file = self.jobs.file("perfetto", paths, ".pftrace.gz")
-        return FileResponse(file, media_type="application/octet-stream", filename=_pftrace(names[0]))
+        return FileResponse(file, media_type="application/octet-stream", filename=pftrace_name(names[0]))
 
     def perfetto_file(self, request: Request) -> Response:
         """A file of Perfetto's bundle, under a capability: its page in a sandbox sends no cookie."""
@@ -403,133 +401,7 @@ async def _not_found(_: Request, __: Exception) -> Response:
     return PlainTextResponse("no such page\n", status_code=404)
 
 
-def wish_of(query: QueryParams) -> Wish:
-    page = query.get("page", "1")
-    return Wish(
-        q=query.get("q", "")[:500],
-        sort=query.get("sort", "when")[:40],
-        desc=query.get("desc", "1") != "0",
-        group=query.get("group", "")[:40],
-        figure=query.get("figure", "")[:200],
-        page=int(page) if page.isascii() and page.isdecimal() and len(page) < 9 else 1,
-    )
-
-
-def _link(wish: Wish, **more: Any) -> str:
-    values = {
-        "q": wish.q,
-        "sort": wish.sort,
-        "desc": int(wish.desc),
-        "group": wish.group,
-        "figure": wish.figure,
-    }
-    return "/?" + urlencode({name: value for name, value in {**values, **more}.items() if value != ""})
-
-
-def _folders_of_several(names: set[str]) -> set[str]:
-    """The folders that hold more than one of these files."""
-    folders = [name.rsplit("/", 1)[0] for name in names if "/" in name]
-    return {folder for folder in folders if folders.count(folder) > 1}
-
-
-def _chosen(query: QueryParams) -> str:
-    """The run and the recordings of an address, for another one."""
-    return urlencode([(name, value) for name, value in query.multi_items() if name in ("run", "file")])
-
-
-def _pftrace(name: str) -> str:
-    """What a recording's name becomes as a Perfetto file."""
-    plain = "".join(one if one.isalnum() or one in "._-" else "_" for one in name)
-    return f"{plain[-80:].replace('.gz', '')}.pftrace.gz"
-
-
-def _groups(names: list[str]) -> list[tuple[str, list[str]]]:
-    """Recordings of one step together: the folder above the ranks, and its files."""
-    found: dict[str, list[str]] = {}
-    for name in names:
-        parts = name.split("/")
-        at = next(
-            (at for at, part in enumerate(parts) if part.startswith("rank") or part == "torch_profiler"),
-            len(parts) - 1,
-        )
-        found.setdefault("/".join(parts[:at]) or ".", []).append(name)
-    return list(found.items())
-
-
-def _of_ranks(names: list[str]) -> bool:
-    """Whether recordings of one folder are named as the ranks of one job."""
-    return len(names) > 1 and all(any(part.startswith("rank") for part in name.split("/")) for name in names)
-
-
-def _chart(settings: list[Setting], label: str, unit: str) -> str:
-    """The figure of every run, in order of time, and beside them each setting's mean with its interval."""
-    roles = ("computation", "communication", "ok", "memcpy", "warn", "unknown")
-    rows = {row.folder: row for one in settings for row, _ in one.values}
-    by_time = sorted(rows.values(), key=lambda row: row.created_utc)
-    order = {row.folder: at for at, row in enumerate(by_time)}
-    beside = len(order) + max(1, len(order) // 12)
-    series = []
-    for at, one in enumerate(settings[:MOST_DRAWN]):
-        points = [
-            [order[row.folder], value, f"{row.folder}: {value:g} {unit}\n{row.created_utc[:16]}"]
-            for row, value in one.values
-        ]
-        if one.low is not None:
-            mean = f"{one.name}\nmean of {plural(len(points), 'run')}: {one.mean:.4g} {unit}"
-            words = f"{mean} ({one.low:.4g} to {one.high:.4g})"
-            points.append([beside + at * max(0.25, len(order) / 60), one.mean, words, one.low, one.high])
-        series.append({"name": one.name[:60], "role": roles[at % len(roles)], "points": [points]})
-    marks = [[at, text] for at, text in enumerate(_times(by_time)) if text]
-    if any(one.low is not None for one in settings):
-        marks.append([beside, "means"])
-    spec = {"x": "runs in order of time", "views": [{"y": f"{label} {unit}".strip()}], "series": series}
-    return msgspec.json.encode({**spec, "names": None, "marks": marks, "diagonal": False}).decode()
-
-
-def _times(rows: list[RunRow]) -> list[str]:
-    """What stands below each run: its day where that is a new one; the time where all are of one day."""
-    texts = [row.created_utc[:10] for row in rows]
-    if len(set(texts)) == 1:
-        texts = [row.created_utc[11:16] for row in rows]
-    return [text if at == 0 or text != texts[at - 1] else "" for at, text in enumerate(texts)]
-
-
-def _tables(rows: list[RunRow]) -> list[tuple[str, str]]:
-    """Names and contents of what can be asked, without importing what answers."""
-    own = [
-        ("runs", "one row per run"),
-        ("steps", "one row per step"),
-        ("findings", "sentences and figures"),
-        ("figures", "key figures"),
-    ]
-    rooms: dict[str, int] = {}
-    for row in rows:
-        for file in row.tables:
-            name = f"{row.room}_{file.name}".lower()
-            rooms[name] = rooms.get(name, 0) + 1
-    return own + [(name, plural(count, "file")) for name, count in sorted(rooms.items())]
-
-
 def _blocks(stream: Any) -> Iterator[bytes]:
     with contextlib.closing(stream):
         while block := stream.read(BLOCK):
             yield block
-
-
-def _size(size_bytes: int) -> str:
-    return plural(size_bytes, "byte") if size_bytes < 1000 else size_text(size_bytes)
-
-
-def _templates() -> jinja2.Environment:
-    found = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found.filters |= {"size": _size, "plural": plural, "when": lambda text: text[:16].replace("T", " ")}
-    found.tests["match_start"] = str.startswith
-    found.globals["going"] = GOING
-    found.globals["words"] = {"ok": "ok", "warn": "reservations", "fail": "no result"}
-    return found

@@ -28,12 +28,24 @@ from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.errors import Context
 from lab.engines.docker.leftovers import leftovers
 from lab.engines.docker.nature import ask
 from lab.images.endpoint import endpoint_of
 from lab.images.spec import Devices, Image, MountRule
 from tests.conftest import ROOT
 from tests.core.test_manifest import a_manifest
+
+CONTEXT = Context(
+    endpoint="unix:///x.sock",
+    image="cuda",
+    ref="lab/cuda",
+    step="s",
+    driver="535.1",
+    run_dir="/runs/r",
+    option_of={"/data/gone": "HF_HOME"},
+    present=lambda: "0 H100 GPU-7",
+)
 
 REF = "lab-test/busybox:engine"
 WHEEL = "0" * 64

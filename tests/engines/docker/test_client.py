@@ -20,24 +20,12 @@ from lab.engines.docker import client as docker_client
 from lab.engines.docker import engine as docker_engine
 from lab.engines.docker.client import Daemon, connect
 from lab.engines.docker.engine import DockerEngine, _allowed
-from lab.engines.docker.errors import Context
 from lab.engines.docker.nature import Nature, ask
 from lab.errors import EngineError, GpuError
 from lab.images import spec as images
 from lab.images.container import HostContext, container_spec
 from lab.images.endpoint import endpoint_of
 from tests.core.test_manifest import a_run
-
-CONTEXT = Context(
-    endpoint="unix:///x.sock",
-    image="cuda",
-    ref="lab/cuda",
-    step="s",
-    driver="535.1",
-    run_dir="/runs/r",
-    option_of={"/data/gone": "HF_HOME"},
-    present=lambda: "0 H100 GPU-7",
-)
 
 
 def test_no_engine_at_the_socket_names_both_ways_out(tmp_path):

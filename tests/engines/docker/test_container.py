@@ -11,22 +11,10 @@ from docker.errors import APIError
 from lab.core.gpu import Gpu
 from lab.core.step import Step
 from lab.engines.docker.container import moment, start
-from lab.engines.docker.errors import Context
 from lab.errors import EngineError, EngineLost, GpuError
 from lab.images import spec as images
 from lab.images.container import HostContext, container_spec
-
-CONTEXT = Context(
-    endpoint="unix:///x.sock",
-    image="cuda",
-    ref="lab/cuda",
-    step="s",
-    driver="535.1",
-    run_dir="/runs/r",
-    option_of={"/data/gone": "HF_HOME"},
-    present=lambda: "0 H100 GPU-7",
-)
-
+from tests.engines.docker.fixtures import CONTEXT
 
 HOST = HostContext(run_dir="/out", hf_cache="/hf", cache="/c", uid=1, gid=1, infiniband=True)
 

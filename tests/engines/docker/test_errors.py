@@ -13,18 +13,7 @@ from docker.errors import APIError, DockerException
 
 from lab.engines.docker.errors import Context, translate, translated
 from lab.errors import BusyError, EngineError, EngineLost, GpuError, StorageError, UsageError
-
-CONTEXT = Context(
-    endpoint="unix:///x.sock",
-    image="cuda",
-    ref="lab/cuda",
-    step="s",
-    driver="535.1",
-    run_dir="/runs/r",
-    option_of={"/data/gone": "HF_HOME"},
-    present=lambda: "0 H100 GPU-7",
-)
-
+from tests.engines.docker.fixtures import CONTEXT
 
 RUNC = "OCI runtime create failed: runc create failed: unable to start container process: error during "
 OLD = f"failed to create shim task: {RUNC}container init: error running hook #0: error running hook: "

@@ -83,7 +83,8 @@ def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
     )
     Run.create(tmp_path / "kernels_2", manifest)
     (tmp_path / "kernels_2/replay.json").write_bytes(replay)
-    result, home = sibling(folder, "replay.json", ReplayResult)
+    result, home, unread = sibling(folder, "replay.json", ReplayResult)
+    assert unread == []
     assert result.rows[0].kernel == "nvjet_gemm" and home.name == "kernels_2"
     analyse_profile(folder, folder, None, lambda _: None)
     page = (folder / "report.html").read_text()
@@ -93,3 +94,6 @@ def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
         and "closure: met" in page
         and "10.00 \\u00b5s recorded, 10.20" in page
     )
+    (tmp_path / "kernels_2/replay.json").write_bytes(replay[:-9])
+    found = analyse_profile(folder, folder, None, lambda _: None)
+    assert len(found.lacking) == 1 and found.lacking[0].startswith("kernels_2/replay.json cannot be read")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.rooms.kernels.verdict import Findings, no_findings
+from lab.core.plan import Findings
+from lab.rooms.kernels.verdict import no_findings
 
 
 def test_a_step_without_a_result_fails_and_names_the_missing_file():

@@ -6,7 +6,7 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-from lab.core.native import READER, C, find, wants_plain
+from lab.core.native import READER, C, find, state_of, wants_plain
 
 __all__ = ["READER", "C", "library", "library_state"]
 SOURCE = Path(__file__).with_name("scan.c")
@@ -19,7 +19,7 @@ def library() -> ctypes.CDLL | None:
 
 def library_state() -> str:
     """Which reader is in use, and why, for `lab doctor`."""
-    return f"plain, as {READER} asks" if wants_plain() else _found()[1]
+    return state_of(_found)
 
 
 @cache

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.errors import MissingError
+from lab.errors import MissingError, not_here
 from lab.rooms.kernels.audit.check import Check
 from lab.rooms.kernels.audit.energies import of_energy
 from lab.rooms.kernels.audit.published import of_published
@@ -25,9 +25,9 @@ from lab.rooms.kernels.replay.result import Result
 def audit_folder(folder: Path, *, board_limit_w: float | None = None) -> list[Check]:
     """All audits that the files in `folder` allow. Raises MissingError if there is nothing to audit."""
     if not folder.is_dir():
-        raise MissingError(
-            "this is a file, not a folder" if folder.exists() else "no such folder", where=folder
-        )
+        if folder.exists():
+            raise MissingError("this is a file, not a folder", where=folder, fix=f"name {folder.parent}")
+        raise not_here("no such folder", folder)
     checks = [*_of_run(folder), *of_published(folder, board_limit_w)]
     if not checks:
         raise MissingError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, not_here
 
 
 class _Attribute(msgspec.Struct, frozen=True, gc=False):
@@ -73,7 +73,7 @@ def read_json_bytes(path: Path, what: str) -> bytes:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise MissingError(f"no such file: {what}", where=path) from error
+        raise not_here(f"no such file: {what}", path) from error
     except OSError as error:
         raise MissingError(f"cannot read the {what}: {error.strerror}", where=path) from error
     if data[:2] == b"\x1f\x8b":

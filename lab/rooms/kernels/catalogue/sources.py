@@ -28,13 +28,13 @@ def trails_of(traces: Sequence[Path]) -> list[Trail]:
     Raises MissingError for a missing file, UsageError for a file that is named twice: its launches would
     count twice.
     """
-    from lab.errors import MissingError, UsageError
+    from lab.errors import MissingError, UsageError, not_here
     from lab.recordings.load import is_recording
     from lab.rooms.kernels.trails import Trail, trails
 
     for path in traces:
         if not path.exists():
-            raise MissingError("no such run or trace", where=path)
+            raise not_here("no such run or trace", path)
     if len(traces) == 1 and traces[0].is_dir():
         found = trails(traces[0])
         if not found and is_recording(traces[0]):

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from lab.core.files import write_atomic
+from lab.core.plan import Findings
 from lab.rooms.kernels.energy.choice import RawEnergy
 from lab.rooms.kernels.energy.files import RAW_FILE, RESULT, TABLE
 from lab.rooms.kernels.energy.joules import evaluate
@@ -14,7 +15,7 @@ from lab.rooms.kernels.energy.summary import missing_sentences, status, terminal
 from lab.rooms.kernels.energy.table import csv_text
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.files import PLAN_FILE, read_file
-from lab.rooms.kernels.verdict import Findings, no_findings
+from lab.rooms.kernels.verdict import no_findings
 
 
 def analyse_energy(folder: Path, out: Path) -> Findings:

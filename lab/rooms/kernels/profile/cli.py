@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     help="Tensor parallel ranks, one GPU each.",
 )
 @click.option("--prompt", default="", help="[default: the one published with the model]")
-@option("--max-new-tokens", type=click.IntRange(min=1), default=64)
+@option("--max-new-tokens", type=click.IntRange(min=1), default=64, help="Tokens to generate.")
 @click.option(
     "--fixed-tokens", is_flag=True, help="Continue past an end-of-text token. [always with random weights]"
 )

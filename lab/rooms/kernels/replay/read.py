@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.run import Run
-from lab.errors import MissingError, UsageError
+from lab.errors import MissingError, UsageError, not_here
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.source import read_plan
 from lab.rooms.kernels.schema import Generation
@@ -22,7 +22,7 @@ def read_source(
 ) -> ReplayPlan:
     """The plan of a trace file, or of one rank of a run. Raises MissingError, UsageError and BadDataError."""
     if not source.exists():
-        raise MissingError("no such run or trace", where=source)
+        raise not_here("no such run or trace", source)
     if source.is_file():
         return read_plan(source, execution_trace, recorded_ops, inductor=inductor)
     trail = _trail(source, rank)

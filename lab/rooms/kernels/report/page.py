@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from lab.core.plan import Findings
 from lab.gpus.roofs import roof_of
 from lab.recordings.gantt.bars import busy_table
 from lab.recordings.integrity.words import sentences
@@ -33,7 +34,6 @@ from lab.rooms.kernels.report.sections import (
 from lab.rooms.kernels.report.sentences import cards, verdict_sentences
 from lab.rooms.kernels.report.terminal import terminal_text
 from lab.rooms.kernels.schema import LinearShape
-from lab.rooms.kernels.verdict import Findings
 
 QUESTION = (
     "Which kernels does the model launch, from which op with which arguments, and where do its time and "

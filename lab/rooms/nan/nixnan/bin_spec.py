@@ -7,10 +7,7 @@ from typing import Any
 
 import msgspec
 
-from lab.errors import (
-    ConfigError,
-    MissingError,
-)
+from lab.errors import ConfigError, not_here
 
 
 def read_bin_spec(path: Path) -> str:
@@ -22,7 +19,7 @@ def read_bin_spec(path: Path) -> str:
         text = path.read_text(encoding="utf-8")
         found = msgspec.json.decode(text)
     except FileNotFoundError as error:
-        raise MissingError("no such bin specification", where=path) from error
+        raise not_here("no such bin specification", path) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the bin specification is not JSON: {error}", where=path) from error
     check_bin_spec(found, path)

@@ -29,14 +29,13 @@ QUIET = quiet()
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the table of sites to this CSV.",
 )
-@click.option("--strict", is_flag=True, help="Exit with 1 unless every log is complete.")
 @QUIET
-def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict: bool, quiet: bool) -> None:
+def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: bool) -> None:
     """Read nixnan logs (also .gz): what they hold, and whether that is all.
 
     A folder stands for the logs in it. Counts are of lines, one per distinct instruction, mask and operand; a
-    log is complete when they equal the report nixnan wrote at the end. Zero events say nothing about what
-    nixnan does not see.
+    log is complete when they equal the report nixnan wrote at the end; exit code 1 unless every log is. Zero
+    events say nothing about what nixnan does not see.
     """
     import msgspec
 
@@ -72,9 +71,14 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, strict:
             where=empty[0],
             fix="look whether the program used a GPU, and whether a child process overwrote the log",
         )
-    incomplete = [log.file for log in read if log.integrity != "complete"]
-    if strict and incomplete:
-        raise StepFailed(f"{len(incomplete)} of {len(read)} logs are not complete", where=incomplete[0])
+    if incomplete := [log for log in read if log.integrity != "complete"]:
+        first = incomplete[0]
+        raise StepFailed(
+            f"{len(incomplete)} of {plural(len(read), 'log')} not complete: "
+            f"{first.integrity}. {first.reasons[0]}",
+            where=first.file,
+            fix="take its counts as lower bounds, or let the program run to its end with a log of its own",
+        )
 
 
 @click.command()
@@ -156,12 +160,14 @@ def write_sites(logs: Sequence[Log], path: Path) -> None:
 
 
 def _refuse_foreign(read: Sequence[Log]) -> None:
-    """Raises BadDataError for a file with text, but without a line of nixnan's; an empty file is an empty
-    log.
+    """Raises BadDataError for a file with text, but without a line of nixnan's, and for a compressed one cut
+    before its first line; an empty file is an empty log.
     """
     from lab.errors import BadDataError
 
     for log in read:
+        if not log.lines and log.integrity == "truncated":
+            raise BadDataError(log.reasons[0], where=log.file, fix="copy the log again")
         if 0 < log.lines == log.foreign_lines:
             raise BadDataError(
                 "no line of nixnan's in this file",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lab.errors import MissingError, needs
+from lab.errors import MissingError, needs, not_here
 from lab.rooms.nan.nixnan.counts import counts_for
 from lab.rooms.nan.nixnan.grammar import FOREIGN, TORN, Event, Line, Other, read_line
 from lab.rooms.nan.nixnan.opcodes import opcode_of
@@ -40,8 +40,10 @@ def gather(path: Path, progress: Progress | None = None) -> Gathered:
     for one that is broken. An empty file and one without a line of nixnan's are read: that they say nothing
     is a result.
     """
+    if not path.exists():
+        raise not_here("no such log", path)
     if not path.is_file():
-        raise MissingError("no such log" if not path.exists() else "this is a folder, not a log", where=path)
+        raise MissingError("this is a folder, not a log", where=path)
     return _Reader(path, progress).read()
 
 

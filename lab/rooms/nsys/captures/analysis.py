@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.core.files import make_folder
+from lab.core.plan import Findings
 from lab.core.words import plural, printable
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
-from lab.recordings.load import format_of, is_recording, load_capture
+from lab.recordings.load import format_of, is_recording, load_capture, named_as_recording
+from lab.recordings.pool import raise_if_none_read
 from lab.recordings.processes import with_processes
 from lab.report.page import Files, Page, Section, Status, Table, write_page
 from lab.report.tables import write_csv
@@ -24,18 +25,6 @@ from lab.terminal.part import PartOptions, phase_names, projections_of
 
 MOST_FILES = 256  # of a folder
 _SMALL_JSON = 1 << 16  # bytes below which a JSON file is searched for events before it counts as a trace
-
-
-@dataclass
-class Findings:
-    """What was found; `lacking` is what the figures rest on and the recording does not have."""
-
-    verdict: list[str] = field(default_factory=list)
-    status: Status = "ok"
-    files: list[Path] = field(default_factory=list)
-    terminal: str = ""
-    lacking: list[str] = field(default_factory=list)
-    incomplete: list[str] = field(default_factory=list)
 
 
 def holds_recordings(path: Path) -> bool:
@@ -50,7 +39,10 @@ def holds_recordings(path: Path) -> bool:
 
 
 def recordings_in(folder: Path) -> list[Path]:
-    """Files and folders directly in `folder` that are recordings, by name."""
+    """Files and folders directly in `folder` that are recordings, by name.
+
+    Those that are named as one and cannot be read are among them.
+    """
     found = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or _other_json(path):
@@ -59,7 +51,8 @@ def recordings_in(folder: Path) -> list[Path]:
             if is_recording(path) if path.is_dir() else _reads(path):
                 found.append(path)
         except LabError:
-            continue
+            if named_as_recording(path):
+                found.append(path)
     return found
 
 
@@ -136,29 +129,36 @@ def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str],
     """Each recording in a folder of its own, and a page that lists them."""
     import pandas as pd
 
-    every, rows, entries = Findings(), [], []
+    files: list[Path] = []
+    lacking: list[str] = []
+    incomplete: list[str] = []
+    rows, entries = [], []
+    results: list[Findings | LabError] = []
     for index, one in enumerate(paths, start=1):
         progress(f"{index} of {len(paths)}: {one.name}")
         try:
             done = _one(one, out / one.name)
         except LabError as error:
-            every.lacking.append(f"{printable(one.name)}: {error.what}")
+            results.append(error)
+            lacking.append(f"{printable(one.name)}: {error.what}")
             rows.append({"recording": one.name, "verdict": "unreadable", "what": error.what})
             continue
-        every.files += done.files
-        every.lacking += [f"{printable(one.name)}: {text}" for text in done.lacking]
-        every.incomplete += [f"{printable(one.name)}: {text}" for text in done.incomplete]
+        results.append(done)
+        files += done.files
+        lacking += [f"{printable(one.name)}: {text}" for text in done.lacking]
+        incomplete += [f"{printable(one.name)}: {text}" for text in done.incomplete]
         entries.append((f"{one.name}/report.html", one.name))
         rows.append({"recording": one.name, "verdict": done.status, "what": done.verdict[0]})
+    raise_if_none_read(results)
     table = pd.DataFrame(rows)
-    every.status = "warn" if every.lacking or every.incomplete else "ok"
-    every.verdict = [f"{plural(len(entries), 'recording')} of {len(paths)} analysed."]
+    status: Status = "warn" if lacking or incomplete else "ok"
+    verdict = [f"{plural(len(entries), 'recording')} of {len(paths)} analysed."]
     csv = write_csv(table, out / "tables" / "recordings.csv")
     page = Page(
         title=path.resolve().name,
         question="Which recordings are here, and are they complete?",
-        verdict=every.verdict,
-        status=every.status,
+        verdict=verdict,
+        status=status,
         sections=[
             Section(
                 "Recordings", [Files("A page each", entries), Table(table, "All", "tables/recordings.csv")]
@@ -166,7 +166,7 @@ def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str],
         ],
         room="recording",
     )
-    every.files = [write_page(page, out / "report.html"), csv, *every.files]
+    files = [write_page(page, out / "report.html"), csv, *files]
     lines = [f"{row['recording']}: {row['verdict']}: {row['what']}" for row in rows]
-    every.terminal = printable("\n".join([*every.verdict, *lines])) + f"\n{every.files[0]}"
-    return every
+    terminal = printable("\n".join([*verdict, *lines])) + f"\n{files[0]}"
+    return Findings(verdict, status, files, terminal, lacking, incomplete)

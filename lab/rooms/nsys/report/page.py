@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
+from lab.core import plan
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
 from lab.report.page import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, write_page
@@ -36,17 +36,10 @@ FOOTNOTES = (
 )
 
 
-@dataclass(frozen=True)
-class Findings:
-    """What the room found; `lacking` names what was planned or found and has no result."""
+class Findings(plan.Findings, frozen=True):
+    """What the room found, with its answers to the questions."""
 
-    verdict: list[str]
-    status: Status
-    files: list[Path]
-    terminal: str
-    lacking: list[str]
-    answers: list[Answer]
-    incomplete: list[str]  # every recording that is not complete
+    answers: list[Answer] = []
 
 
 def report(
@@ -75,7 +68,13 @@ def report(
         ["\n".join(sentences), terminal_table(brief_cells(results.cells)), f"report: {files[-1]}"]
     )
     return Findings(
-        sentences, status, files, terminal, missing_cells(results), results.answers, incomplete(results)
+        sentences,
+        status,
+        files,
+        terminal,
+        missing_cells(results),
+        incomplete(results),
+        answers=results.answers,
     )
 
 

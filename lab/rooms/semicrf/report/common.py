@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from lab.report.page import Figure, Page, Status, write_page
+from lab.core import plan
+from lab.report.page import Figure, Page, write_page
 from lab.report.tables import terminal_table
 
 FOUND = "✕ a fault was found"  # the badge of a diagnosis or check that is complete and not clean
@@ -18,15 +18,9 @@ PILLS = {
 }
 
 
-@dataclass(frozen=True)
-class Findings:
+class Findings(plan.Findings, frozen=True):
     """What the analysis comes back with; `cause` names a diagnosis' cause."""
 
-    verdict: list[str]
-    status: Status
-    files: list[Path]
-    terminal: str
-    lacking: list[str]
     cause: str = ""
 
 
@@ -40,7 +34,7 @@ def finish(
     verdict = [page.verdict[0], *(f"- {sentence}" for sentence in page.verdict[1:])]
     shown = [terminal_table(table), ""] if len(table) else []
     terminal = "\n".join([*verdict, "", *shown, f"report: {files[-1]}"])
-    return Findings(list(page.verdict), page.status, files, terminal, missing, cause)
+    return Findings(list(page.verdict), page.status, files, terminal, missing, cause=cause)
 
 
 def short_numbers(frame: pd.DataFrame) -> pd.DataFrame:

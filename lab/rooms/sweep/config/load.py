@@ -79,7 +79,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"expected sections at $, found {type(data).__name__}", where=path)
+        raise ConfigError(
+            f"not a training config: expected sections, found {type(data).__name__}",
+            where=path,
+            fix=f"write it in the form of a run's train.yaml, or name a preset: {', '.join(preset_names())}",
+        )
     return data
 
 

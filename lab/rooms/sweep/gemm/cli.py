@@ -13,10 +13,11 @@ from lab.rooms.sweep.gemm.compare.cli import compare
 from lab.rooms.sweep.gemm.options import COMMON, JSON, PLACE, QUIET, SALVAGE, TOP_K
 from lab.rooms.sweep.gemm.session import Session, finish
 from lab.terminal.click_types import with_options
+from lab.terminal.group import Group
 from lab.terminal.options import option
 
 
-@click.group()
+@click.group(cls=Group)
 def gemm() -> None:
     """Why GEMM times vary: reports, variance, overlap with collectives, cause, plots, merged traces.
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from lab.errors import LabError
 from lab.recordings.integrity.words import sentences
-from lab.recordings.pool import map_traces
+from lab.recordings.pool import map_traces, raise_if_none_read
 from lab.rooms.sweep.assemble import sweep_tables
 from lab.rooms.sweep.gemm.columns import INSTANCES
 from lab.rooms.sweep.gemm.rank import RankJob, RankTables, read_rank_tables
@@ -73,7 +73,8 @@ def read_sweep(
     """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once.
 
     workbooks: folder for the Excel report of each rank, None for none. expected: rows of the run's manifest,
-    as in `analyze`. progress is called with (done, total, path). Raises MissingError without traces.
+    as in `analyze`. progress is called with (done, total, path). Raises MissingError without traces, and
+    BadDataError where none can be read and there are no such rows.
     """
     configs = configs_of(sweep, may_be_empty=bool(expected))
     jobs = [
@@ -83,6 +84,8 @@ def read_sweep(
     ]
     on_done = None if progress is None else lambda done, total, job: progress(done, total, job.path)
     results = map_traces(read_rank_tables, jobs, workers=workers, progress=on_done)
+    if not expected:  # a run has a row for each of its steps in any case
+        raise_if_none_read(results)
     read: list[list[RankTables]] = [[] for _ in configs]
     for job, result in zip(jobs, results, strict=True):
         read[job.config].append(_unread(job, result) if isinstance(result, LabError) else result)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.core.run import home_of
-from lab.errors import MissingError
+from lab.errors import not_here
 
 ANALYSIS, MERGED = "tracelens_analysis", "merged_traces"
 
@@ -32,7 +32,7 @@ def places(sweep: Path, out: Path | None = None, *, in_place: bool = False) -> P
     itself. Raises MissingError if there is no such sweep.
     """
     if not sweep.exists():
-        raise MissingError("no such sweep", where=sweep, fix="give a sweep, a folder of ranks, or one trace")
+        raise not_here("no such sweep", sweep, "give a sweep, a folder of ranks, or one trace")
     if out is not None:
         return Places(sweep, out, out, out / MERGED)
     home = sweep if in_place and sweep.is_dir() else home_of(sweep)

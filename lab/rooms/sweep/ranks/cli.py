@@ -13,12 +13,13 @@ from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
 from lab.rooms.sweep.ranks.evidence import import_evidence
 from lab.rooms.sweep.tuner.cli import tuner
 from lab.terminal.click_types import with_options
+from lab.terminal.group import Group
 from lab.terminal.options import out
 
 DEFAULT = "account"
 
 
-class _Ranks(click.Group):
+class _Ranks(Group):
     """A group whose first argument may be a folder: that is `lab ranks account FOLDER`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from lab.recordings.cache import load_trace
 from lab.recordings.gpu_state import GpuState, read_state, rows_of
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
-from lab.recordings.pool import map_traces
+from lab.recordings.pool import map_traces, raise_if_none_read
 from lab.recordings.ranks import Account, RankWork, account_of, work_of
 from lab.recordings.ranks.common import WHOLE
 from lab.recordings.ranks.explain import Explained, explain
@@ -106,13 +106,7 @@ def read_settings(
     ]
     on_done = None if progress is None else lambda done, total, job: progress(done, total, job.path)
     results = map_traces(read_work, jobs, workers=workers, progress=on_done)
-    if jobs and all(isinstance(result, LabError) for result in results):
-        first = next(result for result in results if isinstance(result, LabError))
-        raise BadDataError(
-            f"none of {plural(len(jobs), 'trace')} can be read: {first.what}",
-            where=first.where,
-            fix=first.fix,
-        )
+    raise_if_none_read(results)
     collected = []
     for number, config in enumerate(configs):
         mine = [(job, result) for job, result in zip(jobs, results, strict=True) if job.config == number]

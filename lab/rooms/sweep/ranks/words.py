@@ -153,10 +153,12 @@ def gpu_sentences(setting: Setting) -> list[str]:
     slow = {finding.rank for finding in setting.explained.findings if finding.cause == SLOW_KERNELS}
     on_gpu = any(work.device == "gpu" for work in setting.account.together.works)
     rows = [row for row in setting.gpus if row["samples"] and row["sm_clock_mhz"] > 0]
+    found = (
+        [f"GPU clocks are not all known: {text}." for text in setting.state.reasons] if setting.state else []
+    )
     if not rows:
         text = f"Clocks were not sampled beside the run, so why the kernels of rank {_join(slow)} are slower"
-        return [f"{text} is not seen."] if slow and on_gpu else []
-    found = []
+        return [*found, f"{text} is not seen."] if slow and on_gpu else found
     clock = {row["rank"]: row["sm_clock_mhz"] for row in rows}
     for row in rows:
         others = [mhz for rank, mhz in clock.items() if rank != row["rank"]]

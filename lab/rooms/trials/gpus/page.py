@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural, printable
 from lab.errors import BadDataError
 from lab.report.page import Card, Page, Points, Section, Status, Table, write_page
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.trials.found import Findings
 from lab.rooms.trials.gpus.config import CONFIG, VISITS, Visits, read_gpus, read_visits
 from lab.rooms.trials.gpus.judge import Finding, judge
 
@@ -58,7 +58,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         checks[["uuid", "check", "repeats", "odd", "median_ms", "ratio"]].head(40), width=140
     )
     terminal = "\n".join([*verdict, "", shown, "", f"report: {files[-1]}"])
-    return Findings(verdict, page.status, files, terminal, lacking, answer(finding))
+    return Findings(verdict, page.status, files, terminal, lacking, answer=answer(finding))
 
 
 def gather(folder: Path) -> tuple[list[Visits], list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.step import Status as StepStatus
 from lab.core.words import plural
@@ -15,7 +16,6 @@ from lab.errors import BadDataError
 from lab.report.page import Card, Page, Points, Section, Status, Table, write_page
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.trials.found import Findings
 from lab.rooms.trials.replay.compare import PLACES, Divergence, Finding, compare
 from lab.rooms.trials.replay.config import CONFIG, ReplayConfig, read_replay
 from lab.rooms.trials.replay.read import Record, files, read, shown
@@ -76,7 +76,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         columns = ["step", "rank", "direction", "module", "what", "compared"]
         lines[-1:-1] = [terminal_table(divergences[columns].head(6), width=140), ""]
     terminal = "\n".join(lines)
-    return Findings(verdict, page.status, tables, terminal, lacking, answer(finding, records))
+    return Findings(verdict, page.status, tables, terminal, lacking, answer=answer(finding, records))
 
 
 def gather(folder: Path, run: Run | None, config: ReplayConfig | None) -> tuple[list[Record], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -82,8 +83,14 @@ def test_exit_codes_tell_what_is_missing(tmp_path):
         nixgen.write(tmp_path / "a", log(error())),
         nixgen.write(tmp_path / "b", log(error(), end=False)),
     )
-    assert lab("parse", whole).returncode == 0 and lab("parse", cut).returncode == 0
-    assert lab("parse", "--strict", whole, cut).returncode == 1
+    assert lab("parse", whole).returncode == 0
+    for logs in ((cut,), (whole, cut)):
+        done = lab("parse", *logs)
+        assert done.returncode == 1 and f"1 of {len(logs)} log" in done.stderr and "truncated" in done.stderr
+    unreadable = tmp_path / "c.nixnan.gz"
+    unreadable.write_bytes(gzip.compress(whole.read_bytes())[:12])
+    done = lab("parse", unreadable)
+    assert done.returncode == 5 and "the compressed file is cut" in done.stderr
     missing = lab("parse", tmp_path / "none")
     assert missing.returncode == 4 and "no such log" in missing.stderr and "Traceback" not in missing.stderr
 

@@ -168,12 +168,24 @@ def test_a_folder_of_recordings_has_a_page_each_and_names_what_it_could_not_read
     (folder / "settings.json").write_text('{"who": "me"}')
     (folder / "notes.txt").write_text("nothing")
     (folder / "cut.json").write_text('{"traceEvents": [{"ph": "X"')
+    (folder / "empty.sqlite").touch()
+    (folder / "step.pftrace.gz").write_bytes(b"\x1f\x8b")
     code, said, error = analyze(capsys, folder, "-o", tmp_path / "out")
-    assert code == 1 and "cut.json" in error and "2 recordings of 3 analysed" in said
+    assert code == 1 and "2 recordings of 5 analysed" in said
+    assert all(name in error for name in ("cut.json", "empty.sqlite", "step.pftrace.gz"))
     for name in ("a.json", "b.sqlite"):
         assert (tmp_path / "out" / name / "report.html").exists()
         assert f"{name}/report.html" in (tmp_path / "out" / "report.html").read_text()
-    assert "settings.json" not in said + error
+    assert "settings.json" not in said + error and "notes.txt" not in said + error
+
+
+def test_a_folder_in_which_no_recording_can_be_read_is_an_error(tmp_path, capsys):
+    folder = tmp_path / "spoilt"
+    folder.mkdir()
+    for name in ("a.sqlite", "b.rpd"):
+        (folder / name).touch()
+    code, said, error = analyze(capsys, folder, "-o", tmp_path / "out")
+    assert code == 5 and "the file is empty" in error and not said
 
 
 def test_json_has_the_verdict_and_the_files(trace, tmp_path, capsys):

@@ -78,3 +78,15 @@ def test_scrub_makes_a_copy_that_summary_reads_alike(trained, tmp_path):
         call("summary", path).stdout.splitlines()[1:] for path in (trained, tmp_path / "clean.sqlite")
     )
     assert before == after
+
+
+def test_a_process_without_the_part_that_was_asked_for_is_named(tmp_path):
+    """Its absence from the summary would look like no work."""
+    export = Export()
+    for pid in (11, 22):
+        export.launch("gemm", (pid, 1), (10, 20), (30, 130 + pid), corr=1)
+    export.range("backward", (11, 1), 5, 25)
+    file = export.write(tmp_path / "two.sqlite")
+    done = call("summary", file, "--range", "backward")
+    assert done.exit_code == 0 and "process 22 is left out: " in done.stdout
+    assert "left out" not in call("summary", file, "--range", "backward", "--process", "11").stdout

@@ -69,9 +69,8 @@ def test_json_has_what_scripts_rely_on(tmp_path):
         assert sum(row[f"{part}_ns"] for part in parts) == row["step_ns"] == STEP_US * 1000
     assert {row["wait_for"] for row in found["steps"] if row["rank"] != 1} == {1}
     assert found["collectives"] == {"calls": STEPS * CALLS, "complete": STEPS * CALLS}
-    assert [
-        set(clock) >= {"rank", "offset_us", "low_us", "high_us", "corrected"} for clock in found["clocks"]
-    ]
+    keys = {"rank", "offset_us", "low_us", "high_us", "corrected"}
+    assert found["clocks"] and all(set(clock) >= keys for clock in found["clocks"])
     (finding,) = found["findings"]
     assert (finding["rank"], finding["cause"]) == (1, "host_late")
     assert set(finding) >= {"rank", "cause", "binding", "cost_ms", "steps"}
@@ -327,6 +326,13 @@ def test_slow_kernels_are_set_beside_the_clock_of_their_gpu(tmp_path, mhz, said)
         rows = list(csv.DictReader((tmp_path / "out/gpu_clocks.csv").open()))
         assert [row["sm_clock_mhz"] for row in rows] == ["1980.0", f"{mhz}.0", "1980.0"]
         assert "Sampling clocks every 0.1 s took 0.5 % of one CPU core" in done.stdout
+
+
+def test_why_clocks_were_not_sampled_is_said(tmp_path):
+    job = write_hot(tmp_path / "job")
+    (job / "gpu_clocks.json").write_text('{"samples": 0, "reason": "the sampling process failed"}')
+    done = call(job, "--out", tmp_path / "out")
+    assert "GPU clocks are not all known: the sampling process failed." in done.stdout
 
 
 def rewritten(job: Path, rank: int, change) -> None:

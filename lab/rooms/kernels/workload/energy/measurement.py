@@ -172,6 +172,9 @@ class Measurement:
             return f"generation by {self.plan.config['model']}", once, marked
         order = InOrder(self.plan, self.ready, self.device)
         self.raw.notes.append("the recording names no model: the recorded calls run in order instead")
+        if lost := len(self.plan.calls) - len(order.steps):
+            of = f"{lost} of {plural(len(self.plan.calls), 'call')}"
+            self.raw.notes.append(f"{of} cannot be made here: their energy is missing from the whole")
         return "the recording, in order", order.once, max(1, marked)
 
 

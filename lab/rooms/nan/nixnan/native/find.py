@@ -27,14 +27,21 @@ def library() -> ctypes.CDLL | None:
     """The library; None without one, and where $LAB_READER asks for the plain form."""
     from lab.core.native import wants_plain
 
-    return None if wants_plain() else _found()
+    return None if wants_plain() else _found()[0]
+
+
+def library_state() -> str:
+    """Which scanner is in use, and why, for `lab doctor`."""
+    from lab.core.native import state_of
+
+    return state_of(_found)
 
 
 @cache
-def _found() -> ctypes.CDLL | None:
+def _found() -> tuple[ctypes.CDLL | None, str]:
     from lab.core.native import find  # it brings subprocess along, which a small log does without
 
-    return find(SOURCE, _typed)[0]
+    return find(SOURCE, _typed)
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:

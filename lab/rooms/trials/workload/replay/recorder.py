@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.core.words import plural
 from lab.rooms.trials.workload.replay.events import Events
 from lab.rooms.trials.workload.replay.ops import Ops
 from lab.rooms.trials.workload.replay.state import (
@@ -56,6 +57,7 @@ class Recorder:
         self.attempt = 0
         self.phase = "start"
         self.notes: list[str] = []
+        self._unwatched: set[str] = set()  # outputs whose gradients no hook can see
         self.events_of_last_step = 0
         self.module_of: dict[int, str] = {}  # sequence number of a node -> module of its forward
         self._events: Events | None = None
@@ -117,6 +119,12 @@ class Recorder:
         if self._events is not None:
             if self._open:
                 self._events.flush(self.step - 1)  # the step that is open is not whole
+            if self._unwatched:
+                few = ", ".join(sorted(self._unwatched)[:5])
+                outputs = plural(len(self._unwatched), "output")
+                self.notes.insert(
+                    0, f"the gradients of {outputs} were not seen: torch refuses a hook on {few}"
+                )
             self._events.close(ended=ended, notes=self.notes[:100])
             self._events = None
 
@@ -180,14 +188,16 @@ class Recorder:
 
     def _watch_gradients(self, made: Sequence[Tensor], module: str, kind: str) -> None:
         for at, one in enumerate(made):
-            if one.requires_grad and not (one.is_leaf and one.grad_fn is None):
 
-                def see(grad: Tensor, at: int = at) -> None:
-                    if not self.here.busy:
-                        self.event("ograd", f"{kind}:{at}", module=module, made=self.bits_of([grad]))
+            def see(grad: Tensor, at: int = at) -> None:
+                if not self.here.busy:
+                    self.event("ograd", f"{kind}:{at}", module=module, made=self.bits_of([grad]))
 
-                with contextlib.suppress(RuntimeError):  # such as a view that was changed in place
+            try:
+                if one.requires_grad and not (one.is_leaf and one.grad_fn is None):
                     one.register_hook(see)  # type: ignore[no-untyped-call]
+            except RuntimeError:  # such as one of several views of what was changed in place
+                self._unwatched.add(f"{module}:{at}")
 
     def _gradients_of_outputs(self, out: Any) -> None:
         """What a repeat's backward begins with."""
@@ -201,7 +211,8 @@ class Recorder:
                     if self.attempt == 0 and saved.backwards <= 1:
                         saved.gradients[at] = grad.detach().clone()
 
-                one.register_hook(keep)  # type: ignore[no-untyped-call]
+                with contextlib.suppress(RuntimeError):  # torch refuses it in a backward too
+                    one.register_hook(keep)  # type: ignore[no-untyped-call]
 
     def backward(self, original: Any, args: Any, kwargs: Any) -> Any:
         if self.here.busy or self._events is None or not self._open or os.getpid() != self._pid:

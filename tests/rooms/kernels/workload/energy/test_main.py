@@ -46,3 +46,16 @@ def test_idle_is_a_window_in_which_nothing_runs_and_the_warm_one_is_taken_off():
     assert at_rest(Steady(), 0.4).counter_j is not None
     assert idle_power(a_raw()) == 100.0
     assert idle_power(a_raw(idle_between=[a_window(510.0), a_window(530.0)])) == pytest.approx(104.0)
+
+
+@pytest.mark.torch
+def test_calls_that_cannot_be_made_are_said_to_be_missing_from_the_whole(tmp_path):
+    torch = pytest.importorskip("torch")
+    from lab.rooms.kernels.workload.energy.measurement import Measurement
+
+    plan, raw = msgspec.structs.replace(a_plan(), config={}), a_raw()
+    one = Measurement(plan, EnergyConfig(), FakeMeter(), raw, tmp_path)
+    one.device = torch.device("cpu")
+    one._model_or_replay()
+    assert plan.calls and f"{len(plan.calls)} of {len(plan.calls)} call" in raw.notes[-1]
+    assert "missing from the whole" in raw.notes[-1]

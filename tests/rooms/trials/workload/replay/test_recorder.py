@@ -272,3 +272,32 @@ def test_an_operator_reads_its_inputs_and_not_what_it_only_writes(op, args, read
 
     found = _read(SimpleNamespace(unwritten={}), object(), op, tuple(of(one) for one in args), {})
     assert [next(at for at, one in enumerate(tensors) if one is each) for each in found] == read
+
+
+class Halves(nn.Module):
+    """Two views of one tensor, which is changed after it was split: torch takes no hook on them."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 8)
+        self.split = Split()
+
+    def forward(self, given):
+        made = self.inner(given)
+        one, _ = self.split(made)
+        return made.sum() + 0 * one.detach().sum()
+
+
+class Split(nn.Module):
+    def forward(self, given):
+        halves = given.unbind(0)
+        with torch.no_grad():
+            given.mul_(2)
+        return halves[0], halves[1]
+
+
+def test_outputs_whose_gradients_cannot_be_seen_are_named(tmp_path):
+    model = Halves()
+    _, records = twice(tmp_path, lambda: loop(model, lambda: model(x(2))), runs=1)
+    (note,) = [one for one in records[0].end.notes if "were not seen" in one]
+    assert note.startswith("the gradients of 2 outputs were not seen: torch refuses a hook on split:0")

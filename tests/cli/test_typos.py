@@ -1,0 +1,123 @@
+"""What a person mistypes ends in words: what, where, what to do, and the exit code of that kind of error."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from lab.cli.main import cli
+from lab.errors import LabError
+
+READERS = (
+    ("analyze",),
+    ("inspect",),
+    ("ranks",),
+    ("gemm", "report"),
+    ("kernels", "unique"),
+    ("nsys", "summary"),
+    ("nan", "parse"),
+    ("export", "--to", "chrome", "-o", "out"),
+)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a file of each kind that is no recording."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trace_rank0.json").write_text("{}")
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "notes.txt").write_text("hello there")
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}')[:2])
+    (tmp_path / "folder").mkdir()
+    return tmp_path
+
+
+def failed(*words: str) -> tuple[int, LabError | click.ClickException]:
+    """-> exit code, error."""
+    done = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert isinstance(done.exception, (LabError, click.ClickException)), (done.output, done.exc_info)
+    return done.exception.exit_code, done.exception
+
+
+@pytest.mark.parametrize("words", READERS, ids=" ".join)
+def test_a_name_that_is_not_there_is_answered_with_the_one_that_may_be_meant(words, here):
+    code, error = failed(*words, "trace_rnk0.json")
+    assert code == 4 and error.where == "trace_rnk0.json"
+    assert "did you mean 'trace_rank0.json'" in error.fix
+
+
+@pytest.mark.parametrize("words", READERS, ids=" ".join)
+def test_a_path_with_nothing_like_it_is_told_from_where_it_is_read(words, here):
+    code, error = failed(*words, "nowhere/q")
+    assert code == 4 and f"the path is read from {here}" in error.fix
+
+
+@pytest.mark.parametrize("words", READERS, ids=" ".join)
+@pytest.mark.parametrize("name, code", [("notes.txt", 5), ("cut.json.gz", 5), ("folder", 4)])
+def test_what_is_no_recording_is_damaged_or_missing_data_and_never_a_result(words, name, code, here):
+    found, error = failed(*words, name)
+    assert found == code and name in str(error) and len(str(error).splitlines()) > 1
+
+
+@pytest.mark.parametrize("words", [one for one in READERS if one != ("nan", "parse")], ids=" ".join)
+def test_an_empty_file_is_said_to_be_empty(words, here):
+    code, error = failed(*words, "empty.json")
+    assert code == 5 and "empty" in str(error)
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (("swep",), "Did you mean sweep"),
+        (("run", "swep"), "Did you mean sweep?"),
+        (("run", "xyzzy"), "One of: sweep, nan, nixnan,"),
+        (("kernels", "uniqu"), "Did you mean unique?"),
+        (("images", "chek"), "Did you mean check?"),
+        (("doctor", "--fx"), "--fix"),
+    ],
+)
+def test_a_mistyped_command_or_option_is_answered_with_the_one_that_may_be_meant(words, said):
+    code, error = failed(*words)
+    assert code == 2 and said in error.format_message()
+
+
+def test_a_list_of_runs_in_a_folder_that_is_not_there_is_no_empty_list(here):
+    code, error = failed("runs", "list", "experimnts")
+    assert code == 4 and error.what == "no such folder"
+    fresh = CliRunner().invoke(cli, ["runs", "list"])
+    assert fresh.exit_code == 0 and "no runs under experiments" in fresh.output
+
+
+def test_a_dry_run_refuses_the_output_folder_that_the_run_would_refuse(here):
+    for more in ((), ("-n",)):
+        code, error = failed("run", *more, "--gpus", "none", "-o", ".", "sweep", "-c", "28")
+        assert code == 2 and "files that no run of lab made" in error.what
+    assert {path.name for path in here.iterdir()} == {*NAMES}
+
+
+NAMES = ("trace_rank0.json", "empty.json", "notes.txt", "cut.json.gz", "folder")
+
+
+def test_a_text_given_as_training_config_is_told_what_one_is(here):
+    code, error = failed("run", "-n", "--gpus", "none", "sweep", "-f", "notes.txt")
+    assert code == 3 and "train.yaml" in error.fix and "tiny" in error.fix
+
+
+def test_a_file_name_does_not_command_the_terminal(here):
+    (here / "a\x1b[31mb.json").write_text("x")
+    done = subprocess.run(
+        [sys.executable, "-m", "lab", "analyze", "a\x1b[31mb.json"], capture_output=True, check=False
+    )
+    assert done.returncode == 5 and b"\x1b" not in done.stderr and b"a\\x1b[31mb.json" in done.stderr
+
+
+def test_a_question_without_duckdb_names_the_extra(here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, error = failed("query", "select 1", ".")
+    assert code == 4 and error.fix == "pip install 'lab[query]'"

@@ -1,0 +1,133 @@
+"""What the documentation names is there: pages, anchors, files, commands and options, targets of make."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from lab.cli.main import cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+)
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+# Images on an engine, and what a build makes.
+MADE = {f"lab/{name}" for name in ("cpu", "cpu-torch", "cuda", "pascal", "rocm70", "_native")}
+FOLDERS = "bench|compose|docker|docs|images|lab|scripts|tests"
+# What comes after these is not lab's.
+_ENDS = ("--", "|", ">", "<", "&&", "...", "#", ";")
+
+
+def prose(page: Path) -> str:
+    return page.read_text()
+
+
+def code(text: str) -> list[str]:
+    """Lines of code blocks, and inline code."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S)
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    return [line for block in blocks for line in block.splitlines()] + re.findall(r"`([^`\n]+)`", rest)
+
+
+def anchors(page: Path) -> set[str]:
+    """As the code host makes them from headings."""
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", prose(page), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_link_leads_to_a_file_and_its_anchor_to_a_heading(page):
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            dead.append(target)
+    assert dead == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_path_of_the_project_is_there(page):
+    gone = []
+    for span in code(prose(page)):
+        for word in re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./*-]*", span):
+            path = word.rstrip("./")
+            if path in MADE or re.search(r"\b[A-Z]+\b", path.removesuffix("README.md")):
+                continue
+            if not any(ROOT.glob(path)) and not any(page.parent.glob(path)):
+                gone.append(word)
+    assert gone == []
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    seen, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in seen:
+            continue
+        seen.add(page)
+        links = re.findall(r"\]\(([^)\s#]+\.md)[^)]*\)", prose(page))
+        todo += [there for link in links if (there := (page.parent / link).resolve()).exists()]
+    assert {page for page in PAGES if page.parent.name == "docs"} <= seen
+    index = set(re.findall(r"\]\(docs/([\w.-]+)\)", prose(ROOT / "README.md")))
+    assert {page.name for page in ROOT.glob("docs/*.md")} <= index, "the README is the index of docs/"
+
+
+def problem(line: str) -> str:
+    """What is wrong with a line that begins with `lab`; "" if its commands and options are there."""
+    try:
+        words = shlex.split(re.split(r"\s+#\s", line)[0])
+    except ValueError:
+        words = line.split()
+    words = [word.strip("[](),") for word in words[1:]]
+    command: click.Command = cli
+    while words:
+        word = words.pop(0)
+        if word in _ENDS or word.startswith(_ENDS[1:]):
+            break
+        if word.startswith("-") and len(word) > 1:
+            name, _, value = word.partition("=")
+            known = {form: one for one in command.params for form in (*one.opts, *one.secondary_opts)}
+            for form in name.split("|"):
+                if form not in (*known, "--help", "-h"):
+                    return f"{command.name} has no {form}: {line}"
+            option = known.get(name)
+            if isinstance(option, click.Option) and not option.is_flag and not value:
+                del words[: option.nargs]
+        elif isinstance(command, click.Group):
+            one_of = [command.get_command(click.Context(command), name) for name in word.split("|")]
+            below = one_of[0] if all(one_of) else None
+            if below is None and command.name == "ranks":  # its first word may be a folder
+                below = command.get_command(click.Context(command), "account")
+            if below is None and not PLACE.fullmatch(word):
+                return f"{command.name} has no {word}: {line}"
+            command = below or command
+    return ""
+
+
+PLACE = re.compile(r"[A-Z]+")  # to be filled in
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_command_and_option_of_lab_is_there(page):
+    lines = [line.strip() for span in code(prose(page)) for line in re.split(r"\s{2,}(?=lab )", span)]
+    assert [found for line in lines if re.match(r"lab [a-z-]", line) and (found := problem(line))] == []
+
+
+def test_every_target_of_make_is_there():
+    targets = set(re.findall(r"^([\w-]+)(?: [\w-]+)*:", (ROOT / "Makefile").read_text(), re.M))
+    phony = " ".join(re.findall(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.M)).split()
+    named = {
+        (page.name, word)
+        for page in PAGES
+        for span in code(prose(page))
+        for word in re.findall(r"(?<![\w-])make ([a-z][\w-]*)", span)
+    }
+    assert {one for one in named if one[1] not in targets | set(phony)} == set()
