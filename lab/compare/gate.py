@@ -3,7 +3,8 @@
 What is the same in all processes of a side and another in all of the other is a finding without statistics:
 launches, waits, copies, the set of kernels. Then the GPU time of each signature (lab.compare.signatures),
 then kernel time and wall time, judged by `lab.stats.gate`. Half of the allowed false alarms is for the
-signatures, half for the times. Where A/A floors were measured (lab.compare.floors), no interval is narrower
+signatures, half for the times; within each class Holm's correction proves, and what is excluded is excluded
+by itself, because all must be. Where A/A floors were measured (lab.compare.floors), no interval is narrower
 than they are.
 """
 
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lab.compare.floors import Floors, as_builtins, by_signature, floor_of, unlike, words
 from lab.compare.samples import Process, doubts
@@ -21,13 +23,15 @@ from lab.compare.signatures import sentences as signature_words
 from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.stats.gate import LEVEL, decide
+from lab.stats.several import holm
 
 SPAN = "step time on the GPU"
 
 
 class Metric(msgspec.Struct, kw_only=True):
-    """One metric's decision; shares are of BASE. level: that of the interval from low to high; floor: half
-    the width below which it does not go, because equal processes of this machine differ by as much."""
+    """One metric's decision; shares are of BASE. level: that of the interval from low to high, which holds
+    for all metrics at once; floor: half the width below which it does not go, because equal processes of this
+    machine differ by as much."""
 
     name: str
     level: float
@@ -84,8 +88,7 @@ def judge(
         )
     has_signatures = any(one.signatures_ns for one in (*base, *head))
     alarms = (1 - LEVEL) / (2 if has_signatures else 1)
-    level = 1 - alarms / max(len(names), 1) / looks
-    metrics = [_metric(name, base, head, max_slowdown, level, floors) for name in names]
+    metrics = _metrics(names, base, head, max_slowdown, floors, alarms=alarms / looks)
     signatures = judge_signatures(
         base,
         head,
@@ -112,20 +115,32 @@ def judge(
     )
 
 
-def _metric(
-    name: str,
+def _metrics(
+    names: Sequence[str],
     base: Sequence[Process],
     head: Sequence[Process],
     allowed: float,
-    level: float,
     floors: Floors | None,
-) -> Metric:
-    a, b = ([one.times_ns[name] for one in side] for side in (base, head))
-    if min(*a, *b) <= 0:
-        raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
-    floor = floor_of(floors.times_ns.get(name, []), len(a), len(b)) if floors else None
-    decision: dict[str, Any] = decide(a, b, allowed, level=level, floor=floor or 0.0)
-    return Metric(name=name, level=level, floor=floor, **decision)
+    *,
+    alarms: float,
+) -> list[Metric]:
+    """Slower is proven of all metrics together (Holm), half of `alarms` for it and half for faster."""
+    level = 1 - alarms / max(len(names), 1)
+    found, p_slower = [], []
+    for name in names:
+        a, b = ([one.times_ns[name] for one in side] for side in (base, head))
+        if min(*a, *b) <= 0:
+            raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
+        floor = floor_of(floors.times_ns.get(name, []), len(a), len(b)) if floors else None
+        decision: dict[str, Any] = decide(
+            a, b, allowed, level=level, floor=floor or 0.0, excluding=1 - alarms
+        )
+        p_slower.append(decision.pop("p_slower"))
+        del decision["p_faster"]
+        found.append(Metric(name=name, level=level, floor=floor, **decision))
+    for at in np.flatnonzero(holm(p_slower) <= alarms / 2).tolist():
+        found[at].outcome, found[at].more = "regression", 0
+    return found
 
 
 def _outcome(found: Sequence[str], doubted: Sequence[str]) -> str:
