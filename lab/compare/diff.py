@@ -35,17 +35,19 @@ from lab.compare.judge import (
     PROVEN,
     beyond_edge,
     edge_of,
+    floor_ns_of,
     incomparable,
     judge_by_repeats,
     judge_rows,
     time_is_large,
     time_is_named,
+    without_times,
 )
-from lab.compare.side import Side, Work, common_ranks, place_text, read_side
+from lab.compare.side import Side, Work, common_ranks, place_text, read_side, steps_overlap
 from lab.compare.split import Row, parts_of, split
 from lab.compare.units import TIMES, Units, unit_of, units
 from lab.core.words import plural
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, UsageError
 from lab.recordings.communication import communication
 from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_name
@@ -128,6 +130,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     own_ns: float = 0.0  # of the span outside exposed communication
     floor_share: float = 0.0  # no smaller change of a duration is named
+    floor_ns: float = 0.0  # nor one of fewer ns per unit
     groups: dict[str, list[Group]] = {}  # by phase, module, op, kernel; each adds up to delta_kernel_ns
 
 
@@ -343,15 +346,19 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
     if not of_a.count or not of_b.count:
         raise BadDataError("a step without any GPU operation", where=a.trace.source, fix="see lab inspect")
     rows = split(of_a.sums, of_b.sums)
-    floor = judge_rows(rows, edge_of(of_a, of_b))
+    floor = judge_rows(rows, edge_of(of_a, of_b), floor_ns_of(of_a, of_b))
     if repeats_a or repeats_b:
-        judge_by_repeats(
-            rows,
-            [of_a, *(units(one, unit) for one in repeats_a)],
-            [of_b, *(units(one, unit) for one in repeats_b)],
+        again = [[units(one, unit) for one in side] for side in (repeats_a, repeats_b)]
+        _raise_for_copies(
+            [(a, of_a), (b, of_b)],
+            [*zip(repeats_a, again[0], strict=True), *zip(repeats_b, again[1], strict=True)],
         )
+        judge_by_repeats(rows, [of_a, *again[0]], [of_b, *again[1]])
+    if without_times(of_a, of_b):
+        for row in rows:
+            row.confidence = row.confidence if row.kind in EXACT else BELOW
     blocks = replaced(of_a.sequence, of_b.sequence, rows)
-    reason = incomparable(of_a, of_b)
+    reason = incomparable(of_a, of_b) or without_times(of_a, of_b)
     change = {name: of_b.mean_ns(name) - of_a.mean_ns(name) for name in TIMES}
     parts = parts_of(rows)
     found = Comparison(
@@ -381,8 +388,22 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
         unnamed=unnamed(of_a, of_b),
         own_ns=change["span"] - change["exposed_comm"],
         floor_share=floor,
+        floor_ns=floor_ns_of(of_a, of_b),
     )
     return Pair(a, b, of_a, of_b, found)
+
+
+def _raise_for_copies(pair: Sequence[tuple[Work, Units]], repeats: Sequence[tuple[Work, Units]]) -> None:
+    """Raises UsageError for a repeat with the times of another recording, which proves nothing twice."""
+    seen = list(pair)
+    for work, of in repeats:
+        for other, its in seen:
+            if of.sums == its.sums and np.array_equal(of.times_ns["span"], its.times_ns["span"]):
+                raise UsageError(
+                    f"{work.trace.source} is a copy of {other.trace.source}: no further process",
+                    fix="record the program again, in another process",
+                )
+        seen.append((work, of))
 
 
 def calls(a: Units, b: Units) -> list[Call]:
@@ -417,7 +438,7 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
         if beyond_edge(call.n_a, call.n_b, edge_of(a, b)):
             text = f"{call.name}: {call.n_a:g} -> {call.n_b:g} calls per unit"
             found.append(Finding(text=text, ns=None, kind="api", confidence="exact count", call=call.name))
-    for name in TIMED:
+    for name in () if without_times(a, b) else TIMED:
         if time_is_named(a, b, name):
             before, after = a.mean_ns(name), b.mean_ns(name)
             words = f"{name.replace('_', ' ')} time: {_time(before)} -> {_time(after)} per unit"
@@ -498,19 +519,19 @@ def _of_row(row: Row, at: int) -> Finding:
 
 
 def _of_block(block: Block, rows: list[int]) -> Finding:
-    before, after = (
-        ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "") or "nothing"
-        for ops in (block.ops_a, block.ops_b)
-    )
+    before, after = (_listed(ops) or "nothing" for ops in (block.ops_a, block.ops_b))
     times = plural(block.times, "time")
     text = f"{before} -> {after}, {times} per unit ({_us(block.ns)})"
     return Finding(text=text, ns=block.ns, kind="replaced_block", confidence="one pair only", rows=rows)
 
 
 def _of_moved(ops: Sequence[str], times: int) -> Finding:
-    names = ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "")
-    text = f"{names} launched in another order, {plural(times, 'time')} per unit"
+    text = f"{_listed(ops)} launched in another order, {plural(times, 'time')} per unit"
     return Finding(text=text, ns=None, kind="moved", confidence="one pair only")
+
+
+def _listed(ops: Sequence[str]) -> str:
+    return ", ".join(one or "no known op" for one in ops[:6]) + (", ..." if len(ops) > 6 else "")
 
 
 def _short(name: str) -> str:
@@ -550,8 +571,6 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
     for side, of in (("A", of_a), ("B", of_b)):
         if not of.calls:
             found.append(f"{side} records no API calls: they are not compared")
-        if not of.mean_ns("kernel_sum"):
-            found.append(f"{side}: no GPU operation has a duration, so nothing is known of times")
     if a.trace.meta.vendor != b.trace.meta.vendor:
         found.append("GPUs of two vendors: API calls are listed (-o, --json), none is named")
     if (longest := max(len(of_a.sequence), len(of_b.sequence))) > MOST:
@@ -564,6 +583,10 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
     else:
         marked = [side for side, work in (("A", a), ("B", b)) if len(work.steps_ns)]
         which = f"only {marked[0]} marks steps" if marked else "no steps are marked"
+        if overlap := [side for side, work in (("A", a), ("B", b)) if steps_overlap(work)]:
+            verb = "marks" if len(overlap) == 1 else "mark"
+            which = f"{' and '.join(overlap)} {verb} steps that overlap, as several processes or threads do: "
+            which += "none is a unit; the longest kernel's calls are"
         found.append(f"{which}: counts that the edges of a recorded window explain are not named")
     return found
 

@@ -278,6 +278,21 @@ def kernel_name(text: str) -> str:
 def marked_steps(trace: Trace) -> np.ndarray:
     """Ranges on the CPU that are steps, of the kind with most of them that do not overlap, profiler steps
     first; names as in lab.recordings.phase_names."""
+    for mask in _of_families(trace):
+        spans = np.stack([trace.ranges.ts_ns[mask], (trace.ranges.ts_ns + trace.ranges.dur_ns)[mask]], axis=1)
+        spans = spans[np.argsort(spans[:, 0], kind="stable")]
+        if (spans[1:, 0] >= spans[:-1, 1]).all():
+            return spans
+    return np.empty((0, 2), dtype=np.int64)
+
+
+def steps_overlap(work: Work) -> bool:
+    """Whether steps are marked, and none can be a unit because they overlap."""
+    return not len(work.steps_ns) and bool(_of_families(work.trace))
+
+
+def _of_families(trace: Trace) -> list[np.ndarray]:
+    """A mask over the ranges for each kind of step on the CPU, profiler steps first, then the most."""
     families: dict[str, set[int]] = {}
     used = set(np.unique(trace.ranges.name_id[~trace.ranges.on_gpu]).tolist()) - {-1}
     for index in used:
@@ -286,15 +301,8 @@ def marked_steps(trace: Trace) -> np.ndarray:
             families.setdefault(family, set()).add(index)
     host = ~trace.ranges.on_gpu
     masks = {one: np.isin(trace.ranges.name_id, list(ids)) & host for one, ids in families.items()}
-    for family in sorted(
-        masks, key=lambda one: (not one.startswith("ProfilerStep"), -int(masks[one].sum()), one)
-    ):
-        mask = masks[family]
-        spans = np.stack([trace.ranges.ts_ns[mask], (trace.ranges.ts_ns + trace.ranges.dur_ns)[mask]], axis=1)
-        spans = spans[np.argsort(spans[:, 0], kind="stable")]
-        if (spans[1:, 0] >= spans[:-1, 1]).all():
-            return spans
-    return np.empty((0, 2), dtype=np.int64)
+    order = sorted(masks, key=lambda one: (not one.startswith("ProfilerStep"), -int(masks[one].sum()), one))
+    return [masks[one] for one in order]
 
 
 def common_ranks(sides: Sequence[Side]) -> list[tuple[str, int]]:
