@@ -107,6 +107,39 @@ def test_of_those_that_are_slower_by_just_what_is_allowed_hardly_a_check_names_o
     assert wrong <= 2  # half a check is expected at most
 
 
+@pytest.mark.parametrize("measured", [True, False])
+def test_of_a_hundred_equal_checks_at_most_one_calls_a_count_exact(measured):
+    """Four calls that come or not by chance in each process, as a cache that is full or not: three processes
+    a side agree on each of them, and on the other value on the other side, in 3 % of checks."""
+    generator = np.random.default_rng(21)
+    names = [f"call{at}" for at in range(4)]
+
+    def side(count):
+        draws = generator.integers(1, 3, (count, 4))
+        return [Process({"step time": 1e7}, dict(zip(names, one.tolist(), strict=True))) for one in draws]
+
+    exact, maybe = 0, 0
+    for _ in range(400):
+        floors = of_processes(side(8), {}, {}) if measured else None
+        base, head = side(12), side(12)
+        for n in LOOKS:
+            found = judge(base[:n], head[:n], 0.02, looks=len(LOOKS), floors=floors)
+            exact, maybe = exact + bool(found.exact), maybe + bool(found.by_chance)
+    assert exact <= 4 and maybe > 20
+
+
+def test_a_further_wait_in_every_process_is_exact_once_chance_is_excluded():
+    def side(count, waits):
+        return [Process({"step time": 1e7}, {"cudaDeviceSynchronize": waits, "gemm": 4.0})] * count
+
+    found = judge(side(3, 1.0), side(3, 2.0), 0.02)
+    assert found.exact == [] and found.by_chance == ["cudaDeviceSynchronize: 1 -> 2 per step"]
+    assert any("by chance in up to 3.1%" in one for one in sentences(found))
+    assert judge(side(4, 1.0), side(4, 2.0), 0.02).exact == ["cudaDeviceSynchronize: 1 -> 2 per step"]
+    floors = of_processes(side(8, 1.0), {}, {})
+    assert judge(side(3, 1.0), side(3, 2.0), 0.02, floors=floors).by_chance == []
+
+
 def test_a_gain_is_told_by_the_same_rule_and_does_not_hide_a_loss():
     generator = np.random.default_rng(6)
     base, head = drawn(generator, 6, 0.002), drawn(generator, 6, 0.002, slow=[(49, 0.7), (44, 1.2)])
