@@ -50,7 +50,8 @@ class Verdict(msgspec.Struct, kw_only=True):
     """outcome: regression if one is proven; excluded if all are and nothing is in doubt; else undecided.
 
     exact: counts that changed; by_chance: those that may have by chance, in up to `chance` of equal checks.
-    floors: where the A/A floors come from; None if there are none, and floors_words says why."""
+    floors: where the A/A floors come from; None if there are none, and floors_words says why. notes: what was
+    not compared, though a reader may think so."""
 
     outcome: str
     max_slowdown: float
@@ -62,6 +63,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     doubts: list[str] = []
     floors: dict[str, Any] | None = None
     floors_words: str = ""
+    notes: list[str] = []
 
 
 def judge(
@@ -205,6 +207,7 @@ def sentences(found: Verdict) -> list[str]:
     return [
         heads[found.outcome],
         *(f"In doubt: {one}." for one in found.doubts),
+        *(f"Note: {one}." for one in found.notes),
         *(f"Exact: {one}" for one in found.exact),
         *(
             f"{one}, in all processes; by chance in up to {found.chance:.1%} of checks"
