@@ -50,7 +50,7 @@ from lab.core.words import plural
 from lab.errors import BadDataError, MissingError, UsageError
 from lab.recordings.communication import communication
 from lab.recordings.integrity.words import sentences
-from lab.recordings.names import short_name
+from lab.recordings.names import short_dims, short_name
 
 TIMED = ("idle", "exposed_comm", "exposed_copy")
 NAMED = 3  # kernels on each side of an exchange
@@ -463,7 +463,7 @@ def _of_exchange(mine: Sequence[Row], at: Sequence[int]) -> Finding:
     every = [[_short(name) for name in dict.fromkeys(side) if name] for side in sides]
     names = [", ".join(side[:NAMED]) + (", ..." if len(side) > NAMED else "") for side in every]
     ns = sum(row.ns for row in mine)
-    text = f"{mine[0].op} {mine[0].dims}".strip() + f": {names[0]} -> {names[1]} ({_us(ns)})"
+    text = f"{mine[0].op} {short_dims(mine[0].dims)}".strip() + f": {names[0]} -> {names[1]} ({_us(ns)})"
     return Finding(text=text, ns=ns, kind="other_kernel", confidence=mine[0].confidence, rows=list(at))
 
 
@@ -504,7 +504,7 @@ def _one_pair(row: Row) -> bool:
 
 
 def _of_row(row: Row, at: int) -> Finding:
-    op = f"{row.op or 'no known op'} {row.dims}".strip()
+    op = f"{row.op or 'no known op'} {short_dims(row.dims)}".strip()
     before, after = (_short(name) if name else "nothing" for name in (row.kernel_a, row.kernel_b))
     if before == after and row.kernel_a != row.kernel_b:
         after = f"another variant of {after}"

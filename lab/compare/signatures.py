@@ -17,6 +17,7 @@ import numpy as np
 from lab.compare.floors import floor_of
 from lab.compare.samples import Process
 from lab.compare.side import Key
+from lab.recordings.names import short_dims
 from lab.stats.gate import LEAST, decide
 from lab.stats.several import holm
 from lab.stats.student import quantile
@@ -198,7 +199,7 @@ def sentences(found: Signatures) -> list[str]:
 
 
 def _words(one: Slower) -> str:
-    name = " ".join(filter(None, (one.op, one.dims))) or "no op known"
+    name = " ".join(filter(None, (one.op, short_dims(one.dims)))) or "no op known"
     kernel = one.kernel if len(one.kernel) <= LONGEST else f"{one.kernel[: LONGEST - 1]}…"
     costs = f"{one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
     times = f"{one.ns_base / 1000:,.1f} -> {one.ns_head / 1000:,.1f} µs per step"
