@@ -32,7 +32,9 @@ from lab.compare.judge import (
     BELOW,
     EXACT,
     FLOOR_SHARE,
+    ONE_PAIR,
     PROVEN,
+    SUGGESTED,
     beyond_edge,
     edge_of,
     floor_ns_of,
@@ -353,7 +355,7 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
             [(a, of_a), (b, of_b)],
             [*zip(repeats_a, again[0], strict=True), *zip(repeats_b, again[1], strict=True)],
         )
-        judge_by_repeats(rows, [of_a, *again[0]], [of_b, *again[1]])
+        judge_by_repeats(rows, [of_a, *again[0]], [of_b, *again[1]], floor, floor_ns_of(of_a, of_b))
     if without_times(of_a, of_b):
         for row in rows:
             row.confidence = row.confidence if row.kind in EXACT else BELOW
@@ -432,7 +434,7 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
     told = {at for mine in exchanges for at in mine}
     for at, row in enumerate(rows):
         loose = row.block is None and row.confidence not in ("", BELOW) and at not in told
-        if loose and (row.kind in EXACT or row.confidence == PROVEN or _one_pair(row)):
+        if loose and (row.kind in EXACT or row.confidence in (PROVEN, SUGGESTED, ONE_PAIR)):
             found.append(_of_row(row, at))
     for call in calls(a, b) if a.calls and b.calls else []:
         if beyond_edge(call.n_a, call.n_b, edge_of(a, b)):
@@ -497,10 +499,6 @@ def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:
         else:
             found += rows_of.of_gap(side, work, of) if finding.kind == "idle" else []
     return found
-
-
-def _one_pair(row: Row) -> bool:
-    return row.confidence == "one pair only"
 
 
 def _of_row(row: Row, at: int) -> Finding:

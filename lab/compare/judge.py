@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+import numpy as np
+
 from lab.compare.split import Row
 from lab.compare.units import Units
 from lab.stats.means import Sample, beyond_p, difference_ci
@@ -22,11 +24,12 @@ LONG_NS, FEW_ROWS = 10_000.0, 8  # per unit: rows that tell the scatter, and how
 EXACT = ("count", "other_kernel", "op_gone", "op_new")
 LEAST_COMMON_SHARE = 0.5
 SIGMAS = 3.0
-LEVEL = 0.99
-ONE_PAIR, BELOW, PROVEN, WITHIN = (
+LEVEL, ALARMS = 0.99, 0.01
+ONE_PAIR, BELOW, PROVEN, SUGGESTED, WITHIN = (
     "one pair only",
     "below floor",
     "proven by repeats",
+    "suggested by repeats",
     "within the repeats' noise",
 )
 
@@ -81,11 +84,14 @@ def scatter_floor(rows: Sequence[Row]) -> float:
     return min(max(FLOOR_SHARE, SCATTERS * scatter), MOST_FLOOR)
 
 
-def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units]) -> None:
-    """Durations of shared kernels over processes (Welch), two a side at least.
+def judge_by_repeats(
+    rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[Units], floor: float, floor_ns: float
+) -> None:
+    """Durations of shared kernels over processes (Welch), two a side at least; each row's own 99 % interval.
 
-    What is proven is proven of all rows together (Holm), and the intervals hold for all at once (Bonferroni):
-    of equal sides one in a hundred has anything proven at most.
+    Proven is judged of all rows together (Holm): of equal sides one in a hundred has anything proven at most.
+    Suggested is judged of those alone that are beyond the floors, in the pair that is compared and in the
+    mean of the processes.
     """
     judged: list[tuple[Row, Sample, Sample]] = []
     for row in rows:
@@ -95,12 +101,19 @@ def judge_by_repeats(rows: Sequence[Row], of_a: Sequence[Units], of_b: Sequence[
         ns = [[float(one.sums[key][1]) for one in side if key in one.sums] for side in (of_a, of_b)]
         if min(map(len, ns)) >= 2:
             judged.append((row, Sample.of(ns[0]), Sample.of(ns[1])))
-    p_values = holm([2 * min(beyond_p(b, a), beyond_p(a, b)) for _, a, b in judged])
-    level = 1 - (1 - LEVEL) / max(len(judged), 1)
-    for (row, a, b), p in zip(judged, p_values.tolist(), strict=True):
-        row.interval = difference_ci(b, a, level=level)
-        strong = row.confidence != BELOW
-        row.confidence = WITHIN if p > 1 - LEVEL else PROVEN if strong else BELOW
+    p_values = np.array([2 * min(beyond_p(b, a), beyond_p(a, b)) for _, a, b in judged])
+    change = np.array([b.mean - a.mean for _, a, b in judged])
+    least = np.array([max(floor * a.mean, floor_ns) for _, a, _ in judged])
+    large = np.array([row.confidence != BELOW for row, _, _ in judged], dtype=bool) & (abs(change) > least)
+    of_all, of_large = holm(p_values), holm(np.where(large, p_values, np.nan))
+    for at, (row, a, b) in enumerate(judged):
+        row.interval = difference_ci(b, a, level=LEVEL)
+        if large[at]:
+            row.confidence = (
+                PROVEN if of_all[at] <= ALARMS else SUGGESTED if of_large[at] <= ALARMS else WITHIN
+            )
+        else:
+            row.confidence = WITHIN if p_values[at] > ALARMS else BELOW
 
 
 def incomparable(a: Units, b: Units) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from lab.compare.diff import Comparison, Difference, Replayed
 from lab.compare.groups import Group
 from lab.compare.idle import CAUSE_WORDS, CAUSES
-from lab.compare.judge import BELOW, EXACT
+from lab.compare.judge import BELOW, EXACT, WITHIN
 from lab.compare.split import PARTS
 from lab.core.words import plural, printable
 from lab.recordings.names import short_name
@@ -147,6 +147,8 @@ def of_rank(one: Comparison, top: int) -> list[str]:
     if below := sum(row.confidence == BELOW and (row.ns != 0 or row.kind in EXACT) for row in one.rows):
         floor = f"{100 * one.floor_share:.2g} % and {one.floor_ns / 1000:.2g} µs"
         lines.append(f"  {plural(below, 'row')} below the floor of {floor} are not named")
+    if within := sum(row.confidence == WITHIN for row in one.rows):
+        lines.append(f"  {plural(within, 'row')} within the noise of the repeats are not named")
     return lines
 
 

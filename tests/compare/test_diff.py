@@ -16,7 +16,7 @@ from lab.compare import blocks, timelines
 from lab.compare import diff as diff_module
 from lab.compare.cli import diff as command
 from lab.compare.diff import compare, compare_work
-from lab.compare.judge import PROVEN, judge_by_repeats, judge_rows
+from lab.compare.judge import PROVEN, SUGGESTED, judge_by_repeats, judge_rows
 from lab.compare.side import read_works, recordings_at
 from lab.compare.split import PARTS, split
 from lab.errors import BadDataError, MissingError, UsageError
@@ -427,20 +427,21 @@ def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_pa
     assert not any(row.confidence == "proven by repeats" for row in noisy.rows)
 
 
-def test_of_a_hundred_equal_sides_of_three_processes_hardly_one_has_anything_proven():
-    """Fifty kernels whose processes differ by 5 %: judged one by one, five of these would prove something."""
-    draw, proven = np.random.default_rng(3), 0
+@pytest.mark.parametrize(("scatter", "suggested"), [(0.003, 0), (0.015, 1), (0.05, 3)])
+def test_of_a_hundred_equal_sides_of_three_processes_hardly_one_has_anything_proven(scatter, suggested):
+    """Fifty kernels: judged one by one, five of these sides would prove something where they differ by 5 %."""
+    draw, proven, named = np.random.default_rng(3), 0, 0
     for _ in range(100):
         sides = [
             [Repeat({("", "", "", f"k{at}"): (1.0, ns) for at, ns in enumerate(one)}) for one in side]
-            for side in 1e4 * draw.lognormal(0, 0.05, (2, 3, 50))
+            for side in 1e4 * draw.lognormal(0, scatter, (2, 3, 50))
         ]
         rows = split(sides[0][0].sums, sides[1][0].sums)
-        judge_rows(rows)
-        judge_by_repeats(rows, *sides)
+        judge_by_repeats(rows, *sides, judge_rows(rows), 1000.0)
         proven += any(row.confidence == PROVEN for row in rows)
+        named += any(row.confidence == SUGGESTED for row in rows)
         assert all(row.interval is not None for row in rows)
-    assert proven <= 1
+    assert proven <= 1 and named <= suggested
 
 
 def test_of_a_unit_of_some_microseconds_a_slower_kernel_is_named_too(tmp_path):
@@ -507,6 +508,22 @@ def test_steps_of_two_processes_at_once_are_said_to_overlap(tmp_path):
     (tmp_path / "b.json").write_text(json.dumps(both))
     (note,) = [one for one in compare(a, tmp_path / "b.json").shown.notes if "steps" in one]
     assert note.startswith("B marks steps that overlap, as several processes or threads do: none is a unit; ")
+
+
+def test_two_processes_a_side_suggest_and_prove_little():
+    """Fifty kernels of 0.1 % scatter, one 5 % slower: far beyond its own interval, not beyond all fifty's."""
+    draw = np.random.default_rng(4)
+    for count, confidence in ((2, SUGGESTED), (4, PROVEN)):
+        ns = 1e5 * draw.lognormal(0, 0.001, (2, count, 50))
+        ns[1, :, 7] *= 1.05
+        sides = [
+            [Repeat({("", "", "", f"k{at}"): (1.0, ns) for at, ns in enumerate(one)}) for one in side]
+            for side in ns
+        ]
+        rows = split(sides[0][0].sums, sides[1][0].sums)
+        judge_by_repeats(rows, *sides, judge_rows(rows), 1000.0)
+        (row,) = [one for one in rows if one.confidence in (PROVEN, SUGGESTED)]
+        assert (row.kernel_a, row.confidence) == ("k7", confidence)
 
 
 def test_a_copy_of_a_recording_is_no_repeat(tmp_path):
