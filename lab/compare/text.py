@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from lab.compare.diff import Comparison, Difference, Replayed
@@ -146,9 +147,13 @@ def of_rank(one: Comparison, top: int) -> list[str]:
     lines += [f"  {note}" for note in one.notes]
     if below := sum(row.confidence == BELOW and (row.ns != 0 or row.kind in EXACT) for row in one.rows):
         floor = f"{100 * one.floor_share:.2g} % and {one.floor_ns / 1000:.2g} µs"
-        lines.append(f"  {plural(below, 'row')} below the floor of {floor} are not named")
-    if within := sum(row.confidence == WITHIN for row in one.rows):
-        lines.append(f"  {plural(within, 'row')} within the noise of the repeats are not named")
+        lines.append(f"  not named: {plural(below, 'row')} below the floor of {floor}")
+    if within := [row for row in one.rows if row.confidence == WITHIN and row.interval]:
+        widths = [
+            (row.interval[1] - row.interval[0]) / 2 / max(row.ns_a, 1.0) for row in within if row.interval
+        ]
+        seen = f"the median of them shows changes beyond {100 * median(widths):.2g} %"
+        lines.append(f"  not named: {plural(len(within), 'row')} within the noise of the repeats; {seen}")
     return lines
 
 

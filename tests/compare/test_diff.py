@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from lab.compare import blocks, timelines
 from lab.compare import diff as diff_module
+from lab.compare import text as terminal
 from lab.compare.cli import diff as command
 from lab.compare.diff import compare, compare_work
 from lab.compare.judge import PROVEN, SUGGESTED, judge_by_repeats, judge_rows
@@ -423,13 +424,18 @@ def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_pa
     assert low < 8000 < high and low > 0
     wild_a, *wild_more = (process(f"c{n}", 1.0, 0.5) for n in range(6))
     wild_b, *wild_more_b = (process(f"d{n}", 1.0, 0.5) for n in range(6))
-    noisy = compare(wild_a, wild_b, repeats_a=wild_more, repeats_b=wild_more_b).shown
+    difference = compare(wild_a, wild_b, repeats_a=wild_more, repeats_b=wild_more_b)
+    noisy = difference.shown
+    (said,) = re.findall(
+        r"4 rows within the noise .* shows changes beyond (\d+) %", terminal.text(difference)
+    )
+    assert 10 < int(said) < 90
     assert not any(row.confidence == "proven by repeats" for row in noisy.rows)
 
 
 @pytest.mark.parametrize(("scatter", "suggested"), [(0.003, 0), (0.015, 1), (0.05, 3)])
 def test_of_a_hundred_equal_sides_of_three_processes_hardly_one_has_anything_proven(scatter, suggested):
-    """Fifty kernels: judged one by one, five of these sides would prove something where they differ by 5 %."""
+    """Fifty kernels. Judged one by one, five of the sides that differ by 5 % would prove something."""
     draw, proven, named = np.random.default_rng(3), 0, 0
     for _ in range(100):
         sides = [
