@@ -7,9 +7,9 @@ import pytest
 
 from lab.errors import BadDataError
 from lab.rooms.kernels.replay.args import Call, Origin, Orphan
-from lab.rooms.kernels.replay.proof import evaluate, total_closure
+from lab.rooms.kernels.replay.proof.evaluate import evaluate, total_closure
+from lab.rooms.kernels.replay.proof.summary import missing_sentences, status, terminal
 from lab.rooms.kernels.replay.raw import CallRun
-from lab.rooms.kernels.replay.summary import missing_sentences, status, terminal
 from tests.rooms.kernels.replay.made import GEMM, a_plan, a_raw
 
 
