@@ -420,6 +420,8 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
     """What is named: other counts and kernels, durations beyond the floor, calls, idle and exposed time."""
     found = []
     counted = {row.op for row in rows if row.kind == "count"}
+    bare = [row for row in rows if row.kind in EXACT and not row.op]
+    counted |= {short_name(name) for row in bare for name in (row.kernel_a, row.kernel_b) if name}
     moved: dict[tuple[str, ...], int] = {}
     for block in blocks:
         mine = [at for at, row in enumerate(rows) if row.block == block.index]
@@ -529,7 +531,7 @@ def _of_moved(ops: Sequence[str], times: int) -> Finding:
 
 
 def _listed(ops: Sequence[str]) -> str:
-    return ", ".join(one or "no known op" for one in ops[:6]) + (", ..." if len(ops) > 6 else "")
+    return ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "")
 
 
 def _short(name: str) -> str:

@@ -16,7 +16,7 @@ from lab.compare import blocks, timelines
 from lab.compare import diff as diff_module
 from lab.compare import text as terminal
 from lab.compare.cli import diff as command
-from lab.compare.diff import compare, compare_work
+from lab.compare.diff import compare, compare_sides, compare_work
 from lab.compare.judge import PROVEN, SUGGESTED, judge_by_repeats, judge_rows
 from lab.compare.side import read_works, recordings_at
 from lab.compare.split import PARTS, split
@@ -141,6 +141,18 @@ def test_an_op_that_moved_is_named_alone_and_takes_no_time(tmp_path):
     adds_up(found)
     assert [one.kind for one in found.findings] == ["moved"] and found.findings[0].ns is None
     assert "launched in another order" in found.findings[0].text
+
+
+def test_kernels_whose_ops_are_not_known_are_ordered_by_their_names(tmp_path):
+    gemm, norm, fill, relu = (
+        ("", [], name, us) for name, us in (("gemm", 40.0), ("norm", 9.0), ("fill", 2.0), ("relu", 3.0))
+    )
+    whole = [[gemm, norm, fill, relu]] * 4
+    without = of(tmp_path, a=whole, b=[[gemm, norm, relu]] * 4)
+    assert {one.kind for one in without.findings} == {"other_kernel", "api"}
+    moved = of(tmp_path, a=whole, b=[[norm, gemm, fill, relu]] * 4)
+    assert [one.text for one in moved.findings] == ["norm launched in another order, 1 time per unit"]
+    assert timelines.timelines(*compare_sides(tmp_path / "a.json", tmp_path / "b.json").shown.placed)
 
 
 def test_ops_that_took_the_place_of_others_are_one_block_for_all_layers(tmp_path):
@@ -487,10 +499,10 @@ def test_other_programs_whose_ops_are_not_known_are_not_comparable(tmp_path):
     )
 
 
-def test_an_op_that_is_not_known_has_a_name_in_a_replaced_block(tmp_path):
+def test_an_op_that_is_not_known_is_its_kernel_in_a_replaced_block(tmp_path):
     exp, total = ("", [], "exp", 4.0), ("aten::sum", [[64, 64]], "sum", 5.0)
     found = of(tmp_path, a=[layer()] * 4, b=[[*layer()[:3], exp, total]] * 4)
-    assert any("aten::relu -> no known op, aten::sum" in one.text for one in found.findings)
+    assert any("aten::relu -> exp, aten::sum" in one.text for one in found.findings)
 
 
 def test_that_nothing_differs_says_what_it_rests_on(tmp_path):
