@@ -26,6 +26,13 @@ _GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace")
 RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
 _LAMBDA = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")
+# Copies, with their ends, and fills.
+_MEMORY = {
+    "torch.profiler": re.compile(r"Memcpy (\w)to(\w)\b|Memset\b"),
+    "nsys": re.compile(r"\[CUDA (?:memcpy (\w+)-to-(\w+)|memset)\]"),
+    "rpd": re.compile(r"Copy(Host|Device)To(Host|Device)"),
+    "rocprofiler": re.compile(r"MEMORY_COPY_(HOST|DEVICE)_TO_(HOST|DEVICE)"),
+}
 _SUFFIX = re.compile(r"(?<=\d)(?:ull|ul|u|ll|l)\b")
 _WAIT = re.compile(r"(cuda|hip|cu)(\w*Synchronize|Memcpy(?!\w*Async)\w*)(_v\d+)?$")
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
@@ -254,7 +261,9 @@ def read_works(path: Path) -> list[Work]:
 
 
 def plain_name(text: str) -> str:
-    """A kernel's name as both nsys and torch.profiler say it: without its arguments, casts and blanks."""
+    """A kernel's name as every tool says it: without its arguments, casts and blanks; a copy by its ends."""
+    if memory := memory_name(text):
+        return memory[1]
     name = text.replace("(anonymous namespace)", "unnamed").replace("<unnamed>", "unnamed")
     name = _LAMBDA.sub(r"{lambda(\1)#\2}", name).removeprefix("void ")
     name = name.replace("(bool)0", "false").replace("(bool)1", "true")
@@ -268,6 +277,15 @@ def plain_name(text: str) -> str:
         elif letter == "(" and depth <= 0 and at:
             return name[:at]
     return name
+
+
+def memory_name(text: str) -> tuple[str, str] | None:
+    """Of a copy or fill, the tool that writes its name so, and the name for all tools."""
+    for tool, pattern in _MEMORY.items():
+        if found := pattern.match(text):
+            ends = [one[0].upper() for one in found.groups() if one]
+            return tool, f"memcpy {'-'.join(ends)}" if ends else "memset"
+    return None
 
 
 def kernel_name(text: str) -> str:

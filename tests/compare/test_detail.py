@@ -44,7 +44,7 @@ def test_both_ways_to_write_a_kernels_name_are_one(kineto, nsys):
     [
         ("spin_kernel(long)", "spin_kernel"),
         ("nvjet_sm90_tst_64x64", "nvjet_sm90_tst_64x64"),
-        ("Memcpy DtoD (Device -> Device)", "MemcpyDtoD"),
+        ("Memcpy DtoD (Device -> Device)", "memcpy D-D"),
         ("void f<4>(int)", "f<4>"),
         ("", ""),
         ("(int)4", "4"),
@@ -52,6 +52,42 @@ def test_both_ways_to_write_a_kernels_name_are_one(kineto, nsys):
 )
 def test_a_plain_name_loses_arguments_casts_and_blanks_only(name, plain):
     assert plain_name(name) == plain
+
+
+@pytest.mark.parametrize(
+    ("names", "plain"),
+    [
+        (("Memset (Device)", "[CUDA memset]", "Memset (Unknown)"), "memset"),
+        (("Memcpy HtoD (Pageable -> Device)", "[CUDA memcpy Host-to-Device]"), "memcpy H-D"),
+        (("Memcpy DtoH (Device -> Pinned)", "CopyDeviceToHost", "MEMORY_COPY_DEVICE_TO_HOST"), "memcpy D-H"),
+        (("Memcpy PtoP (Device -> Device)", "[CUDA memcpy Peer-to-Peer]"), "memcpy P-P"),
+    ],
+)
+def test_copies_and_fills_have_one_name_in_every_tool(names, plain):
+    assert {plain_name(name) for name in names} == {plain}
+    assert plain_name("[CUDA memcpy kind 77]") == "[CUDAmemcpykind77]"
+
+
+def test_copies_and_fills_of_nsys_and_torch_profiler_are_the_same(tmp_path):
+    """As both tools record a program whose kernels have plain names: only the copies tell them apart."""
+    export, at = Export(), (1, 1)
+    steps = [[("", [], "gemm", 40.0), ("", [], "Memcpy HtoD (Pageable -> Device)", 5.0)]] * 4
+    for number in range(4):
+        begin = number * 1_000_000
+        export.range(f"step_{number}", at, begin, begin + 990_000)
+        export.launch("gemm", at, (begin + 6_000, begin + 7_000), (begin + 50_000, begin + 90_000))
+        copied = begin + 90_000, begin + 95_000
+        export.copy(at, (begin + 10_000, begin + 11_000), copied, size=64)
+    a = trace(tmp_path / "a.json", steps, prefix="step_")
+    whole = json.loads(a.read_text())
+    for event in whole["traceEvents"]:
+        event["cat"] = "gpu_memcpy" if event["name"].startswith("Memcpy") else event["cat"]
+    a.write_text(json.dumps(whole))
+    found = compare(a, export.write(tmp_path / "b.sqlite")).shown
+    assert {one.kind for one in found.findings} == {"api"} and found.parts["other_kernel"] == 0
+    assert any("are written in two ways" in note for note in found.notes)
+    same = compare(a, a).shown
+    assert "Memcpy HtoD (Pageable -> Device)" in {row.kernel_a for row in same.rows}
 
 
 def test_templates_that_differ_stay_apart():
