@@ -9,7 +9,7 @@ import pytest
 from lab.compare.diff import compare
 from lab.compare.side import plain_name
 from tests.compare.made import trace
-from tests.compare.test_diff import BASE, adds_up, of
+from tests.compare.test_diff import BASE, adds_up
 from tests.recordings.sqlgen import Export
 
 NORM_KINETO = (
@@ -132,12 +132,6 @@ def test_steps_on_one_side_only_are_said(tmp_path):
     less = without(tmp_path, lambda event: event["cat"] != "user_annotation")
     found = compare(trace(tmp_path / "a.json", BASE), less).shown
     assert found.unit == "call of gemm_128" and any("only A marks steps" in note for note in found.notes)
-
-
-def test_recordings_without_any_duration_are_no_equal_times(tmp_path):
-    zero = [[(op, dims, kernel, 0) for op, dims, kernel, _ in step] for step in BASE]
-    found = of(tmp_path, a=zero, b=zero)
-    assert found.comparable and sum("nothing is known of times" in note for note in found.notes) == 2
 
 
 def nsys_of(path, steps):
