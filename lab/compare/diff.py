@@ -45,7 +45,7 @@ from lab.compare.judge import (
     time_is_named,
     without_times,
 )
-from lab.compare.side import Side, Work, common_ranks, place_text, read_side, steps_overlap
+from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read_side, steps_overlap
 from lab.compare.split import Row, parts_of, split
 from lab.compare.units import TIMES, Units, unit_of, units
 from lab.core.words import plural
@@ -382,7 +382,7 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
         findings=[
             one
             for one in findings(rows, blocks, of_a, of_b)
-            if one.kind != "api" or a.trace.meta.vendor == b.trace.meta.vendor
+            if one.kind != "api" or _is_of_program(one.call, a, b, of_a, of_b)
         ],
         notes=[*coarse, *notes(a, b, of_a, of_b), *of_collectives(rows)],
         groups={},
@@ -393,6 +393,14 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
         floor_ns=floor_ns_of(of_a, of_b),
     )
     return Pair(a, b, of_a, of_b, found)
+
+
+def _is_of_program(call: str, a: Work, b: Work, of_a: Units, of_b: Units) -> bool:
+    """Whether another number of calls is the program's doing. GPUs of two vendors have two APIs; and of two
+    tools each records functions that the other does not, but both record waits."""
+    if a.trace.meta.vendor != b.trace.meta.vendor:
+        return False
+    return not a.plain or is_wait(call) or (call in of_a.calls and call in of_b.calls)
 
 
 def _raise_for_copies(pair: Sequence[tuple[Work, Units]], repeats: Sequence[tuple[Work, Units]]) -> None:
@@ -573,6 +581,11 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             found.append(f"{side} records no API calls: they are not compared")
     if a.trace.meta.vendor != b.trace.meta.vendor:
         found.append("GPUs of two vendors: API calls are listed (-o, --json), none is named")
+    elif a.plain and of_a.calls and of_b.calls and of_a.calls.keys() != of_b.calls.keys():
+        found.append(
+            "recorded by two tools: of API functions that only one side has, waits alone are named; all are "
+            "listed (-o, --json)"
+        )
     if (longest := max(len(of_a.sequence), len(of_b.sequence))) > MOST:
         found.append(
             f"a step has {longest:,} GPU operations, more than {MOST:,}: ops that replaced others are not "

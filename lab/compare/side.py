@@ -103,8 +103,8 @@ class Work:
     def waits_ns(self) -> np.ndarray:
         """(m, 2): the calls in which the host waits for the GPU, by end."""
         runtime = self.trace.runtime
-        is_wait = np.array([*(bool(_WAIT.match(text)) for text in self.trace.strings), False])
-        rows = np.flatnonzero(is_wait[runtime.name_id])
+        waits = np.array([*map(is_wait, self.trace.strings), False])
+        rows = np.flatnonzero(waits[runtime.name_id])
         spans = np.stack([runtime.ts_ns[rows], runtime.ts_ns[rows] + runtime.dur_ns[rows]], axis=1)
         found: np.ndarray = spans[np.argsort(spans[:, 1], kind="stable")]
         return found
@@ -286,6 +286,11 @@ def memory_name(text: str) -> tuple[str, str] | None:
             ends = [one[0].upper() for one in found.groups() if one]
             return tool, f"memcpy {'-'.join(ends)}" if ends else "memset"
     return None
+
+
+def is_wait(call: str) -> bool:
+    """Whether the host waits for the GPU in this API function."""
+    return _WAIT.match(call) is not None
 
 
 def kernel_name(text: str) -> str:

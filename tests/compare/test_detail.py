@@ -134,7 +134,20 @@ def test_steps_on_one_side_only_are_said(tmp_path):
     assert found.unit == "call of gemm_128" and any("only A marks steps" in note for note in found.notes)
 
 
-def nsys_of(path, steps):
+def test_of_two_tools_functions_that_one_of_them_does_not_record_are_not_named(tmp_path):
+    steps, other = ([[("", [], name, 40.0)]] * 4 for name in (GELU_KINETO, GELU_NSYS))
+    a = trace(tmp_path / "a.json", steps, prefix="step_", calls=[(0, "cudaStreamIsCapturing")])
+    created = nsys_of(tmp_path / "b.sqlite", other, calls=("cudaEventCreate_v3020",))
+    found = compare(a, created).shown
+    assert found.findings == [] and {"cudaEventCreate", "cudaStreamIsCapturing"} < {
+        one.name for one in found.api
+    }
+    assert any(note.startswith("recorded by two tools") for note in found.notes)
+    waits = nsys_of(tmp_path / "c.sqlite", other, calls=("cudaDeviceSynchronize_v3020",))
+    assert [one.call for one in compare(a, waits).shown.findings] == ["cudaDeviceSynchronize"]
+
+
+def nsys_of(path, steps, calls=()):
     """The same steps as an export of nsys: ranges `step_N`, names in nsys' way, no ops."""
     export, at = Export(), (1, 1)
     for number, launches in enumerate(steps):
@@ -146,6 +159,8 @@ def nsys_of(path, steps):
             ran = (gpu, gpu + round(1000 * dur_us))
             export.launch(kernel, at, (cpu, cpu + 1_000), ran)
             gpu = ran[1]
+        for name in calls:
+            export.call(name, at, (begin + 900_000, begin + 902_000))
     return export.write(path)
 
 
