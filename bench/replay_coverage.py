@@ -26,7 +26,7 @@ from bench.table import Row, measured
 OURS = """
     import json, sys; from pathlib import Path
     import msgspec, tempfile, torch
-    from lab.rooms.kernels.replay.source import read_plan
+    from lab.rooms.kernels.replay.calls.source import read_plan
     from lab.rooms.kernels.workload.replay.run import run
     nodes = Path(sys.argv[2]) if len(sys.argv) > 2 else None
     plan = read_plan(Path(sys.argv[1]), nodes)
@@ -133,7 +133,7 @@ def compare(title: str, trace: Path, nodes: Path | None, theirs: str | None) -> 
 
 def _leaves(trace: Path) -> list[int]:
     """External ids of the ops that stand in for launches on a CPU: the same for both."""
-    from lab.rooms.kernels.replay.source import working_ops
+    from lab.rooms.kernels.replay.calls.source import working_ops
 
     return working_ops(trace)
 

@@ -11,6 +11,7 @@ import msgspec
 from lab.compare.side import Key
 from lab.compare.split import Row
 from lab.recordings.graphs.frames import class_of
+from lab.recordings.names import short_name
 
 MOST = 8_000  # operations of a unit that are aligned: seconds; the time grows with the square
 Op = tuple[str, str]  # op, dims
@@ -18,7 +19,8 @@ Path = tuple[str, ...]  # a phase, then modules, outermost first
 
 
 class Block(msgspec.Struct, kw_only=True):
-    """`ops_a` became `ops_b`, `times` in a unit. Empty on one side: ops that only went or came."""
+    """`ops_a` became `ops_b`, `times` in a unit. Empty on one side: ops that only went or came. A kernel's
+    short name stands for its op where that is not known."""
 
     index: int
     ops_a: list[str]
@@ -29,8 +31,13 @@ class Block(msgspec.Struct, kw_only=True):
 
 
 def opcodes(a: Sequence[Key], b: Sequence[Key]) -> list[tuple[str, int, int, int, int]]:
-    """What turns the order of A's ops and shapes into B's, as difflib says it."""
-    return _opcodes(*(tuple(key[:2] for key in side) for side in (a, b)))
+    """What turns the order of A's ops and shapes into B's, as difflib says it; a kernel whose op is not known
+    stands for itself."""
+    return _opcodes(*(tuple(map(_op, side)) for side in (a, b)))
+
+
+def _op(key: Key) -> Op:
+    return key[:2] if key[0] else (key[3], "")
 
 
 @lru_cache(maxsize=4)  # blocks, their places and the timelines ask for the same pair
@@ -52,25 +59,27 @@ def replaced(
     if not a or not b or max(len(a), len(b)) > MOST:
         return []
     found: dict[tuple[tuple[Op, ...], tuple[Op, ...]], list[Path]] = {}
-    ops_a, ops_b = ([key[:2] for key in side] for side in (a, b))
+    ops_a, ops_b = ([_op(key) for key in side] for side in (a, b))
     for tag, i1, i2, j1, j2 in opcodes(a, b):
         if tag != "equal":
             one = (_folded(ops_a[i1:i2]), _folded(ops_b[j1:j2]))
             found.setdefault(one, []).append(common([*paths_a[i1:i2], *paths_b[j1:j2]]))
+    bare = {key[3] for key in (*a, *b) if not key[0]}
     blocks = []
     for index, ((old, new), places) in enumerate(found.items()):
         blocks.append(
             Block(
                 index=index,
-                ops_a=[op for op, _ in old],
-                ops_b=[op for op, _ in new],
+                ops_a=[short_name(op) if op in bare else op for op, _ in old],
+                ops_b=[short_name(op) if op in bare else op for op, _ in new],
                 times=len(places),
                 where=" / ".join(common(places)),
             )
         )
         members = {"op_gone": set(old), "op_new": set(new)}
         for row in rows:
-            if row.block is None and (row.op, row.dims) in members.get(row.kind, ()):
+            kernel = row.kernel_a or row.kernel_b or ""
+            if row.block is None and _op((row.op, row.dims, row.types, kernel)) in members.get(row.kind, ()):
                 row.block = index
                 blocks[-1].ns += row.ns
     return blocks

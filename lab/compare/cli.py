@@ -222,8 +222,8 @@ def check(
     (floors).
 
     Exit code 0: a slowdown beyond --max-slowdown is excluded, of the step and of each kernel's signature. 1:
-    proven of one. 3: undecided, and how many more processes would decide. Processes are the samples; at least
-    three a side.
+    proven of one. 3: undecided, and how many more processes would decide. 4: a process failed, or left no
+    recording. Processes are the samples; at least three a side.
     """
     import msgspec
 

@@ -32,23 +32,27 @@ from lab.compare.judge import (
     BELOW,
     EXACT,
     FLOOR_SHARE,
+    ONE_PAIR,
     PROVEN,
+    SUGGESTED,
     beyond_edge,
     edge_of,
+    floor_ns_of,
     incomparable,
     judge_by_repeats,
     judge_rows,
     time_is_large,
     time_is_named,
+    without_times,
 )
-from lab.compare.side import Side, Work, common_ranks, place_text, read_side
+from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read_side, steps_overlap
 from lab.compare.split import Row, parts_of, split
 from lab.compare.units import TIMES, Units, unit_of, units
 from lab.core.words import plural
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, MissingError, UsageError
 from lab.recordings.communication import communication
 from lab.recordings.integrity.words import sentences
-from lab.recordings.names import short_name
+from lab.recordings.names import short_dims, short_name
 
 TIMED = ("idle", "exposed_comm", "exposed_copy")
 NAMED = 3  # kernels on each side of an exchange
@@ -128,6 +132,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     notes: list[str] = []
     own_ns: float = 0.0  # of the span outside exposed communication
     floor_share: float = 0.0  # no smaller change of a duration is named
+    floor_ns: float = 0.0  # nor one of fewer ns per unit
     groups: dict[str, list[Group]] = {}  # by phase, module, op, kernel; each adds up to delta_kernel_ns
 
 
@@ -343,15 +348,19 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
     if not of_a.count or not of_b.count:
         raise BadDataError("a step without any GPU operation", where=a.trace.source, fix="see lab inspect")
     rows = split(of_a.sums, of_b.sums)
-    floor = judge_rows(rows, edge_of(of_a, of_b))
+    floor = judge_rows(rows, edge_of(of_a, of_b), floor_ns_of(of_a, of_b))
     if repeats_a or repeats_b:
-        judge_by_repeats(
-            rows,
-            [of_a, *(units(one, unit) for one in repeats_a)],
-            [of_b, *(units(one, unit) for one in repeats_b)],
+        again = [[units(one, unit) for one in side] for side in (repeats_a, repeats_b)]
+        _raise_for_copies(
+            [(a, of_a), (b, of_b)],
+            [*zip(repeats_a, again[0], strict=True), *zip(repeats_b, again[1], strict=True)],
         )
+        judge_by_repeats(rows, [of_a, *again[0]], [of_b, *again[1]], floor, floor_ns_of(of_a, of_b))
+    if without_times(of_a, of_b):
+        for row in rows:
+            row.confidence = row.confidence if row.kind in EXACT else BELOW
     blocks = replaced(of_a.sequence, of_b.sequence, rows)
-    reason = incomparable(of_a, of_b)
+    reason = incomparable(of_a, of_b) or without_times(of_a, of_b)
     change = {name: of_b.mean_ns(name) - of_a.mean_ns(name) for name in TIMES}
     parts = parts_of(rows)
     found = Comparison(
@@ -373,7 +382,7 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
         findings=[
             one
             for one in findings(rows, blocks, of_a, of_b)
-            if one.kind != "api" or a.trace.meta.vendor == b.trace.meta.vendor
+            if one.kind != "api" or _is_of_program(one.call, a, b, of_a, of_b)
         ],
         notes=[*coarse, *notes(a, b, of_a, of_b), *of_collectives(rows)],
         groups={},
@@ -381,8 +390,30 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
         unnamed=unnamed(of_a, of_b),
         own_ns=change["span"] - change["exposed_comm"],
         floor_share=floor,
+        floor_ns=floor_ns_of(of_a, of_b),
     )
     return Pair(a, b, of_a, of_b, found)
+
+
+def _is_of_program(call: str, a: Work, b: Work, of_a: Units, of_b: Units) -> bool:
+    """Whether another number of calls is the program's doing. GPUs of two vendors have two APIs; and of two
+    tools each records functions that the other does not, but both record waits."""
+    if a.trace.meta.vendor != b.trace.meta.vendor:
+        return False
+    return not a.plain or is_wait(call) or (call in of_a.calls and call in of_b.calls)
+
+
+def _raise_for_copies(pair: Sequence[tuple[Work, Units]], repeats: Sequence[tuple[Work, Units]]) -> None:
+    """Raises UsageError for a repeat with the times of another recording, which proves nothing twice."""
+    seen = list(pair)
+    for work, of in repeats:
+        for other, its in seen:
+            if of.sums == its.sums and np.array_equal(of.times_ns["span"], its.times_ns["span"]):
+                raise UsageError(
+                    f"{work.trace.source} is a copy of {other.trace.source}: no further process",
+                    fix="record the program again, in another process",
+                )
+        seen.append((work, of))
 
 
 def calls(a: Units, b: Units) -> list[Call]:
@@ -397,6 +428,8 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
     """What is named: other counts and kernels, durations beyond the floor, calls, idle and exposed time."""
     found = []
     counted = {row.op for row in rows if row.kind == "count"}
+    bare = [row for row in rows if row.kind in EXACT and not row.op]
+    counted |= {short_name(name) for row in bare for name in (row.kernel_a, row.kernel_b) if name}
     moved: dict[tuple[str, ...], int] = {}
     for block in blocks:
         mine = [at for at, row in enumerate(rows) if row.block == block.index]
@@ -411,13 +444,13 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
     told = {at for mine in exchanges for at in mine}
     for at, row in enumerate(rows):
         loose = row.block is None and row.confidence not in ("", BELOW) and at not in told
-        if loose and (row.kind in EXACT or row.confidence == PROVEN or _one_pair(row)):
+        if loose and (row.kind in EXACT or row.confidence in (PROVEN, SUGGESTED, ONE_PAIR)):
             found.append(_of_row(row, at))
     for call in calls(a, b) if a.calls and b.calls else []:
         if beyond_edge(call.n_a, call.n_b, edge_of(a, b)):
             text = f"{call.name}: {call.n_a:g} -> {call.n_b:g} calls per unit"
             found.append(Finding(text=text, ns=None, kind="api", confidence="exact count", call=call.name))
-    for name in TIMED:
+    for name in () if without_times(a, b) else TIMED:
         if time_is_named(a, b, name):
             before, after = a.mean_ns(name), b.mean_ns(name)
             words = f"{name.replace('_', ' ')} time: {_time(before)} -> {_time(after)} per unit"
@@ -442,7 +475,7 @@ def _of_exchange(mine: Sequence[Row], at: Sequence[int]) -> Finding:
     every = [[_short(name) for name in dict.fromkeys(side) if name] for side in sides]
     names = [", ".join(side[:NAMED]) + (", ..." if len(side) > NAMED else "") for side in every]
     ns = sum(row.ns for row in mine)
-    text = f"{mine[0].op} {mine[0].dims}".strip() + f": {names[0]} -> {names[1]} ({_us(ns)})"
+    text = f"{mine[0].op} {short_dims(mine[0].dims)}".strip() + f": {names[0]} -> {names[1]} ({_us(ns)})"
     return Finding(text=text, ns=ns, kind="other_kernel", confidence=mine[0].confidence, rows=list(at))
 
 
@@ -478,12 +511,8 @@ def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:
     return found
 
 
-def _one_pair(row: Row) -> bool:
-    return row.confidence == "one pair only"
-
-
 def _of_row(row: Row, at: int) -> Finding:
-    op = f"{row.op or 'no known op'} {row.dims}".strip()
+    op = f"{row.op or 'no known op'} {short_dims(row.dims)}".strip()
     before, after = (_short(name) if name else "nothing" for name in (row.kernel_a, row.kernel_b))
     if before == after and row.kernel_a != row.kernel_b:
         after = f"another variant of {after}"
@@ -498,19 +527,19 @@ def _of_row(row: Row, at: int) -> Finding:
 
 
 def _of_block(block: Block, rows: list[int]) -> Finding:
-    before, after = (
-        ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "") or "nothing"
-        for ops in (block.ops_a, block.ops_b)
-    )
+    before, after = (_listed(ops) or "nothing" for ops in (block.ops_a, block.ops_b))
     times = plural(block.times, "time")
     text = f"{before} -> {after}, {times} per unit ({_us(block.ns)})"
     return Finding(text=text, ns=block.ns, kind="replaced_block", confidence="one pair only", rows=rows)
 
 
 def _of_moved(ops: Sequence[str], times: int) -> Finding:
-    names = ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "")
-    text = f"{names} launched in another order, {plural(times, 'time')} per unit"
+    text = f"{_listed(ops)} launched in another order, {plural(times, 'time')} per unit"
     return Finding(text=text, ns=None, kind="moved", confidence="one pair only")
+
+
+def _listed(ops: Sequence[str]) -> str:
+    return ", ".join(ops[:6]) + (", ..." if len(ops) > 6 else "")
 
 
 def _short(name: str) -> str:
@@ -550,10 +579,13 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
     for side, of in (("A", of_a), ("B", of_b)):
         if not of.calls:
             found.append(f"{side} records no API calls: they are not compared")
-        if not of.mean_ns("kernel_sum"):
-            found.append(f"{side}: no GPU operation has a duration, so nothing is known of times")
     if a.trace.meta.vendor != b.trace.meta.vendor:
         found.append("GPUs of two vendors: API calls are listed (-o, --json), none is named")
+    elif a.plain and of_a.calls and of_b.calls and of_a.calls.keys() != of_b.calls.keys():
+        found.append(
+            "recorded by two tools: of API functions that only one side has, waits alone are named; all are "
+            "listed (-o, --json)"
+        )
     if (longest := max(len(of_a.sequence), len(of_b.sequence))) > MOST:
         found.append(
             f"a step has {longest:,} GPU operations, more than {MOST:,}: ops that replaced others are not "
@@ -564,6 +596,10 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
     else:
         marked = [side for side, work in (("A", a), ("B", b)) if len(work.steps_ns)]
         which = f"only {marked[0]} marks steps" if marked else "no steps are marked"
+        if overlap := [side for side, work in (("A", a), ("B", b)) if steps_overlap(work)]:
+            verb = "marks" if len(overlap) == 1 else "mark"
+            which = f"{' and '.join(overlap)} {verb} steps that overlap, as several processes or threads do: "
+            which += "none is a unit; the longest kernel's calls are"
         found.append(f"{which}: counts that the edges of a recorded window explain are not named")
     return found
 

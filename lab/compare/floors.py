@@ -47,7 +47,8 @@ class Signature(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Floors(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Equal processes of one workload on one machine. times_ns: by metric, one per process."""
+    """Equal processes of one workload on one machine. times_ns: by metric, one per process; counts: per step
+    in each process, by name."""
 
     schema_version: int = _VERSION
     machine: dict[str, str]
@@ -56,6 +57,7 @@ class Floors(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     processes: int
     times_ns: dict[str, list[Time]]
     signatures: list[Signature] = []
+    counts: dict[str, list[float]] = {}
 
     @property
     def date(self) -> str:
@@ -97,6 +99,10 @@ def of_processes(found: Sequence[Process], machine: Mapping[str, str], workload:
             )
             for key in sorted(shared)
         ],
+        counts={
+            name: [one.counts.get(name, 0.0) for one in found]
+            for name in sorted({name for one in found for name in one.counts})
+        },
     )
 
 

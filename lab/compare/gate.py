@@ -1,10 +1,11 @@
 """`lab check`: processes of BASE against processes of HEAD, exact figures first, time last.
 
-What is the same in all processes of a side and another in all of the other is a finding without statistics:
-launches, waits, copies, the set of kernels. Then the GPU time of each signature (lab.compare.signatures),
-then kernel time and wall time, judged by `lab.stats.gate`. Half of the allowed false alarms is for the
-signatures, half for the times. Where A/A floors were measured (lab.compare.floors), no interval is narrower
-than they are.
+What is the same in all processes of a side and another in all of the other is exact, once that is too seldom
+for chance: launches, waits, copies, the set of kernels. Then the GPU time of each signature
+(lab.compare.signatures), then kernel time and wall time, judged by `lab.stats.gate`. Half of the allowed
+false alarms is for the signatures, half for the times; within each class Holm's correction proves, and what
+is excluded is excluded by itself, because all must be. Where A/A floors were measured (lab.compare.floors),
+no interval is narrower than they are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from lab.compare.floors import Floors, as_builtins, by_signature, floor_of, unlike, words
 from lab.compare.samples import Process, doubts
@@ -21,13 +23,15 @@ from lab.compare.signatures import sentences as signature_words
 from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.stats.gate import LEVEL, decide
+from lab.stats.several import holm
 
 SPAN = "step time on the GPU"
 
 
 class Metric(msgspec.Struct, kw_only=True):
-    """One metric's decision; shares are of BASE. level: that of the interval from low to high; floor: half
-    the width below which it does not go, because equal processes of this machine differ by as much."""
+    """One metric's decision; shares are of BASE. level: that of the interval from low to high, which holds
+    for all metrics at once; floor: half the width below which it does not go, because equal processes of this
+    machine differ by as much."""
 
     name: str
     level: float
@@ -45,16 +49,21 @@ class Metric(msgspec.Struct, kw_only=True):
 class Verdict(msgspec.Struct, kw_only=True):
     """outcome: regression if one is proven; excluded if all are and nothing is in doubt; else undecided.
 
-    floors: where the A/A floors come from; None if there are none, and floors_words says why."""
+    exact: counts that changed; by_chance: those that may have by chance, in up to `chance` of equal checks.
+    floors: where the A/A floors come from; None if there are none, and floors_words says why. notes: what was
+    not compared, though a reader may think so."""
 
     outcome: str
     max_slowdown: float
     metrics: list[Metric]
     exact: list[str]
+    by_chance: list[str] = []
+    chance: float = 0.0
     signatures: Signatures | None = None
     doubts: list[str] = []
     floors: dict[str, Any] | None = None
     floors_words: str = ""
+    notes: list[str] = []
 
 
 def judge(
@@ -84,8 +93,7 @@ def judge(
         )
     has_signatures = any(one.signatures_ns for one in (*base, *head))
     alarms = (1 - LEVEL) / (2 if has_signatures else 1)
-    level = 1 - alarms / max(len(names), 1) / looks
-    metrics = [_metric(name, base, head, max_slowdown, level, floors) for name in names]
+    metrics = _metrics(names, base, head, max_slowdown, floors, alarms=alarms / looks)
     signatures = judge_signatures(
         base,
         head,
@@ -98,13 +106,16 @@ def judge(
     doubted = doubts(base, head)
     if signatures and not signatures.tested:
         doubted.append("no signature is in every process: other programs, or recorded with other options")
+    sure, unsure, chance = exact(base, head, floors, alarms=(1 - LEVEL) / looks)
     return Verdict(
         outcome=_outcome(
             [*(one.outcome for one in metrics), *([signatures.outcome] if signatures else [])], doubted
         ),
         max_slowdown=max_slowdown,
         metrics=metrics,
-        exact=exact(base, head),
+        exact=sure,
+        by_chance=unsure,
+        chance=chance,
         signatures=signatures,
         doubts=doubted,
         floors=as_builtins(floors) if floors else None,
@@ -112,20 +123,32 @@ def judge(
     )
 
 
-def _metric(
-    name: str,
+def _metrics(
+    names: Sequence[str],
     base: Sequence[Process],
     head: Sequence[Process],
     allowed: float,
-    level: float,
     floors: Floors | None,
-) -> Metric:
-    a, b = ([one.times_ns[name] for one in side] for side in (base, head))
-    if min(*a, *b) <= 0:
-        raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
-    floor = floor_of(floors.times_ns.get(name, []), len(a), len(b)) if floors else None
-    decision: dict[str, Any] = decide(a, b, allowed, level=level, floor=floor or 0.0)
-    return Metric(name=name, level=level, floor=floor, **decision)
+    *,
+    alarms: float,
+) -> list[Metric]:
+    """Slower is proven of all metrics together (Holm), half of `alarms` for it and half for faster."""
+    level = 1 - alarms / max(len(names), 1)
+    found, p_slower = [], []
+    for name in names:
+        a, b = ([one.times_ns[name] for one in side] for side in (base, head))
+        if min(*a, *b) <= 0:
+            raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
+        floor = floor_of(floors.times_ns.get(name, []), len(a), len(b)) if floors else None
+        decision: dict[str, Any] = decide(
+            a, b, allowed, level=level, floor=floor or 0.0, excluding=1 - alarms
+        )
+        p_slower.append(decision.pop("p_slower"))
+        del decision["p_faster"]
+        found.append(Metric(name=name, level=level, floor=floor, **decision))
+    for at in np.flatnonzero(holm(p_slower) <= alarms / 2).tolist():
+        found[at].outcome, found[at].more = "regression", 0
+    return found
 
 
 def _outcome(found: Sequence[str], doubted: Sequence[str]) -> str:
@@ -134,16 +157,40 @@ def _outcome(found: Sequence[str], doubted: Sequence[str]) -> str:
     return "excluded" if set(found) == {"excluded"} and not doubted else "undecided"
 
 
-def exact(base: Sequence[Process], head: Sequence[Process]) -> list[str]:
-    """Counts that are equal in all processes of a side, and differ between the sides."""
-    found = []
-    counts = [[one.counts for one in side] for side in (base, head)]
-    names = sorted({name for side in counts for one in side for name in one})
-    for name in names:
-        a, b = ({one.get(name, 0.0) for one in side} for side in counts)
+def exact(
+    base: Sequence[Process], head: Sequence[Process], floors: Floors | None = None, *, alarms: float
+) -> tuple[list[str], list[str], float]:
+    """Counts that are equal in all processes of a side, and differ between the sides: those too seldom for
+    chance, the others, and the share of equal checks in which one of these comes up at most.
+
+    A count that takes either of two values by chance agrees so in 2^(1 - n) of the checks with n processes in
+    all. The A/A floors' processes are further ones of BASE.
+    """
+    sides = [[one.counts for one in side] for side in (base, head)]
+    differ = []
+    varied = 0  # counts that are not the same everywhere: as many could agree by chance
+    for name in sorted({name for side in sides for one in side for name in one}):
+        a, b = ({one.get(name, 0.0) for one in side} for side in sides)
+        varied += len(a | b) > 1
         if len(a) == len(b) == 1 and a != b:
-            found.append(f"{name}: {a.pop():g} -> {b.pop():g} per step")
-    return found
+            differ.append((name, a.pop(), b.pop()))
+    sure: list[str] = []
+    unsure: list[str] = []
+    most = 0.0
+    for name, before, now in differ:
+        equal = len(base) + len(head) + _further(floors, name, before)
+        chance = min(1.0, varied * 2.0 ** (1 - equal))
+        (sure if chance <= alarms else unsure).append(f"{name}: {before:g} -> {now:g} per step")
+        most = max(most, chance if chance > alarms else 0.0)
+    return sure, unsure, most
+
+
+def _further(floors: Floors | None, name: str, count: float) -> int:
+    """The A/A floors' processes, if all have this count."""
+    if floors is None or not floors.counts:
+        return 0
+    counts = floors.counts.get(name, [0.0])
+    return floors.processes if set(counts) == {count} else 0
 
 
 def sentences(found: Verdict) -> list[str]:
@@ -160,7 +207,12 @@ def sentences(found: Verdict) -> list[str]:
     return [
         heads[found.outcome],
         *(f"In doubt: {one}." for one in found.doubts),
+        *(f"Note: {one}." for one in found.notes),
         *(f"Exact: {one}" for one in found.exact),
+        *(
+            f"{one}, in all processes; by chance in up to {found.chance:.1%} of checks"
+            for one in found.by_chance
+        ),
         *(signature_words(found.signatures) if found.signatures else []),
         *(metric_words(one) for one in found.metrics),
         found.floors_words,

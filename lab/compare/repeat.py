@@ -24,9 +24,9 @@ from lab.compare.floors import Floors
 from lab.compare.gate import Verdict, judge
 from lab.compare.in_image import PREFIX, command_in, end, image_named, inside
 from lab.compare.samples import LOG, Process, processes
-from lab.core.files import make_folder
+from lab.core.files import exclusive, holder_pid, make_folder
 from lab.core.words import plural
-from lab.errors import BusyError, MissingError, StepFailed, UsageError
+from lab.errors import BusyError, MissingError, UsageError
 from lab.images.spec import Image
 
 LOOKS = (3, 6, 12)  # processes a side
@@ -34,6 +34,7 @@ PLACE = "{out}"  # in the command: the recording that this process writes
 VARIABLE = "LAB_CHECK_OUT"  # the same, for a program that reads its environment
 LAST_LINES = 5
 AA = "aa"  # the folder of BASE's processes that measure the floors
+TEMPORARY, HELD = "lab-check-", "held"  # a folder of worktrees, and the file in it that its check locks
 
 
 class Side(NamedTuple):
@@ -42,7 +43,7 @@ class Side(NamedTuple):
     name: str
     folder: Path
     image: Image | None = None
-    temporary: bool = False  # a worktree: the folder is another each time
+    commit: str = ""  # of a worktree, whose folder is another each time
 
 
 def schedule(looks: Sequence[int] = LOOKS) -> list[tuple[int, str]]:
@@ -58,7 +59,8 @@ def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
 
     Raises MissingError for what is none of these.
     """
-    with tempfile.TemporaryDirectory(prefix="lab-check-") as root, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY) as root, contextlib.ExitStack() as stack:
+        stack.enter_context(exclusive(Path(root) / HELD, busy="a check runs here", fix="run it again"))
         found = []
         for name, given in (("base", base), ("head", head)):
             if given.startswith(PREFIX):
@@ -66,16 +68,32 @@ def sides(base: str, head: str) -> Iterator[tuple[Side, Side]]:
             elif Path(given).is_dir():
                 found.append(Side(name, Path(given)))
             else:
-                folder = stack.enter_context(_worktree(given, Path(root) / name))
-                found.append(Side(name, folder, temporary=True))
+                commit = _git(
+                    *("rev-parse", "--verify", "--quiet", "--end-of-options", f"{given}^{{commit}}"),
+                    where=given,
+                )
+                _remove_left_over()
+                folder = stack.enter_context(_worktree(given, commit, Path(root) / name))
+                found.append(Side(name, folder, commit=commit))
         yield found[0], found[1]
 
 
+def _remove_left_over() -> None:
+    """The worktrees of checks that were killed: nobody holds their folders any more."""
+    listed = _git("worktree", "list", "--porcelain", where="this repository").splitlines()
+    for line in listed:
+        folder = Path(line.removeprefix("worktree "))
+        held = folder.parent / HELD
+        if not (line.startswith("worktree ") and folder.parent.name.startswith(TEMPORARY) and held.is_file()):
+            continue
+        if held.stat().st_uid == os.getuid() and holder_pid(held) is None:
+            # Another check may remove it at the same time: what is left is the next one's.
+            words = ["git", "worktree", "remove", "--force", "--force", str(folder)]
+            subprocess.run(words, capture_output=True, check=False)
+
+
 @contextlib.contextmanager
-def _worktree(revision: str, folder: Path) -> Iterator[Path]:
-    commit = _git(
-        "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}", where=revision
-    )
+def _worktree(revision: str, commit: str, folder: Path) -> Iterator[Path]:
     _git("worktree", "add", "--detach", str(folder), commit, where=revision)
     try:
         yield folder
@@ -107,7 +125,7 @@ def repeat(
     with them the A/A floors, which are measured first if this machine has none of this workload.
 
     Raises UsageError for a command without a place for its recording, BusyError for a folder with earlier
-    recordings, StepFailed for a process that fails or records nothing.
+    recordings, MissingError for a process that fails or records nothing.
     """
     if not command:
         raise UsageError(
@@ -116,9 +134,16 @@ def repeat(
     for name in (*(side.name for side in both), AA):
         folder = out / name
         if folder.is_dir() and any(folder.iterdir()):
-            raise BusyError("recordings of earlier processes are here", where=folder, fix="name another -o")
+            raise BusyError(
+                "recordings of earlier processes are here",
+                where=folder,
+                fix=f"name another -o; what is here is judged by: lab check {out / 'base'} {out / 'head'}",
+            )
     for side in both:
         make_folder(out / side.name)
+    notes = _notes(both)
+    for note in notes:
+        say(note)
     floors = _floors(both[0], command, out, say) if with_floors else None
     by_name = {side.name: side for side in both}
     units: dict[str, list[Process]] = {side.name: [] for side in both}
@@ -134,8 +159,21 @@ def repeat(
             if found.outcome != "undecided" or found.doubts or done == LOOKS[-1]:
                 if floors and found.floors is None:
                     _forget(floors, found.floors_words, say)
+                found.notes = notes
                 return found
     raise AssertionError("the last look ends the loop")
+
+
+def _notes(both: tuple[Side, Side]) -> list[str]:
+    """What a reader of the verdict may take for compared, and is not."""
+    base, head = (side.commit for side in both)
+    found = []
+    if base and base == head:
+        found.append(f"BASE and HEAD are the same commit ({base[:12]}): equal programs are compared")
+    changed = base and head and _git("status", "--porcelain", "--untracked-files=no", where="this checkout")
+    if changed:
+        found.append("the checkout has changes that are not committed: they are on neither side")
+    return found
 
 
 def _floors(base: Side, command: Sequence[str], out: Path, say: Callable[[str], None]) -> Floors:
@@ -166,7 +204,7 @@ def _aa(base: Side, command: Sequence[str], out: Path, turn: int, say: Callable[
 
 def _workload(base: Side, command: Sequence[str]) -> dict[str, str]:
     """What tells one workload from another: the command, where it runs, and the image."""
-    place = Path.cwd() if base.temporary else base.folder.resolve()
+    place = Path.cwd() if base.commit else base.folder.resolve()
     image = f"{base.image.name} {base.image.ref}" if base.image else "none"
     return {"command": "\0".join(command), "folder": str(place), "image": image}
 
@@ -180,9 +218,13 @@ def _one(side: Side, command: Sequence[str], folder: Path, turn: int, label: str
         code = _start(side, command, recording, file)
     if code:
         last = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
-        raise StepFailed(f"{side.name}, process {turn}, ended with {code}: " + " | ".join(last), where=log)
+        raise MissingError(
+            f"{side.name}, process {turn}, ended with {code}: " + (" | ".join(last) or "it printed nothing"),
+            where=log,
+            fix="a process that fails is no sample: mend it, or see its log",
+        )
     if not recording.is_file():
-        raise StepFailed(
+        raise MissingError(
             f"{side.name}, process {turn}, wrote no recording",
             where=recording,
             fix=f"write a trace to {PLACE} in the command, or to the path in {VARIABLE}",

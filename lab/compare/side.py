@@ -26,6 +26,13 @@ _GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace")
 RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
 _LAMBDA = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")
+# Copies, with their ends, and fills.
+_MEMORY = {
+    "torch.profiler": re.compile(r"Memcpy (\w)to(\w)\b|Memset\b"),
+    "nsys": re.compile(r"\[CUDA (?:memcpy (\w+)-to-(\w+)|memset)\]"),
+    "rpd": re.compile(r"Copy(Host|Device)To(Host|Device)"),
+    "rocprofiler": re.compile(r"MEMORY_COPY_(HOST|DEVICE)_TO_(HOST|DEVICE)"),
+}
 _SUFFIX = re.compile(r"(?<=\d)(?:ull|ul|u|ll|l)\b")
 _WAIT = re.compile(r"(cuda|hip|cu)(\w*Synchronize|Memcpy(?!\w*Async)\w*)(_v\d+)?$")
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
@@ -96,8 +103,8 @@ class Work:
     def waits_ns(self) -> np.ndarray:
         """(m, 2): the calls in which the host waits for the GPU, by end."""
         runtime = self.trace.runtime
-        is_wait = np.array([*(bool(_WAIT.match(text)) for text in self.trace.strings), False])
-        rows = np.flatnonzero(is_wait[runtime.name_id])
+        waits = np.array([*map(is_wait, self.trace.strings), False])
+        rows = np.flatnonzero(waits[runtime.name_id])
         spans = np.stack([runtime.ts_ns[rows], runtime.ts_ns[rows] + runtime.dur_ns[rows]], axis=1)
         found: np.ndarray = spans[np.argsort(spans[:, 1], kind="stable")]
         return found
@@ -254,7 +261,9 @@ def read_works(path: Path) -> list[Work]:
 
 
 def plain_name(text: str) -> str:
-    """A kernel's name as both nsys and torch.profiler say it: without its arguments, casts and blanks."""
+    """A kernel's name as every tool says it: without its arguments, casts and blanks; a copy by its ends."""
+    if memory := memory_name(text):
+        return memory[1]
     name = text.replace("(anonymous namespace)", "unnamed").replace("<unnamed>", "unnamed")
     name = _LAMBDA.sub(r"{lambda(\1)#\2}", name).removeprefix("void ")
     name = name.replace("(bool)0", "false").replace("(bool)1", "true")
@@ -270,6 +279,20 @@ def plain_name(text: str) -> str:
     return name
 
 
+def memory_name(text: str) -> tuple[str, str] | None:
+    """Of a copy or fill, the tool that writes its name so, and the name for all tools."""
+    for tool, pattern in _MEMORY.items():
+        if found := pattern.match(text):
+            ends = [one[0].upper() for one in found.groups() if one]
+            return tool, f"memcpy {'-'.join(ends)}" if ends else "memset"
+    return None
+
+
+def is_wait(call: str) -> bool:
+    """Whether the host waits for the GPU in this API function."""
+    return _WAIT.match(call) is not None
+
+
 def kernel_name(text: str) -> str:
     """A kernel's name as both tools of a pair write it."""
     return text.removesuffix(".kd").strip()
@@ -278,6 +301,21 @@ def kernel_name(text: str) -> str:
 def marked_steps(trace: Trace) -> np.ndarray:
     """Ranges on the CPU that are steps, of the kind with most of them that do not overlap, profiler steps
     first; names as in lab.recordings.phase_names."""
+    for mask in _of_families(trace):
+        spans = np.stack([trace.ranges.ts_ns[mask], (trace.ranges.ts_ns + trace.ranges.dur_ns)[mask]], axis=1)
+        spans = spans[np.argsort(spans[:, 0], kind="stable")]
+        if (spans[1:, 0] >= spans[:-1, 1]).all():
+            return spans
+    return np.empty((0, 2), dtype=np.int64)
+
+
+def steps_overlap(work: Work) -> bool:
+    """Whether steps are marked, and none can be a unit because they overlap."""
+    return not len(work.steps_ns) and bool(_of_families(work.trace))
+
+
+def _of_families(trace: Trace) -> list[np.ndarray]:
+    """A mask over the ranges for each kind of step on the CPU, profiler steps first, then the most."""
     families: dict[str, set[int]] = {}
     used = set(np.unique(trace.ranges.name_id[~trace.ranges.on_gpu]).tolist()) - {-1}
     for index in used:
@@ -286,15 +324,8 @@ def marked_steps(trace: Trace) -> np.ndarray:
             families.setdefault(family, set()).add(index)
     host = ~trace.ranges.on_gpu
     masks = {one: np.isin(trace.ranges.name_id, list(ids)) & host for one, ids in families.items()}
-    for family in sorted(
-        masks, key=lambda one: (not one.startswith("ProfilerStep"), -int(masks[one].sum()), one)
-    ):
-        mask = masks[family]
-        spans = np.stack([trace.ranges.ts_ns[mask], (trace.ranges.ts_ns + trace.ranges.dur_ns)[mask]], axis=1)
-        spans = spans[np.argsort(spans[:, 0], kind="stable")]
-        if (spans[1:, 0] >= spans[:-1, 1]).all():
-            return spans
-    return np.empty((0, 2), dtype=np.int64)
+    order = sorted(masks, key=lambda one: (not one.startswith("ProfilerStep"), -int(masks[one].sum()), one))
+    return [masks[one] for one in order]
 
 
 def common_ranks(sides: Sequence[Side]) -> list[tuple[str, int]]:

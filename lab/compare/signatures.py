@@ -1,8 +1,9 @@
 """The gate's second class: the GPU time of each signature (op, shapes, types, kernel) per step.
 
 A kernel that is 5 % slower may be 0.2 % of the step, which no step time shows. Each signature is judged over
-processes like the step. Slower is proven at a level that all of them share (Bonferroni), so that equal sides
-stay equal; excluded is each by itself. What costs less than 0.1 % of a step, or 1 µs, is no finding.
+processes like the step. Slower is proven of all together (Holm), so that equal sides stay equal; excluded is
+each by itself. The intervals hold for all signatures at once (Bonferroni), and are wider than what proves.
+What costs less than 0.1 % of a step, or 1 µs, is no finding.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from lab.compare.floors import floor_of
 from lab.compare.samples import Process
 from lab.compare.side import Key
+from lab.recordings.names import short_dims
 from lab.stats.gate import LEAST, decide
+from lab.stats.several import holm
 from lab.stats.student import quantile
 
 LEAST_SHARE, LEAST_NS = 0.001, 1000.0  # of a step, and per step: what a change has to cost
@@ -47,8 +50,8 @@ class Slower(msgspec.Struct, kw_only=True):
 class Signatures(msgspec.Struct, kw_only=True):
     """tested: those in every process of both sides; share: of BASE's kernel time. slower, faster: proven.
 
-    undecided counts all, and lists the costliest. level: of each interval. with_floor: tested ones that have
-    an A/A floor."""
+    undecided counts all, and lists the costliest. level: of each interval, 99.5 % or more of all at once.
+    with_floor: tested ones that have an A/A floor."""
 
     level: float
     tested: int
@@ -82,18 +85,24 @@ def judge_signatures(
     keys = sorted(
         set.intersection(*({k for k, ns in one.signatures_ns.items() if ns > 0} for one in (*base, *head)))
     )
-    level, alone = 1 - alarms / max(len(keys), 1) / looks, 1 - alarms / looks
+    alone = 1 - alarms / looks
+    level = 1 - (1 - alone) / max(len(keys), 1)
     a, b = (np.array([[one.signatures_ns[key] for key in keys] for one in side]) for side in (base, head))
     limits = np.maximum(allowed, max(LEAST_SHARE * step_ns, LEAST_NS) / _geometric(a))
     floors = [floor_of(kept[key], len(a), len(b)) if key in kept else None for key in keys]
-    sure, high = quickly(a, b, limits, np.array([one or 0.0 for one in floors]), (level, alone))
+    sure, high = quickly(a, b, limits, np.array([one or 0.0 for one in floors]), alone)
 
-    def decided_at(at: int, *, ahead: bool = False) -> Slower:
+    def decided_at(at: int, *, ahead: bool = False) -> tuple[Slower, float, float]:
         one, times = keys[at], (a[:, at], b[:, at])
         return _decided(one, times, float(limits[at]), floors[at], (level, alone), ahead=ahead)
 
-    found = {at: decided_at(at) for at in np.flatnonzero(sure == UNSURE).tolist()}
-    decided = list(found.values())
+    p_slower, p_faster = np.ones((2, len(keys)))  # what `quickly` decides no correction could prove
+    found: dict[int, Slower] = {}
+    for at in np.flatnonzero(sure == UNSURE).tolist():
+        found[at], p_slower[at], p_faster[at] = decided_at(at)
+    slower, faster = (np.flatnonzero(holm(p) <= (1 - alone) / 2).tolist() for p in (p_slower, p_faster))
+    for at in slower:
+        found[at].outcome = "regression"
     open_at = [at for at, one in found.items() if one.outcome == "undecided"]
     open_at += np.flatnonzero(sure == UNDECIDED).tolist()
     costly = sorted(open_at, key=lambda at: -float(high[at] * a[:, at].mean()))[:LISTED]
@@ -102,38 +111,38 @@ def judge_signatures(
         level=level,
         tested=len(keys),
         share=float(a.sum()) / everything if everything else 0.0,
-        excluded=len(keys) - len(open_at) - sum(one.outcome == "regression" for one in decided),
+        excluded=len(keys) - len(open_at) - len(slower),
         undecided=len(open_at),
-        slower=[one for one in decided if one.outcome == "regression"],
-        faster=[one for one in decided if one.high < -one.limit],
-        listed=[decided_at(at, ahead=True) for at in costly],
+        slower=[found[at] for at in slower],
+        faster=[found[at] for at in faster],
+        listed=[decided_at(at, ahead=True)[0] for at in costly],
         with_floor=sum(one is not None for one in floors),
     )
 
 
 def quickly(
-    a: np.ndarray, b: np.ndarray, limits: np.ndarray, floors: np.ndarray, levels: tuple[float, float]
+    a: np.ndarray, b: np.ndarray, limits: np.ndarray, floors: np.ndarray, level: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `decide` says of each column (s,) where that is sure without its degrees of freedom, and the upper
     edge of its interval at most.
 
-    a, b: (processes, s) times; levels: at which a regression is proven, and excluded. Student's quantile
-    falls with the degrees of freedom, which are at least those of the smaller side and at most those of both:
-    what the widest interval excludes, `decide` excludes, and what the narrowest leaves open, it leaves open.
-    A gain is unsure.
+    a, b: (processes, s) times; level: at which one alone is proven or excluded, of several none is proven
+    sooner. Student's quantile falls with the degrees of freedom, which are at least those of the smaller side
+    and at most those of both: what the widest interval excludes, `decide` excludes, and what the narrowest
+    leaves open, it leaves open. A gain is unsure.
     """
     x, y = np.log(a), np.log(b)
     change = y.mean(axis=0) - x.mean(axis=0)
     error = np.sqrt(x.var(axis=0, ddof=1) / len(x) + y.var(axis=0, ddof=1) / len(y))
     few, many = min(len(x), len(y)) - 1, len(x) + len(y) - 2
-    prove, widest, narrowest = (
-        np.maximum(quantile(1 - (1 - level) / 2, freedom) * error, floors)
-        for level, freedom in ((levels[0], many), (levels[1], few), (levels[1], many))
+    widest, narrowest = (
+        np.maximum(quantile(1 - (1 - level) / 2, freedom) * error, floors) for freedom in (few, many)
     )
+    narrowest *= 1 - TINY
     limit = np.log1p(limits)
     found = np.full(len(change), UNSURE)
     found[np.abs(change) + widest < limit] = EXCLUDED
-    found[(change - prove * (1 - TINY) <= limit) & (change + narrowest * (1 - TINY) >= limit)] = UNDECIDED
+    found[np.abs(change - limit) <= narrowest] = UNDECIDED
     return found, change + widest
 
 
@@ -150,13 +159,13 @@ def _decided(
     levels: tuple[float, float],
     *,
     ahead: bool,
-) -> Slower:
-    """levels: at which a regression is proven, and excluded."""
+) -> tuple[Slower, float, float]:
+    """The decision, and how sure slower and faster are (p). levels: of the interval, and of excluding."""
     a, b = times
     found: dict[str, Any] = decide(
         a.tolist(), b.tolist(), limit, level=levels[0], floor=floor or 0.0, excluding=levels[1], ahead=ahead
     )
-    return Slower(
+    one = Slower(
         op=key[0],
         dims=key[1],
         types=key[2],
@@ -167,6 +176,7 @@ def _decided(
         floor=floor,
         **{name: found[name] for name in ("outcome", "change", "low", "high", "more")},
     )
+    return one, found["p_slower"], found["p_faster"]
 
 
 def sentences(found: Signatures) -> list[str]:
@@ -189,7 +199,7 @@ def sentences(found: Signatures) -> list[str]:
 
 
 def _words(one: Slower) -> str:
-    name = " ".join(filter(None, (one.op, one.dims))) or "no op known"
+    name = " ".join(filter(None, (one.op, short_dims(one.dims)))) or "no op known"
     kernel = one.kernel if len(one.kernel) <= LONGEST else f"{one.kernel[: LONGEST - 1]}…"
     costs = f"{one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
     times = f"{one.ns_base / 1000:,.1f} -> {one.ns_head / 1000:,.1f} µs per step"

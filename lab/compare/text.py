@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from lab.compare.diff import Comparison, Difference, Replayed
 from lab.compare.groups import Group
 from lab.compare.idle import CAUSE_WORDS, CAUSES
-from lab.compare.judge import BELOW
+from lab.compare.judge import BELOW, EXACT, WITHIN
 from lab.compare.split import PARTS
 from lab.core.words import plural, printable
 from lab.recordings.names import short_name
@@ -140,16 +141,29 @@ def of_rank(one: Comparison, top: int) -> list[str]:
         ]
         if more := len(one.findings) - top:
             lines += [f"  and {plural(more, 'further change')}: --top, -o OUT, or --json"] if more > 0 else []
-    elif not one.unnamed:
-        lines.append("Nothing differs by more than equal runs do: same kernels, same counts, same calls.")
+    elif one.comparable and not one.unnamed:
+        lines.append(nothing(one))
     lines += [f"Not named, because its steps vary as much: {text}" for text in one.unnamed]
-    named = [row for row in one.rows if row.confidence != BELOW]
     lines += [f"  {note}" for note in one.notes]
-    below = len(one.rows) - len(named)
-    if below:
-        floor = f"{100 * one.floor_share:.2g} %"
-        lines.append(f"  {plural(below, 'row')} below the floor of {floor} and 1 µs are not named")
+    if below := sum(row.confidence == BELOW and (row.ns != 0 or row.kind in EXACT) for row in one.rows):
+        floor = f"{100 * one.floor_share:.2g} % and {one.floor_ns / 1000:.2g} µs"
+        lines.append(f"  not named: {plural(below, 'row')} below the floor of {floor}")
+    if within := [row for row in one.rows if row.confidence == WITHIN and row.interval]:
+        widths = [
+            (row.interval[1] - row.interval[0]) / 2 / max(row.ns_a, 1.0) for row in within if row.interval
+        ]
+        seen = f"the median of them shows changes beyond {100 * median(widths):.2g} %"
+        lines.append(f"  not named: {plural(len(within), 'row')} within the noise of the repeats; {seen}")
     return lines
+
+
+def nothing(one: Comparison) -> str:
+    """That nothing is named, and what that rests on."""
+    edges = any(row.kind in EXACT for row in one.rows)
+    counts = "counts differ by no more than the edges of a window explain" if edges else "same counts"
+    has_calls = any(call.n_a for call in one.api) and any(call.n_b for call in one.api)
+    calls = "same API calls" if has_calls else "API calls were not compared"
+    return f"Nothing differs by more than equal runs do: same kernels, {counts}, {calls}."
 
 
 def headline(one: Comparison) -> str:

@@ -145,6 +145,12 @@ _PLAIN = re.compile(r"^(\[?(CUDA )?(memcpy|memset)|Copy(Host|Device)To|MEMORY_CO
 _NOISE = re.compile(r"<unnamed>::|\(anonymous namespace\)::|\{anonymous\}::")
 _OPENING, _CLOSING = "<([{", ">)]}"
 _DIGITS = re.compile(r"\d+")
+_NO_TENSORS = re.compile(r"(?:,\s*\[\])+\s*\]$")
+
+
+def short_dims(dims: str) -> str:
+    """Shapes for a sentence: without those of the last arguments that are no tensors, which are `[]`."""
+    return _NO_TENSORS.sub("]", dims)
 
 
 @lru_cache(maxsize=1 << 16)

@@ -2,6 +2,8 @@
 const LANE = { height: 26, bar: 18, top: 30, bottom: 30, right: 10, most: 640, label: 280 };
 const BRANCH = 4, LEVELS = 6; // a node stands for 16 nodes of the level below: far fewer to visit than bars
 const INKS = ["#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#8c6bb1", "#8a6d3b", "#c0504d", "#4f9d9d"];
+// What became of an operation, by the first word: red is slower, as in the waterfall.
+const CHANGES = { as: "computation", slower: "fail", faster: "ok", another: "communication", only: "memcpy" };
 const WORDS = { family: "class", op: "op", module: "module", phase: "phase", shapes: "shapes", source: "source", change: "change" };
 const NONE = 0xffffffff;
 
@@ -135,7 +137,10 @@ class Timeline {
     if (by === "family") {
       this.keys = this.spec.families.map((family, at) => ({ name: family.name, role: family.role, key: at, used: total.has(at) }));
     } else {
-      this.keys = order.slice(0, INKS.length).map((key, at) => ({ name: this.spec.texts[key], ink: INKS[at], key, used: true }));
+      this.keys = order.slice(0, INKS.length).map((key, at) => {
+        const name = this.spec.texts[key], role = by === "change" && CHANGES[name.split(" ")[0]];
+        return { name, key, used: true, ...(role ? { role } : { ink: INKS[at] }) };
+      });
       this.keys.push({ name: order.length > INKS.length ? `${order.length - INKS.length} others` : "other", role: "unknown", key: null, used: order.length > INKS.length });
       this.keys.push({ name: `no ${WORDS[by]} recorded`, role: "idle", key: -1, used: total.has(-1) });
     }

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from lab.stats.means import Sample, difference_ci
+from lab.stats.means import Sample, beyond_p, difference_ci
 
 Outcome = Literal["regression", "excluded", "undecided"]
 LEVEL = 0.99
@@ -22,7 +22,8 @@ MOST_REPEATS = 10_000
 
 
 class Decision(dict[str, object]):
-    """outcome, change (B/A - 1), low, high (its interval), n_base, n_head, detectable, more."""
+    """outcome, change (B/A - 1), low, high (its interval), n_base, n_head, detectable, more; and one-sided:
+    p_slower against a slowdown of `allowed` at most, p_faster against a gain of `allowed` at most."""
 
 
 def decide(
@@ -41,8 +42,9 @@ def decide(
     undecided, and `more` says how many further processes per side would settle it if the change stays. With
     fewer than three processes per side nothing is decided. floor: half the width, in logs, below which the
     interval does not go. excluding: the level at which a regression is excluded, if not `level`: of many
-    things tested together, each is excluded by itself. ahead: whether to work out `more`. Raises ValueError
-    for values that are not positive and finite, or a negative `allowed`.
+    things tested together, each is excluded by itself. ahead: whether to work out `more`. Of several things
+    p_slower and p_faster are what `lab.stats.several.holm` corrects; they are 1 within the floor. Raises
+    ValueError for values that are not positive and finite, or a negative `allowed`.
     """
     a, b = (np.asarray(side, dtype=float) for side in (base, head))
     if not (np.isfinite(a).all() and np.isfinite(b).all() and (a > 0).all() and (b > 0).all()):
@@ -50,7 +52,7 @@ def decide(
     if not (math.isfinite(allowed) and allowed >= 0):
         raise ValueError(f"the allowed slowdown must be a share of 0 or more, got {allowed}")
     found = Decision(n_base=len(a), n_head=len(b), outcome="undecided", change=None, low=None, high=None)
-    found.update(detectable=None, more=max(LEAST - min(len(a), len(b)), 0))
+    found.update(detectable=None, more=max(LEAST - min(len(a), len(b)), 0), p_slower=1.0, p_faster=1.0)
     if min(len(a), len(b)) < 1:
         return found
     x, y = np.log(a), np.log(b)
@@ -66,13 +68,18 @@ def decide(
         low=math.expm1(change - half), high=math.expm1(change + half), detectable=math.expm1(2 * half)
     )
     limit = math.log1p(allowed)
+    samples = Sample(change, sd_head, len(y)), Sample(0.0, sd_base, len(x))
+    if change - floor > limit:
+        found["p_slower"] = beyond_p(*samples, limit)
+    if allowed < 1 and change + floor < (gain := math.log1p(-allowed)):
+        found["p_faster"] = beyond_p(samples[1], samples[0], -gain)
     if change - half > limit:
         found["outcome"] = "regression"
     elif change + narrow < limit:
         found["outcome"] = "excluded"
     elif ahead:
         side = level if change > limit else by_itself
-        found["more"] = _more(sd_base, sd_head, min(len(x), len(y)), abs(change - limit), side)
+        found["more"] = _more(samples, abs(change - limit), side, floor)
     return found
 
 
@@ -81,17 +88,24 @@ def _half(sd_base: float, sd_head: float, n_base: int, n_head: int, level: float
     return difference_ci(Sample(0.0, sd_head, n_head), Sample(0.0, sd_base, n_base), level=level)[1]
 
 
-def _more(sd_base: float, sd_head: float, n: int, distance: float, level: float) -> int | None:
-    """Further processes per side until the interval is shorter than `distance`; None if more than 10,000."""
+def _more(samples: tuple[Sample, Sample], distance: float, level: float, floor: float) -> int | None:
+    """More processes per side until half the interval is shorter than `distance`; None if more than 10,000.
+
+    floor: of the processes that there are; as a deviation's it shrinks with the root of their number.
+    """
+    head, base = samples
+    n, floor_of_one = min(head.n, base.n), floor / math.sqrt(1 / head.n + 1 / base.n)
+
+    def half(k: int) -> float:
+        return max(_half(base.sd, head.sd, k, k, level), floor_of_one * math.sqrt(2 / k))
+
     enough = n
-    while _half(sd_base, sd_head, enough, enough, level) >= distance:
+    while half(enough) >= distance:
         enough *= 2
         if enough > MOST_REPEATS:
             return None
     low = enough // 2
     while enough - low > 1:
         middle = (low + enough) // 2
-        low, enough = (
-            (low, middle) if _half(sd_base, sd_head, middle, middle, level) < distance else (middle, enough)
-        )
+        low, enough = (low, middle) if half(middle) < distance else (middle, enough)
     return max(enough - n, 1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from lab.stats.student import quantile
+from lab.stats.student import quantile, tail
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,29 @@ def difference_ci(a: Sample, b: Sample, *, level: float = 0.95) -> tuple[float, 
     difference, variance = a.mean - b.mean, sum(parts)
     if variance == 0:
         return difference, difference
-    weights = (part**2 / (one.n - 1) for part, one in zip(parts, (a, b), strict=True))
-    half = student_t(1 - level, variance**2 / sum(weights)) * math.sqrt(variance)
+    half = student_t(1 - level, _freedom(parts, a, b)) * math.sqrt(variance)
     return difference - half, difference + half
+
+
+def beyond_p(a: Sample, b: Sample, least: float = 0.0) -> float:
+    """One-sided p that a.mean - b.mean is not above `least`, by the test that `difference_ci` inverts.
+
+    NaN below two values of either.
+    """
+    if min(a.n, b.n) < 2:
+        return math.nan
+    parts = [one.standard_error**2 for one in (a, b)]
+    distance, variance = a.mean - b.mean - least, sum(parts)
+    if variance == 0:
+        return float(distance <= 0)
+    above = tail(abs(distance) / math.sqrt(variance), _freedom(parts, a, b))
+    return above if distance > 0 else 1 - above
+
+
+def _freedom(parts: Sequence[float], a: Sample, b: Sample) -> float:
+    """Satterthwaite's degrees of freedom; parts: squared standard errors, not both 0."""
+    weights = (part**2 / (one.n - 1) for part, one in zip(parts, (a, b), strict=True))
+    return float(sum(parts) ** 2 / sum(weights))
 
 
 def student_t(p: float, df: float) -> float:

@@ -84,16 +84,6 @@ def stratified_p(tables: Sequence[tuple[int, int, int, int]]) -> float:
     return float(Fraction(sum(one for one in total if one <= observed), sum(total)))
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number, in the order given. Source: Holm, Scand. J. Stat. 6 (1979) 65."""
-    order = sorted(range(len(p_values)), key=lambda at: p_values[at])
-    corrected, reached = [1.0] * len(p_values), 0.0
-    for place, at in enumerate(order):
-        reached = max(reached, min(1.0, (len(p_values) - place) * p_values[at]))
-        corrected[at] = reached
-    return corrected
-
-
 @lru_cache(maxsize=1 << 16)
 def paired_e(both: int, base_only: int, cell_only: int, neither: int) -> float:
     """The evidence (log e) that a cell fails less often than its baseline, from pairs of one block each.

@@ -11,11 +11,11 @@ def quantile(p: float, freedom: float) -> float:
     """The quantile of Student's t for p >= 0.5, by Newton's steps that stay between known bounds."""
     beyond = 1 - p  # of the tail, because near 1 a distribution function has no digits left
     low, high = 0.0, 1.0
-    while _tail(high, freedom) > beyond:
+    while tail(high, freedom) > beyond:
         low, high = high, high * 2
     at = (low + high) / 2
     for _ in range(100):
-        off = _tail(at, freedom) - beyond
+        off = tail(at, freedom) - beyond
         low, high = (at, high) if off > 0 else (low, at)
         step = at + off / _density(at, freedom)
         step = step if low < step < high else (low + high) / 2
@@ -32,11 +32,11 @@ def _density(t: float, freedom: float) -> float:
 
 def cdf(t: float, freedom: float) -> float:
     """P(T <= t) for t >= 0, by the regularised incomplete beta function's continued fraction (Lentz)."""
-    return 1 - _tail(t, freedom)
+    return 1 - tail(t, freedom)
 
 
-def _tail(t: float, freedom: float) -> float:
-    """P(T > t) for t >= 0."""
+def tail(t: float, freedom: float) -> float:
+    """P(T > t) for t >= 0, with all its digits where it is small."""
     return 0.5 * _beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 

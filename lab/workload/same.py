@@ -28,6 +28,7 @@ from lab.errors import StorageError, UsageError
 
 FORMAT = 1
 SAMPLES = 32
+BUFFER = "buffer"  # the node of a weight that no gradient moves, but perhaps the forward itself
 SIGNS = 4  # sums under random signs
 CHUNK = 1 << 22  # elements whose checksum is computed at once
 LEVELS = ("op", "module", "ends")
@@ -128,8 +129,10 @@ class Recorder:
             "device": name,
         }
         self._line({"meta": meta})
-        for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-            self.row("weight", _plain(path), tensor, phase="start")
+        for path, weight in model.named_parameters():
+            self.row("weight", _plain(path), weight, phase="start")
+        for path, tensor in model.named_buffers():
+            self.row("weight", _plain(path), tensor, phase="start", node=BUFFER)
 
     def hooks(self, model: nn.Module) -> list[Any]:
         found: list[Any] = []

@@ -9,7 +9,7 @@ import pytest
 from lab.compare.diff import compare
 from lab.compare.side import plain_name
 from tests.compare.made import trace
-from tests.compare.test_diff import BASE, adds_up, of
+from tests.compare.test_diff import BASE, adds_up
 from tests.recordings.sqlgen import Export
 
 NORM_KINETO = (
@@ -44,7 +44,7 @@ def test_both_ways_to_write_a_kernels_name_are_one(kineto, nsys):
     [
         ("spin_kernel(long)", "spin_kernel"),
         ("nvjet_sm90_tst_64x64", "nvjet_sm90_tst_64x64"),
-        ("Memcpy DtoD (Device -> Device)", "MemcpyDtoD"),
+        ("Memcpy DtoD (Device -> Device)", "memcpy D-D"),
         ("void f<4>(int)", "f<4>"),
         ("", ""),
         ("(int)4", "4"),
@@ -52,6 +52,42 @@ def test_both_ways_to_write_a_kernels_name_are_one(kineto, nsys):
 )
 def test_a_plain_name_loses_arguments_casts_and_blanks_only(name, plain):
     assert plain_name(name) == plain
+
+
+@pytest.mark.parametrize(
+    ("names", "plain"),
+    [
+        (("Memset (Device)", "[CUDA memset]", "Memset (Unknown)"), "memset"),
+        (("Memcpy HtoD (Pageable -> Device)", "[CUDA memcpy Host-to-Device]"), "memcpy H-D"),
+        (("Memcpy DtoH (Device -> Pinned)", "CopyDeviceToHost", "MEMORY_COPY_DEVICE_TO_HOST"), "memcpy D-H"),
+        (("Memcpy PtoP (Device -> Device)", "[CUDA memcpy Peer-to-Peer]"), "memcpy P-P"),
+    ],
+)
+def test_copies_and_fills_have_one_name_in_every_tool(names, plain):
+    assert {plain_name(name) for name in names} == {plain}
+    assert plain_name("[CUDA memcpy kind 77]") == "[CUDAmemcpykind77]"
+
+
+def test_copies_and_fills_of_nsys_and_torch_profiler_are_the_same(tmp_path):
+    """As both tools record a program whose kernels have plain names: only the copies tell them apart."""
+    export, at = Export(), (1, 1)
+    steps = [[("", [], "gemm", 40.0), ("", [], "Memcpy HtoD (Pageable -> Device)", 5.0)]] * 4
+    for number in range(4):
+        begin = number * 1_000_000
+        export.range(f"step_{number}", at, begin, begin + 990_000)
+        export.launch("gemm", at, (begin + 6_000, begin + 7_000), (begin + 50_000, begin + 90_000))
+        copied = begin + 90_000, begin + 95_000
+        export.copy(at, (begin + 10_000, begin + 11_000), copied, size=64)
+    a = trace(tmp_path / "a.json", steps, prefix="step_")
+    whole = json.loads(a.read_text())
+    for event in whole["traceEvents"]:
+        event["cat"] = "gpu_memcpy" if event["name"].startswith("Memcpy") else event["cat"]
+    a.write_text(json.dumps(whole))
+    found = compare(a, export.write(tmp_path / "b.sqlite")).shown
+    assert {one.kind for one in found.findings} == {"api"} and found.parts["other_kernel"] == 0
+    assert any("are written in two ways" in note for note in found.notes)
+    same = compare(a, a).shown
+    assert "Memcpy HtoD (Pageable -> Device)" in {row.kernel_a for row in same.rows}
 
 
 def test_templates_that_differ_stay_apart():
@@ -98,13 +134,20 @@ def test_steps_on_one_side_only_are_said(tmp_path):
     assert found.unit == "call of gemm_128" and any("only A marks steps" in note for note in found.notes)
 
 
-def test_recordings_without_any_duration_are_no_equal_times(tmp_path):
-    zero = [[(op, dims, kernel, 0) for op, dims, kernel, _ in step] for step in BASE]
-    found = of(tmp_path, a=zero, b=zero)
-    assert found.comparable and sum("nothing is known of times" in note for note in found.notes) == 2
+def test_of_two_tools_functions_that_one_of_them_does_not_record_are_not_named(tmp_path):
+    steps, other = ([[("", [], name, 40.0)]] * 4 for name in (GELU_KINETO, GELU_NSYS))
+    a = trace(tmp_path / "a.json", steps, prefix="step_", calls=[(0, "cudaStreamIsCapturing")])
+    created = nsys_of(tmp_path / "b.sqlite", other, calls=("cudaEventCreate_v3020",))
+    found = compare(a, created).shown
+    assert found.findings == [] and {"cudaEventCreate", "cudaStreamIsCapturing"} < {
+        one.name for one in found.api
+    }
+    assert any(note.startswith("recorded by two tools") for note in found.notes)
+    waits = nsys_of(tmp_path / "c.sqlite", other, calls=("cudaDeviceSynchronize_v3020",))
+    assert [one.call for one in compare(a, waits).shown.findings] == ["cudaDeviceSynchronize"]
 
 
-def nsys_of(path, steps):
+def nsys_of(path, steps, calls=()):
     """The same steps as an export of nsys: ranges `step_N`, names in nsys' way, no ops."""
     export, at = Export(), (1, 1)
     for number, launches in enumerate(steps):
@@ -116,6 +159,8 @@ def nsys_of(path, steps):
             ran = (gpu, gpu + round(1000 * dur_us))
             export.launch(kernel, at, (cpu, cpu + 1_000), ran)
             gpu = ran[1]
+        for name in calls:
+            export.call(name, at, (begin + 900_000, begin + 902_000))
     return export.write(path)
 
 

@@ -6,17 +6,21 @@ import json
 import random
 import re
 import shutil
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from lab.compare import blocks, timelines
 from lab.compare import diff as diff_module
+from lab.compare import text as terminal
 from lab.compare.cli import diff as command
-from lab.compare.diff import compare, compare_work
+from lab.compare.diff import compare, compare_sides, compare_work
+from lab.compare.judge import PROVEN, SUGGESTED, judge_by_repeats, judge_rows
 from lab.compare.side import read_works, recordings_at
-from lab.compare.split import PARTS
-from lab.errors import BadDataError, MissingError
+from lab.compare.split import PARTS, split
+from lab.errors import BadDataError, MissingError, UsageError
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from tests.compare.made import layer, trace
@@ -26,6 +30,12 @@ from tests.recordings.rocpdgen import GUIDS, Process, write
 SERVE = SHARED / "serve"
 shared = pytest.mark.skipif(not SERVE.exists(), reason="the shared recordings are not here")
 BASE = [layer() + layer()] * 4
+
+
+class Repeat(NamedTuple):
+    """What is judged of one process."""
+
+    sums: dict
 
 
 def of(tmp_path, a=BASE, b=BASE, **more):
@@ -131,6 +141,18 @@ def test_an_op_that_moved_is_named_alone_and_takes_no_time(tmp_path):
     adds_up(found)
     assert [one.kind for one in found.findings] == ["moved"] and found.findings[0].ns is None
     assert "launched in another order" in found.findings[0].text
+
+
+def test_kernels_whose_ops_are_not_known_are_ordered_by_their_names(tmp_path):
+    gemm, norm, fill, relu = (
+        ("", [], name, us) for name, us in (("gemm", 40.0), ("norm", 9.0), ("fill", 2.0), ("relu", 3.0))
+    )
+    whole = [[gemm, norm, fill, relu]] * 4
+    without = of(tmp_path, a=whole, b=[[gemm, norm, relu]] * 4)
+    assert {one.kind for one in without.findings} == {"other_kernel", "api"}
+    moved = of(tmp_path, a=whole, b=[[norm, gemm, fill, relu]] * 4)
+    assert [one.text for one in moved.findings] == ["norm launched in another order, 1 time per unit"]
+    assert timelines.timelines(*compare_sides(tmp_path / "a.json", tmp_path / "b.json").shown.placed)
 
 
 def test_ops_that_took_the_place_of_others_are_one_block_for_all_layers(tmp_path):
@@ -414,8 +436,119 @@ def test_repeats_prove_what_one_pair_suggests_and_take_back_what_is_noise(tmp_pa
     assert low < 8000 < high and low > 0
     wild_a, *wild_more = (process(f"c{n}", 1.0, 0.5) for n in range(6))
     wild_b, *wild_more_b = (process(f"d{n}", 1.0, 0.5) for n in range(6))
-    noisy = compare(wild_a, wild_b, repeats_a=wild_more, repeats_b=wild_more_b).shown
+    difference = compare(wild_a, wild_b, repeats_a=wild_more, repeats_b=wild_more_b)
+    noisy = difference.shown
+    (said,) = re.findall(
+        r"4 rows within the noise .* shows changes beyond (\d+) %", terminal.text(difference)
+    )
+    assert 10 < int(said) < 90
     assert not any(row.confidence == "proven by repeats" for row in noisy.rows)
+
+
+@pytest.mark.parametrize(("scatter", "suggested"), [(0.003, 0), (0.015, 1), (0.05, 3)])
+def test_of_a_hundred_equal_sides_of_three_processes_hardly_one_has_anything_proven(scatter, suggested):
+    """Fifty kernels. Judged one by one, five of the sides that differ by 5 % would prove something."""
+    draw, proven, named = np.random.default_rng(3), 0, 0
+    for _ in range(100):
+        sides = [
+            [Repeat({("", "", "", f"k{at}"): (1.0, ns) for at, ns in enumerate(one)}) for one in side]
+            for side in 1e4 * draw.lognormal(0, scatter, (2, 3, 50))
+        ]
+        rows = split(sides[0][0].sums, sides[1][0].sums)
+        judge_by_repeats(rows, *sides, judge_rows(rows), 1000.0)
+        proven += any(row.confidence == PROVEN for row in rows)
+        named += any(row.confidence == SUGGESTED for row in rows)
+        assert all(row.interval is not None for row in rows)
+    assert proven <= 1 and named <= suggested
+
+
+def test_of_a_unit_of_some_microseconds_a_slower_kernel_is_named_too(tmp_path):
+    """Without steps the unit is one call of the longest kernel: a small part of the work."""
+    whole = [one for _ in range(40) for one in layer(0.2)]
+    slow = [(op, dims, k, us * (1.06 if op == "aten::mul" else 1)) for op, dims, k, us in whole]
+    a, b = (trace(tmp_path / f"{n}.json", [one], prefix="nothing ") for n, one in (("a", whole), ("b", slow)))
+    found = compare(a, b).shown
+    assert found.unit == "call of gemm_128" and found.floor_ns == pytest.approx(11, rel=0.01)
+    (named,) = found.findings
+    assert "aten::mul" in named.text and named.ns == pytest.approx(84, rel=0.01)
+    ticks = [(op, dims, k, us + 0.045 * (op == "aten::relu")) for op, dims, k, us in whole]
+    assert compare(a, trace(tmp_path / "c.json", [ticks], prefix="nothing ")).shown.findings == []
+
+
+@pytest.mark.parametrize(("timed", "other"), [(True, False), (False, True), (False, False)])
+def test_recordings_without_durations_have_counts_compared_and_no_time(tmp_path, timed, other):
+    flat = [[(op, dims, k, 0.0) for op, dims, k, _ in step] for step in BASE]
+    more = [[*step, step[3]] for step in (BASE if other else flat)]
+    a, b = trace(tmp_path / "a.json", BASE if timed else flat), trace(tmp_path / "b.json", more)
+    found = compare(a, b).shown
+    bare = " and ".join(name for name, has in (("A", timed), ("B", other)) if not has)
+    assert found.reason == (f"no GPU operation of {bare} has a duration: counts are compared, times are not")
+    assert {one.kind for one in found.findings} == {"count", "api"}
+    done = CliRunner().invoke(command, [str(a), str(b)])
+    assert done.exit_code == 1 and "has a duration" in str(done.exception)
+    assert "Nothing differs" not in done.output
+
+
+def test_other_programs_whose_ops_are_not_known_are_not_comparable(tmp_path):
+    """One small kernel that both have, as every program fills and copies, is no common work."""
+    mine = [[("", [], "gemm_a", 40.0), ("", [], "norm_a", 20.0), ("", [], "fill", 2.0)]] * 4
+    other = [[("", [], "conv_b", 50.0), ("", [], "pool_b", 10.0), ("", [], "fill", 2.0)]] * 4
+    found = of(tmp_path, a=mine, b=other)
+    assert not found.comparable and found.reason.startswith(
+        "only 3 % of the GPU time is in kernels of a name"
+    )
+
+
+def test_an_op_that_is_not_known_is_its_kernel_in_a_replaced_block(tmp_path):
+    exp, total = ("", [], "exp", 4.0), ("aten::sum", [[64, 64]], "sum", 5.0)
+    found = of(tmp_path, a=[layer()] * 4, b=[[*layer()[:3], exp, total]] * 4)
+    assert any("aten::relu -> exp, aten::sum" in one.text for one in found.findings)
+
+
+def test_that_nothing_differs_says_what_it_rests_on(tmp_path):
+    whole = [one for _ in range(10) for one in layer() + layer()]
+    a = trace(tmp_path / "a.json", [whole], prefix="nothing ")
+    b = trace(tmp_path / "b.json", [whole[3:-2]], prefix="nothing ")
+    said = CliRunner().invoke(command, [str(a), str(b)]).output
+    assert "counts differ by no more than the edges of a window explain, same API calls." in said
+    events = json.loads(b.read_text())
+    events["traceEvents"] = [one for one in events["traceEvents"] if one["cat"] != "cuda_runtime"]
+    b.write_text(json.dumps(events))
+    assert "API calls were not compared." in CliRunner().invoke(command, [str(a), str(b)]).output
+
+
+def test_steps_of_two_processes_at_once_are_said_to_overlap(tmp_path):
+    a = trace(tmp_path / "a.json", BASE)
+    both = json.loads(a.read_text())
+    both["traceEvents"] += [
+        {**one, "pid": 2} for one in both["traceEvents"] if one["cat"] == "user_annotation"
+    ]
+    (tmp_path / "b.json").write_text(json.dumps(both))
+    (note,) = [one for one in compare(a, tmp_path / "b.json").shown.notes if "steps" in one]
+    assert note.startswith("B marks steps that overlap, as several processes or threads do: none is a unit; ")
+
+
+def test_two_processes_a_side_suggest_and_prove_little():
+    """Fifty kernels of 0.1 % scatter, one 5 % slower: far beyond its own interval, not beyond all fifty's."""
+    draw = np.random.default_rng(4)
+    for count, confidence in ((2, SUGGESTED), (4, PROVEN)):
+        ns = 1e5 * draw.lognormal(0, 0.001, (2, count, 50))
+        ns[1, :, 7] *= 1.05
+        sides = [
+            [Repeat({("", "", "", f"k{at}"): (1.0, ns) for at, ns in enumerate(one)}) for one in side]
+            for side in ns
+        ]
+        rows = split(sides[0][0].sums, sides[1][0].sums)
+        judge_by_repeats(rows, *sides, judge_rows(rows), 1000.0)
+        (row,) = [one for one in rows if one.confidence in (PROVEN, SUGGESTED)]
+        assert (row.kernel_a, row.confidence) == ("k7", confidence)
+
+
+def test_a_copy_of_a_recording_is_no_repeat(tmp_path):
+    a, b = trace(tmp_path / "a.json", BASE), trace(tmp_path / "b.json", [layer(1.5) + layer(1.5)] * 4)
+    copied = shutil.copy(a, tmp_path / "again.json")
+    with pytest.raises(UsageError, match="is a copy of"):
+        compare(a, b, repeats_a=[copied], repeats_b=[b])
 
 
 @pytest.mark.parametrize("scatter", [0.003, 0.008, 0.015])

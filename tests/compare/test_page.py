@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from lab import report
 from lab.compare.cli import diff as command
 from lab.compare.diff import compare_sides
-from lab.compare.timelines import LONE, OTHER, SAME, SLOWER, timelines
+from lab.compare.timelines import FASTER, LONE, OTHER, SAME, SLOWER, timelines
+from lab.report.palette import PALETTE
 from tests.compare.made import layer, trace
 from tests.compare.test_diff import BASE
 from tests.compare.test_groups import with_modules
@@ -42,6 +46,14 @@ def test_each_operation_says_what_became_of_it(tmp_path):
     of_a, of_b = ({row.op: row.change for row in part.itertuples()} for _, part in frame.groupby("rank"))
     assert of_a == {"aten::mm": SLOWER, "aten::add": LONE, "aten::mul": SAME, "aten::relu": OTHER}
     assert of_b["aten::exp"] == of_b["aten::sum"] == LONE and of_b["aten::relu"] == OTHER
+
+
+def test_the_timeline_knows_a_colour_for_all_that_may_become_of_an_operation():
+    script = (Path(report.__file__).parent / "timeline.js").read_text()
+    (colours,) = re.findall(r"const CHANGES = \{ (.*) \};", script)
+    roles = dict(re.findall(r'(\w+): "(\w+)"', colours))
+    assert {one.split()[0] for one in (SAME, SLOWER, FASTER, OTHER, LONE)} == set(roles)
+    assert (roles["slower"], roles["faster"]) == ("fail", "ok") and set(roles.values()) <= set(PALETTE)
 
 
 def test_segments_begin_at_the_same_place_and_keep_their_order(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from lab.compare import in_image
 from lab.compare.cli import check
 from lab.compare.repeat import LOOKS, schedule, sides
 from lab.compare.samples import METRICS
-from lab.errors import BusyError, MissingError, StepFailed, UsageError
+from lab.errors import BusyError, MissingError, UsageError
 from lab.stats.gate import LEVEL
 from lab.stats.student import cdf
 from tests.compare.made import layer, trace
@@ -79,17 +80,10 @@ def test_the_verdict_is_that_of_the_recordings_that_stay_at_a_stricter_level(tmp
 
 
 def test_git_revisions_run_in_worktrees_that_go_away(tmp_path, monkeypatch):
-    repository = side(tmp_path / "repo", 1.0)
-    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *words], cwd=repository, check=True)
-    (repository / "scale").write_text("1.3")
-    subprocess.run([*git, "commit", "-qam", "two"], cwd=repository, check=True)
-    monkeypatch.chdir(repository)
+    monkeypatch.chdir(repository(tmp_path / "repo"))
     done = run("HEAD~1", "HEAD", "-o", tmp_path / "out")
     assert done.exit_code == 1 and "+30" in done.stdout.replace("+29", "+30")
-    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
-    assert len(listed.splitlines()) == 1
+    assert worktrees() == 1
     for name in ("no-such", "--help"):
         with pytest.raises(MissingError), sides(name, "HEAD"):
             pass
@@ -98,13 +92,55 @@ def test_git_revisions_run_in_worktrees_that_go_away(tmp_path, monkeypatch):
             pass
 
 
-def test_a_process_that_fails_or_records_nothing_ends_the_check(tmp_path):
+def test_a_process_that_fails_or_records_nothing_ends_the_check_and_is_no_regression(tmp_path):
     base, head = side(tmp_path / "b", 1.0), side(tmp_path / "h", 1.0)
     (head / "work.py").write_text("import sys; sys.exit('broken here')")
     caught = run(base, head, "-o", tmp_path / "one").exception
-    assert isinstance(caught, StepFailed) and "head, process 0, ended with 1: broken here" in caught.what
+    assert isinstance(caught, MissingError) and "head, process 0, ended with 1: broken here" in caught.what
     (head / "work.py").write_text("pass")
-    assert "wrote no recording" in str(run(base, head, "-o", tmp_path / "two").exception)
+    caught = run(base, head, "-o", tmp_path / "two").exception
+    assert "wrote no recording" in str(caught) and caught.exit_code == 4  # 1 is a proven slowdown
+
+
+def repository(folder):
+    """One with two revisions, the second slower."""
+    side(folder, 1.0)
+    git = ["git", "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *words], cwd=folder, check=True)
+    (folder / "scale").write_text("1.3")
+    subprocess.run([*git, "commit", "-qam", "two"], cwd=folder, check=True)
+    return folder
+
+
+def worktrees():
+    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    return len(listed.splitlines())
+
+
+def test_changes_that_are_not_committed_and_one_commit_on_both_sides_are_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(repository(tmp_path / "repo"))
+    words = ["--no-floors", "--max-slowdown", "5%", "--json", "-o"]
+    clean = json.loads(run("HEAD~1", "HEAD", *words, tmp_path / "clean").stdout)
+    assert clean["notes"] == []
+    Path("scale").write_text("7")
+    (same, dirty) = json.loads(run("HEAD", "HEAD", *words, tmp_path / "out").stdout)["notes"]
+    assert dirty == "the checkout has changes that are not committed: they are on neither side"
+    assert same.startswith("BASE and HEAD are the same commit (")
+    assert json.loads(run(".", "HEAD", *words, tmp_path / "folder").stdout)["notes"] == []
+
+
+def test_worktrees_of_a_check_that_was_killed_go_with_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(repository(tmp_path / "repo"))
+    killed = "import os, sys; from lab.compare.repeat import sides\n"
+    killed += "with sides('HEAD~1', 'HEAD'): os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", killed], check=False)
+    assert worktrees() == 3
+    with sides("HEAD~1", "HEAD"):
+        assert worktrees() == 3
+        with sides("HEAD~1", "HEAD"):
+            assert worktrees() == 5  # those of a check that goes on stay
+    assert worktrees() == 1
 
 
 def test_a_folder_with_recordings_and_a_command_without_a_folder_are_refused(tmp_path):
@@ -255,4 +291,4 @@ def test_both_sides_run_in_images_and_a_missing_image_ends_the_check(tmp_path, m
     lost = CliRunner().invoke(
         check, [side, "image:localhost/lab-test/none:x", "-o", "two", "--", "/bin/sh", "work.sh"]
     )
-    assert isinstance(lost.exception, StepFailed) and "head, process 0" in lost.exception.what
+    assert isinstance(lost.exception, MissingError) and "head, process 0" in lost.exception.what

@@ -71,6 +71,75 @@ def test_one_kernel_of_seven_percent_of_the_step_five_percent_slower_is_named_al
     assert named >= 49 and wrong == 0 and sum(n <= 6 for n in looks) >= 45
 
 
+# The limit of each, of a step that is a tenth longer than its kernels: 2 %, and 0.1 % of the step at least.
+LIMITS = np.maximum(0.02, 0.0011 * SIZES_NS.sum() / SIZES_NS)
+LONG = range(20, 50)
+
+
+def test_of_many_slower_ones_more_are_proven_than_each_at_the_level_of_all():
+    """Thirty of fifty are slower by as much as six processes just show."""
+    generator = np.random.default_rng(12)
+    planted = [(at, 1.025 + LIMITS[at]) for at in LONG]
+    by_holm, by_interval, wrong = 0, 0, 0
+    for _ in range(30):
+        base = drawn(generator, 6, 0.005, common=0.0)
+        found = judge(base, drawn(generator, 6, 0.005, slow=planted, common=0.0), 0.02).signatures
+        by_holm += len(found.slower)
+        by_interval += sum(one.low > one.limit for one in found.slower)
+        wrong += any(one.op in {f"aten::op{at}" for at in range(20)} for one in found.slower)
+        assert {one.outcome for one in found.slower} <= {"regression"}
+        assert found.tested == found.excluded + found.undecided + len(found.slower)
+    assert by_holm > 1.1 * by_interval > 0 and wrong == 0
+
+
+@pytest.mark.parametrize("beyond", [0, 15])
+def test_of_those_that_are_slower_by_just_what_is_allowed_hardly_a_check_names_one(beyond):
+    """The worst case of the promise: `beyond` are far slower, the others exactly at their limits."""
+    generator = np.random.default_rng(13 + beyond)
+    far, near = LONG[:beyond], LONG[beyond:]
+    slow = [*((at, 3.0) for at in far), *((at, 1 + LIMITS[at]) for at in near)]
+    allowed, wrong = {f"aten::op{at}" for at in near}, 0
+    for _ in range(200):
+        a, b = (drawn(generator, 5, 0.003, slow=one, common=0.0) for one in ([], slow))
+        found = judge(a, b, 0.02).signatures
+        wrong += any(one.op in allowed for one in found.slower)
+        assert sum(one.change > 1 for one in found.slower) == beyond
+    assert wrong <= 2  # half a check is expected at most
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_of_a_hundred_equal_checks_at_most_one_calls_a_count_exact(measured):
+    """Four calls that come or not by chance in each process, as a cache that is full or not: three processes
+    a side agree on each of them, and on the other value on the other side, in 3 % of checks."""
+    generator = np.random.default_rng(21)
+    names = [f"call{at}" for at in range(4)]
+
+    def side(count):
+        draws = generator.integers(1, 3, (count, 4))
+        return [Process({"step time": 1e7}, dict(zip(names, one.tolist(), strict=True))) for one in draws]
+
+    exact, maybe = 0, 0
+    for _ in range(400):
+        floors = of_processes(side(8), {}, {}) if measured else None
+        base, head = side(12), side(12)
+        for n in LOOKS:
+            found = judge(base[:n], head[:n], 0.02, looks=len(LOOKS), floors=floors)
+            exact, maybe = exact + bool(found.exact), maybe + bool(found.by_chance)
+    assert exact <= 4 and maybe > 20
+
+
+def test_a_further_wait_in_every_process_is_exact_once_chance_is_excluded():
+    def side(count, waits):
+        return [Process({"step time": 1e7}, {"cudaDeviceSynchronize": waits, "gemm": 4.0})] * count
+
+    found = judge(side(3, 1.0), side(3, 2.0), 0.02)
+    assert found.exact == [] and found.by_chance == ["cudaDeviceSynchronize: 1 -> 2 per step"]
+    assert any("by chance in up to 3.1%" in one for one in sentences(found))
+    assert judge(side(4, 1.0), side(4, 2.0), 0.02).exact == ["cudaDeviceSynchronize: 1 -> 2 per step"]
+    floors = of_processes(side(8, 1.0), {}, {})
+    assert judge(side(3, 1.0), side(3, 2.0), 0.02, floors=floors).by_chance == []
+
+
 def test_a_gain_is_told_by_the_same_rule_and_does_not_hide_a_loss():
     generator = np.random.default_rng(6)
     base, head = drawn(generator, 6, 0.002), drawn(generator, 6, 0.002, slow=[(49, 0.7), (44, 1.2)])
@@ -119,7 +188,7 @@ def test_what_is_quickly_sure_is_what_the_whole_decision_says():
         )
         a, b = (np.array([[one.signatures_ns[key] for key in KEYS] for one in side]) for side in (base, head))
         limits, floors = generator.uniform(0, 0.2, 50), generator.uniform(0, 0.05, 50)
-        sure, high = quickly(a, b, limits, floors, (0.9999, LEVEL))
+        sure, high = quickly(a, b, limits, floors, LEVEL)
         for at in range(50):
             one = decide(a[:, at], b[:, at], limits[at], level=0.9999, floor=floors[at], excluding=LEVEL)
             by_itself = decide(a[:, at], b[:, at], limits[at], level=LEVEL, floor=floors[at])
@@ -127,6 +196,7 @@ def test_what_is_quickly_sure_is_what_the_whole_decision_says():
                 sure[at] == UNSURE
                 or one["outcome"] == {EXCLUDED: "excluded", UNDECIDED: "undecided"}[sure[at]]
             )
+            assert sure[at] == UNSURE or min(one["p_slower"], one["p_faster"]) > (1 - LEVEL) / 2
             assert np.log1p(by_itself["high"]) <= high[at] * (1 + 1e-9)
         seen |= set(sure.tolist())
     assert seen == {UNSURE, EXCLUDED, UNDECIDED}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.recordings.names import CLASSES, gemm_library, is_matmul, kernel_class, short_name
+from lab.recordings.names import CLASSES, gemm_library, is_matmul, kernel_class, short_dims, short_name
 
 XMMA = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x256x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4"
 ATEN = "void at::native::"
@@ -203,3 +203,18 @@ def _nsys_names(path):
             "SELECT DISTINCT value FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = demangledName"
         )
         return [name for (name,) in rows]
+
+
+@pytest.mark.parametrize(
+    ("dims", "short"),
+    [
+        ("[[64],[8,64],[],[]]", "[[64],[8,64]]"),
+        ("[[64], [], [8], []]", "[[64], [], [8]]"),
+        ("[[[4],[4]],[]]", "[[[4],[4]]]"),
+        ("[[],[]]", "[[]]"),
+        ("[]", "[]"),
+        ("", ""),
+    ],
+)
+def test_shapes_in_a_sentence_end_with_the_last_tensor(dims, short):
+    assert short_dims(dims) == short

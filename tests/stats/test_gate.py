@@ -111,3 +111,27 @@ def test_seven_equal_runs_on_an_h200_never_fail():
     for base in itertools.combinations(range(7), 3):
         head = [equal[at] for at in range(7) if at not in base]
         assert decide([equal[at] for at in base], head, 0.02)["outcome"] != "regression"
+
+
+def test_more_processes_are_counted_by_the_floor_where_it_is_what_stands_in_the_way():
+    """Three a side that agree by luck, 1 % from the limit, with a floor of 4 %: it shrinks by the root."""
+    base, head = [100.0, 100.01, 99.99], [101.0, 101.01, 100.99]
+    found = decide(base, head, 0.02, floor=0.04)
+    distance = math.log(1.02) - math.log(1.01)
+    assert found["outcome"] == "undecided"
+    assert found["more"] == pytest.approx(3 * (0.04 / distance) ** 2 - 3, abs=1)
+    times = (3 + found["more"]) // 3 + 1
+    again = decide(base * times, head * times, 0.02, floor=0.04 / math.sqrt(times))
+    assert again["outcome"] == "excluded"
+
+
+def test_the_p_values_are_those_of_the_interval():
+    rng = np.random.default_rng(9)
+    for _ in range(50):
+        base, head = np.exp(rng.normal(0, 0.01, 5)), np.exp(rng.normal(rng.uniform(-0.1, 0.1), 0.02, 7))
+        for level in (0.9, 0.99, 0.9999):
+            found = decide(base, head, 0.02, level=level)
+            assert (found["p_slower"] < (1 - level) / 2) == (found["outcome"] == "regression")
+            assert (found["p_faster"] < (1 - level) / 2) == (found["high"] < -0.02)
+        within = decide(base, head, 0.02, floor=0.5)
+        assert within["p_slower"] == within["p_faster"] == 1.0

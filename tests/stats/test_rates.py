@@ -16,11 +16,11 @@ from lab.stats.rates import (
     exact_interval,
     fisher_less_p,
     fisher_p,
-    holm,
     stratified_p,
     trials_per_cell,
     upper_bound,
 )
+from lab.stats.several import holm
 from lab.stats.sprt import Sprt, first_answer
 
 ONE_RATE = [
@@ -77,12 +77,6 @@ def test_fisher_is_that_of_the_tables(base, cell, two, one):
 def test_a_node_that_fails_is_not_a_cell_that_cures():
     assert fisher_p(1, 12, 9, 12) == pytest.approx(0.002759, abs=1e-6)
     assert stratified_p([(1, 2, 9, 10), (0, 10, 0, 2)]) == pytest.approx(0.318182, abs=1e-6)
-
-
-def test_holm():
-    corrected = holm([0.0098, 0.0324, 0.0163, 0.2, 0.0494, 0.0020, 0.6])
-    assert corrected == pytest.approx([0.0588, 0.1296, 0.0815, 0.4, 0.1482, 0.0140, 0.6], abs=1e-9)
-    assert holm([]) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 from itertools import pairwise
@@ -306,6 +307,38 @@ def test_a_floor_or_reference_of_other_inputs_or_draws_is_refused(runs, tmp_path
     torch.manual_seed(6)
     with pytest.raises(UsageError, match="drew other random numbers"):
         judge(first, first, [run("redrawn", x, dropping)], None)
+
+
+@pytest.mark.parametrize("off", [0.01, 1e-5])
+def test_a_floor_or_reference_of_other_weights_is_refused(runs, tmp_path, off):
+    """A fault as large as the difference of the weights would be within such a floor."""
+    _, model, a, floors = runs
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other[3].weight.mul_(1 + off * torch.randn_like(other[3].weight))
+    with pytest.raises(UsageError, match=r"recorded with other weights than A \(first: 3.weight\)"):
+        judge(a, a, [floors[0], step(other, tmp_path / "floor")], None)
+
+    def exact(model, name):
+        torch.manual_seed(1)
+        x = torch.randn(4, 6, 32).double()
+        with same.record(model, tmp_path / name):
+            model(x).softmax(-1).pow(2).sum().backward()
+        return read(tmp_path / name)
+
+    with pytest.raises(UsageError, match=r"the reference .* with other weights"):
+        judge(a, a, [], exact(other.double(), "other"))
+    assert judge(a, a, floors, exact(network().double(), "right")).outcome == "same bits"
+
+
+def test_statistics_that_a_forward_moves_are_no_other_weights(tmp_path):
+    """In training mode a batch norm's buffers are others at the second recording."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Flatten(0, 1), torch.nn.BatchNorm1d(32))
+    a = step(model, tmp_path / "a")
+    with same.nudged(model, 1):
+        floor = step(model, tmp_path / "floor")
+    assert judge(a, a, [floor], None).outcome == "same bits"
 
 
 def test_the_text_of_a_schema_says_what_its_alias_marks_say():

@@ -22,6 +22,9 @@ LISTED = 2000  # rows in the JSON; the counts are of all
 RANDOM = ("bernoulli", "dropout", "rand", "aten.normal", "uniform", "multinomial", "exponential", "philox")
 BLIND = 0.05  # a floor of which ten times is half of the output: nothing could be seen
 MOST_BLIND = 0.1  # the share of such outputs that a verdict bears
+# A step of the smallest numbers of a type, of which an ulp is no share.
+TINIEST = {"float64": 1e-300, "float32": 1e-37, "float16": 6e-8, "bfloat16": 1e-37}
+BUFFER = "buffer"  # the node of a weight that the forward itself may move
 NOT_ROUNDING = 1e-3  # relative: two draws of random numbers, not rounding
 LEVELS = ("ends", "module", "op")  # from the fewest rows to the most
 
@@ -129,6 +132,7 @@ def judge(
         )
     if reference:
         _check_inputs(a, reference, "the reference", equal=False)
+        _check_weights(a, reference, "the reference", ulps_apart=0.5)
     level = min((_level(a), _level(b), level), key=LEVELS.index)
     rows_a, rows_b = _at(a, level), _at(b, level)
     pairs = pair([a.rows[k] for k in rows_a], [b.rows[k] for k in rows_b])
@@ -220,6 +224,7 @@ def _check_floor(a: Recording, floor: Recording) -> None:
             fix="record it inside lab.same.nudged",
         )
     _check_inputs(a, floor, "the floor", equal=True)
+    _check_weights(a, floor, "the floor", ulps_apart=1.0)
     _check_draws(a, floor)
 
 
@@ -245,6 +250,33 @@ def _near_input(a: Row, b: Row) -> bool:
     here, there = (np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b))
     near = EPS.get(a.dtype, 0.0)
     return a.shape == b.shape and np.allclose(here, there, rtol=near, atol=0.0, equal_nan=True)
+
+
+def _check_weights(a: Recording, other: Recording, name: str, *, ulps_apart: float) -> None:
+    """Of other weights everything differs, too: a fault as large as that would be within the noise."""
+    mine, theirs = (
+        [row for row in one.rows if row.kind == "weight" and row.node != BUFFER and row.dtype in FLOATS]
+        for one in (a, other)
+    )
+    if not mine or not theirs:
+        return
+    apart = [x.op for x, y in zip(mine, theirs, strict=False) if not _near_weight(x, y, ulps_apart)]
+    if apart or len(mine) != len(theirs):
+        first = f" (first: {apart[0]})" if apart else ""
+        raise UsageError(
+            f"{name} {other.path} was recorded with other weights than A{first}",
+            fix="record the model of A: a floor inside lab.same.nudged, a reference as model.double()",
+        )
+
+
+def _near_weight(a: Row, b: Row, ulps_apart: float) -> bool:
+    """Whether sampled elements differ by so many ULPs at most, and sums of all by no more than follows."""
+    near = 2 * ulps_apart * EPS[a.dtype]
+    here, there = (np.array([np.nan if one is None else one for one in row.sample]) for row in (a, b))
+    if a.shape != b.shape or a.sample_at != b.sample_at:
+        return False
+    close = np.allclose(here, there, rtol=1.01 * near, atol=TINIEST[a.dtype], equal_nan=True)
+    return close and not moved([a], [b])[0] > 8 * near + TINIEST[a.dtype]
 
 
 def _check_draws(a: Recording, floor: Recording) -> None:

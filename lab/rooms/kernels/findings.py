@@ -24,7 +24,7 @@ from lab.rooms.kernels.provenance import provenance
 from lab.rooms.kernels.replay.analysis import analyse_replay
 from lab.rooms.kernels.replay.files import RESULT as REPLAY
 from lab.rooms.kernels.replay.files import is_replay
-from lab.rooms.kernels.replay.result import Result as ReplayResult
+from lab.rooms.kernels.replay.proof.result import Result as ReplayResult
 from lab.rooms.kernels.report.page import About, Extras, write_report, write_result_page
 from lab.rooms.kernels.schema import LinearShape
 from lab.rooms.kernels.trails import Trail, read_lines, trails

@@ -17,9 +17,9 @@ from lab.stats.rates import (
     exact_interval,
     fisher_less_p,
     fisher_p,
-    holm,
     stratified_p,
 )
+from lab.stats.several import holm
 from lab.stats.sprt import Answer, Sprt, first_answer
 
 LESS, MORE = "fails less", "fails more"  # the verdicts that decide a comparison
@@ -168,7 +168,7 @@ def _comparisons(
 def _holm(p_values: Mapping[str, float], cells: int) -> dict[str, float]:
     """Cells that cannot be tested yet count too: a correction must not grow while trials come in."""
     padded = holm([*p_values.values(), *[1.0] * (cells - len(p_values))])
-    return dict(zip(p_values, padded, strict=False))
+    return dict(zip(p_values, padded.tolist(), strict=False))
 
 
 def _comparison(

@@ -10,7 +10,7 @@ from lab.core.manifest import Manifest
 from lab.core.provenance import lab_identity
 from lab.core.run import Run
 from lab.rooms.kernels.findings import analyse_profile, read_all, sibling
-from lab.rooms.kernels.replay.result import Result as ReplayResult
+from lab.rooms.kernels.replay.proof.result import Result as ReplayResult
 from lab.rooms.kernels.trails import trails
 from tests.rooms.kernels.made import profile_folder
 from tests.rooms.kernels.report.made import replayed

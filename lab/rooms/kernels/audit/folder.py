@@ -19,7 +19,7 @@ from lab.rooms.kernels.energy.result import EnergyResult
 from lab.rooms.kernels.replay import files as replay
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.files import read_file
-from lab.rooms.kernels.replay.result import Result
+from lab.rooms.kernels.replay.proof.result import Result
 
 
 def audit_folder(folder: Path, *, board_limit_w: float | None = None) -> list[Check]:

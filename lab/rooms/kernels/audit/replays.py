@@ -6,7 +6,7 @@ import math
 
 from lab.rooms.kernels.audit.check import Check, make_check
 from lab.rooms.kernels.replay.args import ReplayPlan, Signature
-from lab.rooms.kernels.replay.result import Result
+from lab.rooms.kernels.replay.proof.result import Result
 
 # Dense tensor-core TFLOP/s of fp16 and bf16 by the vendors' data sheets: the highest of all types above fp8.
 PEAK_TFLOPS = {

@@ -20,8 +20,8 @@ from lab.core.words import plural
 from lab.recordings.names import short_name
 from lab.rooms.kernels.cpp.expressions import value
 from lab.rooms.kernels.replay.args import Arg, ReplayPlan, Signature
+from lab.rooms.kernels.replay.proof.result import REBUILT
 from lab.rooms.kernels.replay.raw import RawReplay
-from lab.rooms.kernels.replay.result import REBUILT
 
 PROGRAM, RUNTIME, CMAKE, BUILD = "replay.cpp", "lab_replay.hpp", "CMakeLists.txt", "build.sh"
 # Written as they are beside the program: name there -> file of this folder.

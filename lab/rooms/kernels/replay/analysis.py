@@ -10,10 +10,10 @@ from lab.core.files import write_atomic
 from lab.core.plan import Findings
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.files import PLAN_FILE, RAW_FILE, RESULT, TABLE, read_file
-from lab.rooms.kernels.replay.proof import evaluate
+from lab.rooms.kernels.replay.proof.evaluate import evaluate
+from lab.rooms.kernels.replay.proof.summary import missing_sentences, status, terminal, verdict_sentences
+from lab.rooms.kernels.replay.proof.table import csv_text
 from lab.rooms.kernels.replay.raw import RawReplay
-from lab.rooms.kernels.replay.summary import missing_sentences, status, terminal, verdict_sentences
-from lab.rooms.kernels.replay.table import csv_text
 from lab.rooms.kernels.verdict import no_findings
 
 

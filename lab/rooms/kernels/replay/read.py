@@ -8,7 +8,7 @@ from pathlib import Path
 from lab.core.run import Run
 from lab.errors import MissingError, UsageError, not_here
 from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.replay.source import read_plan
+from lab.rooms.kernels.replay.calls.source import read_plan
 from lab.rooms.kernels.schema import Generation
 from lab.rooms.kernels.trails import Trail, read_json, trails
 

@@ -20,7 +20,7 @@ from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt.bars import bars_of
 from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
 from lab.rooms.kernels.energy.result import EnergyResult
-from lab.rooms.kernels.replay.result import Result as ReplayResult
+from lab.rooms.kernels.replay.proof.result import Result as ReplayResult
 from lab.rooms.kernels.report.energy import energy_section
 from lab.rooms.kernels.report.replay import replay_section
 from lab.rooms.kernels.report.sections import (

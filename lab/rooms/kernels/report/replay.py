@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from lab.report.page import Block, Chart, Points, Section, Series, Table
-from lab.rooms.kernels.replay.result import EXACT, OP_ONLY, Coverage, Result, Row
-from lab.rooms.kernels.replay.summary import CPU_ONLY, QUESTIONS
+from lab.rooms.kernels.replay.proof.result import EXACT, OP_ONLY, Coverage, Result, Row
+from lab.rooms.kernels.replay.proof.summary import CPU_ONLY, QUESTIONS
 
 ROLES = {"same kernel": "ok", "op on the CPU, no kernel": "warn", "other kernel or none": "fail"}
 NAMES = {EXACT: "same kernel", OP_ONLY: "op on the CPU, no kernel"}

@@ -7,7 +7,7 @@ import msgspec
 from lab.rooms.kernels.audit.check import OK, REFUSED
 from lab.rooms.kernels.audit.replays import flop, of_replay
 from lab.rooms.kernels.replay.args import Arg, Signature, TensorArg
-from lab.rooms.kernels.replay.proof import evaluate
+from lab.rooms.kernels.replay.proof.evaluate import evaluate
 from tests.rooms.kernels.replay.made import GEMM, REDUCE, a_plan, a_raw
 
 

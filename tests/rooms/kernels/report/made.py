@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from lab.rooms.kernels.replay.result import Coverage, ForwardClosure, Row
-from lab.rooms.kernels.replay.result import Result as ReplayResult
+from lab.rooms.kernels.replay.proof.result import Coverage, ForwardClosure, Row
+from lab.rooms.kernels.replay.proof.result import Result as ReplayResult
 
 
 def replayed() -> ReplayResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from lab.rooms.kernels.replay.result import OP_ONLY
+from lab.rooms.kernels.replay.proof.result import OP_ONLY
 from lab.rooms.kernels.report.replay import replay_section
 from tests.rooms.kernels.report.made import replayed
 

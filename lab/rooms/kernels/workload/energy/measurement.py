@@ -19,7 +19,7 @@ from lab.rooms.kernels.cures import first_line
 from lab.rooms.kernels.energy.choice import EnergyConfig, RawEnergy, RunEnergy, SignatureEnergy, choose
 from lab.rooms.kernels.energy.windows import Progress, Sampler, Samples, Window, update_period_s, window
 from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.replay.schemas import Unresolved
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 from lab.rooms.kernels.workload.energy.generation import generation
 from lab.rooms.kernels.workload.energy.load import Load
 from lab.rooms.kernels.workload.replay.build import bind, first_call

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lab.rooms.kernels.replay.args import TritonKernel
-from lab.rooms.kernels.replay.schemas import Unresolved
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 
 _kernels: dict[tuple[str, str], TritonKernel] = {}
 _built: dict[tuple[str, str], Callable[..., None]] = {}

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lab.rooms.kernels.replay.args import Launch
-from lab.rooms.kernels.replay.trace import KINDS, OPS, RUNTIME, decode_trace, event_args, launch_of
+from lab.rooms.kernels.replay.calls.trace import KINDS, OPS, RUNTIME, decode_trace, event_args, launch_of
 from lab.rooms.kernels.workload.replay.machine import synchronize
 
 LABEL = "lab#"

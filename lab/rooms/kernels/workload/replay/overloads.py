@@ -10,8 +10,8 @@ import msgspec
 import torch
 
 from lab.rooms.kernels.replay.args import Arg, Signature
-from lab.rooms.kernels.replay.from_trace import from_trace
-from lab.rooms.kernels.replay.schemas import Schema, Unresolved, parse_schema
+from lab.rooms.kernels.replay.arguments.from_trace import from_trace
+from lab.rooms.kernels.replay.arguments.schemas import Schema, Unresolved, parse_schema
 from lab.rooms.kernels.workload.replay import inductor
 
 

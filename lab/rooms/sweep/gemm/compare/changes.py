@@ -17,6 +17,7 @@ from lab.rooms.sweep.gemm.compare.sweeps import Sweep
 from lab.rooms.sweep.names import shape_name
 from lab.rooms.sweep.tables import GEMM_SHAPE, SETTING, SweepTables, column_names
 from lab.stats.effects import median_ratio_ci, permutation_p
+from lab.stats.several import holm
 
 SIGNIFICANT = 0.05
 FEWEST_RANKS = 3  # for an interval over ranks
@@ -96,19 +97,6 @@ def least_p(repeats_base: int, repeats_other: int) -> float:
 def repeats_needed(comparisons: int) -> int:
     """How many repeats of each let the clearest of so many differences reach significance after Holm."""
     return next(n for n in range(2, 50) if comparisons * least_p(n, n) <= SIGNIFICANT)
-
-
-def holm(p_values: np.ndarray) -> np.ndarray:
-    """Holm's step-down correction of (n,) p-values; NaN stays NaN and does not count.
-
-    Source: Holm, A simple sequentially rejective multiple test procedure (1979).
-    """
-    corrected = np.full(len(p_values), np.nan)
-    known = np.flatnonzero(~np.isnan(p_values))
-    order = known[np.argsort(p_values[known], kind="stable")]
-    factors = np.arange(len(order), 0, -1)
-    corrected[order] = np.minimum(1.0, np.maximum.accumulate(p_values[order] * factors)) if len(order) else []
-    return corrected
 
 
 def _judge(row: Any) -> str:

@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from lab.rooms.kernels.replay.args import TritonKernel  # noqa: E402
-from lab.rooms.kernels.replay.inductor import hash_of  # noqa: E402
-from lab.rooms.kernels.replay.schemas import Unresolved  # noqa: E402
-from lab.rooms.kernels.replay.source import read_plan  # noqa: E402
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved  # noqa: E402
+from lab.rooms.kernels.replay.calls.inductor import hash_of  # noqa: E402
+from lab.rooms.kernels.replay.calls.source import read_plan  # noqa: E402
 from lab.rooms.kernels.workload.replay import inductor  # noqa: E402
 from lab.rooms.kernels.workload.replay.run import run  # noqa: E402
 

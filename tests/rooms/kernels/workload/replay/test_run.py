@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from lab.rooms.kernels.replay.args import Arg, Signature  # noqa: E402
-from lab.rooms.kernels.replay.source import read_plan  # noqa: E402
+from lab.rooms.kernels.replay.calls.source import read_plan  # noqa: E402
 from lab.rooms.kernels.workload.replay.build import bind  # noqa: E402
 from lab.rooms.kernels.workload.replay.run import run  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
@@ -98,7 +98,7 @@ def test_the_recorder_alone_is_enough_without_an_execution_trace(tmp_path):
 def test_the_recorder_adds_ranges_to_an_execution_trace(recording, tmp_path):
     plan = read_plan(recording / "trace.json", recording / "et.json")
     sig = next(p for p, s in enumerate(plan.signatures) if s.op == "aten::index_select")
-    from lab.rooms.kernels.replay.recorded import with_ranges
+    from lab.rooms.kernels.replay.arguments.recorded import with_ranges
     from lab.rooms.kernels.schema import Arg as RecordedArg
     from lab.rooms.kernels.schema import RecordedOp
 
@@ -128,7 +128,7 @@ ON_TORCH_112 = """
 import sys, torch, msgspec
 from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, record_function
-from lab.rooms.kernels.replay.source import read_plan
+from lab.rooms.kernels.replay.calls.source import read_plan
 from lab.rooms.kernels.workload.recorder import Recorder, recording
 from lab.rooms.kernels.workload.replay import run
 

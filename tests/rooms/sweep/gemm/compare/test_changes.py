@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes, holm, repeats_needed
+from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes, repeats_needed
 from lab.rooms.sweep.gemm.compare.sentences import compared_in_words
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments
 from tests.rooms.sweep.made import sweep as made
@@ -84,14 +82,3 @@ def test_what_differs_in_the_environment_comes_first() -> None:
     frame = environments([one("a", {}, torch="2.11", driver="1"), one("b", {}, torch="2.11")])
     assert frame["what"].tolist() == ["driver", "torch"]
     assert frame["b"].tolist() == ["not recorded", "2.11"]
-
-
-@given(st.lists(st.one_of(st.floats(0, 1), st.just(float("nan"))), max_size=8))
-def test_holm_is_the_plain_definition(p_values: list[float]) -> None:
-    found = holm(np.array(p_values, dtype=float))
-    known = sorted((p, i) for i, p in enumerate(p_values) if not np.isnan(p))
-    reached, expected = 0.0, [float("nan")] * len(p_values)
-    for place, (p, i) in enumerate(known):
-        reached = max(reached, (len(known) - place) * p)
-        expected[i] = min(1.0, reached)
-    assert np.allclose(found, expected, equal_nan=True)

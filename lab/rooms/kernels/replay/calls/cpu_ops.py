@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lab.rooms.kernels.replay.trace import Op
+from lab.rooms.kernels.replay.calls.trace import Op
 
 # Leaf ops of a CPU recording that move no data.
 NO_WORK = re.compile(

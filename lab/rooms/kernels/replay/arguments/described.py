@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from lab.rooms.kernels.catalogue.execution_trace import Node
-from lab.rooms.kernels.replay import recorded
 from lab.rooms.kernels.replay.args import Arg
-from lab.rooms.kernels.replay.from_node import from_node, out_shapes, tensor_slots
+from lab.rooms.kernels.replay.arguments import recorded
+from lab.rooms.kernels.replay.arguments.from_node import from_node, out_shapes, tensor_slots
 from lab.rooms.kernels.schema import RecordedOp
 
 

@@ -13,13 +13,13 @@ from typing import Any
 from lab.errors import BadDataError
 from lab.rooms.kernels.catalogue.execution_trace import read_execution_trace
 from lab.rooms.kernels.replay.args import Origin, ReplayPlan
-from lab.rooms.kernels.replay.cpu_ops import working
-from lab.rooms.kernels.replay.forwards import ForwardSpans
-from lab.rooms.kernels.replay.inductor import InductorKernels, is_inductor
-from lab.rooms.kernels.replay.owners import find_owners, gather, graph_rows, nest
-from lab.rooms.kernels.replay.recorded_calls import RecordedCalls
-from lab.rooms.kernels.replay.signatures import SignatureBook
-from lab.rooms.kernels.replay.trace import decode_trace, sort_events
+from lab.rooms.kernels.replay.calls.cpu_ops import working
+from lab.rooms.kernels.replay.calls.forwards import ForwardSpans
+from lab.rooms.kernels.replay.calls.inductor import InductorKernels, is_inductor
+from lab.rooms.kernels.replay.calls.owners import find_owners, gather, graph_rows, nest
+from lab.rooms.kernels.replay.calls.recorded_calls import RecordedCalls
+from lab.rooms.kernels.replay.calls.signatures import SignatureBook
+from lab.rooms.kernels.replay.calls.trace import decode_trace, sort_events
 
 
 def read_plan(

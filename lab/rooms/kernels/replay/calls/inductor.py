@@ -13,10 +13,10 @@ from pathlib import Path
 
 from lab.recordings.compiled import InductorKernel, is_inductor, read_inductor, read_provenance
 from lab.rooms.kernels.replay.args import Arg, TritonKernel
-from lab.rooms.kernels.replay.described import Described
-from lab.rooms.kernels.replay.from_trace import traced_tensor
-from lab.rooms.kernels.replay.schemas import Unresolved, literal_of
-from lab.rooms.kernels.replay.trace import Op
+from lab.rooms.kernels.replay.arguments.described import Described
+from lab.rooms.kernels.replay.arguments.from_trace import traced_tensor
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved, literal_of
+from lab.rooms.kernels.replay.calls.trace import Op
 from lab.rooms.kernels.tensors import DTYPES
 
 __all__ = ["InductorKernels", "is_inductor"]

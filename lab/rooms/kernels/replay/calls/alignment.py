@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.recordings.tables import Table
 from lab.rooms.kernels.catalogue.align import align
-from lab.rooms.kernels.replay.trace import Event, Op
+from lab.rooms.kernels.replay.calls.trace import Event, Op
 from lab.rooms.kernels.schema import RecordedOp
 
 

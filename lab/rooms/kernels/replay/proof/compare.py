@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lab.rooms.kernels.replay.args import Launch, ReplayPlan, Signature
+from lab.rooms.kernels.replay.proof.result import EXACT, GEOMETRY, NONE, NOT_RUN, OP_ONLY, OTHER, VARIED
 from lab.rooms.kernels.replay.raw import CallRun, RawReplay, SignatureRun
-from lab.rooms.kernels.replay.result import EXACT, GEOMETRY, NONE, NOT_RUN, OP_ONLY, OTHER, VARIED
 
 
 @dataclass

@@ -6,7 +6,7 @@ import csv
 import io
 from typing import Any
 
-from lab.rooms.kernels.replay.result import Row
+from lab.rooms.kernels.replay.proof.result import Row
 
 
 def csv_text(rows: list[Row]) -> str:

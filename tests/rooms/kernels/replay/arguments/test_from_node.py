@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.kernels.replay.from_node import from_node
-from lab.rooms.kernels.replay.schemas import Unresolved
+from lab.rooms.kernels.replay.arguments.from_node import from_node
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved
+from tests.rooms.kernels.replay.arguments.schemas import COPY, INDEX
 from tests.rooms.kernels.replay.recordings import MUL, mul_node, tensor
-from tests.rooms.kernels.replay.schemas import COPY, INDEX
 
 
 def test_an_execution_trace_gives_the_overload_strides_and_alignment():

@@ -10,14 +10,14 @@ import msgspec
 
 from lab.rooms.kernels.catalogue.execution_trace import Node
 from lab.rooms.kernels.replay.args import Call, Launch, Orphan, RawArgs, Signature
-from lab.rooms.kernels.replay.cpu_ops import working
-from lab.rooms.kernels.replay.described import Described, from_execution_trace, from_recorder
-from lab.rooms.kernels.replay.forwards import ForwardSpans
-from lab.rooms.kernels.replay.inductor import InductorKernels, is_inductor
-from lab.rooms.kernels.replay.owners import COLLECTIVE, why_orphan
-from lab.rooms.kernels.replay.recorded_calls import RecordedCalls
-from lab.rooms.kernels.replay.schemas import Unresolved
-from lab.rooms.kernels.replay.trace import Event, Op, TraceArgs, as_number, launch_of
+from lab.rooms.kernels.replay.arguments.described import Described, from_execution_trace, from_recorder
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved
+from lab.rooms.kernels.replay.calls.cpu_ops import working
+from lab.rooms.kernels.replay.calls.forwards import ForwardSpans
+from lab.rooms.kernels.replay.calls.inductor import InductorKernels, is_inductor
+from lab.rooms.kernels.replay.calls.owners import COLLECTIVE, why_orphan
+from lab.rooms.kernels.replay.calls.recorded_calls import RecordedCalls
+from lab.rooms.kernels.replay.calls.trace import Event, Op, TraceArgs, as_number, launch_of
 
 
 class SignatureBook:

@@ -15,7 +15,7 @@ from typing import Any
 from lab.recordings.compiled import is_inductor
 from lab.recordings.names import kernel_class
 from lab.recordings.views.launches import launches_graph
-from lab.rooms.kernels.replay.trace import Event, Op, TraceArgs
+from lab.rooms.kernels.replay.calls.trace import Event, Op, TraceArgs
 
 # Ops that cannot be called by themselves: the op around them is replayed instead.
 INTERNAL = re.compile(r"aten::_(flash|efficient|cudnn)_attention_(forward|backward)\Z")

@@ -8,10 +8,10 @@ from msgspec import structs
 
 from lab.errors import BadDataError
 from lab.rooms.kernels.replay.args import Call, Origin, Orphan
-from lab.rooms.kernels.replay.owners import COLLECTIVE, why_orphan
-from lab.rooms.kernels.replay.proof import evaluate, total_closure
+from lab.rooms.kernels.replay.calls.owners import COLLECTIVE, why_orphan
+from lab.rooms.kernels.replay.proof.evaluate import evaluate, total_closure
+from lab.rooms.kernels.replay.proof.summary import missing_sentences, status, terminal
 from lab.rooms.kernels.replay.raw import CallRun
-from lab.rooms.kernels.replay.summary import missing_sentences, status, terminal
 from tests.rooms.kernels.replay.made import GEMM, a_plan, a_raw
 
 

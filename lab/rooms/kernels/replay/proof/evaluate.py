@@ -17,11 +17,11 @@ from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.recordings.names import short_name
 from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.replay.compare import CallProof, call_proofs
-from lab.rooms.kernels.replay.owners import COLLECTIVE
+from lab.rooms.kernels.replay.calls.owners import COLLECTIVE
+from lab.rooms.kernels.replay.proof.compare import CallProof, call_proofs
+from lab.rooms.kernels.replay.proof.result import EXACT, REBUILT, Coverage, ForwardClosure, Result, Row
+from lab.rooms.kernels.replay.proof.rows import origin_of, rows_of
 from lab.rooms.kernels.replay.raw import RawReplay
-from lab.rooms.kernels.replay.result import EXACT, REBUILT, Coverage, ForwardClosure, Result, Row
-from lab.rooms.kernels.replay.rows import origin_of, rows_of
 
 OFTEN = 8  # a launch recorded less often carries the noise of a single reading
 TIME_BAR, ERROR_BAR, CLOSURE_BAR = 98.0, 5.0, 5.0  # percent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.rooms.kernels.replay.trace import Event, Op
+from lab.rooms.kernels.replay.calls.trace import Event, Op
 from lab.rooms.kernels.schema import RecordedOp
 from lab.rooms.kernels.trails import read_lines
 
@@ -17,7 +17,7 @@ class RecordedCalls:
         self._of = [-1] * len(ops)
         if path is not None:
             # Imported here: aligning needs numpy, a trace alone does not.
-            from lab.rooms.kernels.replay.alignment import join
+            from lab.rooms.kernels.replay.calls.alignment import join
 
             self.calls = list(read_lines(path, RecordedOp))
             self._of = join(ops, sorted(marks, key=lambda mark: mark.ts), self.calls)

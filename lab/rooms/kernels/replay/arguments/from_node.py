@@ -6,8 +6,15 @@ from typing import Any
 
 from lab.core.words import plural
 from lab.rooms.kernels.replay.args import Arg, TensorArg
-from lab.rooms.kernels.replay.bounds import with_bounds
-from lab.rooms.kernels.replay.schemas import TENSOR_LISTS, Param, Schema, Unresolved, parse_schema, split_args
+from lab.rooms.kernels.replay.arguments.bounds import with_bounds
+from lab.rooms.kernels.replay.arguments.schemas import (
+    TENSOR_LISTS,
+    Param,
+    Schema,
+    Unresolved,
+    parse_schema,
+    split_args,
+)
 from lab.rooms.kernels.tensors import DTYPES, contiguous_stride
 
 HOLE = "nullptr"  # in the type of a missing tensor

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lab.rooms.kernels.replay.args import Launch, RawArgs
-from lab.rooms.kernels.replay.from_trace import dtype_of_launches, from_trace
-from lab.rooms.kernels.replay.schemas import Unresolved, parse_schema
+from lab.rooms.kernels.replay.arguments.from_trace import dtype_of_launches, from_trace
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved, parse_schema
+from tests.rooms.kernels.replay.arguments.schemas import COPY, EMBEDDING, INDEX, SCALAR_MUL
 from tests.rooms.kernels.replay.recordings import MUL
-from tests.rooms.kernels.replay.schemas import COPY, EMBEDDING, INDEX, SCALAR_MUL
 
 
 def raw(types, dims, concrete, strides=()):

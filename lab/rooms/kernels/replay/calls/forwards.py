@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from lab.rooms.kernels.replay.args import Call, Forward
-from lab.rooms.kernels.replay.trace import FORWARD, Event, Op
+from lab.rooms.kernels.replay.calls.trace import FORWARD, Event, Op
 
 
 class ForwardSpans:

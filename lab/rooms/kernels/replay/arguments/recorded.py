@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from lab.rooms.kernels.replay.args import Arg, TensorArg
-from lab.rooms.kernels.replay.bounds import with_bounds
-from lab.rooms.kernels.replay.schemas import Unresolved
+from lab.rooms.kernels.replay.arguments.bounds import with_bounds
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 from lab.rooms.kernels.schema import Arg as RecordedArg
 from lab.rooms.kernels.schema import RecordedOp
 from lab.rooms.kernels.tensors import FLOATS, ITEM_BYTES

@@ -7,8 +7,8 @@ import math
 from lab.core.words import plural
 from lab.report.page import Status
 from lab.rooms.kernels.replay.args import ReplayPlan
-from lab.rooms.kernels.replay.proof import OFTEN, total_closure
-from lab.rooms.kernels.replay.result import (
+from lab.rooms.kernels.replay.proof.evaluate import OFTEN, total_closure
+from lab.rooms.kernels.replay.proof.result import (
     GEOMETRY,
     OTHER,
     VARIED,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.kernels.replay.schemas import Unresolved, literal_of, parse_schema
-from tests.rooms.kernels.replay.schemas import COPY, EMBEDDING, SUM
+from lab.rooms.kernels.replay.arguments.schemas import Unresolved, literal_of, parse_schema
+from tests.rooms.kernels.replay.arguments.schemas import COPY, EMBEDDING, SUM
 
 
 def test_a_schema_is_taken_apart_with_defaults_and_keyword_only_arguments():

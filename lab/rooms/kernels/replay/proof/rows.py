@@ -12,9 +12,9 @@ import numpy as np
 from lab.core.words import plural
 from lab.recordings.names import kernel_class, short_name
 from lab.rooms.kernels.replay.args import SOURCES, Launch, ReplayPlan, Signature
-from lab.rooms.kernels.replay.compare import CallProof
+from lab.rooms.kernels.replay.proof.compare import CallProof
+from lab.rooms.kernels.replay.proof.result import EXACT, GEOMETRY, NOT_RUN, OP_ONLY, OTHER, Row
 from lab.rooms.kernels.replay.raw import RawReplay, SignatureRun
-from lab.rooms.kernels.replay.result import EXACT, GEOMETRY, NOT_RUN, OP_ONLY, OTHER, Row
 from lab.stats.effects import median_ratio_ci
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.kernels.replay.inductor import hash_of
-from lab.rooms.kernels.replay.source import read_plan
+from lab.rooms.kernels.replay.calls.inductor import hash_of
+from lab.rooms.kernels.replay.calls.source import read_plan
 from tests.recordings.graphs.made import Events, Launched
 
 NAME = "triton_poi_fused_add_0"

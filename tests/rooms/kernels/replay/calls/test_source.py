@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import BadDataError, MissingError
-from lab.rooms.kernels.replay.source import read_plan
+from lab.rooms.kernels.replay.calls.source import read_plan
 from tests.rooms.kernels.replay.recordings import (
     copy,
     kernel,

@@ -1,0 +1,1 @@
+"""An op's overload and arguments, from the best source that a recording has."""
