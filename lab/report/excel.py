@@ -1,4 +1,4 @@
-"""DataFrames as an Excel workbook, through openpyxl: safe to open, the same bytes for the same tables."""
+"""Tables as an Excel workbook, through openpyxl: safe to open, the same bytes for the same tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import itertools
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -14,7 +14,6 @@ from textwrap import wrap
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from openpyxl import Workbook
 from openpyxl.cell import WriteOnlyCell
 from openpyxl.styles import Alignment, Font
@@ -22,7 +21,7 @@ from openpyxl.utils import get_column_letter
 from openpyxl.writer.excel import ExcelWriter
 
 from lab.core.files import write_atomic
-from lab.report.tables import is_numeric
+from lab.report.columns import AnyTable, Column, columns_of, is_missing
 
 MOST_ROWS = 1_048_575  # Excel's limit, less the header
 MOST_CHARACTERS = 32_767  # of one cell
@@ -41,8 +40,8 @@ _FORMULA = tuple("=+-@\t\r")
 _Kind = Callable[[object], tuple[str, str] | None]
 
 
-def write_workbook(sheets: Mapping[str, pd.DataFrame], path: Path) -> Path:
-    """Write each DataFrame as a sheet of `path`, atomically: header frozen and filterable, numbers formatted.
+def write_workbook(sheets: Mapping[str, AnyTable], path: Path) -> Path:
+    """Write each table as a sheet of `path`, atomically: header frozen and filterable, numbers formatted.
 
     Text is always text: a name that starts with =, +, - or @ is never a formula. A missing value is an empty
     cell, a boolean a boolean. Rows past Excel's limit continue in a further sheet; cells past it are cut and
@@ -55,8 +54,8 @@ def write_workbook(sheets: Mapping[str, pd.DataFrame], path: Path) -> Path:
     buffer = io.BytesIO()
     package = _Package(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
     taken: set[str] = set()
-    for name, frame in sheets.items():
-        for part in _parts(frame):
+    for name, table in sheets.items():
+        for part in _parts(columns_of(table)):
             rows = _add_sheet(book, _sheet_name(name, taken), part)
             package.rows[f"xl/worksheets/sheet{len(book.worksheets)}.xml"] = rows
     ExcelWriter(book, package).save()
@@ -91,22 +90,21 @@ class _Package(zipfile.ZipFile):
         return entry
 
 
-def _add_sheet(book: Workbook, name: str, frame: pd.DataFrame) -> Iterator[str]:
+def _add_sheet(book: Workbook, name: str, columns: Sequence[Column]) -> Iterator[str]:
     """Add a sheet with its header; -> the rows below it."""
     sheet = book.create_sheet(name)
     sheet.freeze_panes = "B2"
-    columns = [frame.iloc[:, at] for at in range(frame.shape[1])]
     widths = [_width(values) for values in columns]
     formats = [_number_format(values) for values in columns]
     for at, (width, number) in enumerate(zip(widths, formats, strict=True), start=1):
         column = sheet.column_dimensions[get_column_letter(at)]
         column.width, column.number_format = width, number or "General"
     # LibreOffice does not grow a row for wrapped text by itself.
-    lines = [len(wrap(str(values.name), width - 2)) for values, width in zip(columns, widths, strict=True)]
+    lines = [len(wrap(values.name, width - 2)) for values, width in zip(columns, widths, strict=True)]
     sheet.row_dimensions[1].height = LINE_POINTS * max(1, *lines, 1)
-    sheet.append([_header(sheet, str(values.name)) for values in columns])
+    sheet.append([_header(sheet, values.name) for values in columns])
     if columns:
-        sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(frame) + 1}"
+        sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(columns[0]) + 1}"
     quoted = _style(sheet, quotePrefix=True)  # Excel then keeps it text when someone edits it
     styles = [(_style(sheet, number_format=number or "General"), quoted) for number in formats]
     letters = map(get_column_letter, range(1, len(columns) + 1))
@@ -132,10 +130,10 @@ def _header(sheet: Any, text: str) -> WriteOnlyCell:
     return cell
 
 
-def _cells(letter: str, values: pd.Series, kind: _Kind, styles: tuple[str, str]) -> Iterator[str]:
+def _cells(letter: str, column: Column, kind: _Kind, styles: tuple[str, str]) -> Iterator[str]:
     """The XML of the cells of one column; nothing for a missing value. styles: plain, and like a formula."""
     plain, quoted = styles
-    for at, value in enumerate(values.tolist(), start=2):
+    for at, value in enumerate(column.values.tolist(), start=2):
         found = kind(value)
         if found is None:
             yield ""
@@ -168,7 +166,7 @@ def _anything(value: object) -> tuple[str, str] | None:
     """A value of a column that is not all numbers; None if it is missing."""
     if type(value) is str:
         return "s", _text(value)
-    if value is None or value is pd.NA or value != value:
+    if is_missing(value):
         return None
     value = value.item() if isinstance(value, np.generic) else value
     if isinstance(value, bool):
@@ -187,30 +185,30 @@ def _text(text: str) -> str:
     return _NOT_XML.sub(lambda found: f"_x{ord(found[0]):04X}_", text)
 
 
-def _number_format(values: pd.Series) -> str:
+def _number_format(column: Column) -> str:
     """Four significant digits of the largest value, as on the page; integers have no decimals; "": text."""
-    if not is_numeric(values):
+    if not column.is_numeric:
         return ""
-    finite = values.to_numpy(dtype=float, na_value=np.nan)
-    finite = np.abs(finite[np.isfinite(finite)])
+    finite = np.abs(column.finite())
     largest = float(finite.max()) if len(finite) else 0.0
-    if pd.api.types.is_integer_dtype(values) and largest >= 2**53:
+    if column.is_integer and largest >= 2**53:
         return ""
     whole = not largest or bool(np.all(finite == np.round(finite)))
     decimals = 0 if whole else int(np.clip(3 - np.floor(np.log10(largest)), 0, DECIMALS))
     return "#,##0" + ("." + "0" * decimals if decimals else "")
 
 
-def _width(values: pd.Series) -> int:
-    sample = values.head(SAMPLED_ROWS)
-    cells = [12] if is_numeric(values) else [len(str(value)) for value in sample]
-    longest_word = max(len(word) for word in str(values.name).split(" "))
+def _width(column: Column) -> int:
+    sample = column.values[:SAMPLED_ROWS].tolist()
+    cells = [12] if column.is_numeric else [len(str(value)) for value in sample]
+    longest_word = max(len(word) for word in column.name.split(" "))
     return min(WIDEST, max(8, longest_word, *cells) + 2)
 
 
-def _parts(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
-    for start in range(0, max(len(frame), 1), MOST_ROWS):
-        yield frame.iloc[start : start + MOST_ROWS]
+def _parts(columns: Sequence[Column]) -> Iterator[list[Column]]:
+    num_rows = len(columns[0]) if columns else 0
+    for start in range(0, max(num_rows, 1), MOST_ROWS):
+        yield [one.part(start, start + MOST_ROWS) for one in columns]
 
 
 def _sheet_name(wanted: str, taken: set[str]) -> str:
