@@ -6,7 +6,7 @@ import io
 import itertools
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -33,11 +33,11 @@ WRITTEN = datetime(1980, 1, 1)
 DECIMALS = 6
 END_OF_ROWS = b"</sheetData>"
 BLOCK_ROWS = 4096
+MOST_KNOWN = 4096  # texts of a column whose XML is kept
 _BAD_IN_NAME = re.compile(r"[\[\]:*?/\\]")
 # What XML cannot hold, and text that reads like its escape, is written as _xHHHH_ (ECMA-376, 22.9.2.19).
 _NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
 _FORMULA = tuple("=+-@\t\r")
-_Kind = Callable[[object], tuple[str, str] | None]
 
 
 def write_workbook(sheets: Mapping[str, AnyTable], path: Path) -> Path:
@@ -102,14 +102,14 @@ def _add_sheet(book: Workbook, name: str, columns: Sequence[Column]) -> Iterator
     # LibreOffice does not grow a row for wrapped text by itself.
     lines = [len(wrap(values.name, width - 2)) for values, width in zip(columns, widths, strict=True)]
     sheet.row_dimensions[1].height = LINE_POINTS * max(1, *lines, 1)
-    sheet.append([_header(sheet, values.name) for values in columns])
+    sheet.append(_header(sheet, [values.name for values in columns]))
     if columns:
         sheet.auto_filter.ref = f"A1:{get_column_letter(len(columns))}{len(columns[0]) + 1}"
     quoted = _style(sheet, quotePrefix=True)  # Excel then keeps it text when someone edits it
-    styles = [(_style(sheet, number_format=number or "General"), quoted) for number in formats]
+    plain = {number: _style(sheet, number_format=number or "General") for number in dict.fromkeys(formats)}
+    styles = [(plain[number], quoted) for number in formats]
     letters = map(get_column_letter, range(1, len(columns) + 1))
-    kinds = (_number if number else _anything for number in formats)
-    return _rows(map(_cells, letters, columns, kinds, styles))
+    return _rows(map(_cells, letters, columns, formats, styles))
 
 
 def _rows(columns: Iterable[Iterator[str]]) -> Iterator[str]:
@@ -122,29 +122,60 @@ def _rows(columns: Iterable[Iterator[str]]) -> Iterator[str]:
         yield "".join(f'<row r="{at}">{"".join(row)}</row>' for at, row in enumerate(block, start=first))
 
 
-def _header(sheet: Any, text: str) -> WriteOnlyCell:
-    cell = WriteOnlyCell(sheet)
-    cell.font, cell.alignment = Font(bold=True), Alignment(vertical="top", wrap_text=True)
-    # Past `cell.value`, which guesses: a text that begins with = would become a formula, "#N/A" an error.
-    cell.data_type, cell._value = "s", _text(text)
-    return cell
+def _header(sheet: Any, texts: Sequence[str]) -> list[WriteOnlyCell]:
+    cells = [WriteOnlyCell(sheet) for _ in texts]
+    for cell, text in zip(cells, texts, strict=True):
+        # Past `cell.value`, which guesses: a text that begins with = would become a formula, "#N/A" an error.
+        cell.data_type, cell._value = "s", _text(text)
+    if cells:
+        cells[0].font, cells[0].alignment = Font(bold=True), Alignment(vertical="top", wrap_text=True)
+    for cell in cells[1:]:
+        cell._style = cells[0]._style  # one look for all: openpyxl compares whole styles for each cell
+    return cells
 
 
-def _cells(letter: str, column: Column, kind: _Kind, styles: tuple[str, str]) -> Iterator[str]:
-    """The XML of the cells of one column; nothing for a missing value. styles: plain, and like a formula."""
+def _cells(letter: str, column: Column, number: str, styles: tuple[str, str]) -> Iterator[str]:
+    """The XML of the cells of one column; nothing for a missing value. styles: plain, and like a formula.
+
+    number: the format of a column of numbers, "" for anything else.
+    """
+    values, start = column.values, f'<c r="{letter}'
+    if not number or (values.dtype.kind == "O" and column.is_integer):
+        return _mixed_cells(start, values, styles)
+    value_of = f'"{styles[0]} t="n"><v>'
+    if values.dtype.kind in "iu":
+        return (f"{start}{at}{value_of}{n}</v></c>" for at, n in enumerate(values.tolist(), start=2))
+    # repr, because openpyxl would keep 16 digits of the 17 that a double may need.
+    return (
+        f"{start}{at}{value_of}{x!r}</v></c>" if x - x == 0 else ""  # neither NaN nor infinite
+        for at, x in enumerate(values.astype(float).tolist(), start=2)
+    )
+
+
+def _mixed_cells(start: str, values: np.ndarray, styles: tuple[str, str]) -> Iterator[str]:
+    known: dict[str, str] = {}  # most texts come again
+    for at, value in enumerate(values.tolist(), start=2):
+        end = known.get(value) if type(value) is str else None
+        if end is None:
+            end = _content(value, styles)
+            if type(value) is str and len(known) < MOST_KNOWN:
+                known[value] = end
+        yield f"{start}{at}{end}" if end else ""
+
+
+def _content(value: object, styles: tuple[str, str]) -> str:
+    """The XML of a cell after its place; "" if the value is missing."""
     plain, quoted = styles
-    for at, value in enumerate(column.values.tolist(), start=2):
-        found = kind(value)
-        if found is None:
-            yield ""
-        elif found[0] != "s":
-            yield f'<c r="{letter}{at}"{plain} t="{found[0]}"><v>{found[1]}</v></c>'
-        else:
-            text = escape(found[1], quote=False)
-            space = ' xml:space="preserve"' if text != text.strip() else ""
-            style = quoted if str(value)[:1] in _FORMULA else plain
-            inner = f"><is><t{space}>{text}</t></is></c>" if text else " />"
-            yield f'<c r="{letter}{at}"{style} t="inlineStr"{inner}'
+    found = _anything(value)
+    if found is None:
+        return ""
+    if found[0] != "s":
+        return f'"{plain} t="{found[0]}"><v>{found[1]}</v></c>'
+    text = escape(found[1], quote=False)
+    space = ' xml:space="preserve"' if text != text.strip() else ""
+    style = quoted if str(value)[:1] in _FORMULA else plain
+    inner = f"><is><t{space}>{text}</t></is></c>" if text else " />"
+    return f'"{style} t="inlineStr"{inner}'
 
 
 def _style(sheet: Any, **look: Any) -> str:
@@ -153,13 +184,6 @@ def _style(sheet: Any, **look: Any) -> str:
     for name, value in look.items():
         setattr(cell, name, value)
     return f' s="{cell.style_id}"' if cell.has_style else ""
-
-
-def _number(value: object) -> tuple[str, str] | None:
-    """repr, because openpyxl would keep 16 digits of the 17 that a double may need."""
-    if isinstance(value, (int, float)) and abs(value) < np.inf:
-        return "n", repr(value if type(value) is int else float(value))
-    return None
 
 
 def _anything(value: object) -> tuple[str, str] | None:

@@ -33,16 +33,19 @@ def write_csv(table: AnyTable, path: Path) -> Path:
 
 def _csv_cells(column: Column) -> list[Any]:
     values = column.values
+    cells: list[Any] = values.tolist()
     if values.dtype.kind == "f":
-        # A narrow float as its own shortest text, not as that of the double nearest to it.
-        cells = values.tolist() if values.dtype.itemsize >= 8 else list(map(str, values))
-        return ["" if missing else cell for cell, missing in zip(cells, values != values, strict=True)]
-    cells = values.tolist()
-    return (
-        cells
-        if values.dtype.kind in "biu"
-        else ["" if is_missing(value) else inert(value) for value in cells]
-    )
+        if values.dtype.itemsize < 8:  # its own shortest text, not that of the double nearest to it
+            cells = list(map(str, values))
+        for at in (values != values).nonzero()[0].tolist():
+            cells[at] = ""
+        return cells
+    if values.dtype.kind in "biu":
+        return cells
+    safe = {value: inert(value) for value in {value for value in cells if type(value) is str}}
+    return [
+        safe[value] if type(value) is str else "" if is_missing(value) else inert(value) for value in cells
+    ]
 
 
 def is_numeric(values: pd.Series) -> bool:

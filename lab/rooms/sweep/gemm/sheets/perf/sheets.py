@@ -18,7 +18,7 @@ from lab.rooms.sweep.gemm.families import category
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
 from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
-from lab.rooms.sweep.gemm.sheets.launches import Launches, parents
+from lab.rooms.sweep.gemm.sheets.launches import Launches, op_parents
 from lab.rooms.sweep.gemm.sheets.ops import S5, who
 from lab.rooms.sweep.gemm.sheets.perf.models import SHEETS, has_model, work_of
 from lab.rooms.sweep.gemm.sheets.perf.work import Args, Work
@@ -63,7 +63,7 @@ def _instances(found: Launches) -> _Instances:
     ops, trace = found.trace.ops, found.trace
     named = np.array([*(has_model(text) for text in trace.strings), False])
     modelled = named[ops.name_id] if len(ops) else np.zeros(0, dtype=bool)
-    above = parents(ops) if len(ops) else np.zeros(0, dtype=np.int64)
+    above = op_parents(trace)
     owner = found.launchers.copy()
     at = owner.copy()
     open_ = np.flatnonzero(~modelled[at]) if len(at) else np.zeros(0, dtype=np.int64)
