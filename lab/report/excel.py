@@ -96,9 +96,15 @@ def _add_sheet(book: Workbook, name: str, columns: Sequence[Column]) -> Iterator
     sheet.freeze_panes = "B2"
     widths = [_width(values) for values in columns]
     formats = [_number_format(values) for values in columns]
+    looks: dict[str, Any] = {}  # of columns, by format: openpyxl compares whole styles for each
     for at, (width, number) in enumerate(zip(widths, formats, strict=True), start=1):
         column = sheet.column_dimensions[get_column_letter(at)]
-        column.width, column.number_format = width, number or "General"
+        column.width = width
+        if number in looks:
+            column._style = looks[number]
+        else:
+            column.number_format = number or "General"
+            looks[number] = column._style
     # LibreOffice does not grow a row for wrapped text by itself.
     lines = [len(wrap(values.name, width - 2)) for values, width in zip(columns, widths, strict=True)]
     sheet.row_dimensions[1].height = LINE_POINTS * max(1, *lines, 1)
