@@ -25,7 +25,7 @@ GROWTH_MB = (50, 200, 800)
 SECOND_LOOK = 5.0
 LARGE = 20_000_000  # below, a look is lost in the noise of the imports
 IMPORT = "import lab.recordings.kineto"
-IMPORT_CACHED = "import lab.recordings.cache, pyarrow.parquet"
+IMPORT_CACHED = "import lab.recordings.cache"
 
 
 def main() -> None:

@@ -53,8 +53,8 @@ READING = {
     "lab nsys stats {kernels}": {"numpy"},
     "lab diff {kernels} {kernels}": {"numpy"},
     "lab nan parse {log}": set[str](),
-    "lab gemm merge {ranks} -o {out}": {"numpy", "pyarrow"},
-    "lab gemm report {rank} -o {out}": {*TABLES, "openpyxl"},
+    "lab gemm merge {ranks} -o {out}": {"numpy"},
+    "lab gemm report {rank} -o {out}": {"numpy", "openpyxl"},
     "lab kernels unique {kernels} -o {out}": TABLES,
     "lab kernels launches {kernels} -o {out}": TABLES,
 }

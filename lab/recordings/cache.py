@@ -1,8 +1,9 @@
 """A columnar cache of traces, so that reading one again takes milliseconds.
 
-One file per trace: a zip of one Parquet file per table and `about.json` (which trace, read by which reader,
-the rest of the Trace). It is used only while size and content of the trace and the reader are the same;
-otherwise the trace is read again and the entry rewritten. Deleting the folder is always safe.
+One file per trace: a zip of `about.json` (which trace, read by which reader, the rest of the Trace, what
+columns follow) and `columns`, one column behind the other, each as its distance from its least value in the
+narrowest integers that hold it. It is used only while size and content of the trace and the reader are the
+same; otherwise the trace is read again and the entry rewritten. Deleting the folder is always safe.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
 from lab.core.files import sha256_of, write_atomic
-from lab.errors import LabError, needs, not_here
+from lab.errors import LabError, not_here
 from lab.recordings import tables
 from lab.recordings.integrity import integrity_of_trace
 from lab.recordings.kineto import READER_VERSION, read_kineto
@@ -28,7 +29,10 @@ from lab.recordings.lacks import Lack
 from lab.recordings.tables import Table, Trace, TraceMeta
 
 SUFFIX = ".trace"
-_ABOUT = "about.json"
+_ABOUT, _COLUMNS = "about.json", "columns"
+_FORMAT = 2  # of the entry
+# Longer columns take a byte per row even if all are alike, so that a small file never fills the memory.
+_MOST_ALIKE = 4096
 # One date for every entry, so that the same trace makes the same bytes.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -78,6 +82,16 @@ class _Key:
     reader: str
 
 
+class _Stored(msgspec.Struct):
+    """One column in `columns`: `rows` unsigned integers of so many bytes each, to which `least` is added."""
+
+    table: str
+    name: str
+    rows: int
+    width: Literal[0, 1, 2, 4, 8]  # 0: every row holds `least`
+    least: int
+
+
 class _About(msgspec.Struct):
     size: int
     mtime_ns: int
@@ -89,6 +103,7 @@ class _About(msgspec.Struct):
     problems: list[str]
     truncated: bool
     lacks: tuple[Lack, ...]
+    columns: list[_Stored]
 
 
 class _Unusable(Exception):
@@ -108,7 +123,7 @@ def _reader() -> str:
     columns = {
         name: {k: np.dtype(v).str for k, v in schema.items()} for name, schema in tables.SCHEMAS.items()
     }
-    return f"{READER_VERSION}-{zlib.crc32(msgspec.json.encode(columns)):08x}"
+    return f"{READER_VERSION}-{_FORMAT}-{zlib.crc32(msgspec.json.encode(columns)):08x}"
 
 
 def _cached(entry: Path, key: _Key, path: Path) -> tuple[Trace | None, str | None]:
@@ -122,18 +137,21 @@ def _cached(entry: Path, key: _Key, path: Path) -> tuple[Trace | None, str | Non
 
 
 def _read(entry: Path, key: _Key, path: Path) -> Trace | None:
-    with needs("analysis"):
-        import pyarrow.lib
-
     try:
         with zipfile.ZipFile(entry) as archive:
             about = msgspec.json.decode(archive.read(_ABOUT), type=_About)
             if not _is_of(about, key, path):
                 return None
-            found = {name: _table(archive, name, about) for name in tables.SCHEMAS}
-    except (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError, zlib.error) as error:
-        raise _Unusable(f"{entry.name} is damaged or not a cache entry: {type(error).__name__}") from error
-    except (msgspec.MsgspecError, pyarrow.lib.ArrowException) as error:
+            found = _tables(archive.read(_COLUMNS), about)
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        ValueError,
+        OverflowError,
+        NotImplementedError,
+        zlib.error,
+        msgspec.MsgspecError,
+    ) as error:
         raise _Unusable(f"{entry.name} is damaged or not a cache entry: {type(error).__name__}") from error
     if len(found["collectives"]) and found["collectives"].kernel.max() >= len(found["kernels"]):
         raise _Unusable(f"{entry.name} is inconsistent")
@@ -155,18 +173,41 @@ def _is_of(about: _About, key: _Key, path: Path) -> bool:
     return about.mtime_ns == key.mtime_ns or about.sha256 == sha256_of(path)
 
 
-def _table(archive: zipfile.ZipFile, name: str, about: _About) -> Table:
-    import pyarrow.parquet
-
-    schema = tables.SCHEMAS[name]
-    stored = pyarrow.parquet.ParquetFile(io.BytesIO(archive.read(f"{name}.parquet"))).read(use_threads=False)
-    if stored.column_names != list(schema):
+def _tables(raw: bytes, about: _About) -> dict[str, Table]:
+    """The tables from their bytes. Raises ValueError for anything but exactly the schema's columns."""
+    wanted = [(table, name) for table, schema in tables.SCHEMAS.items() for name in schema]
+    if [(one.table, one.name) for one in about.columns] != wanted:
         raise ValueError("columns differ from the schema")
-    columns = {key: _from_arrow(stored.column(key), kind) for key, kind in schema.items()}
-    for key in tables.TEXT_COLUMNS & schema.keys():
-        if len(stored) and not -1 <= columns[key].min() <= columns[key].max() < len(about.strings):
+    found: dict[str, dict[str, np.ndarray]] = {name: {} for name in tables.SCHEMAS}
+    at = 0
+    for one in about.columns:
+        kind = tables.SCHEMAS[one.table][one.name]
+        values = _unpacked(raw, at, one, np.dtype(kind))
+        at += one.rows * one.width
+        points = one.rows and one.name in tables.TEXT_COLUMNS
+        if points and not -1 <= values.min() <= values.max() < len(about.strings):
             raise ValueError("ids out of range")
-    return Table(columns)
+        found[one.table][one.name] = values
+    if at != len(raw):
+        raise ValueError("more columns than the schema has")
+    return {name: Table(columns) for name, columns in found.items()}
+
+
+def _unpacked(raw: bytes, at: int, one: _Stored, kind: np.dtype[Any]) -> np.ndarray:
+    stored = np.dtype(np.uint8) if kind.kind == "b" else kind
+    limits = np.iinfo(stored)
+    if not limits.min <= one.least <= limits.max:
+        raise ValueError("a value outside of its type")
+    if one.width == 0:
+        if not 0 <= one.rows <= _MOST_ALIKE:
+            raise ValueError("impossible number of rows")
+        return np.full(one.rows, one.least, dtype=kind)
+    packed = np.frombuffer(raw, dtype=f"<u{one.width}", count=one.rows, offset=at)
+    if one.rows and int(packed.max()) + one.least > limits.max:
+        raise ValueError("a value outside of its type")
+    values = packed.astype(stored)
+    values += stored.type(one.least)
+    return values.astype(kind, copy=False)
 
 
 def _keep(entry: Path, key: _Key, trace: Trace) -> Sequence[str]:
@@ -180,58 +221,40 @@ def _keep(entry: Path, key: _Key, trace: Trace) -> Sequence[str]:
 
 
 def _packed(key: _Key, trace: Trace) -> bytes:
-    with needs("analysis"):
-        import pyarrow.parquet
-
+    columns = [
+        _packed_column(table, name, getattr(getattr(trace, table), name))
+        for table, schema in tables.SCHEMAS.items()
+        for name in schema
+    ]
+    about = _About(
+        size=key.size,
+        mtime_ns=key.mtime_ns,
+        salvage=key.salvage,
+        reader=key.reader,
+        sha256=sha256_of(trace.source),
+        meta=trace.meta,
+        strings=trace.strings,
+        problems=trace.problems,
+        truncated=trace.truncated,
+        lacks=trace.lacks,
+        columns=[stored for stored, _ in columns],
+    )
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        about = _About(
-            size=key.size,
-            mtime_ns=key.mtime_ns,
-            salvage=key.salvage,
-            reader=key.reader,
-            sha256=sha256_of(trace.source),
-            meta=trace.meta,
-            strings=trace.strings,
-            problems=trace.problems,
-            truncated=trace.truncated,
-            lacks=trace.lacks,
-        )
         archive.writestr(zipfile.ZipInfo(_ABOUT, _NO_TIME), msgspec.json.encode(about))
-        for name in tables.SCHEMAS:
-            table: Any = getattr(trace, name)
-            columns = pyarrow.table({column: _to_arrow(getattr(table, column)) for column in table})
-            packed = io.BytesIO()
-            pyarrow.parquet.write_table(
-                columns, packed, compression="zstd", use_dictionary=False, write_statistics=False
-            )
-            archive.writestr(zipfile.ZipInfo(f"{name}.parquet", _NO_TIME), packed.getvalue())
+        archive.writestr(zipfile.ZipInfo(_COLUMNS, _NO_TIME), b"".join(raw for _, raw in columns))
     return buffer.getvalue()
 
 
-# Through buffers, because pyarrow's own conversions import pandas: 0.25 s and 60 MB.
-
-
-def _to_arrow(column: np.ndarray) -> Any:
-    import pyarrow
-
-    plain = np.ascontiguousarray(column.view(np.uint8) if column.dtype == bool else column)
-    kind = pyarrow.from_numpy_dtype(plain.dtype)
-    return pyarrow.Array.from_buffers(kind, len(plain), [None, pyarrow.py_buffer(plain)])
-
-
-def _from_arrow(column: Any, kind: Any) -> np.ndarray:
-    import pyarrow
-
-    stored = np.dtype(np.uint8 if kind is np.bool_ else kind)
-    if column.null_count or column.type != pyarrow.from_numpy_dtype(stored):
-        raise ValueError("unexpected type")
-    parts = [
-        np.frombuffer(
-            chunk.buffers()[1], dtype=stored, count=len(chunk), offset=chunk.offset * stored.itemsize
-        )
-        for chunk in column.chunks
-        if len(chunk)
-    ]
-    joined = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=stored), *parts])
-    return joined.astype(kind, copy=False)
+def _packed_column(table: str, name: str, values: np.ndarray) -> tuple[_Stored, bytes]:
+    plain = values.view(np.uint8) if values.dtype == bool else values
+    least, most = (int(plain.min()), int(plain.max())) if len(plain) else (0, 0)
+    span = most - least
+    alike = span == 0 and len(plain) <= _MOST_ALIKE
+    width: Any = 0 if alike else next(size for size in (1, 2, 4, 8) if span < 1 << 8 * size)
+    stored = _Stored(table, name, len(plain), width, least)
+    if width == 0:
+        return stored, b""
+    # Modulo 2^64: right for every distance, even from the least int64 to the largest.
+    distance = plain.astype(np.int64).view(np.uint64) - np.uint64(least % 2**64)
+    return stored, distance.astype(f"<u{width}").tobytes()

@@ -114,6 +114,7 @@ def is_matmul(name: str) -> bool:
     return kernel_class(name) in ("gemm", "gemv") or "kgemm_4bit" in name
 
 
+@lru_cache(maxsize=1 << 16)
 def gemm_library(name: str) -> str:
     """The library behind a GEMM kernel, "" for any other kernel."""
     if _NOT_GEMM.search(name):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -287,9 +288,31 @@ class Trace:
     flows: Table = field(default_factory=lambda: concat([], FLOW_COLUMNS))
     modules: Table = field(default_factory=lambda: concat([], MODULE_COLUMNS))
     waits: Table = field(default_factory=lambda: concat([], WAIT_COLUMNS))
+    _known: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}}
 
     def text(self, ids: np.ndarray) -> np.ndarray:
         """Texts (n,) of string ids (n,) as an object array; "" where the id is -1."""
         lookup: np.ndarray = np.array([*self.strings, ""], dtype=object)
         texts: np.ndarray = lookup[ids]
         return texts
+
+
+View = TypeVar("View", np.ndarray, Table)
+
+
+def once(view: Callable[[Trace], View]) -> Callable[[Trace], View]:
+    """A view of a trace that is computed at the first call and kept, read-only, as long as the trace."""
+
+    @wraps(view)
+    def kept(trace: Trace) -> View:
+        name = f"{view.__module__}.{view.__qualname__}"
+        if name not in trace._known:
+            found = view(trace)
+            trace._known[name] = _frozen(found) if isinstance(found, np.ndarray) else found
+        known: View = trace._known[name]
+        return known
+
+    return kept

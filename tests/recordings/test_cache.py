@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -207,3 +208,82 @@ def test_a_column_of_text_ids_is_32_bits_wide_and_checked(table):
     assert not texts & {"external_id", "rf_id", "correlation"} and ("name_id" in texts) == (
         "name_id" in tables.SCHEMAS[table]
     )
+
+
+def with_kernels(trace: Trace, **columns: np.ndarray) -> Trace:
+    return replace(trace, kernels=tables.Table({**trace.kernels.as_dict(), **columns}))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [-(2**63), 2**63 - 1, 0],
+        [-1, -1, -1],
+        [-100, 100, 27],
+        [0, 255, 256],
+        [2**62, 2**62 + 65535, 2**62 + 65536],
+        [5, 5 + 2**32 - 1, 5 + 2**32],
+    ],
+    ids=str,
+)
+def test_every_number_survives_the_cache(tmp_path, reads, monkeypatch, values):
+    path = written(tmp_path / "t.json", steps=1)
+    trace = load_trace(path)
+    assert len(trace.kernels) == 3
+    narrow = np.array([value % 256 - 128 for value in values], dtype=np.int8)
+    odd = with_kernels(trace, correlation=np.array(values), kind=narrow)
+    monkeypatch.setattr(cache, "_read_new", lambda *_, **__: odd)
+    load_trace(path, cache=tmp_path / "c")
+    monkeypatch.setattr(cache, "_read_new", lambda *_, **__: pytest.fail("read again"))
+    again = load_trace(path, cache=tmp_path / "c")
+    assert again.kernels.correlation.tolist() == values and again.kernels.kind.tolist() == narrow.tolist()
+    assert same(odd, again)
+
+
+def test_long_columns_of_one_value_and_empty_tables_survive_the_cache(tmp_path, monkeypatch):
+    path = written(tmp_path / "t.json", steps=1)
+    trace = load_trace(path)
+    long = replace(
+        trace,
+        kernels=trace.kernels.take(np.zeros(10_000, dtype=np.int64)),
+        collectives=trace.collectives.take(np.empty(0, dtype=np.int64)),
+    )
+    monkeypatch.setattr(cache, "_read_new", lambda *_, **__: long)
+    load_trace(path, cache=tmp_path / "c")
+    assert same(long, load_trace(path, cache=tmp_path / "c"))
+
+
+def edited(entry: Path, change) -> None:
+    """The entry with its about.json changed and every checksum right."""
+    with zipfile.ZipFile(entry) as archive:
+        about, columns = json.loads(archive.read("about.json")), archive.read("columns")
+    change(about)
+    with zipfile.ZipFile(entry, "w") as archive:
+        archive.writestr("about.json", json.dumps(about))
+        archive.writestr("columns", columns)
+
+
+def _first(about, name):
+    return next(one for one in about["columns"] if one["name"] == name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda about: _first(about, "ts_ns").update(width=0, rows=1 << 50),
+        lambda about: _first(about, "ts_ns").update(rows=-1),
+        lambda about: _first(about, "ts_ns").update(rows=1 << 62),
+        lambda about: _first(about, "ts_ns").update(width=3),
+        lambda about: _first(about, "regs").update(least=2**31 - 1, width=1),
+        lambda about: _first(about, "kind").update(least=128),
+        lambda about: _first(about, "name_id").update(least=-2),
+        lambda about: about["columns"].reverse(),
+        lambda about: about["columns"].pop(),
+    ],
+)
+def test_an_entry_that_promises_what_it_cannot_hold_is_not_believed(tmp_path, reads, change):
+    path, folder = written(tmp_path / "t.json"), tmp_path / "c"
+    good = load_trace(path, cache=folder)
+    edited(folder / entry_name(path), change)
+    again = load_trace(path, cache=folder)
+    assert same(good, again) and len(reads) == 2 and "read again" in again.problems[0]

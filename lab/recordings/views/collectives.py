@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lab.recordings.communication import OPS, communication, kind_in
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import Table, Trace, once
 from lab.recordings.views.launches import device_of, first_index, kernel_steps, link_ops, steps_at
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.recordings.views.timeline import COMM, GLOO_PREFIX, classify, is_gloo
@@ -45,6 +45,7 @@ DTYPE_BYTES = {
 }
 
 
+@once
 def collective_instances(trace: Trace) -> Table:
     """One row per collective kernel (on a CPU per gloo call), in order of time.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.tables import KERNEL, MEMSET, Table, Trace
+from lab.recordings.tables import KERNEL, MEMSET, Table, Trace, once
 from lab.recordings.views.launches import device_of, link_ops, steps_at, thread_nesting
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.stats.intervals import spans, total
@@ -27,6 +27,7 @@ GEMM_OPS = {
 }
 
 
+@once
 def gemm_instances(trace: Trace) -> Table:
     """One row per executed GEMM op, in order of time.
 

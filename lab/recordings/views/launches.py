@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import Table, Trace, once
 
 STEP_PREFIX = "ProfilerStep#"
 _GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
@@ -17,6 +17,7 @@ def device_of(trace: Trace) -> str:
     return "gpu" if len(trace.kernels) else "cpu"
 
 
+@once
 def link_ops(trace: Trace) -> np.ndarray:
     """Row of `ops` that launched each row of `kernels` (n,), -1 where the launch was not recorded.
 
@@ -47,11 +48,13 @@ def of_graphs(trace: Trace, call: np.ndarray) -> np.ndarray:
     return found
 
 
+@once
 def launch_calls(trace: Trace) -> np.ndarray:
     """Row of `runtime` that launched each row of `kernels` (n,), or -1."""
     return first_index(trace.kernels.correlation, trace.runtime.correlation)
 
 
+@once
 def kernel_steps(trace: Trace) -> np.ndarray:
     """Profiler step (n,) that launched each row of `kernels` (an unlinked one: in which it ran), or -1."""
     call = launch_calls(trace)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lab.recordings.communication import communication
-from lab.recordings.tables import KERNEL, MEMCPY, Table, Trace
+from lab.recordings.tables import KERNEL, MEMCPY, Table, Trace, once
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
 from lab.stats.intervals import spans, subtract, total, union
 
@@ -41,6 +41,7 @@ def gpu_timeline(
     return {name: ns / 1e6 for name, ns in figures_ns.items()}
 
 
+@once
 def classify(trace: Trace) -> np.ndarray:
     """COMP, COMM or MEMCOPY (n,) for each row of `kernels`; fills count as computation."""
     kernels = trace.kernels

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from lab.core.words import plural
 from lab.recordings.integrity.words import sentences
@@ -36,6 +34,17 @@ from lab.rooms.sweep.tables import (
 from lab.rooms.sweep.tuner.logs import Said, read_logs
 from lab.stats import robust
 
+Rows = Mapping[str, list[dict[str, Any]]]  # of each table of SweepTables, in its order
+_BY_RANK = [*KEY, "rank"]
+# Columns and order of each table.
+_TABLES = {
+    "timeline": (TIMELINE, _BY_RANK),
+    "effective": (EFFECTIVE, [*_BY_RANK, "collective", "msg_bytes"]),
+    "gemm": (GEMM, [*_BY_RANK, *GEMM_KEY]),
+    "configs": (CONFIGS, KEY),
+    "problems": (PROBLEMS, _BY_RANK),
+}
+
 
 def sweep_tables(
     folder: Path,
@@ -44,11 +53,39 @@ def sweep_tables(
     expected: Sequence[Mapping[str, Any]],
 ) -> SweepTables:
     """The sweep's tables from the figures of each configuration's traces, with files relative to `folder`."""
+    return tables_of(sweep_rows(folder, configs, read, expected))
+
+
+def tables_of(rows: Rows) -> SweepTables:
+    """The same as DataFrames."""
+    # pandas takes 0.3 s to load; a report on one rank does without it.
+    import pandas as pd
+
+    return SweepTables(
+        **{name: pd.DataFrame(rows[name], columns=columns) for name, (columns, _) in _TABLES.items()}
+    )
+
+
+def sweep_rows(
+    folder: Path,
+    configs: Sequence[ConfigDir],
+    read: Sequence[Sequence[RankFigures]],
+    expected: Sequence[Mapping[str, Any]],
+) -> Rows:
+    """The rows of the sweep's tables, as `sweep_tables` has them."""
     parts = [
         _of_config(config, sorted(ranks, key=lambda f: (f.rank, str(f.path))), expected)
         for config, ranks in zip(configs, read, strict=True)
     ]
-    return _relative(_tables([*parts, *_never_seen(configs, expected)]), folder)
+    parts += _never_seen(configs, expected)
+    rows = {
+        name: sorted(
+            (row for part in parts for row in part.get(name, [])),
+            key=lambda row, order=order: [row[key] for key in order],  # type: ignore[misc]
+        )
+        for name, (_, order) in _TABLES.items()
+    }
+    return _relative(rows, folder)
 
 
 def _of_config(
@@ -217,32 +254,11 @@ def _key_of(row: Mapping[str, Any]) -> Key:
     return Key(int(row["threads"]), int(row["channel"]), algorithm, protocol, int(row.get("repeat", 1)))
 
 
-def _relative(tables: SweepTables, folder: Path) -> SweepTables:
+def _relative(rows: Rows, folder: Path) -> Rows:
     """Make file names relative to `folder`, so that a recording gives the same tables wherever it lies."""
     # At the start of a text, or in the brackets of an error.
     before = re.compile(rf"(^|(?<=\()){re.escape(str(folder))}/")
-
-    def from_folder(text: object) -> object:
-        return before.sub("", text) if isinstance(text, str) else text
-
-    timeline = tables.timeline.assign(file=tables.timeline["file"].map(from_folder))
-    problems = tables.problems.assign(
-        **{name: tables.problems[name].map(from_folder) for name in ("file", "what")}
-    )
-    return replace(tables, timeline=timeline, problems=problems)
-
-
-def _tables(parts: Sequence[Mapping[str, list[dict[str, Any]]]]) -> SweepTables:
-    def table(name: str, columns: list[str], order: list[str]) -> pd.DataFrame:
-        frame = pd.DataFrame([row for part in parts for row in part.get(name, [])], columns=columns)
-        ordered: pd.DataFrame = frame.sort_values(order, kind="stable", ignore_index=True)
-        return ordered
-
-    by_rank = [*KEY, "rank"]
-    return SweepTables(
-        timeline=table("timeline", TIMELINE, by_rank),
-        effective=table("effective", EFFECTIVE, [*by_rank, "collective", "msg_bytes"]),
-        gemm=table("gemm", GEMM, [*by_rank, *GEMM_KEY]),
-        configs=table("configs", CONFIGS, KEY),
-        problems=table("problems", PROBLEMS, by_rank),
-    )
+    for name, columns in (("timeline", ["file"]), ("problems", ["file", "what"])):
+        for row in rows[name]:
+            row.update({column: before.sub("", row[column]) for column in columns})
+    return rows

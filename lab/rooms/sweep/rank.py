@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from lab.errors import BadDataError, LabError
 from lab.recordings import views
@@ -21,6 +20,7 @@ from lab.rooms.sweep.alike import about
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
 from lab.stats import robust
+from lab.stats.columns import grouped_rows
 
 UNKNOWN_RANK = -1
 
@@ -96,30 +96,46 @@ def _bounds(lacks: Sequence[Lack]) -> str:
 
 
 def _collective_rows(trace: Trace) -> list[dict[str, Any]]:
-    found = pd.DataFrame(views.collective_instances(trace).as_dict())
+    found = views.collective_instances(trace)
     names = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
-    figures = {
-        "count": ("kernel", "size"),
-        "kernel": ("kernel", "first"),
-        "group_size": ("group_size", "max"),
-    }
-    counted = found.groupby(names, sort=True).agg(**figures).reset_index()
-    pairs = zip(counted["collective"], counted["kernel"], strict=True)
-    counted["kind"] = [kind_of(*pair) for pair in pairs]
-    counted = counted.rename(columns={"grid_x": "effective_channels", "block_x": "effective_threads"})
-    counted["collective"] = counted["collective"].replace("", "(no metadata)")
-    rows: list[dict[str, Any]] = counted.to_dict("records")
+    first, group = grouped_rows([getattr(found, name) for name in names])
+    count = np.bincount(group, minlength=len(first))
+    largest = np.full(len(first), np.iinfo(np.int64).min)
+    np.maximum.at(largest, group, found.group_size)
+    columns = {name: getattr(found, name)[first].tolist() for name in names}
+    rows = []
+    for at, kernel in enumerate(found.kernel[first].tolist()):
+        collective = columns["collective"][at]
+        rows.append(
+            {
+                "collective": collective or "(no metadata)",
+                "in_nelems": columns["in_nelems"][at],
+                "dtype": columns["dtype"][at],
+                "msg_bytes": columns["msg_bytes"][at],
+                "effective_channels": columns["grid_x"][at],
+                "effective_threads": columns["block_x"][at],
+                "count": int(count[at]),
+                "kernel": kernel,
+                "group_size": int(largest[at]),
+                "kind": kind_of(collective, kernel),
+            }
+        )
     return rows
 
 
 def _gemm_rows(trace: Trace) -> list[dict[str, Any]]:
-    found = pd.DataFrame(views.gemm_instances(trace).as_dict())
-    rows = []
+    found = views.gemm_instances(trace)
     names = [*GEMM_KEY, "strides"]
-    for key, group in found.groupby(names, sort=True):
-        dur_us = group["dur_ns"].to_numpy() / 1000
+    first, group = grouped_rows([getattr(found, name) for name in names])
+    keys = zip(*(getattr(found, name)[first].tolist() for name in names), strict=True)
+    dur_us = np.split(
+        found.dur_ns[np.argsort(group, kind="stable")] / 1000,
+        np.cumsum(np.bincount(group, minlength=len(first)))[:-1],
+    )
+    rows = []
+    for key, mine_us in zip(keys, dur_us, strict=False):
         shape = dict(zip(names, key, strict=True))
-        rows.append({**shape, **_spread(dur_us), "tflops_median": _tflops(shape, robust.median(dur_us))})
+        rows.append({**shape, **_spread(mine_us), "tflops_median": _tflops(shape, robust.median(mine_us))})
     return rows
 
 

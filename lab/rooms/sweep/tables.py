@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from lab.rooms.sweep.knobs import Knobs
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def column_names(text: str) -> list[str]:

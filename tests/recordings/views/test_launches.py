@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import Table
 from tests.recordings.views.made import read, two_steps
 
 
@@ -18,7 +21,7 @@ def test_a_kernel_without_external_id_finds_its_op_by_correlation(tmp_path):
     by_id = views.link_ops(trace)
     kernels = {name: getattr(trace.kernels, name) for name in trace.kernels}
     kernels["external_id"] = np.full(len(trace.kernels), -1)
-    blind = Trace(**{**vars(trace), "kernels": Table(kernels)})
+    blind = replace(trace, kernels=Table(kernels))
     assert views.link_ops(blind).tolist() == by_id.tolist()
     assert (by_id >= 0).sum() == 4
 
@@ -69,5 +72,16 @@ def test_both_ways_to_link_agree_on_every_h200_kernel(shared_data):
     trace = read_kineto(place)
     kernels = {name: getattr(trace.kernels, name) for name in trace.kernels}
     kernels["external_id"] = np.full(len(trace.kernels), -1)
-    blind = Trace(**{**vars(trace), "kernels": Table(kernels)})
+    blind = replace(trace, kernels=Table(kernels))
     assert views.link_ops(blind).tolist() == views.link_ops(trace).tolist()
+
+
+def test_a_view_is_computed_once_per_trace_and_cannot_be_changed(tmp_path):
+    trace = read(two_steps(), tmp_path)
+    link = views.link_ops(trace)
+    assert views.link_ops(trace) is link and not link.flags.writeable
+    assert views.collective_instances(trace) is views.collective_instances(trace)
+    other = replace(trace, kernels=trace.kernels.take(np.array([1, 0])))
+    assert views.link_ops(other).tolist() == [link[1], link[0]]
+    sent = pickle.loads(pickle.dumps(trace))
+    assert sent._known == {} and views.link_ops(sent).tolist() == link.tolist()

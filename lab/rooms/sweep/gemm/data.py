@@ -7,57 +7,63 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from lab.errors import LabError
 from lab.recordings.integrity.words import sentences
 from lab.recordings.pool import map_traces, raise_if_none_read
-from lab.rooms.sweep.assemble import sweep_tables
-from lab.rooms.sweep.gemm.columns import INSTANCES
+from lab.rooms.sweep.assemble import Rows, sweep_rows, tables_of
 from lab.rooms.sweep.gemm.rank import RankJob, RankTables, read_rank_tables
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, configs_of
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.rank import unread
-from lab.rooms.sweep.tables import KEY, SETTING, Progress, SweepTables
+from lab.rooms.sweep.tables import SETTING, Progress, SweepTables
 from lab.rooms.sweep.verdict.honoured import unproven
 
-_TEXTS = (
-    "op",
-    "strides",
-    "dtype",
-    "dims",
-    "transpose",
-    "overlap",
-    "family",
-    "kernels",
-    "file",
-    "algorithm",
-    "protocol",
-)
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
 class SweepData:
-    """A sweep in memory. gemm has the columns INSTANCES; groups holds the GEMM sheets, by KEY and rank.
+    """A sweep in memory.
 
-    ranks maps each run to what each readable rank gave. tables are those of the sweep's
-    page, missing says what is not there. memo keeps what several steps of the pipeline compute from it.
+    rows are those of the tables of the sweep's page, ranks maps each run to what each readable rank gave.
+    missing says what is not there. memo keeps what several steps of the pipeline compute from it.
     """
 
     folder: Path
-    tables: SweepTables
-    gemm: pd.DataFrame
-    groups: pd.DataFrame
+    rows: Rows
     ranks: dict[Key, dict[int, RankTables]]
     files: list[Path]
     missing: list[str]
     problems: list[str]
     incomplete: list[str] = field(default_factory=list)  # one sentence per thing that a recording lacks
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    # As DataFrames, made when they are asked for: a report does without them, and without loading pandas.
+
+    @cached_property
+    def tables(self) -> SweepTables:
+        """The tables of the sweep's page."""
+        return tables_of(self.rows)
+
+    @cached_property
+    def gemm(self) -> pd.DataFrame:
+        """Every executed GEMM, with the columns INSTANCES."""
+        from lab.rooms.sweep.gemm.frames import instances
+
+        return instances(self.folder, self.ranks)
+
+    @cached_property
+    def groups(self) -> pd.DataFrame:
+        """The GEMM sheets of all ranks, by KEY and rank."""
+        from lab.rooms.sweep.gemm.frames import groups
+
+        return groups(self.ranks)
 
 
 def read_sweep(
@@ -104,20 +110,18 @@ def _together(
 ) -> SweepData:
     folder = sweep.parent if sweep.is_file() else sweep
     figures = [sorted((one.figures for one in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read]
-    tables = sweep_tables(folder, configs, figures, expected)
+    rows = sweep_rows(folder, configs, figures, expected)
     by_setting: dict[Key, dict[int, RankTables]] = {}
     for config, ranks in zip(configs, read, strict=True):
         good = [one for one in ranks if one.gemm is not None]
         by_setting[config.key] = {one.figures.rank: one for one in sorted(good, key=_by_rank)}
     return SweepData(
         folder=folder,
-        tables=tables,
-        gemm=_instances(folder, by_setting),
-        groups=_groups(by_setting),
+        rows=rows,
         ranks=by_setting,
         files=[one.file for ranks in read for one in ranks if one.file],
-        missing=_missing(tables),
-        problems=_problems(tables),
+        missing=_missing(rows),
+        problems=_problems(rows),
         incomplete=[
             f"{one.figures.path.name} of rank {one.figures.rank}: {text}"
             for ranks in read
@@ -127,50 +131,26 @@ def _together(
     )
 
 
-def _instances(folder: Path, by_setting: Mapping[Key, Mapping[int, RankTables]]) -> pd.DataFrame:
-    frames = []
-    for setting, ranks in by_setting.items():
-        for rank, one in ranks.items():
-            table = one.gemm
-            if table is None or not len(table):
-                continue
-            columns: dict[str, Any] = dict(zip(KEY, setting, strict=True))
-            file = one.figures.path
-            columns["file"] = str(file.relative_to(folder)) if file.is_relative_to(folder) else str(file)
-            columns["rank"] = rank
-            columns |= {name: getattr(table, name) for name in INSTANCES if name not in columns}
-            frames.append(pd.DataFrame({name: columns[name] for name in INSTANCES}))
-    frame = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=INSTANCES)
-    result: pd.DataFrame = frame.astype(dict.fromkeys(_TEXTS, "category"))
-    return result
-
-
-def _groups(by_setting: Mapping[Key, Mapping[int, RankTables]]) -> pd.DataFrame:
-    frames = []
-    for setting, ranks in by_setting.items():
-        for rank, one in ranks.items():
-            if len(one.groups):
-                key: dict[str, Any] = {**dict(zip(KEY, setting, strict=True)), "rank": rank}
-                frames.append(pd.DataFrame({**dict.fromkeys(key, 0), **one.groups}).assign(**key))
-    result: pd.DataFrame = (
-        pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*KEY, "rank"])
-    )
-    return result
-
-
-def _missing(tables: SweepTables) -> list[str]:
-    incomplete = tables.configs[tables.configs["status"] != "ok"]
+def _missing(rows: Rows) -> list[str]:
     return [
         f"{_name(row)}: {row['reason']}"
         + (f" (missing ranks: {row['missing_ranks']})" if row["missing_ranks"] else "")
-        for row in incomplete.to_dict("records")
-    ] + unproven(tables.effective, tables.configs)
+        for row in rows["configs"]
+        if row["status"] != "ok"
+    ] + _unproven(rows)
 
 
-def _problems(tables: SweepTables) -> list[str]:
+def _unproven(rows: Rows) -> list[str]:
+    if not any(row["algorithm"] or row["protocol"] for row in rows["configs"]):
+        return []  # nothing was requested
+    tables = tables_of(rows)
+    return unproven(tables.effective, tables.configs)
+
+
+def _problems(rows: Rows) -> list[str]:
     return [
         f"{_name(row)}{'' if row['rank'] < 0 else ', rank ' + str(row['rank'])}: {row['what']}"
-        for row in tables.problems.to_dict("records")
+        for row in rows["problems"]
     ]
 
 

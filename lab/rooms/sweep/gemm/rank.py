@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from lab.recordings import views
 from lab.recordings.cache import load_trace
@@ -49,11 +48,11 @@ class RankTables:
 
     figures: RankFigures
     gemm: Table | None = None
-    groups: pd.DataFrame = field(default_factory=pd.DataFrame)
+    groups: Table | None = None
     collectives: Table | None = None
     base_ns: int = 0
     num_devices: int = 0
-    sheets: dict[str, pd.DataFrame] = field(default_factory=dict)
+    sheets: dict[str, Table] = field(default_factory=dict)
     file: Path | None = None
     work: RankWork | None = None
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from lab.recordings.views.timeline import GLOO_PREFIX
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import first_few, long_name, size_text
 from lab.rooms.sweep.tables import SETTING, grouped
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WORDS = ("algorithm", "protocol")
 
@@ -57,6 +58,8 @@ def _not_proven(rows: pd.DataFrame, word: str, requested: str) -> str | None:
 
 def honoured(effective: pd.DataFrame, knob: str) -> list[str]:
     """Requested against effective values of `knob` (channels, ...), one sentence per pattern over sizes."""
+    import pandas as pd
+
     patterns: dict[tuple[tuple[str, tuple[float, ...]], ...], list[pd.DataFrame]] = {}
     asked = effective[f"requested_{knob}"]
     requested = effective[asked != "" if knob in WORDS else asked > 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ class Cached(dict[int, str]):
         return self[key]
 
 
+@lru_cache(maxsize=1 << 14)  # several sheets show the same arguments
 def as_tuple(text: str) -> str:
     return str(tuples(load_argument(text))) if text else ""
 

@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.sheets.figures import dtype_bytes, objects
+from lab.rooms.sweep.gemm.sheets.figures import dtype_bytes, sheet
+from lab.stats.columns import grouped_rows, objects
+from lab.stats.robust import grouped
 
 
-def coll_analysis(collectives: Table, rank: int) -> pd.DataFrame:
+def coll_analysis(collectives: Table, rank: int) -> Table:
     """One row per kind, size and stream of a rank's collectives; sizes in MiB as in TraceLens."""
-    frame = pd.DataFrame(
+    key = {
+        "Process Group Name": collectives.pg_name,
+        "Process Group Ranks": collectives.pg_ranks,
+        "Collective name": collectives.collective,
+        "Group size": collectives.group_size,
+        "dtype": collectives.dtype,
+        "In msg nelems": collectives.in_nelems,
+        "Out msg nelems": collectives.out_nelems,
+        **{f"{side} split size": splits(collectives, side.lower()) for side in ("In", "Out")},
+        "stream": collectives.stream,
+    }
+    first, group = grouped_rows(list(key.values()))
+    size = dtype_bytes(collectives.dtype[first])
+    stats = grouped(collectives.dur_ns / 1000, group, len(first))
+    return sheet(
         {
-            "rank": rank,
-            "Process Group Name": collectives.pg_name,
-            "Process Group Ranks": collectives.pg_ranks,
-            "Collective name": collectives.collective,
-            "Group size": collectives.group_size,
-            "dtype": collectives.dtype,
-            "In msg nelems": collectives.in_nelems,
-            "Out msg nelems": collectives.out_nelems,
-            **{f"{side} split size": splits(collectives, side.lower()) for side in ("In", "Out")},
-            "stream": collectives.stream,
+            "rank": np.full(len(first), rank),
+            **{name: values[first] for name, values in key.items()},
+            **{
+                f"{side} msg size (MB)_first": key[f"{side} msg nelems"][first] * size / 2**20
+                for side in ("In", "Out")
+            },
+            **{f"dur_{how}": stats[how] for how in ("sum", "mean", "std", "min", "max")},
+            "operation_count": stats["count"],
         }
     )
-    key = list(frame)
-    size = dtype_bytes(frame["dtype"])
-    for side in ("In", "Out"):
-        frame[f"{side} msg size (MB)_first"] = frame[f"{side} msg nelems"] * size / 2**20
-    frame["dur"] = collectives.dur_ns / 1000
-    aggregates = {
-        f"{side} msg size (MB)_first": (f"{side} msg size (MB)_first", "first") for side in ("In", "Out")
-    }
-    aggregates |= {f"dur_{how}": ("dur", how) for how in ("sum", "mean", "std", "min", "max")}
-    result: pd.DataFrame = (
-        frame.groupby(key, sort=True).agg(**aggregates, operation_count=("dur", "size")).reset_index()
-    )
-    return result
 
 
 def splits(table: Table, side: str) -> np.ndarray:

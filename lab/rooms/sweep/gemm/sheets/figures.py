@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
-import pandas as pd
 
 from lab.recordings import views
+from lab.recordings.tables import Table
+from lab.stats.columns import column
 
 CUM = ["Percentage (%)", "Cumulative Percentage (%)"]
 
 
-def ranked(frame: pd.DataFrame, by: str) -> pd.DataFrame:
-    frame = frame.sort_values(by, ascending=False, kind="stable", ignore_index=True)
-    share = percent(frame[by].to_numpy(dtype=float), float(frame[by].sum()))
-    result: pd.DataFrame = frame.assign(**dict(zip(CUM, (share, np.cumsum(share)), strict=True)))
-    return result
+def sheet(columns: Mapping[str, Any]) -> Table:
+    """A sheet from arrays and lists (n,); a single value stands in every row."""
+    n = next((len(values) for values in columns.values() if _is_column(values)), 0)
+    return Table(
+        {
+            name: column(values) if _is_column(values) else np.repeat(column([values]), n)
+            for name, values in columns.items()
+        }
+    )
+
+
+def _is_column(values: object) -> bool:
+    return isinstance(values, (np.ndarray, list))
+
+
+def most_first(table: Table, by: str) -> Table:
+    """The rows in descending order of a column; those without a value last."""
+    return table.take(np.argsort(-getattr(table, by), kind="stable"))
+
+
+def ranked(table: Table, by: str) -> Table:
+    """Most first, with each row's share of the column's sum and the shares added up."""
+    table = most_first(table, by)
+    values = getattr(table, by).astype(float)
+    share = percent(values, float(np.nansum(values)))
+    return Table({**table.as_dict(), **dict(zip(CUM, (share, np.cumsum(share)), strict=True))})
 
 
 def percent(part: np.ndarray, whole: float) -> np.ndarray:
     return 100 * part / whole if whole else np.full(len(part), np.nan)
 
 
-def dtype_bytes(dtypes: pd.Series) -> np.ndarray:
-    return np.array([views.DTYPE_BYTES.get(dtype.lower(), np.nan) for dtype in dtypes], dtype=float)
-
-
-def objects(values: list[str]) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
+def dtype_bytes(dtypes: np.ndarray) -> np.ndarray:
+    return np.array([views.DTYPE_BYTES.get(str(dtype).lower(), np.nan) for dtype in dtypes], dtype=float)

@@ -6,17 +6,18 @@ import ast
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from lab.recordings import views
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.sheets.arguments import op_arguments, tuples
-from lab.rooms.sweep.gemm.sheets.figures import dtype_bytes
+from lab.rooms.sweep.gemm.sheets.figures import dtype_bytes, most_first, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
 from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.rooms.sweep.gemm.sheets.ops import S5, who
 from lab.rooms.sweep.tables import column_names
+from lab.stats.columns import grouped_rows, in_order_of_appearance
 from lab.stats.robust import grouped
+from lab.stats.rows import distinct_rows
 
 GEMM_GROUP = ["op", "B", "M", "N", "K", "bias", "strides", "dtype", "dims", "transpose"]
 # Our own columns of the GEMM sheet, after those of TraceLens.
@@ -35,17 +36,15 @@ COMPUTE = {
 }
 
 
-def gemm_sheet(found: Launches, gemm: Table) -> pd.DataFrame:
+def gemm_sheet(found: Launches, gemm: Table) -> Table:
     """One row per GEMM shape that an op launched, most time first; `gemm` as `gemm_table` makes it.
 
     The last columns, whose names start with _, are the group's key and not for a workbook.
     """
     gemm = gemm.where(gemm.op_row >= 0)
-    frame = pd.DataFrame({name: getattr(gemm, name) for name in GEMM_GROUP})
-    group = frame.groupby(GEMM_GROUP, sort=False).ngroup().to_numpy()
-    n = int(group.max()) + 1 if len(group) else 0
-    first = np.unique(group, return_index=True)[1]
-    shape = frame.iloc[first].reset_index(drop=True)
+    first, group = in_order_of_appearance(*grouped_rows([getattr(gemm, name) for name in GEMM_GROUP]))
+    n = len(first)
+    shape = Table({name: getattr(gemm, name)[first] for name in GEMM_GROUP})
     arguments = op_arguments(found.trace, gemm.op_row[first])
     gflops, moved_bytes = _work(shape, arguments)
     dur_us = gemm.dur_ns / 1000
@@ -55,10 +54,10 @@ def gemm_sheet(found: Launches, gemm: Table) -> pd.DataFrame:
         "TFLOPS/s": grouped(gflops[group] / dur_us * 1e3, group, n),
     }
     tid = gemm.tid[first]
-    sheet = pd.DataFrame(
+    found_rows = sheet(
         {
-            "name": shape["op"],
-            **{f"param: {name}": shape[name] for name in ("B", "M", "N", "K", "bias")},
+            "name": shape.op,
+            **{f"param: {name}": getattr(shape, name) for name in ("B", "M", "N", "K", "bias")},
             **_factors(arguments, shape),
             "GFLOPS_first": gflops,
             "Data Moved (MB)_first": moved_bytes / 2**20,
@@ -68,34 +67,31 @@ def gemm_sheet(found: Launches, gemm: Table) -> pd.DataFrame:
                 f"{name}_first": column
                 for name, column in who(found.trace, found.trace.ops.pid[gemm.op_row[first]], tid).items()
             },
-            "Compute Spec": [f"matrix_{COMPUTE.get(dtype, dtype)}" for dtype in shape["dtype"]],
+            "Compute Spec": [f"matrix_{COMPUTE.get(dtype, dtype)}" for dtype in shape.dtype],
             **_gemm_details(found, gemm, group, n),
             **{f"{title}_first": column for title, column in arguments.items()},
             **{f"Kernel Time (µs)_{key}": stats[key] for key in (*S5, "sum")},
             "name_count": stats["count"],
             "UID_first": gemm.uid[first],
-            **_gemm_extras(gemm, group, stats),
-            **{f"_{name}": shape[name] for name in GEMM_GROUP},
+            **_gemm_extras(gemm, group, first, stats),
+            **{f"_{name}": getattr(shape, name) for name in GEMM_GROUP},
         }
     )
-    result: pd.DataFrame = sheet.sort_values(
-        "Kernel Time (µs)_sum", ascending=False, kind="stable", ignore_index=True
-    )
-    return result
+    return most_first(found_rows, "Kernel Time (µs)_sum")
 
 
-def _work(shape: pd.DataFrame, arguments: dict[str, list[str]]) -> tuple[np.ndarray, np.ndarray]:
+def _work(shape: Table, arguments: dict[str, list[str]]) -> tuple[np.ndarray, np.ndarray]:
     """GFLOP (n,) and bytes moved (n,) of each shape; NaN where a size is unknown.
 
     2 B M N K operations and B M N more for a bias; bytes of A, B, C and the bias, all in A's dtype.
     """
-    b, m, n, k = (shape[name].to_numpy(dtype=float) for name in ("B", "M", "N", "K"))
+    b, m, n, k = (getattr(shape, name).astype(float) for name in ("B", "M", "N", "K"))
     known = np.where(m < 0, np.nan, 1.0)
-    bias = [_bias_elements(op, dims) for op, dims in zip(shape["op"], arguments["Input Dims"], strict=True)]
-    has_bias = shape["bias"].to_numpy(dtype=bool)
+    bias = [_bias_elements(op, dims) for op, dims in zip(shape.op, arguments["Input Dims"], strict=True)]
+    has_bias = shape.bias.astype(bool)
     gflops = b * m * n * (2 * k + has_bias) / 1e9
     elements = b * (m * k + k * n + m * n) + np.where(has_bias, bias, 0)
-    return gflops * known, elements * dtype_bytes(shape["dtype"]) * known
+    return gflops * known, elements * dtype_bytes(shape.dtype) * known
 
 
 def _bias_elements(op: str, dims: str) -> float:
@@ -107,14 +103,12 @@ def _bias_elements(op: str, dims: str) -> float:
     )
 
 
-def _factors(arguments: dict[str, list[str]], shape: pd.DataFrame) -> dict[str, list[str]]:
+def _factors(arguments: dict[str, list[str]], shape: Table) -> dict[str, list[str]]:
     """Columns stride_A, stride_B, dtype_A_B and transpose (of B and A, as a column-major BLAS sees them)."""
     columns: dict[str, list[str]] = {
         f"param: {name}": [] for name in ("stride_A", "stride_B", "dtype_A_B", "transpose")
     }
-    rows = zip(
-        shape["op"], shape["transpose"], arguments["Input Strides"], arguments["Input type"], strict=True
-    )
+    rows = zip(shape.op, shape.transpose, arguments["Input Strides"], arguments["Input type"], strict=True)
     for op, letters, strides, types in rows:
         first = views.GEMM_OPS.get(op, 0)
         a, b = _two(strides, first)
@@ -140,17 +134,19 @@ def _gemm_details(found: Launches, gemm: Table, group: np.ndarray, num_groups: i
     }
 
 
-def _gemm_extras(gemm: Table, group: np.ndarray, stats: dict[str, np.ndarray]) -> dict[str, Any]:
+def _gemm_extras(
+    gemm: Table, group: np.ndarray, first: np.ndarray, stats: dict[str, np.ndarray]
+) -> dict[str, Any]:
     """Our columns: robust spread, the kernels' family, and the time with and without a collective beside."""
     n = len(stats["count"])
-    frame = pd.DataFrame({"group": group, "kernels": gemm.kernels, "family": gemm.family})
+    names, _ = distinct_rows(np.stack([group, grouped_rows([gemm.kernels])[1]], axis=1))
     extras: dict[str, Any] = {
         "mad_us": stats["mad"],
         "cv": stats["std"] / stats["mean"],
         "p5_us": stats["p5"],
         "p95_us": stats["p95"],
-        "family": frame.groupby("group")["family"].first().tolist(),
-        "num_kernel_names": frame.groupby("group")["kernels"].nunique().tolist(),
+        "family": gemm.family[first],
+        "num_kernel_names": np.bincount(names[:, 0], minlength=n),
     }
     for name, chosen in (("free", gemm.comm_ns == 0), ("overlapped", gemm.comm_ns > 0)):
         part = grouped(gemm.dur_ns[chosen] / 1000, group[chosen], n)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
-from lab.recordings.tables import KERNEL, Trace
+from lab.recordings.tables import KERNEL, Table, Trace
 from lab.rooms.sweep.gemm import families
 from lab.rooms.sweep.gemm.sheets.arguments import Cached, as_tuple
-from lab.rooms.sweep.gemm.sheets.figures import percent
+from lab.rooms.sweep.gemm.sheets.figures import most_first, percent, sheet
 from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.stats.robust import grouped
 from lab.stats.rows import distinct_rows
@@ -19,7 +18,7 @@ SHORT_US = 10.0
 BINS = 100
 
 
-def kernel_summary(found: Launches, total_us: float) -> pd.DataFrame:
+def kernel_summary(found: Launches, total_us: float) -> Table:
     """One row per op, kernel and stream; kernels whose launch was not recorded have no op."""
     kernels = found.trace.kernels
     rows = np.flatnonzero(kernels.kind == KERNEL)
@@ -29,7 +28,7 @@ def kernel_summary(found: Launches, total_us: float) -> pd.DataFrame:
     distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     stats = grouped(kernels.dur_ns / 1000, group.ravel(), len(distinct), (95,))
     names = found.trace.text(distinct[:, 1])
-    frame = pd.DataFrame(
+    found_rows = sheet(
         {
             "Parent op category": found.kernel_category[rows][first],
             "Parent cpu_op": found.trace.text(distinct[:, 0]),
@@ -42,24 +41,18 @@ def kernel_summary(found: Launches, total_us: float) -> pd.DataFrame:
             "family": [families.family(name) for name in names],
         }
     )
-    result: pd.DataFrame = frame.sort_values(
-        "Kernel duration (µs)_sum", ascending=False, kind="stable", ignore_index=True
-    )
-    return result
+    return most_first(found_rows, "Kernel duration (µs)_sum")
 
 
-def short_kernel_histogram(trace: Trace) -> pd.DataFrame:
+def short_kernel_histogram(trace: Trace) -> Table:
     """Kernels below 10 µs in 100 bins between the shortest and the longest of them."""
     dur_us = trace.kernels.dur_ns[trace.kernels.kind == KERNEL] / 1000
     count, edges = np.histogram(dur_us[dur_us < SHORT_US], bins=BINS)
     some = slice(None) if count.sum() else slice(0)
-    result: pd.DataFrame = pd.DataFrame(
-        {"bin_start": edges[:-1][some], "bin_end": edges[1:][some], "count": count[some]}
-    )
-    return result
+    return Table({"bin_start": edges[:-1][some], "bin_end": edges[1:][some], "count": count[some]})
 
 
-def short_kernels_summary(found: Launches, total_us: float) -> pd.DataFrame:
+def short_kernels_summary(found: Launches, total_us: float) -> Table:
     """Kernels below 10 µs by the op that launched them and its arguments."""
     kernels = found.trace.kernels
     is_short = (kernels.kind == KERNEL) & (kernels.dur_ns < SHORT_US * 1000) & (found.link >= 0)
@@ -69,7 +62,7 @@ def short_kernels_summary(found: Launches, total_us: float) -> pd.DataFrame:
     distinct, group = distinct_rows(keys)
     stats = grouped(kernels.dur_ns[rows] / 1000, group.ravel(), len(distinct))
     readable = Cached(lambda index: as_tuple(text(np.array([index]))[0]))
-    frame = pd.DataFrame(
+    found_rows = sheet(
         {
             "Parent cpu_op": text(distinct[:, 0]),
             "Input dims": [readable[i] for i in distinct[:, 1].tolist()],
@@ -82,9 +75,7 @@ def short_kernels_summary(found: Launches, total_us: float) -> pd.DataFrame:
             "Short Kernel duration (µs) percent of total time": percent(stats["sum"], total_us),
         }
     )
-    order = "Short Kernel duration (µs) sum"
-    result: pd.DataFrame = frame.sort_values(order, ascending=False, kind="stable", ignore_index=True)
-    return result
+    return most_first(found_rows, "Short Kernel duration (µs) sum")
 
 
 def kernel_details(found: Launches, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:

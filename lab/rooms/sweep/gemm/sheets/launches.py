@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import Table, Trace, once
 from lab.rooms.sweep.gemm import families
 from lab.stats.intervals import enclosing, spans, totals
 from lab.stats.rows import distinct_rows
@@ -44,7 +44,7 @@ def launches(trace: Trace) -> Launches:
     launcher = np.full(len(link), -1, dtype=np.int64)
     launcher[linked] = index
     every = spans(trace.kernels.ts_ns, trace.kernels.dur_ns)
-    op, kernel = _ancestry(trace.ops, link, launchers)
+    op, kernel = _ancestry(trace, link, launchers)
     of_kernel = _kernel_categories(trace, link)
     first = linked[np.lexsort((trace.kernels.ts_ns[linked], index))]
     first = first[np.unique(launcher[first], return_index=True)[1]]
@@ -60,11 +60,11 @@ def launches(trace: Trace) -> Launches:
     )
 
 
-def _ancestry(ops: Table, link: np.ndarray, launchers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ancestry(trace: Trace, link: np.ndarray, launchers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pairs (k,), (k,): index into launchers, row of `kernels`, for all launchers around or at a launch."""
-    index_of = np.full(len(ops) + 1, -1, dtype=np.int64)
+    index_of = np.full(len(trace.ops) + 1, -1, dtype=np.int64)
     index_of[launchers] = np.arange(len(launchers))
-    parent = parents(ops)
+    parent = op_parents(trace)
     kernel = np.flatnonzero(link >= 0)
     op = link[kernel]
     pairs: list[tuple[np.ndarray, np.ndarray]] = []
@@ -76,6 +76,12 @@ def _ancestry(ops: Table, link: np.ndarray, launchers: np.ndarray) -> tuple[np.n
     if not pairs:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
+
+
+@once
+def op_parents(trace: Trace) -> np.ndarray:
+    """Row of the innermost op around each op of the trace on its own thread (n,), or -1."""
+    return parents(trace.ops)
 
 
 def parents(ops: Table) -> np.ndarray:

@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
-from lab.recordings.tables import Trace
+from lab.recordings.tables import Table, Trace
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, Cached, as_tuple
-from lab.rooms.sweep.gemm.sheets.figures import objects, ranked
+from lab.rooms.sweep.gemm.sheets.figures import ranked, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
 from lab.rooms.sweep.gemm.sheets.launches import Launches
+from lab.stats.columns import objects
 from lab.stats.robust import grouped
 
 S5 = ("mean", "median", "std", "min", "max")
 WHO = ["process_name", "process_label", "thread_name"]
 
 
-def ops_summary_by_category(found: Launches) -> pd.DataFrame:
+def ops_summary_by_category(found: Launches) -> Table:
     names, group = np.unique(found.category.astype(str), return_inverse=True)
-    frame = pd.DataFrame(
+    found_rows = sheet(
         {
             "op category": names,
             "Count": np.bincount(group, minlength=len(names)),
             "total_direct_kernel_time_ms": np.bincount(group, found.direct_us, len(names)) / 1000,
         }
     )
-    return ranked(frame, "total_direct_kernel_time_ms")
+    return ranked(found_rows, "total_direct_kernel_time_ms")
 
 
-def ops_summary(found: Launches) -> pd.DataFrame:
+def ops_summary(found: Launches) -> Table:
     """One row per name of an op that launched kernels itself."""
     name_ids, group = np.unique(found.ops.name_id, return_inverse=True)
     n = len(name_ids)
@@ -36,7 +36,7 @@ def ops_summary(found: Launches) -> pd.DataFrame:
     categories: list[set[str]] = [set() for _ in range(n)]
     for at, category in set(zip(group.tolist(), found.category.tolist(), strict=True)):
         categories[at].add(category)
-    frame = pd.DataFrame(
+    found_rows = sheet(
         {
             "name": found.trace.text(name_ids),
             "total_direct_kernel_time_sum": direct,
@@ -47,10 +47,10 @@ def ops_summary(found: Launches) -> pd.DataFrame:
             "Categories": [str(sorted(each)) for each in categories],
         }
     )
-    return ranked(frame, "total_direct_kernel_time_ms")
+    return ranked(found_rows, "total_direct_kernel_time_ms")
 
 
-def ops_unique_args(found: Launches) -> pd.DataFrame:
+def ops_unique_args(found: Launches) -> Table:
     """One row per op name, thread and set of arguments."""
     ops, text = found.ops, found.trace.text
     keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
@@ -63,7 +63,7 @@ def ops_unique_args(found: Launches) -> pd.DataFrame:
         for statistic in (*S5, "sum")
         for which, stats in (("direct", direct), ("subtree", subtree))
     }
-    frame = pd.DataFrame(
+    found_rows = sheet(
         {
             "name": text(ops.name_id[first]),
             "op category": found.category[first],
@@ -78,7 +78,7 @@ def ops_unique_args(found: Launches) -> pd.DataFrame:
             **kernel_details(found, np.where(found.launcher >= 0, group[found.launcher], -1), n),
         }
     )
-    return ranked(frame, "total_direct_kernel_time_sum")
+    return ranked(found_rows, "total_direct_kernel_time_sum")
 
 
 def who(trace: Trace, pid: np.ndarray, tid: np.ndarray) -> dict[str, np.ndarray]:

@@ -7,10 +7,10 @@ that its users find their way; our own columns follow after theirs. Times of an 
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from lab.recordings import views
-from lab.recordings.tables import Trace
+from lab.recordings.tables import Table, Trace
+from lab.rooms.sweep.gemm.sheets.figures import sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_summary, short_kernel_histogram, short_kernels_summary
 from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.rooms.sweep.gemm.sheets.ops import ops_summary, ops_summary_by_category, ops_unique_args
@@ -23,17 +23,17 @@ ROWS_OF_TIMELINE = column_names(
 )
 
 
-def perf_sheets(found: Launches, gemm: pd.DataFrame, collectives: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def perf_sheets(found: Launches, gemm: Table, collectives: Table) -> dict[str, Table]:
     """Every sheet of one rank's workbook; gemm and collectives are the finished sheets of these names."""
     timeline = gpu_timeline(found.trace)
-    total_us = 1000 * float(timeline["time ms"].iloc[ROWS_OF_TIMELINE.index("total_time")])
+    total_us = 1000 * float(getattr(timeline, "time ms")[ROWS_OF_TIMELINE.index("total_time")])
     summary = ops_summary(found)
     return {
         "gpu_timeline": timeline,
         "ops_summary_by_category": ops_summary_by_category(found),
         "ops_summary": summary,
         "ops_unique_args": ops_unique_args(found),
-        "GEMM": gemm[[name for name in gemm if not str(name).startswith("_")]],
+        "GEMM": Table({k: values for k, values in gemm.as_dict().items() if not k.startswith("_")}),
         "kernel_summary": kernel_summary(found, total_us),
         "short_kernel_histogram": short_kernel_histogram(found.trace),
         "short_kernels_summary": short_kernels_summary(found, total_us),
@@ -42,7 +42,7 @@ def perf_sheets(found: Launches, gemm: pd.DataFrame, collectives: pd.DataFrame) 
     }
 
 
-def gpu_timeline(trace: Trace) -> pd.DataFrame:
+def gpu_timeline(trace: Trace) -> Table:
     """Where the time went. As in TraceLens, `time ms` leaves out kernels whose launch was not recorded."""
     columns = {}
     for suffix, linked_only in (("", True), (" (all kernels)", False)):
@@ -51,5 +51,4 @@ def gpu_timeline(trace: Trace) -> pd.DataFrame:
         total_ms = figures["total_time_ms"]
         columns[f"time ms{suffix}"] = time_ms
         columns[f"percent{suffix}"] = [100 * ms / total_ms if total_ms else np.nan for ms in time_ms]
-    result: pd.DataFrame = pd.DataFrame({"type": ROWS_OF_TIMELINE, **columns})
-    return result
+    return sheet({"type": ROWS_OF_TIMELINE, **columns})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 
 from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
@@ -13,8 +12,12 @@ from lab.recordings.views import DTYPE_BYTES
 from lab.rooms.sweep.gemm.pairs import index_of, of_rank, origin_ns, times_by_rank
 from lab.rooms.sweep.gemm.rank import RankTables
 from lab.rooms.sweep.gemm.sheets.collectives import splits
+from lab.rooms.sweep.gemm.sheets.figures import most_first, sheet
+from lab.rooms.sweep.gemm.workbooks.join import below
 from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
 from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_summary
+from lab.stats.columns import grouped_rows
+from lab.stats.robust import grouped
 
 GROUP_NAMES = {
     "Process Group Name": "pg_name",
@@ -26,7 +29,7 @@ GROUP_NAMES = {
 SUMMED = ["comm_latency", "skew in start time", "skew in end time", "algo bw (GB/s)", "bus bw (GB/s)"]
 
 
-def collective_sheets(pairs: Pairs, ranks: Mapping[int, RankTables]) -> dict[str, pd.DataFrame]:
+def collective_sheets(pairs: Pairs, ranks: Mapping[int, RankTables]) -> dict[str, Table]:
     """The sheets of one configuration's collective workbook."""
     nodes = Nodes(ranks)
     long = nccl_long(pairs, ranks, nodes)
@@ -40,20 +43,20 @@ def collective_sheets(pairs: Pairs, ranks: Mapping[int, RankTables]) -> dict[str
     }
 
 
-def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame:
+def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> Table:
     """One row per rank and collective, in order of time; collective_id is -1 where no other rank matches.
 
     ts in µs of the aligned clock, since the first collective of the configuration; sizes in MiB.
     """
-    frames = []
+    tables = []
     for rank, one in ranks.items():
         if one.collectives is None:
             continue
         table, matched = one.collectives, of_rank(pairs, rank)
         size = _dtype_mib(table)
         at = index_of(pairs, matched.collective_id)
-        frames.append(
-            pd.DataFrame(
+        tables.append(
+            sheet(
                 {
                     "collective_id": matched.collective_id,
                     "index_in_group": np.where(at >= 0, pairs.collectives.index_in_group[at], -1)
@@ -80,20 +83,19 @@ def nccl_long(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> pd
                 }
             )
         )
-    frame = pd.concat(frames, ignore_index=True)
-    frame["ts"] = (frame["ts"] - origin_ns(pairs)) / 1000
-    result: pd.DataFrame = frame.sort_values(["ts", "rank"], kind="stable", ignore_index=True)
-    return result
+    every = below(tables, list(tables[0]))
+    every = Table({**every.as_dict(), "ts": (every.ts - origin_ns(pairs)) / 1000})
+    return every.take(np.lexsort((every.rank, every.ts)))
 
 
-def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> pd.DataFrame:
+def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> Table:
     """One row per matched collective: latency (shortest rank), skews, waits, bandwidths, and every rank."""
     table, size = pairs.collectives, _dtype_mib(pairs.collectives)
     by_rank = times_by_rank(pairs)
     waits = [columns["wait"] for columns in by_rank.values()]
     wait_us = np.stack(waits) if waits else np.empty((0, len(table)))
     known = np.isfinite(wait_us).sum(axis=0) if len(wait_us) else np.zeros(len(table))
-    result: pd.DataFrame = pd.DataFrame(
+    return sheet(
         {
             "collective_id": table.collective_id,
             **{title: getattr(table, name) for title, name in GROUP_NAMES.items()},
@@ -118,31 +120,47 @@ def nccl_implicit_sync(pairs: Pairs, nodes: Nodes) -> pd.DataFrame:
             "confidence": table.confidence,
         }
     )
-    return result
 
 
-def _summary_long(ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame:
-    frames = []
+def _summary_long(ranks: Mapping[int, RankTables], nodes: Nodes) -> Table:
+    tables = []
     for rank, one in ranks.items():
-        sheet = one.sheets["coll_analysis"]
-        spans = nodes.spans(sheet["Process Group Ranks"].to_numpy(dtype=object))
-        frames.append(sheet.assign(node_id=nodes.of(rank), node_span=spans))
-    full = [frame for frame in frames if len(frame)]
-    result: pd.DataFrame = pd.concat(full, ignore_index=True) if full else frames[0]
-    return result
+        table = one.sheets["coll_analysis"]
+        spans = nodes.spans(getattr(table, "Process Group Ranks"))
+        tables.append(
+            sheet({**table.as_dict(), "node_id": np.full(len(table), nodes.of(rank)), "node_span": spans})
+        )
+    return below([table for table in tables if len(table)] or tables[:1], list(tables[0]))
 
 
-def _summary_sync(sync: pd.DataFrame) -> pd.DataFrame:
+def _summary_sync(sync: Table) -> Table:
     """One row per kind and size, over its collectives; latency in µs, its total in ms."""
     key = ["Collective name", "dtype", "In msg nelems", "Process Group Name", "Group size"]
-    named = {"Full msg size (MB)": ("Full msg size (MB)", "first")}
-    named |= {f"{what}_{how}": (what, how) for what in SUMMED for how in ("mean", "median", "min", "max")}
-    frame = sync.groupby(key, sort=True).agg(**named, count=("collective_id", "size")).reset_index()
-    frame["Total comm latency (ms)"] = frame["comm_latency_mean"] * frame["count"] / 1000
-    result: pd.DataFrame = frame.sort_values(
-        "Total comm latency (ms)", ascending=False, kind="stable", ignore_index=True
+    first, group = grouped_rows([getattr(sync, name) for name in key])
+    count = np.bincount(group, minlength=len(first))
+    summary = {name: getattr(sync, name)[first] for name in key}
+    summary["Full msg size (MB)"] = _first_known(getattr(sync, "Full msg size (MB)"), group, len(first))
+    for what in SUMMED:
+        stats = _known_stats(getattr(sync, what), group, len(first))
+        summary |= {f"{what}_{how}": stats[how] for how in ("mean", "median", "min", "max")}
+    total_ms = summary["comm_latency_mean"] * count / 1000
+    return most_first(
+        sheet({**summary, "count": count, "Total comm latency (ms)": total_ms}), "Total comm latency (ms)"
     )
-    return result
+
+
+def _first_known(values: np.ndarray, group: np.ndarray, num_groups: int) -> np.ndarray:
+    """The first value of each group (num_groups,) that is not NaN."""
+    found = np.full(num_groups, np.nan)
+    known = np.flatnonzero(~np.isnan(values))[::-1]
+    found[group[known]] = values[known]
+    return found
+
+
+def _known_stats(values: np.ndarray, group: np.ndarray, num_groups: int) -> dict[str, np.ndarray]:
+    """Statistics of each group's values that are not NaN, arrays (num_groups,)."""
+    known = ~np.isnan(values)
+    return grouped(values[known], group[known], num_groups)
 
 
 def _dtype_mib(table: Table) -> np.ndarray:

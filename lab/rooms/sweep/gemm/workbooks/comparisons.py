@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from lab.report.excel import write_workbook
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.rank import RankTables
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def write_comparisons(data: SweepData, out: Path) -> list[Path]:
@@ -42,8 +44,12 @@ def comparison(by_threads: Mapping[int, RankTables]) -> dict[str, pd.DataFrame]:
 
 
 def _beside(by_threads: Mapping[int, RankTables], sheet: str, key: str, values: list[str]) -> pd.DataFrame:
+    import pandas as pd
+
     order = sorted(by_threads)
-    parts = [by_threads[threads].sheets[sheet].set_index(key)[values] for threads in order]
+    parts = [
+        pd.DataFrame(by_threads[threads].sheets[sheet].as_dict()).set_index(key)[values] for threads in order
+    ]
     rows = list(dict.fromkeys(name for part in parts for name in part.index))
     parts = [part.reindex(rows) for part in parts]
     frame = pd.DataFrame(index=pd.Index(rows, name=key))

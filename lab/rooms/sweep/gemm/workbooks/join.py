@@ -1,17 +1,26 @@
-"""Tables of several configurations as one."""
+"""Tables of several configurations or ranks as one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-import pandas as pd
+import numpy as np
 
+from lab.recordings.tables import Table
+from lab.rooms.sweep.gemm.sheets.figures import sheet
 from lab.rooms.sweep.knobs import Key
 
 
-def over_settings(frames: Mapping[Key, pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    """The frames of all configurations one below the other, with their settings, in these columns."""
-    filled = [frame.assign(**setting._asdict()) for setting, frame in frames.items() if len(frame)]
-    empty = pd.DataFrame(columns=columns)
-    result: pd.DataFrame = pd.concat(filled, ignore_index=True)[columns] if filled else empty
-    return result
+def over_settings(tables: Mapping[Key, Table], columns: list[str]) -> Table:
+    """The tables of all configurations one below the other, with their settings, in these columns."""
+    filled = [
+        sheet({**table.as_dict(), **setting._asdict()}) for setting, table in tables.items() if len(table)
+    ]
+    return below(filled, columns)
+
+
+def below(tables: Sequence[Table], columns: Sequence[str]) -> Table:
+    """Tables one below the other, in these columns."""
+    if not tables:
+        return Table({name: np.empty(0, dtype=object) for name in columns})
+    return Table({name: np.concatenate([getattr(one, name) for one in tables]) for name in columns})

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 
 from lab.recordings.pairing import Pairs
 from lab.recordings.ranks.explain import Explained
+from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.pairs import of_rank, times_by_rank
 from lab.rooms.sweep.gemm.rank import RankTables
+from lab.rooms.sweep.gemm.sheets.figures import sheet
 from lab.rooms.sweep.gemm.workbooks.join import over_settings
 from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import column_names
+from lab.stats.columns import columns_of_rows
 
 STRAGGLERS = column_names(
     "threads channel rank num_collectives times_arrived_last pct_arrived_last total_wait_time_us "
@@ -30,23 +32,28 @@ def stragglers(
     data: SweepData,
     paired: Mapping[Key, Pairs],
     explained: Mapping[Key, Explained],
-) -> pd.DataFrame:
+) -> Table:
     """One row per configuration and rank: who waited and who caused it, and what the account finds on it."""
-    frames = {}
+    tables = {}
     for setting, pairs in paired.items():
         summary = straggler_summary(pairs, data.ranks[setting], Nodes(data.ranks[setting]))
-        times = [data.ranks[setting][rank].figures.timeline or {} for rank in summary["rank"]]
-        for name in ("computation_time_ms", "idle_time_ms"):
-            summary[name] = [row.get(name, np.nan) for row in times]
+        ranks = summary.rank.tolist()
+        times = [data.ranks[setting][rank].figures.timeline or {} for rank in ranks]
         found = explained[setting].findings if setting in explained else ()
-        summary["verdict"] = [
-            "; ".join(one.text for one in found if one.rank == rank) for rank in summary["rank"]
-        ]
-        frames[setting] = summary
-    return over_settings(frames, STRAGGLERS)
+        tables[setting] = sheet(
+            {
+                **summary.as_dict(),
+                **{
+                    name: [row.get(name, np.nan) for row in times]
+                    for name in ("computation_time_ms", "idle_time_ms")
+                },
+                "verdict": ["; ".join(one.text for one in found if one.rank == rank) for rank in ranks],
+            }
+        )
+    return over_settings(tables, STRAGGLERS)
 
 
-def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> pd.DataFrame:
+def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Nodes) -> Table:
     """One row per rank: how often it arrived last or first, and how long it waited itself.
 
     Incomplete collectives do not count: the missing rank may have been the last.
@@ -73,8 +80,7 @@ def straggler_summary(pairs: Pairs, ranks: Mapping[int, RankTables], nodes: Node
                 **_caused(pairs, by_rank, rank),
             }
         )
-    result: pd.DataFrame = pd.DataFrame(rows)
-    return result
+    return Table(columns_of_rows(rows, list(rows[0]) if rows else []))
 
 
 def straggler_findings(explained: Mapping[Key, Explained]) -> list[str]:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from lab.recordings.pairing import Pairs
+from lab.recordings.tables import Table
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
 from lab.rooms.sweep.gemm.data import SweepData
@@ -27,8 +27,11 @@ from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_findings, stragg
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.ranks.read import lost_calls
-from lab.rooms.sweep.tables import column_names
-from lab.rooms.sweep.verdict.ranks import Settings
+from lab.rooms.sweep.tables import EFFECTIVE, TIMELINE, column_names
+from lab.stats.columns import columns_of_rows
+
+if TYPE_CHECKING:
+    from lab.rooms.sweep.verdict.ranks import Settings
 
 TIMELINE_FIRST = column_names(
     "threads channel rank computation_time_ms exposed_comm_time_ms exposed_memcpy_time_ms "
@@ -57,7 +60,7 @@ def write_reports(data: SweepData, out: Path) -> Report:
     explained = explained_of(data)
     late = stragglers(data, paired, explained)
     tables = csv_tables(data, paired, late)
-    files += [write_csv(frame, out / f"{name}.csv") for name, frame in tables.items()]
+    files += [write_csv(table, out / f"{name}.csv") for name, table in tables.items()]
     problems = [
         f"{long_name(*key.knobs)}: {what}" for key, pairs in paired.items() for what in pairs.problems
     ]
@@ -73,19 +76,13 @@ def _lost_calls(data: SweepData, explained: Settings) -> list[str]:
     return found
 
 
-def csv_tables(data: SweepData, paired: Mapping[Key, Pairs], late: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def csv_tables(data: SweepData, paired: Mapping[Key, Pairs], late: Table) -> dict[str, Table]:
     """timeline, effective, collectives and stragglers of the whole sweep, ready to be written."""
-    timeline = data.tables.timeline
-    rest = [name for name in timeline if name not in TIMELINE_FIRST]
-    collectives = {setting: _collective_rows(pairs) for setting, pairs in paired.items()}
+    timeline = [*TIMELINE_FIRST, *(name for name in TIMELINE if name not in TIMELINE_FIRST)]
+    collectives = {setting: pairs.collectives for setting, pairs in paired.items()}
     return {
-        "timeline": timeline[[*TIMELINE_FIRST, *rest]],
-        "effective": data.tables.effective,
+        "timeline": Table(columns_of_rows(data.rows["timeline"], timeline)),
+        "effective": Table(columns_of_rows(data.rows["effective"], EFFECTIVE)),
         "collectives": over_settings(collectives, COLLECTIVES),
         "stragglers": late,
     }
-
-
-def _collective_rows(pairs: Pairs) -> pd.DataFrame:
-    found: pd.DataFrame = pd.DataFrame(pairs.collectives.as_dict())
-    return found

@@ -27,7 +27,8 @@ def mi300() -> dict[str, pd.DataFrame]:
     found = launches(read_kineto(MI300 / "mi300_qwen1.5_0.5b.json.gz"))
     collectives = views.collective_instances(found.trace)
     groups = gemm_sheet(found, gemm_table(found, collectives))
-    return perf_sheets(found, groups, coll_analysis(collectives, 0))
+    sheets = perf_sheets(found, groups, coll_analysis(collectives, 0))
+    return {name: pd.DataFrame(sheet.as_dict()) for name, sheet in sheets.items()}
 
 
 @pytest.mark.data

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lab.recordings.pairing import Pairs
@@ -60,10 +61,14 @@ TORN = {0: (1600, 100), 1: (1690, 10)}
 ALONE = {0: (1800, 7)}
 
 
+def frame(table):
+    return pd.DataFrame(table.as_dict())
+
+
 def summary(*calls, ranks=(0, 1, 2), num_devices=2, **more):
     tables = {rank: SimpleNamespace(num_devices=num_devices) for rank in ranks}
-    rows = straggler_summary(matched(*calls, **more), tables, Nodes(tables)).to_dict("records")
-    return dict(zip(ranks, rows, strict=True))
+    found = frame(straggler_summary(matched(*calls, **more), tables, Nodes(tables)))
+    return dict(zip(ranks, found.to_dict("records"), strict=True))
 
 
 def test_who_was_last_or_first_and_who_waited_is_counted_over_complete_collectives():
@@ -124,7 +129,8 @@ def test_calls_that_could_not_be_matched_and_matches_without_calls_say_nothing_o
         {**calls, "collective_id": np.where(calls["collective_id"] == 1, -1, calls["collective_id"])}
     )
     tables = {n: SimpleNamespace(num_devices=8) for n in range(4)}
-    found = straggler_summary(Pairs(pairs.ranks, pairs.collectives, lost, {}, {}, ()), tables, Nodes(tables))
+    mended = Pairs(pairs.ranks, pairs.collectives, lost, {}, {}, ())
+    found = frame(straggler_summary(mended, tables, Nodes(tables)))
     assert found["end_deviation_us"].tolist() == [0, 0, 20, 0]
     assert found["num_collectives"].tolist() == [1, 1, 1, 0] and found["total_nccl_dur_us"].iloc[3] == 10
 
@@ -143,7 +149,7 @@ def test_the_table_has_a_row_per_configuration_and_rank_with_the_evidence_from_i
     pairs = {setting: matched(FIRST, SECOND, THIRD, TORN) for setting in settings}
     late_host = Finding(1, "host_late", True, 4.0, (5,), 3.5, "rank 1: its host launches late")
     explained = {Key(256, 28): SimpleNamespace(findings=(late_host,))}
-    table = stragglers(SimpleNamespace(ranks=settings), pairs, explained)
+    table = frame(stragglers(SimpleNamespace(ranks=settings), pairs, explained))
     assert list(table) == STRAGGLERS and len(table) == 6
     assert table["threads"].tolist() == [256] * 3 + [512] * 3
     assert table["channel"].tolist() == [28] * 6 and table["repeat"].tolist() == [1] * 3 + [2] * 3
@@ -156,7 +162,8 @@ def test_the_table_has_a_row_per_configuration_and_rank_with_the_evidence_from_i
 def test_a_configuration_without_collectives_names_nobody():
     nothing = matched(FIRST)
     none = Pairs((), nothing.collectives.take([]), nothing.instances.take([]), {}, {}, ())
-    table = stragglers(SimpleNamespace(ranks={Key(256, 28): {0: rank(None)}}), {Key(256, 28): none}, {})
+    ranks = {Key(256, 28): {0: rank(None)}}
+    table = frame(stragglers(SimpleNamespace(ranks=ranks), {Key(256, 28): none}, {}))
     assert table["verdict"].tolist() == [""] and table["num_collectives"].tolist() == [0]
     assert table["caused_wait_time_us"].tolist() == table["end_deviation_us"].tolist() == [0]
 

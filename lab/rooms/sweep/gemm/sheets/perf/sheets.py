@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from lab.gpus.roofs import Roof, roof_of
-from lab.recordings.tables import Trace
+from lab.recordings.tables import Table, Trace
 from lab.rooms.sweep.gemm.families import category
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
-from lab.rooms.sweep.gemm.sheets.figures import objects, ranked
+from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
-from lab.rooms.sweep.gemm.sheets.launches import Launches, parents
+from lab.rooms.sweep.gemm.sheets.launches import Launches, op_parents
 from lab.rooms.sweep.gemm.sheets.ops import S5, who
 from lab.rooms.sweep.gemm.sheets.perf.models import SHEETS, has_model, work_of
 from lab.rooms.sweep.gemm.sheets.perf.work import Args, Work
 from lab.rooms.sweep.tables import column_names
+from lab.stats.columns import objects
 from lab.stats.intervals import spans, totals
 from lab.stats.robust import grouped
 
@@ -41,7 +41,7 @@ class _Instances:
     of_kernel: np.ndarray
 
 
-def perf_model_sheets(found: Launches) -> dict[str, pd.DataFrame]:
+def perf_model_sheets(found: Launches) -> dict[str, Table]:
     """unified_perf_summary and the sheets of SHEETS that have a row."""
     trace = found.trace
     mine = _instances(found)
@@ -63,7 +63,7 @@ def _instances(found: Launches) -> _Instances:
     ops, trace = found.trace.ops, found.trace
     named = np.array([*(has_model(text) for text in trace.strings), False])
     modelled = named[ops.name_id] if len(ops) else np.zeros(0, dtype=bool)
-    above = parents(ops) if len(ops) else np.zeros(0, dtype=np.int64)
+    above = op_parents(trace)
     owner = found.launchers.copy()
     at = owner.copy()
     open_ = np.flatnonzero(~modelled[at]) if len(at) else np.zeros(0, dtype=np.int64)
@@ -93,14 +93,14 @@ def _unified(
     group: np.ndarray,
     works: Sequence[Work | None],
     roof: Roof | None,
-) -> pd.DataFrame:
+) -> Table:
     trace, n = found.trace, len(first)
     ops = trace.ops.take(mine.rows[first])
     stats = grouped(mine.time_us, group, n)
     host = grouped(trace.ops.dur_ns[mine.rows] / 1000, group, n)
     rates = _rates(mine.time_us, group, works)
     details = kernel_details(found, _looked_up(group, mine.of_kernel), n)
-    frame = pd.DataFrame(
+    found_rows = sheet(
         {
             "name": trace.text(ops.name_id),
             "op category": _categories(found, mine, first),
@@ -121,11 +121,11 @@ def _unified(
             **details,
             "perf_params": [str(work.params) if work else "" for work in works],
             "has_perf_model": [work is not None for work in works],
+            **_roofs(works, stats["mean"], roof),
         }
     )
-    frame = ranked(frame.assign(**_roofs(works, stats["mean"], roof)), f"{TIMES}_sum")
-    ordered: pd.DataFrame = frame[[*(name for name in frame if name not in ROOFS), *ROOFS]]
-    return ordered
+    columns = ranked(found_rows, f"{TIMES}_sum").as_dict()
+    return Table({name: columns[name] for name in [*(name for name in columns if name not in ROOFS), *ROOFS]})
 
 
 def _looked_up(values: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -142,7 +142,7 @@ def _sheet(
     works: Sequence[Work | None],
     chosen: Sequence[int],
     roof: Roof | None,
-) -> pd.DataFrame:
+) -> Table:
     """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens."""
     trace = found.trace
     names = trace.text(trace.ops.name_id[mine.rows[first[list(chosen)]]])
@@ -165,7 +165,7 @@ def _sheet(
     rows = mine.rows[first[leads]]
     ops = trace.ops.take(rows)
     details = kernel_details(found, _looked_up(row, mine.of_kernel), n)
-    frame = pd.DataFrame(
+    found_rows = sheet(
         {
             "name": trace.text(ops.name_id),
             **{f"param: {name}": _cells([work.params[name] for work in own]) for name in own[0].params},
@@ -182,10 +182,7 @@ def _sheet(
             **_roofs(own, stats["mean"], roof),
         }
     )
-    result: pd.DataFrame = frame.sort_values(
-        f"{TIMES}_sum", ascending=False, kind="stable", ignore_index=True
-    )
-    return result
+    return most_first(found_rows, f"{TIMES}_sum")
 
 
 def _categories(found: Launches, mine: _Instances, first: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 
 from lab.recordings.kineto import read_kineto
@@ -13,7 +14,8 @@ from tests.tracegen import TraceWriter
 
 
 def _sheets(writer: TraceWriter, tmp_path):
-    return perf_model_sheets(launches(read_kineto(writer.write(tmp_path / "t.json"))))
+    sheets = perf_model_sheets(launches(read_kineto(writer.write(tmp_path / "t.json"))))
+    return {name: pd.DataFrame(sheet.as_dict()) for name, sheet in sheets.items()}
 
 
 def _attention(writer: TraceWriter, at: float) -> None:

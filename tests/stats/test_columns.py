@@ -1,0 +1,66 @@
+"""Columns and groups against pandas, which makes and groups them the same way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lab.stats.columns import column, columns_of_rows, grouped_rows, in_order_of_appearance, objects
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, 2, -3], "i"),
+        ([2**63 - 1, -(2**63)], "i"),
+        ([2**63, 1], "O"),
+        ([1, 2.5], "f"),
+        ([1, None], "f"),
+        ([np.float32(0.5), 1], "f"),
+        ([None, None], "O"),
+        ([], "O"),
+        ([True, False], "b"),
+        ([True, 1], "O"),
+        ([True, None], "O"),
+        (["a", None], "O"),
+        ([[1, 2], [3]], "O"),
+        ([(1, 2), (3, 4)], "O"),
+    ],
+)
+def test_a_list_becomes_the_column_that_pandas_makes_of_it(values, kind):
+    found = column(values)
+    assert found.shape == (len(values),) and found.dtype.kind == kind
+    if kind != "O":
+        np.testing.assert_array_equal(found, pd.Series(values).to_numpy())
+    else:
+        assert found.tolist() == values
+
+
+def test_texts_of_numpy_become_objects_and_other_arrays_stay():
+    assert column(np.array(["a", "bc"])).tolist() == ["a", "bc"] and column(np.array(["a"])).dtype == object
+    narrow = np.array([1, 2], dtype=np.int32)
+    assert column(narrow) is narrow
+
+
+def test_what_a_row_does_not_have_is_missing():
+    found = columns_of_rows([{"n": 1, "name": "a"}, {"name": "b"}], ["name", "n", "never"])
+    assert list(found) == ["name", "n", "never"] and found["never"].tolist() == [None, None]
+    assert found["n"][0] == 1 and np.isnan(found["n"][1])
+
+
+@pytest.mark.parametrize("n", [0, 1, 500])
+def test_groups_are_those_of_pandas_in_both_orders(n):
+    random = np.random.default_rng(n)
+    columns = {
+        "name": objects([["b", "", "aten::mm", "\u00e9"][at] for at in random.integers(0, 4, n)]),
+        "size": random.choice([-(2**62), 0, 7, 2**62], n),
+        "bias": random.integers(0, 2, n).astype(bool),
+    }
+    frame = pd.DataFrame(columns)
+    first, group = grouped_rows(list(columns.values()))
+    assert group.tolist() == frame.groupby(list(columns), sort=True).ngroup().tolist()
+    assert first.tolist() == [int(np.flatnonzero(group == one)[0]) for one in range(len(first))]
+    first, group = in_order_of_appearance(first, group)
+    assert group.tolist() == frame.groupby(list(columns), sort=False).ngroup().tolist()
+    assert sorted(first.tolist()) == first.tolist()
