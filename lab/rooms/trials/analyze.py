@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lab.core.files import sha256_of
 from lab.core.manifest import StepRecord
 from lab.core.run import Run
 from lab.core.step import Status
 from lab.errors import BadDataError
-from lab.rooms.trials.config import CONFIG, DECIDED, NOT_RUN, NOT_SLOWER, VERDICTS, Trial, TrialsConfig
-from lab.rooms.trials.rows import read_settings, read_trial
+from lab.rooms.trials.config import DECIDED, NOT_RUN, NOT_SLOWER, RESULT, VERDICTS, Trial, TrialsConfig
+from lab.rooms.trials.rows import read_trial, settings_of
 
 COLUMNS = {"cell", "trial", "verdict"}
 MOST_ROWS = 1_000_000
@@ -43,7 +44,7 @@ def is_table(path: Path) -> bool:
 
 def gather(run: Run) -> Gathered:
     """The rows of a run: what the manifest says of a step counts, not what lies in its folder."""
-    config = read_settings(run.root / CONFIG)
+    config = settings_of(run)
     trials = [_row(run, record) for record in run.manifest.steps]
     lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NOT_SLOWER)]
     missing = [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
@@ -60,7 +61,9 @@ def _row(run: Run, record: StepRecord) -> Trial:
         except BadDataError as error:
             row, unreadable = None, f"{UNREADABLE}: {error.what}"
         if row is not None and (row.cell, row.trial) == (step.labels["cell"], step.labels["trial"]):
-            return row
+            if _is_as_it_was(run, record):
+                return row
+            unreadable = f"{UNREADABLE}: it was changed after the trial ended"
         unreadable = unreadable or f"{UNREADABLE}: there is none, or another trial's"
     lost = outcome is not None and (outcome.status in LOST or outcome.status is Status.ok)
     return Trial(
@@ -73,6 +76,13 @@ def _row(run: Run, record: StepRecord) -> Trial:
         step=step.name,
         log=f"{step.folder}/run_output.log",
     )
+
+
+def _is_as_it_was(run: Run, record: StepRecord) -> bool:
+    """Whether the row is the one that the trial left: another trial, or a person, may have written there."""
+    name = f"{record.step.folder}/{RESULT}"
+    known = record.files.get(name)
+    return known is None or known.sha256 == sha256_of(run.root / name)
 
 
 def read_table(path: Path) -> Gathered:

@@ -55,6 +55,7 @@ PILLS = {
 OF_CONTROLS = ["control", "control_slowdown", "p_control", "p_slowness"]
 P_VALUES = ("p", "p_corrected", "p_by_place", "p_control", "p_slowness")
 COLUMNS = 48  # of the timeline; more blocks are counted together
+MOST_OPEN = 12  # undecided cells that are named
 MOST_AGAIN = 5  # failing trials whose command to run again is on the page
 
 
@@ -243,7 +244,8 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
             )
     if not decision.decided:
         open_ones = [one.cell for one in decision.comparisons if one.verdict not in ANSWERS]
-        lines.append(f"undecided: {', '.join(open_ones) or found.baseline}")
+        more = f" and {len(open_ones) - MOST_OPEN} more" if len(open_ones) > MOST_OPEN else ""
+        lines.append(f"undecided: {', '.join(open_ones[:MOST_OPEN]) or found.baseline}{more}")
     return lines
 
 

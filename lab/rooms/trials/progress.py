@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from lab.core.words import plural
 from lab.rooms.trials.config import DECIDED, NOT_RUN, NOT_SLOWER, Cell, Trial, TrialsConfig, controls_of
 from lab.rooms.trials.control import pause_for
-from lab.rooms.trials.rows import read_trials
 from lab.stats.sprt import Sprt, first_answer
 
 
@@ -24,11 +22,11 @@ def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
     return f"{said} failed; {plural(left, 'trial')} left{wanted}" if left else f"{said} failed"
 
 
-def why_not(config: TrialsConfig, name: str, steps: Path) -> str:
-    """Why a further trial of this cell is not needed, by the rows below `steps`; "": it is."""
+def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
+    """Why a further trial of this cell is not needed, by the rows so far; "": it is."""
     if not (config.stop or config.until or controls_of(config)):
         return ""
-    cell, rows = next(one for one in config.cells if one.name == name), read_trials(steps)
+    cell = next(one for one in config.cells if one.name == name)
     if (config.stop or config.until) and ended(config, cell, rows):
         return DECIDED
     return NOT_SLOWER if cell.slow_as and pause_for(config, cell, rows) is None else ""
