@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ from lab.rooms.trials.workload.replay.state import (
     tensors_in,
 )
 
+# What torch warns of where it would raise if it might.
+REFUSES = re.compile(r"does not have a deterministic implementation|is not deterministic because")
 DETERMINISTIC = 100  # attempts from this number on run with deterministic algorithms
 _is_compiling = torch.compiler.is_compiling
 
@@ -293,24 +297,60 @@ class Recorder:
             return
         saved = self._saved
         if saved is not None and not saved.why_not:
-            again = list(range(1, self.repeats + 1))
-            if self.step == 1:
-                again += [DETERMINISTIC, DETERMINISTIC + 1]
-            for attempt in again:
-                try:
-                    self._again(saved, attempt)
-                except Exception as error:  # noqa: BLE001  the program goes on; what was not repeated is said
-                    text = str(error).strip().splitlines()
-                    self.notes.append(
-                        f"step {self.step} could not run again: {text[0][:300] if text else error!r}"
-                    )
-                    break
-                finally:
-                    self.attempt = 0
+            if self._attempts(saved, range(1, self.repeats + 1)) and self.step == 1:
+                self._deterministically(saved)
         elif saved is not None:
             self.notes.append(f"step {self.step} was not run again: {saved.why_not}")
         self._saved = None
         self.phase = "update"
+
+    def _attempts(self, saved: Saved, numbers: Sequence[int]) -> bool:
+        """Run the step again, once per number; -> whether all of them ended."""
+        for attempt in numbers:
+            try:
+                self._again(saved, attempt)
+            except Exception as error:  # noqa: BLE001  the program goes on; what was not repeated is said
+                self.notes.append(f"step {self.step} could not run again: {_first_line(error)}")
+                return False
+            finally:
+                self.attempt = 0
+        return True
+
+    def _deterministically(self, saved: Saved) -> None:
+        """Two repeats with deterministic algorithms, as strictly as this step allows.
+
+        Some operators (flash attention's backward) turn deterministic only where torch may raise. Whether it
+        would is asked first, by a repeat in which it only warns: an error in the middle of a backward leaves
+        a distributed model unusable.
+        """
+        numbers = (DETERMINISTIC, DETERMINISTIC + 1)
+        with _deterministic(only_warn=True), warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            if not self._attempts(saved, numbers[:1]):
+                return
+        self._forget(numbers)  # in any case, so that all ranks run it as often
+        why = next((text for one in heard if REFUSES.search(text := str(one.message))), "")
+        if not why:
+            with _deterministic(only_warn=False):
+                try:
+                    for attempt in numbers:
+                        self._again(saved, attempt)
+                    return
+                except Exception as error:  # noqa: BLE001  of which nothing warned
+                    why = str(error)
+                finally:
+                    self.attempt = 0
+            self._forget(numbers)
+        self.notes.append(
+            f"step {self.step} ran with deterministic algorithms only where there are any (warn_only): "
+            f"{_first_line(why)}"
+        )
+        with _deterministic(only_warn=True):
+            self._attempts(saved, numbers)
+
+    def _forget(self, attempts: Sequence[int]) -> None:
+        if self._events is not None:
+            self._events.forget(self.step, attempts)
 
     def _again(self, saved: Saved, attempt: int) -> None:
         if not saved.gradients:
@@ -319,7 +359,7 @@ class Recorder:
         self.attempt = attempt
         before, self.here.inside = self.here.inside, 0
         try:
-            with _deterministic(attempt >= DETERMINISTIC), as_it_was(saved), torch.enable_grad():
+            with as_it_was(saved), torch.enable_grad():
                 # Once more: autocast and the rest above may have drawn.
                 set_random(saved.random)
                 outputs = tensors_in(saved.root(*saved.args, **saved.kwargs))
@@ -405,17 +445,18 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    if not wanted:
-        yield
-        return
+def _deterministic(*, only_warn: bool) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=only_warn)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warns)
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+def _first_line(text: object) -> str:
+    return (str(text).strip().splitlines() or [repr(text)])[0][:300]
 
 
 def _owner(name: str) -> str:
