@@ -19,7 +19,7 @@ from lab.report.page import Card, Figure, Page, Points, Section, Table, write_pa
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
-from lab.rooms.trials.config import ALPHA, Trial, controls_of
+from lab.rooms.trials.config import ALPHA, RATIO, Trial, controls_of
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_PLACE,
@@ -226,8 +226,11 @@ def _why_open(one: Comparison) -> str:
     if one.control_slowdown is None:
         return f"; {one.control} has no step times"
     text = f"; {one.control} took {one.control_slowdown:.2f} times the baseline's"
-    enough = one.slowdown is None or one.control_slowdown >= MATCHED * one.slowdown
-    return f"{text}, and needs more trials" if enough else f"{text}, which is not as slow"
+    if one.slowdown is not None and one.control_slowdown < MATCHED * one.slowdown:
+        return f"{text}, which is not as slow"
+    if one.slowdown is not None and one.control_slowdown > RATIO * one.slowdown:
+        return f"{text}, which is slower than the cell"
+    return f"{text}, and needs more trials"
 
 
 def _lacking(decision: Decision, found: Gathered) -> list[str]:

@@ -8,9 +8,11 @@ from pathlib import Path
 import msgspec
 
 from lab.core.files import write_atomic
+from lab.core.manifest import StepRecord
 from lab.core.run import Run
+from lab.core.step import Step
 from lab.errors import BadDataError
-from lab.rooms.trials.config import CONFIG, RESULT, Trial, TrialsConfig
+from lab.rooms.trials.config import CONFIG, NOT_RUN, RESULT, Trial, TrialsConfig
 
 
 def read_settings(path: Path) -> TrialsConfig:
@@ -57,9 +59,23 @@ def read_trials(steps: Path) -> list[Trial]:
 
 
 def ended_rows(run: Run) -> list[Trial]:
-    """The rows that count: those of a trial whose driver was killed before it knew run again."""
-    known = {r.step.name for r in run.manifest.steps if r.outcome is not None and r.outcome.ok}
-    return [row for row in read_trials(run.root / "steps") if row.step in known]
+    """The rows that count, and one without a result for each trial that needs none, or was lost.
+
+    The row of a trial whose driver was killed before it knew does not count: that trial runs again.
+    """
+    known = {record.step.name: record for record in run.manifest.steps if record.outcome is not None}
+    rows = [row for row in read_trials(run.root / "steps") if row.step in known and _is_ok(known[row.step])]
+    left = known.keys() - {row.step for row in rows}
+    return rows + [_without_result(known[name].step) for name in sorted(left)]
+
+
+def _is_ok(record: StepRecord) -> bool:
+    return record.outcome is not None and record.outcome.ok
+
+
+def _without_result(step: Step) -> Trial:
+    cell, trial = str(step.labels["cell"]), int(step.labels["trial"])
+    return Trial(cell=cell, trial=trial, verdict=NOT_RUN, step=step.name)
 
 
 def read_trial(folder: Path) -> Trial | None:

@@ -230,6 +230,9 @@ def arms(cell: str, control: str, *, control_ms: float = 13.0, stop: bool = Fals
         ("F.." + "E" * 27, 13.0, "fails less, but slower"),  # neither is shown
         ("F." * 15, 10.5, "fails less, but slower"),  # the control was not as slow
         ("E" * 30, 13.0, "fails less, but slower"),
+        ("." * 30, 11.6, "fails less, as a slow baseline does"),  # all the more: it was slowed less
+        ("." * 30, 11.4, "fails less, but slower"),  # it was hardly slowed at all
+        ("." * 30, 15.5, "fails less, but slower"),  # slower than the cell, it says nothing of it
     ],
 )
 def test_a_slower_cell_is_a_cure_only_against_a_baseline_that_is_as_slow(control, ms, verdict, stop):
