@@ -68,6 +68,7 @@ class Recorder:
         self._in_backward = 0
         self._open = False
         self._versions: dict[int, int] = {}  # of the weights of each root when the step began
+        self._updated: dict[int, int] = {}  # the same after the last update
         self._lock = threading.RLock()
         self.unwritten: dict[
             int, Tensor
@@ -260,8 +261,8 @@ class Recorder:
         for name, digest in digests(random_state()).items():
             self._event({"kind": "random", "name": name, "m": "", "out": [digest]})
         self._versions = {id(one): self._version(one) for one in self._roots}
-        if self.step == 1:
-            self._weights()
+        if self.step == 1 or self._versions != self._updated:
+            self._weights()  # the first, or changed since the update by something else
         buffers = [(name, one) for name, one in root.named_buffers() if one is not None]
         for (name, _), bits in zip(buffers, self.bits_of([one for _, one in buffers]), strict=True):
             self._event({"kind": "buffer", "name": name, "m": "", "out": [bits]})
@@ -375,6 +376,7 @@ class Recorder:
             return
         self.phase = "update"
         self._weights()
+        self._updated = {id(one): self._version(one) for one in self._roots}
         self._open = False
         self._saved = None
         before = self._events.events

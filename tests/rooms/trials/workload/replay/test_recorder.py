@@ -14,7 +14,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lab.rooms.trials.replay.compare import compare  # noqa: E402
-from lab.rooms.trials.replay.page import missing  # noqa: E402
+from lab.rooms.trials.replay.page import missing, sentences  # noqa: E402
 from lab.rooms.trials.replay.read import files, read  # noqa: E402
 from lab.rooms.trials.workload.replay.ops import WORKSPACES, _read  # noqa: E402
 from lab.rooms.trials.workload.replay.recorder import Recorder  # noqa: E402
@@ -347,3 +347,50 @@ def test_where_an_operator_refuses_torch_only_warns_and_the_record_says_which(na
     tries = {(one.s, one.k) for one in record.events}
     assert {(1, 100), (1, 101)} <= tries and record.end.steps == 2
     assert len({sum(one.k == k for one in record.events if one.s == 1) for k in (100, 101)}) == 1
+
+
+def test_a_factor_that_changes_is_an_input_and_no_fault_of_the_operator(tmp_path):
+    """As a clock, an address or numpy gives one: the product differs, and its tensors do not."""
+    factor = iter([1.5, 1.5, 1.25, 1.25])
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, value):
+            return self.body(value) * next(factor)
+
+    def job():
+        model = Scaled()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            model(x()).sum().backward()
+            optimizer.step()
+
+    finding, _ = twice(tmp_path, job, repeats=0)
+    assert finding.first.event.name == "aten.mul.Tensor" and finding.first.equal_inputs is False
+
+
+def test_weights_that_something_else_changes_between_steps_are_named_as_weights(tmp_path):
+    poke = iter([0.0, 0.0, 0.5, 0.5])
+
+    def job():
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            model(x()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model[3].weight += next(poke)
+
+    finding, records = twice(tmp_path, job)
+    first = finding.first
+    assert (first.step, first.event.kind, first.event.name, first.direction) == (
+        2,
+        "weight",
+        "3.weight",
+        "start",
+    )
+    assert any("something other than the optimizer" in text for text in sentences(finding, records))
