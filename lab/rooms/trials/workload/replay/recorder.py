@@ -15,9 +15,10 @@ import re
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,17 @@ from lab.rooms.trials.workload.replay.state import (
 # What torch warns of where it would raise if it might.
 REFUSES = re.compile(r"does not have a deterministic implementation|is not deterministic because")
 DETERMINISTIC = 100  # attempts from this number on run with deterministic algorithms
+TOGETHER = 64  # gradients that one launch reads
 _is_compiling = torch.compiler.is_compiling
+
+
+class _Read(NamedTuple):
+    """A tensor whose checksum is on its way: where it will be, as long as step and version are these."""
+
+    tensor: weakref.ref[Tensor]
+    step: int
+    version: int
+    place: Any
 
 
 class _Here(threading.local):
@@ -48,6 +59,7 @@ class _Here(threading.local):
         self.path: list[str] = []  # of the modules that run, if they are recorded
         self.inside = 0  # depth of calls below an outermost one, recorded or not
         self.busy = False  # the recorder's own operators are not the program's
+        self.last: list[_Read] = []  # the outputs of the module that ended last, where operators are not seen
 
 
 class Recorder:
@@ -74,6 +86,7 @@ class Recorder:
             int, Tensor
         ] = {}  # outputs that nobody writes, held so that none takes their place
         self._saved: Saved | None = None
+        self._late: list[tuple[dict[str, Any], Tensor, int]] = []  # gradients to read, and their versions
         self._hooks: list[Any] = []
         self._pid = os.getpid()
         self._stack = contextlib.ExitStack()
@@ -174,14 +187,32 @@ class Recorder:
             here.inside -= 1
             here.path.pop()
         if made := tensors_in(out):
-            event = self.event(
-                "module", type(module).__name__, module=name, given=given, made=self.bits_of(made)
-            )
+            bits = self.bits_of(made) if self.level == "op" else self._bits_of_outputs(made)
+            event = self.event("module", type(module).__name__, module=name, given=given, made=bits)
             if self.level == "op" or name.rpartition(".")[2].isdecimal() or module in self._roots:
                 self._watch_gradients(made, name, type(module).__name__)
             if self.level != "op":
                 del event["in"]
         return out
+
+    def _bits_of_outputs(self, made: Sequence[Tensor]) -> list[Any]:
+        """A container gives what its last module gave: the same tensor is read once."""
+        known = [one for one in self.here.last if one.step == self.step]
+
+        def place(tensor: Tensor) -> Any:
+            return next(
+                (k.place for k in known if k.tensor() is tensor and k.version == tensor._version), None
+            )
+
+        found = [place(one) for one in made]
+        new = iter(self.bits_of([one for one, there in zip(made, found, strict=True) if there is None]))
+        bits = [next(new) if there is None else there for there in found]
+        self.here.last = [
+            _Read(weakref.ref(one), self.step, one._version, where)
+            for one, where in zip(made, bits, strict=True)
+            if not one.is_inference()  # it has no version
+        ]
+        return bits
 
     def _watch_gradients(self, made: Sequence[Tensor], module: str, kind: str) -> None:
         for at, one in enumerate(made):
@@ -224,6 +255,7 @@ class Recorder:
                 out = original(*args, **kwargs)
         finally:
             self._in_backward -= 1
+            self._read_late()
         if _world() > 1:
             self._grads("reduced")
         return out
@@ -288,9 +320,30 @@ class Recorder:
 
                 def see(one: Tensor, name: str = prefix + name) -> None:
                     if not self.here.busy and self._open and one.grad is not None:
-                        self.event("grad", name, module=_owner(name), made=self.bits_of([one.grad]))
+                        self._see_gradient(one, one.grad, name)
 
                 self._hooks.append(weight.register_post_accumulate_grad_hook(see))  # type: ignore[no-untyped-call]
+
+    def _see_gradient(self, weight: Tensor, grad: Tensor, name: str) -> None:
+        """Of a weight, when its backward has added to it; many at once where no hook can change it before."""
+        if self.level == "op" or _world() > 1 or len(weight._post_accumulate_grad_hooks or ()) > 1:
+            self.event("grad", name, module=_owner(name), made=self.bits_of([grad]))
+            return
+        event = self.event("grad", name, module=_owner(name), made=[None])
+        with self._lock:
+            self._late.append((event, grad, grad._version))
+        if len(self._late) >= TOGETHER:
+            self._read_late()
+
+    def _read_late(self) -> None:
+        with self._lock:
+            late, self._late = self._late, []
+            same = [(event, grad) for event, grad, version in late if grad._version == version]
+            for (event, _), bits in zip(same, self.bits_of([grad for _, grad in same]), strict=True):
+                event["out"] = [bits]
+            if self._events is not None and len(same) < len(late):
+                kind = "gradients that were changed inside the backward"
+                self._events.unseen[kind] = self._events.unseen.get(kind, 0) + len(late) - len(same)
 
     def _before_update(self) -> None:
         """The step's gradients are there and nothing has used them: now it runs again."""

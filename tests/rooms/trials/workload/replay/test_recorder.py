@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from lab.rooms.trials.replay.compare import compare  # noqa: E402
 from lab.rooms.trials.replay.page import missing, sentences  # noqa: E402
 from lab.rooms.trials.replay.read import files, read  # noqa: E402
+from lab.rooms.trials.workload.bits import dense, host_sum  # noqa: E402
+from lab.rooms.trials.workload.replay import recorder as recorder_module  # noqa: E402
 from lab.rooms.trials.workload.replay.ops import WORKSPACES, _read  # noqa: E402
 from lab.rooms.trials.workload.replay.recorder import Recorder  # noqa: E402
 
@@ -394,3 +396,95 @@ def test_weights_that_something_else_changes_between_steps_are_named_as_weights(
         "start",
     )
     assert any("something other than the optimizer" in text for text in sentences(finding, records))
+
+
+class Chain(nn.Module):
+    """A container that gives what its last module gave, once changed in place and once not."""
+
+    def __init__(self, changes):
+        super().__init__()
+        self.inner, self.head, self.changes = (
+            nn.Sequential(nn.Linear(6, 6), nn.GELU()),
+            nn.Linear(6, 1),
+            changes,
+        )
+
+    def forward(self, value):
+        value = self.inner(value)
+        return self.head(value.mul_(2) if self.changes else value)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_without_operators_every_checksum_is_that_of_its_tensor(changes, tmp_path, monkeypatch):
+    """Gradients are read many at a time and shared outputs once: the bits are those that were there."""
+    monkeypatch.setattr(recorder_module, "TOGETHER", 2)
+    asked = []
+    plain = Recorder.bits_of
+    monkeypatch.setattr(Recorder, "bits_of", lambda self, given: asked.extend(given) or plain(self, given))
+    model, wanted = Chain(changes), {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(
+            lambda _, __, out, name=name: wanted.setdefault(("module", name or "Chain"), []).append(
+                text_of(out)
+            )
+        )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(tmp_path, steps=2, repeats=0, level="module", leave=False)
+    recorder.start()
+    for _ in range(2):
+        for _ in range(2):  # micro-batches: gradients are added to
+            model(x()).sum().backward()
+            for name, weight in model.named_parameters():
+                wanted.setdefault(("grad", name), []).append(text_of(weight.grad))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    recorder.stop(ended=True)
+    record = read(files(tmp_path)[0], "run")
+    found = {}
+    for one in record.events:
+        if one.kind in ("module", "grad"):
+            found.setdefault((one.kind, one.m if one.kind == "module" else one.name), []).append(one.out[0])
+    assert found == wanted and not record.end.unseen and record.end.steps == 2
+    outputs = sum(one.grad_fn is not None for one in asked)
+    assert outputs == 3 * 4  # of 5 modules: two containers give what their last module gave
+
+
+def text_of(tensor):
+    return f"{host_sum(dense(tensor)):016x}"
+
+
+@pytest.mark.parametrize("level", ["op", "module"])
+def test_a_teacher_in_inference_mode_does_not_end_the_program(level, tmp_path):
+    class Taught(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.teacher, self.student = nn.Sequential(nn.Linear(6, 2)), mlp()
+
+        def forward(self, value):
+            with torch.inference_mode():
+                wanted = self.teacher(value)
+            return (self.student(value) - wanted.clone()).square().mean()
+
+    model = Taught()
+    finding, records = twice(tmp_path, lambda: loop(model, lambda: model(x())), level=level, runs=1)
+    assert finding.verdict == "bitwise" and finding.repeats == 2, records[0].end
+
+
+def test_a_gradient_that_changes_before_it_is_read_is_unseen_and_not_another_number(tmp_path):
+    """A hook of a module changes it, which no hook of the weight shows."""
+    first, second = nn.Linear(6, 6), nn.Linear(6, 1)
+    model = nn.Sequential(first, second)
+
+    def double(*_):
+        second.weight.grad.mul_(2)
+
+    first.register_full_backward_hook(double)
+    recorder = Recorder(tmp_path, steps=1, repeats=0, level="module", leave=False)
+    recorder.start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x().requires_grad_()).sum().backward()
+    optimizer.step()
+    recorder.stop(ended=True)
+    record = read(files(tmp_path)[0], "run")
+    assert record.end.unseen == {"gradients that were changed inside the backward": 1}
+    assert [one.out for one in record.events if (one.kind, one.name) == ("grad", "1.weight")] == [("",)]
