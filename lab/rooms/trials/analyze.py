@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from lab.rooms.trials.rows import read_trial, settings_of
 
 COLUMNS = {"cell", "trial", "verdict"}
 MOST_ROWS = 1_000_000
+MOST_COUNT = 10**9  # of a trial's number and its place in the order
 UNREADABLE = "its row cannot be used"
 LOST = (Status.failed, Status.oom, Status.timeout)
 
@@ -116,26 +119,45 @@ def _float(row: dict[str, Any], name: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _count(row: dict[str, Any], name: str) -> int:
+    text = str(row[name]).strip()
+    if not text.isascii() or not text.isdecimal() or int(text) > MOST_COUNT:
+        raise ValueError(f"{name} {text[:40]!r} is no number from 0 to {MOST_COUNT:,}")
+    return int(text)
+
+
+def _moment(text: str) -> str:
+    """A time as UTC, so that two zones compare; "" where it is none."""
+    try:
+        moment = datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", text.strip()))
+        zoned = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+        return zoned.astimezone(timezone.utc).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError):
+        return ""
+
+
 def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
     try:
         verdict = row["verdict"]
         if verdict not in (*VERDICTS, NOT_RUN):
             raise ValueError(f"verdict {verdict!r} is none of {', '.join(VERDICTS)}")
-        number = row.get("step_time") or row.get("step_ms")
+        if not row["cell"].strip():
+            raise ValueError("it has no cell")
+        step_time = _float(row, "step_time" if row.get("step_time") else "step_ms")
         return Trial(
             cell=row["cell"],
-            trial=int(row["trial"]),
+            trial=_count(row, "trial"),
             verdict=verdict,
             reason=row.get("reason") or "",
-            order=int(row["order"]) if row.get("order") else None,
-            step_time=float(number) if number else None,
+            order=_count(row, "order") if row.get("order") else None,
+            step_time=step_time if step_time and step_time > 0 else None,
             host=row.get("host") or row.get("node") or "",
             gpus=row.get("gpus") or "",
-            started_utc=row.get("started_utc") or "",
+            started_utc=_moment(row.get("started_utc") or ""),
             temperature_c=_float(row, "temperature_c"),
             sm_clock_mhz=_float(row, "sm_clock_mhz"),
             step=row.get("step") or "",
             log=row.get("log") or "",
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadDataError(f"not a trial: {error}", where=f"{path}:{at}") from error

@@ -180,13 +180,15 @@ def _made(name: str | None, part: Part) -> Cell:
     if part.seed is not None and part.seed < 0:
         raise UsageError(f"the seed of cell {name!r} is below 0")
     used = [MITIGATIONS[one] for one in part.mitigations]
+    own = bool(part.env or args) or any(value is not None for value in place.values())
     return Cell(
         name=name,
         env=env,
         args=args,
         changes=changes,
         settings=tuple(one for each in used for one in each.settings),
-        read_by=tuple(each.read_by for each in used if each.read_by),
+        # What reads a change of a person's own is not known: such a cell may change something in any case.
+        read_by=() if own else tuple(each.read_by for each in used if each.read_by),
         seed=part.seed,
         gpu=None if part.gpu is None else str(part.gpu),
         node=part.node,

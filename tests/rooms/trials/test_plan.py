@@ -206,3 +206,11 @@ def test_a_key_that_is_there_twice_is_refused_and_no_level_is_lost(tmp_path, tex
         read_matrix(tmp_path / "m.yaml")
     with pytest.raises(ConfigError, match="'A' is there twice"):
         cell("{env: {A: 1, A: 2}}")
+
+
+def test_a_preset_beside_a_persons_own_change_is_not_called_without_effect():
+    """Nothing reads the preset's variable, perhaps; what reads the other one is not known."""
+    assert cell("tf32_off").read_by and cell("{mitigations: [tf32_off]}").read_by
+    for more in ("env: {A: 1}", "args: [--slow]", "seed: 3", "gpu: 0", "node: n1", "image: cpu"):
+        assert not cell(f"{{name: x, mitigations: [tf32_off], {more}}}").read_by
+    assert cell("{mitigations: [flash_off], env: {A: 1}}").settings == ("flash_off",)  # is made in any case
