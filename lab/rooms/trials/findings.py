@@ -19,7 +19,7 @@ from lab.report.page import Card, Figure, Page, Points, Section, Table, write_pa
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
-from lab.rooms.trials.config import ALPHA, RATIO, Trial, controls_of
+from lab.rooms.trials.config import ALPHA, NOT_RUN, RATIO, Trial, controls_of
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_PLACE,
@@ -356,8 +356,8 @@ def _intervals(decision: Decision, out: Path) -> Figure:
 
 
 def _timeline(found: Gathered, out: Path) -> Figure:
-    """Cells down, blocks across; several blocks share a column where there are many."""
-    last = max(one.trial for one in found.trials)
+    """Cells down, blocks across to the last that ran; several blocks share a column where there are many."""
+    last = max((one.trial for one in found.trials if one.verdict != NOT_RUN), default=0)
     wide = last // COLUMNS + 1
     tally: dict[tuple[str, int], Counter[str]] = {}
     for one in found.trials:
