@@ -129,6 +129,7 @@ def execute(
     with console.steps(len(run.pending())) as display:
         house = room(run.manifest.room)
         watchers = [display, house.watcher(run)]
+        engine.say = console.say
         spare = house.spare(run) if hasattr(house, "spare") else None
         runner = StepRunner(run, engine, watchers, stop, lease_of(run, engine, options, stop, console), spare)
         taken_up = runner.take_up()

@@ -27,6 +27,9 @@ class Engine(abc.ABC):
     kind: Kind = Kind.measured  # what the numbers of its runs are
     holds_gpus: bool = True  # whether its steps need the site's GPUs to themselves
     runs_here: bool = True  # whether its steps are processes of this machine and read its caches
+    say: Callable[[str], None] = staticmethod(
+        lambda _: None
+    )  # the driver's: for a person, beside the steps' output
 
     # From flags or a manifest to an engine
 

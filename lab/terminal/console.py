@@ -49,6 +49,7 @@ class StepDisplay:
         self._console, self._total = console, total
         self._done = 0
         self._began: dict[str, float] = {}
+        self._skipped: list[tuple[str, str]] = []  # names and reasons, not yet said
 
     def __enter__(self) -> StepDisplay:
         if self._console.stream.isatty():
@@ -69,11 +70,13 @@ class StepDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._say_skipped()
         if self._console._live is not None:
             self._console._live.stop()
             self._console._live = None
 
     def begin(self, step: Step) -> None:
+        self._say_skipped()
         self._began[step.name] = time.monotonic()
         self._console.say(f"> {step.name} starts ({self._done + 1} of {self._total})")
         self._describe()
@@ -84,14 +87,29 @@ class StepDisplay:
     def end(self, step: Step, outcome: Outcome) -> None:
         self._began.pop(step.name, None)
         self._done += 1
+        if outcome.status is Status.skipped:
+            self._skipped.append((step.name, outcome.reason))
+        else:
+            self._say_skipped()
+            self._say_end(step, outcome)
+        if self._console._live is not None:
+            self._console._live.advance(self._task)
+        self._describe()
+
+    def _say_end(self, step: Step, outcome: Outcome) -> None:
         mark = MARKS.get(outcome.status, "✗")
         self._console.say(
             f"{mark} {step.name}: {outcome.status.value} in {outcome.seconds:.1f} s"
             + (f" - {outcome.reason}" if outcome.reason else "")
         )
-        if self._console._live is not None:
-            self._console._live.advance(self._task)
-        self._describe()
+
+    def _say_skipped(self) -> None:
+        """One line per reason: a run that is decided early skips hundreds of steps in a row."""
+        skipped, self._skipped = self._skipped, []
+        for reason in dict.fromkeys(reason for _, reason in skipped):
+            names = [name for name, why in skipped if why == reason]
+            named = names[0] if len(names) == 1 else f"{len(names)} steps, {names[0]} to {names[-1]}"
+            self._console.say(f"- {named}: skipped{f' - {reason}' if reason else ''}")
 
     def _describe(self) -> None:
         if self._console._live is not None:

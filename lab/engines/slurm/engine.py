@@ -114,7 +114,7 @@ class SlurmEngine(Engine):
     ) -> Iterator[tuple[Step, Outcome]]:
         """Submit all steps, at most `jobs` of them running at a time; yield each as it ends."""
         submitted = self.submit(run, steps, jobs=jobs)
-        yield from follow(run, {step.name: step for step in steps}, submitted, on_line, stop)
+        yield from follow(run, {step.name: step for step in steps}, submitted, on_line, stop, self.say)
 
     def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
         job = read_jobs(run.root).of_step.get(step.name)
@@ -123,7 +123,7 @@ class SlurmEngine(Engine):
         trace = read_trace(trace_path(run.root, step.name))
         if (trace is None or trace.outcome is None) and queue.states([job]).get(job) not in queue.LIVE:
             return None
-        return next(follow(run, {step.name: step}, {step.name: job}, lambda _: on_line, stop))[1]
+        return next(follow(run, {step.name: step}, {step.name: job}, lambda _: on_line, stop, self.say))[1]
 
     def lost(self, run: Run, step: Step) -> Outcome:
         job = read_jobs(run.root).of_step.get(step.name, "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 
 import msgspec
 
@@ -14,6 +14,7 @@ from lab.engines.lines import LineSplitter
 from lab.engines.slurm import queue
 from lab.engines.slurm.cancel import end_gently
 from lab.engines.slurm.records import FOLDER, Trace, read_jobs, read_trace, trace_path
+from lab.engines.slurm.waits import Waits
 
 POLL_S = 0.3
 ASK_QUEUE_S = 3.0  # squeue takes the controller's time: one call for all jobs, at most this often
@@ -26,14 +27,21 @@ def follow(
     jobs: Mapping[str, str],
     on_line: Callable[[Step], Callable[[str], None]],
     stop: Stop,
+    say: Callable[[str], None],
 ) -> Iterator[tuple[Step, Outcome]]:
-    """Yield each step with its outcome as it ends. A first stop ends the steps gently, a second at once."""
+    """Yield each step with its outcome as it ends. A first stop ends the steps gently, a second at once.
+
+    say: told why steps wait in the queue.
+    """
     attempt = read_jobs(run.root).attempt
     waiting = {
         name: FollowedStep(run, step, jobs[name], attempt.get(name, 0), on_line(step))
         for name, step in steps.items()
     }
     asked_at, asked_to_end, killed = time.monotonic(), False, False
+    waits = Waits(say, queue.node_states)
+    names = {one.job: name for name, one in waiting.items()}
+    limits_s = {one.job: limit for one in waiting.values() if (limit := one.step.stall_timeout_s)}
     while waiting:
         begun = {path.name for path in (run.root / FOLDER).glob("*.json")}
         for name, one in list(waiting.items()):
@@ -50,11 +58,22 @@ def follow(
             queue.cancel(living)
         if waiting and time.monotonic() - asked_at > ASK_QUEUE_S:
             asked_at = time.monotonic()
-            states = queue.states(living)
+            found = queue.listed(living)
             for one in waiting.values():
-                one.update_queue_state(states.get(one.job), cancelled=asked_to_end)
+                job = found.get(one.job)
+                one.update_queue_state(job.state if job else None, cancelled=asked_to_end)
+            if not asked_to_end:
+                _give_up(waiting.values(), waits.look(found, names, limits_s, asked_at))
         if waiting:
             time.sleep(POLL_S)
+
+
+def _give_up(steps: Collection[FollowedStep], why: Mapping[str, str]) -> None:
+    """Cancel jobs that wait for what does not come; one that has begun meanwhile goes on."""
+    if why:
+        queue.cancel(list(why), waiting_only=True)
+    for one in steps:
+        one.given_up = why.get(one.job, one.given_up)
 
 
 class FollowedStep:
@@ -66,6 +85,7 @@ class FollowedStep:
         self._on_line, self._splitter, self._offset = on_line, LineSplitter(), 0
         self._gone_since: float | None = None
         self._cancelled = False
+        self.given_up = ""  # why its job was taken out of the queue
 
     def poll(self, begun: Set[str]) -> Outcome | None:
         """The outcome if the step has ended for good; None for a task that was preempted and is requeued.
@@ -85,7 +105,12 @@ class FollowedStep:
                 return None
             self._read_log(last=True)
             return outcome
-        return lost_outcome(self.job, cancelled=self._cancelled) if self._lost() else None
+        if not self._lost():
+            return None
+        if self.given_up:
+            reason = f"job {self.job} {self.given_up}"
+            return Outcome(status=Status.interrupted, reason=reason, started_utc=utc_now())
+        return lost_outcome(self.job, cancelled=self._cancelled)
 
     def update_queue_state(self, state: str | None, *, cancelled: bool) -> None:
         self._cancelled = cancelled
@@ -95,7 +120,7 @@ class FollowedStep:
             self._gone_since = time.monotonic()
 
     def _lost(self) -> bool:
-        patience_s = 1.0 if self._cancelled else SETTLE_S
+        patience_s = 1.0 if self._cancelled or self.given_up else SETTLE_S
         return self._gone_since is not None and time.monotonic() - self._gone_since > patience_s
 
     def _read_log(self, *, last: bool = False) -> None:

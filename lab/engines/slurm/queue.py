@@ -5,30 +5,77 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
+from lab.core.words import printable
 from lab.errors import EngineError
 
 # States of a job that has not ended for good.
 LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "SIGNALING", "STAGE_OUT"}
 LIVE |= {"STOPPED", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"}
+WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED", "STOPPED"}
+# How the states of nodes begin that start nothing; a * behind means that the node does not respond.
+UNUSABLE = ("down", "drain", "fail", "error", "maint", "power", "reboot", "future", "no_respond")
 JOBS_PER_CALL = 200
 _FIELDS = re.compile(r"(\w+)=(\S*)")
 
 
+class Job(NamedTuple):
+    """A job as the queue lists it; `nodes`: those that it asks for by name, `reason`: why it waits."""
+
+    state: str
+    nodes: str
+    partition: str
+    reason: str
+
+
+class NodeState(NamedTuple):
+    name: str
+    state: str
+    reason: str
+
+    @property
+    def usable(self) -> bool:
+        return not self.state.endswith("*") and not self.state.startswith(UNUSABLE)
+
+    @property
+    def text(self) -> str:
+        state = self.state.rstrip("*$~#!%@^-+")
+        silent = " and does not respond" if self.state.endswith("*") else ""
+        why = "" if self.reason in ("", "none") else f' ("{printable(self.reason)[:120]}")'
+        return f"node {printable(self.name)} is {printable(state)}{silent}{why}"
+
+
 def states(jobs: Collection[str]) -> dict[str, str]:
-    """Job or array task -> its state, for those that the controller still remembers.
+    """Job or array task -> its state alone."""
+    return {name: one.state for name, one in listed(jobs).items()}
+
+
+def listed(jobs: Collection[str]) -> dict[str, Job]:
+    """Job or array task -> what the queue says of it, for those that the controller still remembers.
 
     A waiting task is listed within its array (`12_[3-7]`): it is PENDING. One call for at most 200 jobs.
     """
     numbers = sorted({job.split("_")[0] for job in jobs})
-    found: dict[str, str] = {}
+    found: dict[str, Job] = {}
     for start in range(0, len(numbers), JOBS_PER_CALL):
         asked = ",".join(numbers[start : start + JOBS_PER_CALL])
-        listed = _call("squeue", "-h", "-r", "-t", "all", "-j", asked, "-o", "%i %T", accepted=(0, 1))
-        for line in listed.splitlines():
-            name, _, state = line.partition(" ")
-            found[name] = state
+        text = _call("squeue", "-h", "-r", "-t", "all", "-j", asked, "-o", "%i|%T|%n|%P|%r", accepted=(0, 1))
+        for line in text.splitlines():
+            name, *fields = line.split("|", 4)
+            found[name] = Job(*fields) if len(fields) == 4 else Job(fields[0] if fields else "", "", "", "")
     return {job: found[job] for job in jobs if job in found}
+
+
+def node_states(nodes: str, partition: str) -> list[NodeState]:
+    """Of these nodes (`n1,n[4-7]`), else of a partition's; none where Slurm does not know them."""
+    which = ("-n", nodes) if nodes else ("-p", partition)
+    try:
+        text = _call("sinfo", "-h", "-N", *which, "-o", "%N|%T|%E")
+    except EngineError:
+        return []
+    lines = dict.fromkeys(text.splitlines())  # a node is listed once per partition
+    return [NodeState(*line.split("|", 2)) for line in lines if line.count("|") >= 2]
 
 
 def version() -> str:

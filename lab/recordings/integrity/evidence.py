@@ -133,7 +133,8 @@ def joined(one: Table, other: Table) -> np.ndarray:
         # np.isin sorts both together; calls and rows come nearly in order.
         among = np.sort(there, kind="stable")
         found: np.ndarray = among[np.minimum(np.searchsorted(among, here), len(among) - 1)] == here
-        return known & found
+        met: np.ndarray = known & found
+        return met
     used = np.unique(there)
     at = np.minimum(np.searchsorted(used, here), len(used) - 1)
     key = one.process.astype(np.int64) * len(used) + at

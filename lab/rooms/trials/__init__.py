@@ -42,14 +42,14 @@ def spare(run: Run) -> Callable[[Step], str] | None:
     """Why a trial need not run: those before it have decided its cell. Asked before each step."""
     from lab.rooms.trials.config import CONFIG
     from lab.rooms.trials.progress import why_not
-    from lab.rooms.trials.rows import read_settings
+    from lab.rooms.trials.rows import ended_rows, settings_of
 
     if not (run.root / CONFIG).is_file():  # a replay, or a comparison of GPUs
         return None
-    config = read_settings(run.root / CONFIG)
+    config = settings_of(run)
     if not (config.stop or config.until or any(one.slow_as for one in config.cells)):
         return None
-    return lambda step: why_not(config, str(step.labels["cell"]), run.root / "steps")
+    return lambda step: why_not(config, str(step.labels["cell"]), ended_rows(run))
 
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:

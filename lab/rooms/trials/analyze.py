@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from lab.core.files import sha256_of
 from lab.core.manifest import StepRecord
 from lab.core.run import Run
 from lab.core.step import Status
 from lab.errors import BadDataError
-from lab.rooms.trials.config import CONFIG, DECIDED, NOT_RUN, NOT_SLOWER, VERDICTS, Trial, TrialsConfig
-from lab.rooms.trials.rows import read_settings, read_trial
+from lab.rooms.trials.config import DECIDED, NOT_RUN, NOT_SLOWER, RESULT, VERDICTS, Trial, TrialsConfig
+from lab.rooms.trials.rows import read_trial, settings_of
 
 COLUMNS = {"cell", "trial", "verdict"}
 MOST_ROWS = 1_000_000
+MOST_COUNT = 10**9  # of a trial's number and its place in the order
 UNREADABLE = "its row cannot be used"
 LOST = (Status.failed, Status.oom, Status.timeout)
 
@@ -43,7 +47,7 @@ def is_table(path: Path) -> bool:
 
 def gather(run: Run) -> Gathered:
     """The rows of a run: what the manifest says of a step counts, not what lies in its folder."""
-    config = read_settings(run.root / CONFIG)
+    config = settings_of(run)
     trials = [_row(run, record) for record in run.manifest.steps]
     lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NOT_SLOWER)]
     missing = [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
@@ -60,7 +64,9 @@ def _row(run: Run, record: StepRecord) -> Trial:
         except BadDataError as error:
             row, unreadable = None, f"{UNREADABLE}: {error.what}"
         if row is not None and (row.cell, row.trial) == (step.labels["cell"], step.labels["trial"]):
-            return row
+            if _is_as_it_was(run, record):
+                return row
+            unreadable = f"{UNREADABLE}: it was changed after the trial ended"
         unreadable = unreadable or f"{UNREADABLE}: there is none, or another trial's"
     lost = outcome is not None and (outcome.status in LOST or outcome.status is Status.ok)
     return Trial(
@@ -73,6 +79,13 @@ def _row(run: Run, record: StepRecord) -> Trial:
         step=step.name,
         log=f"{step.folder}/run_output.log",
     )
+
+
+def _is_as_it_was(run: Run, record: StepRecord) -> bool:
+    """Whether the row is the one that the trial left: another trial, or a person, may have written there."""
+    name = f"{record.step.folder}/{RESULT}"
+    known = record.files.get(name)
+    return known is None or known.sha256 == sha256_of(run.root / name)
 
 
 def read_table(path: Path) -> Gathered:
@@ -106,26 +119,45 @@ def _float(row: dict[str, Any], name: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _count(row: dict[str, Any], name: str) -> int:
+    text = str(row[name]).strip()
+    if not text.isascii() or not text.isdecimal() or int(text) > MOST_COUNT:
+        raise ValueError(f"{name} {text[:40]!r} is no number from 0 to {MOST_COUNT:,}")
+    return int(text)
+
+
+def _moment(text: str) -> str:
+    """A time as UTC, so that two zones compare; "" where it is none."""
+    try:
+        moment = datetime.fromisoformat(re.sub(r"[zZ]\Z", "+00:00", text.strip()))
+        zoned = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+        return zoned.astimezone(timezone.utc).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError):
+        return ""
+
+
 def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
     try:
         verdict = row["verdict"]
         if verdict not in (*VERDICTS, NOT_RUN):
             raise ValueError(f"verdict {verdict!r} is none of {', '.join(VERDICTS)}")
-        number = row.get("step_time") or row.get("step_ms")
+        if not row["cell"].strip():
+            raise ValueError("it has no cell")
+        step_time = _float(row, "step_time" if row.get("step_time") else "step_ms")
         return Trial(
             cell=row["cell"],
-            trial=int(row["trial"]),
+            trial=_count(row, "trial"),
             verdict=verdict,
             reason=row.get("reason") or "",
-            order=int(row["order"]) if row.get("order") else None,
-            step_time=float(number) if number else None,
+            order=_count(row, "order") if row.get("order") else None,
+            step_time=step_time if step_time and step_time > 0 else None,
             host=row.get("host") or row.get("node") or "",
             gpus=row.get("gpus") or "",
-            started_utc=row.get("started_utc") or "",
+            started_utc=_moment(row.get("started_utc") or ""),
             temperature_c=_float(row, "temperature_c"),
             sm_clock_mhz=_float(row, "sm_clock_mhz"),
             step=row.get("step") or "",
             log=row.get("log") or "",
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadDataError(f"not a trial: {error}", where=f"{path}:{at}") from error

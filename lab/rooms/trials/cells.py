@@ -68,6 +68,8 @@ def msgspec_of(text: bytes | str, kind: Any, *, where: str) -> Any:
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             raise ConfigError("YAML aliases are not read here", where=where)
+        if twice := _named_twice(yaml.compose(text, Loader=yaml.SafeLoader)):
+            raise ConfigError(f"{twice!r} is there twice, and the second would win", where=where)
         return msgspec.convert(yaml.safe_load(text), kind)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", where=where) from error
@@ -77,6 +79,17 @@ def msgspec_of(text: bytes | str, kind: Any, *, where: str) -> Any:
             where=where,
             fix="a cell has name, image, mitigations, env, args, seed, gpu and node",
         ) from error
+
+
+def _named_twice(node: yaml.Node | None) -> str:
+    """A key that a mapping has twice, at any depth: YAML forbids it, and readers keep the last in silence."""
+    if isinstance(node, yaml.MappingNode):
+        names = [(key.tag, str(key.value)) for key, _ in node.value]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        return twice[1] if twice else next(filter(None, (_named_twice(one) for _, one in node.value)), "")
+    if isinstance(node, yaml.SequenceNode):
+        return next(filter(None, map(_named_twice, node.value)), "")
+    return ""
 
 
 def cells_of(matrix: Matrix) -> tuple[Cell, ...]:
@@ -167,13 +180,15 @@ def _made(name: str | None, part: Part) -> Cell:
     if part.seed is not None and part.seed < 0:
         raise UsageError(f"the seed of cell {name!r} is below 0")
     used = [MITIGATIONS[one] for one in part.mitigations]
+    own = bool(part.env or args) or any(value is not None for value in place.values())
     return Cell(
         name=name,
         env=env,
         args=args,
         changes=changes,
         settings=tuple(one for each in used for one in each.settings),
-        read_by=tuple(each.read_by for each in used if each.read_by),
+        # What reads a change of a person's own is not known: such a cell may change something in any case.
+        read_by=() if own else tuple(each.read_by for each in used if each.read_by),
         seed=part.seed,
         gpu=None if part.gpu is None else str(part.gpu),
         node=part.node,

@@ -71,9 +71,10 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     lab run trials --again RUN/steps/none-0007 -n 5
     lab run trials gpus                # every GPU of the box against the others: bits, speed, counters
 
-    Presets: none, tf32_off, tf32_torch_off, deterministic, cudnn_deterministic, flash_off, sdpa_math,
-    anomaly, cublas_workspace, launch_blocking, launch_blocking_hip, nccl_ring, nccl_tree, nccl_simple,
-    nccl_no_p2p, nccl_no_nvls, one_queue, no_caching_allocator, expandable_segments, one_thread.
+    Presets: none, tf32_off, tf32_torch_off, deterministic, deterministic_strict, cudnn_deterministic,
+    flash_off, sdpa_math, anomaly, cublas_workspace, launch_blocking, launch_blocking_hip, nccl_ring,
+    nccl_tree, nccl_simple, nccl_no_p2p, nccl_no_nvls, one_queue, no_caching_allocator,
+    expandable_segments, one_thread.
     """
     import msgspec
 

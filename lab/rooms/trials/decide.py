@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ ANSWERS = (LESS, MORE, ONLY_SLOW)  # a cell with another verdict is undecided
 SAME_SEEDS = 3  # seeds after which equal numbers are no accident
 LATER = 0.9  # from this share of pairs in which one side began later, time is a reason of its own
 MATCHED = 0.95  # a control must reach this share of its cell's step time
+MOST_TIMES = 0.8  # share of a control's trials that must have been slowed
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
 
 
@@ -113,6 +115,14 @@ def decide(
         p_heat=_within_cells_p(judged, "temperature_c"),
         p_clock=_within_cells_p(judged, "sm_clock_mhz"),
     )
+
+
+def compared(
+    trials: Sequence[Trial], names: Sequence[str], baseline: str, controls: Mapping[str, str]
+) -> list[Comparison]:
+    """The comparisons alone, as they hold at every look."""
+    by_cell = {name: sorted((t for t in trials if t.cell == name), key=lambda t: t.trial) for name in names}
+    return _comparisons(by_cell, baseline, True, controls)
 
 
 def place(trial: Trial) -> str:
@@ -209,7 +219,11 @@ def _with_control(
     p_control: Mapping[str, float],
     p_slowness: Mapping[str, float],
 ) -> Comparison:
-    """A cell that fails less and is slower is a cure if it fails less than its control, which is as slow."""
+    """A cell that fails less and is slower is a cure if it fails less than its control, which is as slow.
+
+    A control that fails less than the baseline shows what slowness does, where it was slowed no more than its
+    cell: one that was slowed less shows it all the more.
+    """
     against, slowness = p_control.get(one.cell), p_slowness.get(one.cell)
     found = replace(
         one,
@@ -218,21 +232,23 @@ def _with_control(
         p_control=against,
         p_slowness=slowness,
     )
-    if one.verdict != SLOWER or against is None or slowness is None or not _is_matched(cell, control):
+    if one.verdict != SLOWER or against is None or slowness is None:
         return found
+    base_time, times, control_times = (
+        np.array([t.step_time for t in side if t.step_time]) for side in (base, cell, control)
+    )
+    if min(len(base_time), len(times), len(control_times)) < 2:
+        return found
+    fast, slow = float(np.median(base_time)), float(np.median(times))
     if against <= ALPHA:
-        return replace(found, verdict=LESS)
-    return replace(found, verdict=ONLY_SLOW) if slowness <= ALPHA else found
+        return replace(found, verdict=LESS) if _reach(control_times, MATCHED * slow, MATCHED) else found
+    was_slowed = _reach(control_times, (fast + slow) / 2, 1.0) and np.median(control_times) <= RATIO * slow
+    return replace(found, verdict=ONLY_SLOW) if slowness <= ALPHA and was_slowed else found
 
 
-def _is_matched(cell: list[Trial], control: list[Trial]) -> bool:
-    """Whether the control's steps took as long as the cell's: their median, and most of them."""
-    theirs = np.array([t.step_time for t in cell if t.step_time])
-    times = np.array([t.step_time for t in control if t.step_time])
-    if min(len(theirs), len(times)) < 2:
-        return False
-    enough = MATCHED * float(np.median(theirs))
-    return bool(np.median(times) >= enough and np.mean(times >= enough * MATCHED) >= 0.8)
+def _reach(times: np.ndarray[Any, Any], enough: float, most: float) -> bool:
+    """Whether the median of these times is `enough`, and MOST_TIMES of them that share of it."""
+    return bool(np.median(times) >= enough and np.mean(times >= most * enough) >= MOST_TIMES)
 
 
 def _judged(trials: Sequence[Trial]) -> list[Trial]:

@@ -28,7 +28,12 @@ NAME = r"[A-Za-z_][\w./-]*"
 WORD = r"[+-]?(?:\d\.#(?:qnan|snan|ind|inf)\d*|nan|inf(?:inity)?)"  # 1.#IND is how Microsoft's C writes it
 DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
 NUMBER = rf"(?:{WORD}|{DIGITS})"
-VALUE = rf"[\"']?\s*[:=]\s*(?:tensor\(|array\()?[\[\"'\s]*({NUMBER})"
+_ITEM = rf"(?:{WORD}|[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
+_BETWEEN = r"[\[\],\s\"']+"
+LIST = rf"\[(?:{_BETWEEN})?{_ITEM}(?:{_BETWEEN}{_ITEM})*"  # each of its numbers is judged
+_SIGN = r"[\"']?\s*(?:\([^()]{0,80}\)\s*)?(?:[:=]|[-=]>|→)\s*"  # `loss: `, `"loss": `, `loss (mean) -> `
+VALUE = rf"{_SIGN}(?:tensor\(|array\()?[\"'\s]*({LIST}|{NUMBER})"
+DENIED = r"(?<!\bno )(?<!\bnot )(?<!\bwithout )(?<!\bany )(?<!\bif )(?<!\bfor )"  # `no nan in loss`
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
     "==": operator.eq,
@@ -106,16 +111,17 @@ class Reader:
         self.times: list[float] = []
         self.seen: set[str] = set()
         self.hits: dict[str, int] = {}  # term -> the first line, from 1
+        self._no_numbers: dict[str, int] = {}  # comparisons that met NaN, which is neither above nor below
         self._judged = hashlib.sha256()
-        self._at = 0
+        self.at = 0  # lines so far
 
     def line(self, line: str) -> None:
-        self._at += 1
+        self.at += 1
         if "\x1b" in line:
             line = COLOURS.sub("", line)
         for text, regex in self._regexes.items():
             if text not in self.hits and regex.search(line):
-                self.hits[text] = self._at
+                self.hits[text] = self.at
         for name, values in self._numbers(line).items():
             self.seen.add(name)
             if name != self._step_time:
@@ -123,16 +129,24 @@ class Reader:
             if name == self._step_time:
                 self.times += [value for value in values if math.isfinite(value) and value > 0]
             for term in self.terms:
-                if term.name == name and term.text not in self.hits and any(_bad(term, v) for v in values):
-                    self.hits[term.text] = self._at
+                if term.name != name:
+                    continue
+                if term.text not in self.hits and any(_bad(term, v) for v in values):
+                    self.hits[term.text] = self.at
+                if term.kind == "number" and any(map(math.isnan, values)):
+                    self._no_numbers.setdefault(term.text, self.at)
 
     def _numbers(self, line: str) -> dict[str, list[float]]:
-        found = {name: [_value(v) for v in _texts(p, line)] for name, p in self._patterns.items()}
+        lowered = line.lower()  # most lines do not have the name, and this is the quickest way to know
+        found = {
+            name: [_value(v) for v in _texts(p, line)] if name.lower() in lowered else []
+            for name, p in self._patterns.items()
+        }
         if line.lstrip().startswith("{"):
             fields = _fields(line)
             for name in self._patterns:
-                if not found[name] and (value := _at_path(fields, name)) is not None:
-                    found[name] = [value]
+                if not found[name]:
+                    found[name] = _at_path(fields, name)
         return {name: values for name, values in found.items() if values}
 
     @property
@@ -161,6 +175,9 @@ class Reader:
             return "error", f"{code_text(exit_code)}, which --fail does not name"
         if exit_code != 0:
             return "error", f"{code_text(exit_code)} is not the failure that --fail names"
+        for text, at in self._no_numbers.items():
+            name = next(term.name for term in self.terms if term.text == text)
+            return "error", f"{name} is NaN in line {at}, which {text} does not judge: add `or nan in {name}`"
         unseen = [
             t.name for t in self.terms if t.kind in ("nan", "inf", "number") and t.name not in self.seen
         ]
@@ -184,12 +201,17 @@ def _named(name: str) -> re.Pattern[str]:
     """`loss: 1`, or `loss nan` and `nan loss`, which need no sign between them; one group per form."""
     word = rf"(?<![\w.]){re.escape(name)}"
     spoken = rf"(?:\s+(?:is|was|became|went|turned|of|value))?\s+({WORD})"
-    before = rf"(?<![\w.])({WORD})\s+(?:in\s+)?(?:the\s+)?{re.escape(name)}(?!\s*[\w\"']*\s*[:=])"
+    before = rf"(?<![\w.]){DENIED}({WORD})\s+(?:in\s+)?(?:the\s+)?{re.escape(name)}(?!\s*[\w\"']*\s*[:=])"
     return re.compile(rf"(?:{word}(?:{VALUE}|{spoken})|{before})(?!\w|\.\w)", re.IGNORECASE)
 
 
 def _texts(pattern: re.Pattern[str], line: str) -> list[str]:
-    return [next(filter(None, found.groups())) for found in pattern.finditer(line)]
+    texts = [next(filter(None, found.groups())) for found in pattern.finditer(line)]
+    return [item for one in texts for item in (_items(one) if one[0] == "[" else [one])]
+
+
+def _items(text: str) -> list[str]:
+    return [one for one in re.split(_BETWEEN, text) if one]
 
 
 def _value(text: str) -> float:
@@ -211,24 +233,26 @@ def _fields(line: str) -> object:
         return None
 
 
-def _at_path(fields: object, path: str) -> float | None:
-    """The number at `a.b`, which may also be one key. JSON has no NaN, and writers make it null."""
+def _at_path(fields: object, path: str) -> list[float]:
+    """The numbers at `a.b`, which may also be one key. JSON has no NaN, and writers make it null."""
     if isinstance(fields, dict) and path in fields:
         return _of_json(fields[path])
     *parents, last = path.split(".")
     for part in parents:
         fields = fields.get(part) if isinstance(fields, dict) else None
-    return _of_json(fields[last]) if isinstance(fields, dict) and last in fields else None
+    return _of_json(fields[last]) if isinstance(fields, dict) and last in fields else []
 
 
-def _of_json(value: object) -> float | None:
+def _of_json(value: object) -> list[float]:
     if value is None:
-        return math.nan
+        return [math.nan]
+    if isinstance(value, list):
+        return [number for one in value for number in _of_json(one)]
     if isinstance(value, str) and re.fullmatch(NUMBER, value.strip(), re.IGNORECASE):
-        return _value(value.strip())
+        return [_value(value.strip())]
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
+        return []
     try:
-        return float(value)
+        return [float(value)]
     except OverflowError:
-        return math.inf
+        return [math.inf]

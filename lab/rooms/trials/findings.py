@@ -20,7 +20,7 @@ from lab.report.page import Card, Figure, Page, Points, Section, Table, write_pa
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
-from lab.rooms.trials.config import ALPHA, Trial, controls_of
+from lab.rooms.trials.config import ALPHA, NOT_RUN, RATIO, Trial, controls_of
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_PLACE,
@@ -55,6 +55,7 @@ PILLS = {
 OF_CONTROLS = ["control", "control_slowdown", "p_control", "p_slowness"]
 P_VALUES = ("p", "p_corrected", "p_by_place", "p_control", "p_slowness")
 COLUMNS = 48  # of the timeline; more blocks are counted together
+MOST_OPEN = 12  # undecided cells that are named
 MOST_AGAIN = 5  # failing trials whose command to run again is on the page
 
 
@@ -225,8 +226,11 @@ def _why_open(one: Comparison) -> str:
     if one.control_slowdown is None:
         return f"; {one.control} has no step times"
     text = f"; {one.control} took {one.control_slowdown:.2f} times the baseline's"
-    enough = one.slowdown is None or one.control_slowdown >= MATCHED * one.slowdown
-    return f"{text}, and needs more trials" if enough else f"{text}, which is not as slow"
+    if one.slowdown is not None and one.control_slowdown < MATCHED * one.slowdown:
+        return f"{text}, which is not as slow"
+    if one.slowdown is not None and one.control_slowdown > RATIO * one.slowdown:
+        return f"{text}, which is slower than the cell"
+    return f"{text}, and needs more trials"
 
 
 def _lacking(decision: Decision, found: Gathered) -> list[str]:
@@ -243,7 +247,8 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
             )
     if not decision.decided:
         open_ones = [one.cell for one in decision.comparisons if one.verdict not in ANSWERS]
-        lines.append(f"undecided: {', '.join(open_ones) or found.baseline}")
+        more = f" and {len(open_ones) - MOST_OPEN} more" if len(open_ones) > MOST_OPEN else ""
+        lines.append(f"undecided: {', '.join(open_ones[:MOST_OPEN]) or found.baseline}{more}")
     return lines
 
 
@@ -351,8 +356,8 @@ def _intervals(decision: Decision, out: Path) -> Figure:
 
 
 def _timeline(found: Gathered, out: Path) -> Figure:
-    """Cells down, blocks across; several blocks share a column where there are many."""
-    last = max(one.trial for one in found.trials)
+    """Cells down, blocks across to the last that ran; several blocks share a column where there are many."""
+    last = max((one.trial for one in found.trials if one.verdict != NOT_RUN), default=0)
     wide = last // COLUMNS + 1
     tally: dict[tuple[str, int], Counter[str]] = {}
     for one in found.trials:

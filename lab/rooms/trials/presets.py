@@ -31,8 +31,14 @@ MITIGATIONS = {
     ),
     "deterministic": Mitigation(
         {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
-        "torch takes deterministic forms where it has them, and warns where not; slower, fills empty memory",
+        "torch takes deterministic forms where it has them, and warns where not; slower, fills empty memory; "
+        "not flash attention's backward, which turns deterministic only where torch may raise",
         ("deterministic",),
+    ),
+    "deterministic_strict": Mitigation(
+        {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"},
+        "the same with flash attention's backward; torch raises at an operator without a deterministic form",
+        ("deterministic_strict",),
     ),
     "cudnn_deterministic": Mitigation(
         {}, "cuDNN neither times its algorithms nor takes one that adds by atomics", ("cudnn_deterministic",)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from lab.core.words import plural
-from lab.rooms.trials.config import DECIDED, NOT_RUN, NOT_SLOWER, Cell, Trial, TrialsConfig, controls_of
+from lab.rooms.trials.config import DECIDED, NOT_RUN, NOT_SLOWER, Trial, TrialsConfig, controls_of
 from lab.rooms.trials.control import pause_for
-from lab.rooms.trials.rows import read_trials
 from lab.stats.sprt import Sprt, first_answer
 
 
@@ -19,33 +17,50 @@ def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
     counts = {one.name: _counts(rows, one.name) for one in config.cells}
     left = config.trials * len(config.cells) - len(rows)
     said = ", ".join(f"{name} {fail}/{n}" for name, (fail, n) in counts.items())
-    open_cells = [one.name for one in config.cells if config.stop and not ended(config, one, rows)]
+    done = ended(config, rows)
+    open_cells = [one.name for one in config.cells if config.stop and one.name not in done]
     wanted = f" at most; still open: {', '.join(open_cells)}" if open_cells else ""
     return f"{said} failed; {plural(left, 'trial')} left{wanted}" if left else f"{said} failed"
 
 
-def why_not(config: TrialsConfig, name: str, steps: Path) -> str:
-    """Why a further trial of this cell is not needed, by the rows below `steps`; "": it is."""
+def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
+    """Why a further trial of this cell is not needed, by the rows so far; "": it is."""
     if not (config.stop or config.until or controls_of(config)):
         return ""
-    cell, rows = next(one for one in config.cells if one.name == name), read_trials(steps)
-    if (config.stop or config.until) and ended(config, cell, rows):
+    cell = next(one for one in config.cells if one.name == name)
+    if name in ended(config, rows):
         return DECIDED
     return NOT_SLOWER if cell.slow_as and pause_for(config, cell, rows) is None else ""
 
 
-def ended(config: TrialsConfig, cell: Cell, rows: Sequence[Trial]) -> bool:
-    """Whether no further trial of this cell is wanted: the baseline's are until all others are decided."""
+def ended(config: TrialsConfig, rows: Sequence[Trial]) -> set[str]:
+    """The cells of which no further trial is wanted: the baseline's are until all others are decided."""
+    rows = _without_gaps(rows)
     if config.until:
-        return _answer(config, rows) != "undecided"
+        return set() if _answer(config, rows) == "undecided" else {config.baseline}
     if not config.stop:
-        return False
-    from lab.rooms.trials.decide import LESS, ONLY_SLOW, decide
+        return set()
+    from lab.rooms.trials.decide import LESS, ONLY_SLOW, compared
 
-    names, controls = [one.name for one in config.cells], controls_of(config)
-    compared = decide(rows, names, config.baseline, stop=True, until=None, controls=controls).comparisons
-    wanted = [one.verdict for one in compared if cell.name in (one.cell, config.baseline, one.control)]
-    return bool(wanted) and all(verdict in (LESS, ONLY_SLOW) for verdict in wanted)
+    names = [one.name for one in config.cells]
+    found = compared(rows, names, config.baseline, controls_of(config))
+    done = {one.cell: one.verdict in (LESS, ONLY_SLOW) for one in found}
+    done.update({one.control: done[one.cell] for one in found if one.control})
+    done[config.baseline] = bool(found) and all(done.values())
+    return {name for name, is_done in done.items() if is_done}
+
+
+def _without_gaps(rows: Sequence[Trial]) -> list[Trial]:
+    """Of each cell, the trials before the first that has not ended.
+
+    Trials that fail end sooner, or later, than those that pass: of several at a time, the ones that have
+    ended are no fair sample.
+    """
+    there: dict[str, set[int]] = {}
+    for row in rows:
+        there.setdefault(row.cell, set()).add(row.trial)
+    first = {cell: next(n for n in range(len(known) + 1) if n not in known) for cell, known in there.items()}
+    return [row for row in rows if row.trial < first[row.cell]]
 
 
 def _until(config: TrialsConfig, rows: Sequence[Trial]) -> str:

@@ -8,8 +8,11 @@ from pathlib import Path
 import msgspec
 
 from lab.core.files import write_atomic
+from lab.core.manifest import StepRecord
+from lab.core.run import Run
+from lab.core.step import Step
 from lab.errors import BadDataError
-from lab.rooms.trials.config import RESULT, Trial, TrialsConfig
+from lab.rooms.trials.config import CONFIG, NOT_RUN, RESULT, Trial, TrialsConfig
 
 
 def read_settings(path: Path) -> TrialsConfig:
@@ -18,6 +21,27 @@ def read_settings(path: Path) -> TrialsConfig:
         return msgspec.json.decode(path.read_bytes(), type=TrialsConfig)
     except (OSError, msgspec.DecodeError) as error:
         raise BadDataError(f"not the settings of a trials run: {error}", where=path) from error
+
+
+def settings_of(run: Run) -> TrialsConfig:
+    """A run's settings. Raises BadDataError where they are not those that it began with.
+
+    Trials judged in two ways are no rate, and every trial reads the file again.
+    """
+    path = run.root / CONFIG
+    config = read_settings(path)
+    try:
+        began = msgspec.convert(run.manifest.config, TrialsConfig)
+    except msgspec.ValidationError as error:
+        raise BadDataError(f"the manifest has no settings of trials: {error}", where=run.root) from error
+    if config != began:
+        names = [name for name in config.__struct_fields__ if getattr(config, name) != getattr(began, name)]
+        raise BadDataError(
+            f"the settings were changed after the run began: {', '.join(names)}",
+            where=path,
+            fix="start a new run; the old settings are `config` in manifest.json",
+        )
+    return config
 
 
 def write_trial(folder: Path, row: Trial) -> None:
@@ -32,6 +56,26 @@ def read_trials(steps: Path) -> list[Trial]:
             if (row := read_trial(path)) is not None:
                 rows.append(row)
     return rows
+
+
+def ended_rows(run: Run) -> list[Trial]:
+    """The rows that count, and one without a result for each trial that needs none, or was lost.
+
+    The row of a trial whose driver was killed before it knew does not count: that trial runs again.
+    """
+    known = {record.step.name: record for record in run.manifest.steps if record.outcome is not None}
+    rows = [row for row in read_trials(run.root / "steps") if row.step in known and _is_ok(known[row.step])]
+    left = known.keys() - {row.step for row in rows}
+    return rows + [_without_result(known[name].step) for name in sorted(left)]
+
+
+def _is_ok(record: StepRecord) -> bool:
+    return record.outcome is not None and record.outcome.ok
+
+
+def _without_result(step: Step) -> Trial:
+    cell, trial = str(step.labels["cell"]), int(step.labels["trial"])
+    return Trial(cell=cell, trial=trial, verdict=NOT_RUN, step=step.name)
 
 
 def read_trial(folder: Path) -> Trial | None:

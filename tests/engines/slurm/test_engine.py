@@ -67,9 +67,12 @@ class Ears:
         self.ended.append(step.name)
 
 
-def execute(run: Run, *, jobs: int = 2, ask: SlurmOptions | None = None, stop: Stop | None = None) -> Ears:
-    ears = Ears()
-    runner = StepRunner(run, SlurmEngine(ask or SlurmOptions()), [ears], stop or Stop(), no_lease)
+def execute(
+    run: Run, *, jobs: int = 2, ask: SlurmOptions | None = None, stop: Stop | None = None, say=None
+) -> Ears:
+    ears, engine = Ears(), SlurmEngine(ask or SlurmOptions())
+    engine.say = say or engine.say
+    runner = StepRunner(run, engine, [ears], stop or Stop(), no_lease)
     runner.execute(run.pending(), (), jobs=jobs)
     return ears
 
@@ -320,16 +323,36 @@ def test_a_job_cancelled_from_outside_before_it_began_is_interrupted_in_slurms_w
 @pytest.mark.slurm
 @pytest.mark.root
 def test_a_drained_cluster_only_makes_a_run_wait(tmp_path):
-    run = a_run(tmp_path / "run", python("a", "print('after')"))
+    run, said = a_run(tmp_path / "run", python("a", "print('after')")), []
     _scontrol("update", "nodename=n1,n2", "state=drain", "reason=test")
     try:
-        working = threading.Thread(target=execute, args=(run,))
+        working = threading.Thread(target=execute, args=(run,), kwargs={"say": said.append})
         working.start()
         until(lambda: list(queue.states(read_jobs(run.root).of_step.values()).values()) == ["PENDING"])
+        until(lambda: said)
     finally:
         _scontrol("update", "nodename=n1,n2", "state=resume")
     working.join(90)
     assert outcome_of(run, "a").ok
+    assert "1 step waits" in said[0] and 'node n1 is drained ("test"), node n2 is drained ("test")' in said[0]
+
+
+@pytest.mark.slurm
+@pytest.mark.root
+def test_a_wait_for_a_node_that_is_down_ends_in_words_where_a_limit_is_set(tmp_path):
+    gone = python("gone", "pass", node="n2", stall_timeout_s=4)
+    run = a_run(tmp_path / "run", gone, python("here", "print('fine')", node="n1", stall_timeout_s=4))
+    _scontrol("update", "nodename=n2", "state=drain", "reason=fan")
+    try:
+        execute(run)
+    finally:
+        _scontrol("update", "nodename=n2", "state=resume")
+    assert outcome_of(run, "here").ok
+    outcome = outcome_of(run, "gone")
+    assert outcome.status is Status.interrupted and 'node n2 is drained ("fan")' in outcome.reason
+    assert "longer than --stall-timeout allows" in outcome.reason and len(run.pending()) == 1
+    execute(run)
+    assert outcome_of(run, "gone").ok
 
 
 @pytest.mark.slurm

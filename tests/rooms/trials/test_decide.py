@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("numpy")
 import numpy as np
 
+from lab.errors import BadDataError
 from lab.rooms.trials import decide as decide_module
 from lab.rooms.trials.analyze import is_table, read_table
 from lab.rooms.trials.config import Trial, Until
@@ -230,6 +231,9 @@ def arms(cell: str, control: str, *, control_ms: float = 13.0, stop: bool = Fals
         ("F.." + "E" * 27, 13.0, "fails less, but slower"),  # neither is shown
         ("F." * 15, 10.5, "fails less, but slower"),  # the control was not as slow
         ("E" * 30, 13.0, "fails less, but slower"),
+        ("." * 30, 11.6, "fails less, as a slow baseline does"),  # all the more: it was slowed less
+        ("." * 30, 11.4, "fails less, but slower"),  # it was hardly slowed at all
+        ("." * 30, 15.5, "fails less, but slower"),  # slower than the cell, it says nothing of it
     ],
 )
 def test_a_slower_cell_is_a_cure_only_against_a_baseline_that_is_as_slow(control, ms, verdict, stop):
@@ -301,3 +305,42 @@ def test_trials_that_all_give_the_same_numbers_under_other_seeds_are_one_trial()
     assert repeats("aaaa", "0123")
     assert not repeats("aaba", "0123") and not repeats("aaaa", "0000") and not repeats("aa", "01")
     assert not repeats("----", "0123")
+
+
+def table(tmp_path, *lines: str):
+    path = tmp_path / "trials.csv"
+    path.write_text("\n".join(["cell,trial,verdict,step_ms,order,started_utc", *lines]) + "\n")
+    return read_table(path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "none,-1,pass",
+        "none,1_0,pass",
+        "none,9999999999,pass",
+        "none,\u0663,pass",
+        " ,1,pass",
+        "none,1,pass,1,-2",
+    ],
+)
+def test_a_row_that_is_no_trial_is_refused_with_its_line(tmp_path, line):
+    with pytest.raises(BadDataError, match="not a trial") as error:
+        table(tmp_path, "none,0,pass", line)
+    assert str(error.value.where).endswith("trials.csv:3")
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-3", "0"])
+def test_a_step_time_that_is_none_makes_no_slowdown(tmp_path, text):
+    lines = [f"{cell},{n},pass,{text},{n}" for cell in ("none", "a") for n in range(4)]
+    found = table(tmp_path, *lines)
+    (one,) = decide(found.trials, found.names, "none", stop=False, until=None).comparisons
+    assert one.slowdown is None
+
+
+def test_times_of_two_zones_are_compared_as_moments(tmp_path):
+    base = [f"none,{n},fail,,,2026-01-01T00:0{n}:00+02:00" for n in range(8)]
+    cell = [f"a,{n},pass,,,2025-12-31T22:0{n}:30Z" for n in range(8)]
+    found = table(tmp_path, *base, *cell)
+    (one,) = decide(found.trials, found.names, "none", stop=False, until=None).comparisons
+    assert one.verdict == "fails less" and 0.5 < one.began_later < 0.6

@@ -87,6 +87,13 @@ def test_step_times_are_the_median_of_what_the_output_says():
         "{'loss': 'nan', 'epoch': 1}",
         "loss: [nan, 1.0]",
         "loss: array(nan)",
+        "loss: [1.0, nan]",
+        "loss: tensor([0.5, 0.25, nan])",
+        "loss=[1. nan 3.]",
+        '{"loss": [[1, 2], [3, NaN]]}',
+        '{"loss": ["1", "nan"]}',
+        "loss (mean): nan",
+        "loss -> nan",
         "\x1b[31mloss: NAN\x1b[0m",
         "  5%| | 1/20 [00:01, loss=0.4]\r 10%| | 2/20 [00:02, loss=nan]",
     ],
@@ -95,7 +102,23 @@ def test_unusual_ways_to_write_a_nan(line):
     assert judged("nan in loss", "loss: 1", line)[0] == "fail"
 
 
-@pytest.mark.parametrize("line", ["nan_loss: 1", "nan loss: 0.5", "loss nanny", "no nan found", "loss: None"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nan_loss: 1",
+        "nan loss: 0.5",
+        "loss nanny",
+        "no nan found",
+        "loss: None",
+        "loss: banana",
+        "loss: nano",
+        "banana loss",
+        "inf in loss: 0",
+        "no nan in loss",
+        "trained without NaN loss",
+        "loss: [0.5, 0.25]",
+    ],
+)
 def test_what_only_resembles_a_nan_passes(line):
     assert judged("nan in loss", "loss: 1", line) == ("pass", "")
 
@@ -133,3 +156,20 @@ def test_what_was_judged_is_the_same_only_for_the_same_numbers_in_the_same_order
 
     assert judged("loss: 1 ms: 7", "took 3 s") == judged("loss: 1 ms: 8", "took 4 s") != ""
     assert judged("loss: 1", "loss: 2") != judged("loss: 2", "loss: 1") and judged("ms: 5") == ""
+
+
+def test_a_comparison_that_meets_nan_has_not_judged_it():
+    """NaN is neither above nor below: a loss that was never above 3 because it was NaN is no pass."""
+    verdict, why = judged("loss > 3", "loss: 1", "loss: nan")
+    assert verdict == "error" and "loss is NaN in line 2" in why and "or nan in loss" in why
+    assert judged("loss > 3 or nan in loss", "loss: nan") == ("fail", "nan in loss: line 1")
+    assert judged("loss > 3", "loss: nan", "loss: 4")[0] == "fail"
+    assert judged("eval.acc < 0.9", '{"eval": {"acc": [0.95, null]}}')[0] == "error"
+    assert judged("eval.acc < 0.9", '{"eval": {"acc": [0.95, 0.3]}}')[0] == "fail"
+
+
+def test_a_long_list_that_ends_in_no_number_is_read_in_one_pass():
+    """Each comma could be within a number or between two: tried both ways, forty would never end."""
+    many = ",".join(["100"] * 4000)
+    assert judged("nan in loss", f"loss: [{many}x", "loss: 1") == ("pass", "")
+    assert judged("loss > 99999", f"loss: [{many}]") == ("pass", "")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -316,3 +317,80 @@ def test_a_control_of_a_cell_that_is_not_slower_does_not_run_and_nothing_is_miss
         ("not run", "its cell is not shown to be slower")
     }
     assert "did not run" not in done.stderr and json.loads(done.stdout)["cells"][2]["rate"] is None
+
+
+def test_a_daemon_that_a_command_leaves_behind_holds_no_output_back(tmp_path):
+    """It is in a session of its own and holds the output open: the trial ends with its command."""
+    words = (
+        "trials",
+        "-n",
+        "1",
+        "--fail",
+        "nan in loss",
+        "--",
+        "sh",
+        "-c",
+        "setsid sleep 986 & printf 'loss: nan'",
+    )
+    lab("-q", "-o", "out", *words, cwd=tmp_path)
+    (row,) = rows(tmp_path / "out")
+    assert row["verdict"] == "fail"  # the line has no end, and is read once nothing can add to it
+    assert not [p for p in os.listdir("/proc") if p.isdigit() and b"sleep\x00986" in _command_of(p)]
+
+
+def test_output_that_cannot_be_judged_to_its_end_is_an_error_and_no_pass(monkeypatch):
+    from lab.rooms.trials.failure import Reader, parse
+    from lab.rooms.trials.workload import main
+
+    class Stuck(Reader):
+        def line(self, line):
+            threading.Event().wait()
+
+    monkeypatch.setattr(main, "GRACE_S", 0.05)
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+    reader = Stuck(parse("nan in loss"))
+    code, _, why = main._run(["echo", "loss: 1"], dict(os.environ), None, None, reader)
+    assert code == 0 and "not judged to its end" in why
+
+
+def _resumed(tmp_path):
+    return lab("-q", "--resume", "out", cwd=tmp_path)
+
+
+def test_a_trial_whose_driver_died_before_it_knew_decides_nothing(tmp_path):
+    """Its row lies there and its step is open: it runs again, and is not called decided by itself."""
+    words = ("trials", "--until", "fixed", "--was", "0.3", "-n", "12", "--", "true")
+    assert lab("-q", "-o", "out", *words, cwd=tmp_path).returncode == 0
+    path = tmp_path / "out/manifest.json"
+    manifest = json.loads(path.read_text())
+    for record in manifest["steps"][9:]:
+        record.pop("outcome", None)
+        record.pop("files", None)
+    path.write_text(json.dumps(manifest))
+    assert (tmp_path / "out/steps/none-0009/trial.json").exists()
+    done = _resumed(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["verdict"] for row in rows(tmp_path / "out")] == ["pass"] * 10 + ["not run"] * 2
+
+
+def test_a_run_goes_on_only_with_the_settings_that_it_began_with(tmp_path):
+    lab(
+        "-q", "-o", "out", "trials", "-n", "2", "--fail", "nan in loss", "--", "echo", "loss: 1", cwd=tmp_path
+    )
+    path = tmp_path / "out/trials.json"
+    path.write_text(path.read_text().replace("nan in loss", "loss > 0"))
+    (tmp_path / "out/steps/none-0001/trial.json").unlink()  # so that there is something to do
+    done = _resumed(tmp_path)
+    assert done.returncode == 5 and "settings were changed after the run began: fail" in done.stderr
+    assert not (tmp_path / "out/steps/none-0001/trial.json").exists()
+
+
+def test_a_row_that_another_trial_wrote_over_counts_no_more(tmp_path):
+    lab("-q", "-o", "out", "trials", "-n", "2", "--", "true", cwd=tmp_path)
+    path = tmp_path / "out/steps/none-0000/trial.json"
+    path.write_text(path.read_text().replace('"pass"', '"fail"'))
+    command = [sys.executable, "-m", "lab", "analyze", "out"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1 and "it was changed after the trial ended" in done.stderr
+    assert [one["verdict"] for one in rows(tmp_path / "out")] == ["error", "pass"]

@@ -67,9 +67,8 @@ class Finding:
     repeats_agree: bool | None = None
     deterministic: bool | None = None
     same_batches: bool = False  # the batches of the runs are the same in another order
-    random_differs: list[str] = field(
-        default_factory=list
-    )  # generators whose state differed at the first step
+    # Generators whose state differed when the first step that differs began; else the first step.
+    random_differs: list[str] = field(default_factory=list)
     groups: list[list[str]] = field(default_factory=list)  # runs that agree in all
     steps: int = 0
     events: int = 0
@@ -97,14 +96,17 @@ def compare(records: Sequence[Record]) -> Finding:
     if not values:
         return Finding("nothing seen", None, **common)  # type: ignore[arg-type]
     if not found:
-        return Finding("bitwise", None, **common)  # type: ignore[arg-type]
+        unseeded = sorted(
+            {name for rank in by_rank[runs[0]] for name in _random_differs(by_rank, runs, rank, 1)}
+        )
+        return Finding("bitwise", None, random_differs=unseeded, **common)  # type: ignore[arg-type]
     first = found[0]
     return Finding(
         _verdict(first, found, records),
         first,
         deterministic=_deterministic(records, found),
         same_batches=_same_batches(records),
-        random_differs=_random_differs(by_rank, runs, first),
+        random_differs=_random_differs(by_rank, runs, first.rank, first.step),
         **common,  # type: ignore[arg-type]
     )
 
@@ -354,13 +356,13 @@ def _same_batches(records: Sequence[Record]) -> bool:
 
 
 def _random_differs(
-    by_rank: dict[str, dict[int, _Indexed]], runs: Sequence[str], first: Divergence
+    by_rank: dict[str, dict[int, _Indexed]], runs: Sequence[str], rank: int, step: int
 ) -> list[str]:
-    """The generators whose state differed between runs when the first step that differs began."""
+    """The generators whose state differed between runs when this step began."""
     states: dict[str, set[tuple[str, ...]]] = {}
     for run in runs:
-        one = by_rank[run].get(first.rank)
-        for event in one.of.get((first.step, 0), []) if one else []:
+        one = by_rank[run].get(rank)
+        for event in one.of.get((step, 0), []) if one else []:
             if event.kind == "random":
                 states.setdefault(event.name, set()).add(event.out)
     return sorted(name for name, seen in states.items() if len(seen) > 1)

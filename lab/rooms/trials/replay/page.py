@@ -156,9 +156,15 @@ def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
         return ["Nothing was seen: no training step was recorded."]
     first = finding.first
     if first is None:
+        drawn = ", ".join(finding.random_differs)
         return [
             f"bitwise: {seen}{again} agree in {plural(finding.events, 'event')}.",
             f"A rate of differing runs of up to {1 - 0.05 ** (1 / max(1, runs)):.0%} stays possible.",
+            *(
+                [f"Random numbers of {drawn} are not seeded; nothing that was recorded drew them."]
+                if drawn
+                else []
+            ),
         ]
     lines = [f"{finding.verdict}: first difference at {where(first)}."]
     lines.append(f"Compared: {first.between[0]} with {first.between[1]} ({seen}{again}).")
@@ -193,21 +199,27 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
         lines.append("Its inputs had equal bits, so the difference is made here.")
     elif first.equal_inputs is False:
         lines.append(
-            "Its inputs differed already: the difference is made in code before it that is not seen."
+            "Its inputs differed already: the difference is made in code before it that is not seen: numpy, "
+            "Python, a clock or a library gave a number, or nothing had written its memory (torch.empty)."
         )
+        if finding.deterministic:
+            lines.append("Deterministic algorithms fill new memory, and the step repeats under them.")
     if finding.verdict == "input pipeline":
         same = "the same batches in another order" if finding.same_batches else "other batches"
         lines.append(f"The runs were given {same}; weights were equal until then.")
     if first.event.kind == "weight" and first.event.p == "start":
         lines.append(
             "The weights differed before the first step: their initialisation or checkpoint differs."
+            if first.step == 1
+            else "The weights were changed after the update before, by something other than the optimizer."
         )
     drawn = [one for one in finding.random_differs if first.event.kind == "input" or one in ("torch", "cuda")]
     if drawn and (first.event.random or first.event.kind in ("input", "weight")):
         lines.append(f"Random numbers of {', '.join(drawn)} differed when that step began: not seeded.")
-    if (source := first.source) is not None:
+    made_here = first.equal_inputs is not False
+    if made_here and (source := first.source) is not None:
         lines.append(f"Known: {source.why}. Switch: {source.switch}.")
-    elif first.event.kind in ("op", "comm"):
+    elif made_here and first.event.kind in ("op", "comm"):
         lines.append("No known source of differences: a custom operator, a race, or a fault of the hardware.")
     if first.kind == "ranks":
         lines.append(
@@ -226,7 +238,7 @@ def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
     first = finding.first
     place = None
     if first is not None:
-        source = first.source
+        source = first.source if first.equal_inputs is not False else None
         place = {
             "step": first.step,
             "rank": first.rank,

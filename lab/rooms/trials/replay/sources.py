@@ -41,7 +41,7 @@ SOURCES = (
         r"_scaled_dot_product_(flash|efficient|cudnn|fused)\w*_backward|_flash_attention_backward"
         r"|_efficient_attention_backward|flash_attn\w*bwd",
         "the gradient of the queries is added by atomics over blocks of keys (H200: 20 of 20 repeats differ)",
-        f"{DETERMINISTIC}, or torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
+        f"{DETERMINISTIC} without warn_only, or torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
     ),
     Source(
         r"(cumsum|cumprod|logcumsumexp)",

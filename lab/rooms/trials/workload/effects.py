@@ -68,6 +68,14 @@ def _deterministic() -> bool:
     return torch.are_deterministic_algorithms_enabled()
 
 
+def _deterministic_strict() -> bool:
+    import torch
+
+    torch.use_deterministic_algorithms(True)
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled() and not warns
+
+
 def _cudnn_deterministic() -> bool:
     import torch
 
@@ -111,6 +119,7 @@ def _anomaly() -> bool:
 
 SETTINGS: dict[str, Callable[[], bool]] = {
     "deterministic": _deterministic,
+    "deterministic_strict": _deterministic_strict,
     "cudnn_deterministic": _cudnn_deterministic,
     "flash_off": _flash_off,
     "sdpa_math": _sdpa_math,

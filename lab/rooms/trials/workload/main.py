@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import platform
@@ -34,7 +35,7 @@ from lab.rooms.trials.failure import Reader, parse, shell_code
 from lab.rooms.trials.progress import progress, why_not
 from lab.rooms.trials.rows import read_settings, read_trials, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
-from lab.rooms.trials.workload.pauses import Pauses
+from lab.rooms.trials.workload.pauses import Pauses, family
 from lab.rooms.trials.workload.sensors import Sensors
 from lab.workload.hook import hooked
 
@@ -46,6 +47,10 @@ LAST_LINES = 200  # which the log has in any case
 GRACE_S = 5.0
 MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 CANNOT_START = 127
+PR_SET_CHILD_SUBREAPER = 36
+NOT_JUDGED = (
+    "its output was not judged to its end: something holds it open, or --fail takes too long on a line"
+)
 
 
 class Stopped(Exception):
@@ -171,7 +176,8 @@ def _run(
     reader: Reader,
     paused: float | None = None,
 ) -> tuple[int, bool, str]:
-    """-> exit code, whether it ran past its limit, why it could not start."""
+    """-> exit code, whether it ran past its limit, why it could not start or be judged."""
+    adopt_orphans()
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopped.append(number))
@@ -188,16 +194,19 @@ def _run(
     except OSError as error:
         return CANNOT_START, False, f"{words[0]} cannot start: {error.strerror}"
     with Pauses(child.pid, paused) if paused else contextlib.nullcontext():
-        timed_out = _follow(child, reader, limit_s, stopped)
+        timed_out, judged = _follow(child, reader, limit_s, stopped)
     if stopped:
         raise Stopped
-    return child.returncode, timed_out, ""
+    return child.returncode, timed_out, "" if judged else NOT_JUDGED
 
 
 def _follow(
     child: subprocess.Popen[bytes], reader: Reader, limit_s: float | None, stopped: list[int]
-) -> bool:
-    """Pass the output on and judge it until the command has ended; -> whether its limit ended it."""
+) -> tuple[bool, bool]:
+    """Pass the output on and judge it until the command has ended.
+
+    -> whether its limit ended it, whether all of its output was judged.
+    """
     assert child.stdout is not None
     source = child.stdout
 
@@ -211,9 +220,13 @@ def _follow(
             _end(child)
             break
         time.sleep(0.01)
-    _signal_group(child, signal.SIGKILL)  # what it left running would disturb the next trial
-    thread.join(timeout=GRACE_S)
-    return timed_out
+    _signal_group(child, signal.SIGKILL)
+    _kill_orphans()
+    at = -1
+    while thread.is_alive() and at != reader.at:  # for as long as it comes forward
+        at = reader.at
+        thread.join(timeout=GRACE_S)
+    return timed_out, not thread.is_alive()
 
 
 def _pass_on(source: IO[bytes], reader: Reader) -> None:
@@ -259,6 +272,19 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
+def adopt_orphans() -> None:
+    """Processes below this one whose parent ends become its own, whatever session they are in."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _kill_orphans() -> None:
+    """What a command leaves running holds its output open and disturbs the next trial."""
+    for _ in range(3):  # one may have started another meanwhile
+        for pid in family(os.getpid())[1:]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
 def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # all of it has ended
         os.killpg(child.pid, number)
@@ -266,7 +292,7 @@ def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
 
 def _not_wanted(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial | None:
     """A row that says why this trial need not run; where the driver starts steps itself, it asks before."""
-    reason = why_not(config, cell.name, args.out.parent)
+    reason = why_not(config, cell.name, read_trials(args.out.parent))
     if not reason:
         return None
     return Trial(

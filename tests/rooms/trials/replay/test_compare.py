@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 pytest.importorskip("pandas")
 from lab.errors import BadDataError
 from lab.rooms.trials.replay.compare import compare
-from lab.rooms.trials.replay.page import gather, missing, report, sentences
+from lab.rooms.trials.replay.page import answer, gather, missing, report, sentences
 from lab.rooms.trials.replay.read import read
 from lab.rooms.trials.replay.sources import source_of
 
@@ -76,6 +77,25 @@ def test_the_operator_that_differs_on_equal_inputs_is_named_with_its_switch(tmp_
     assert finding.verdict == "run-to-run" and finding.first.equal_inputs is True
     assert (finding.first.step, finding.first.event.m) == (2, "blocks.0")
     assert any("use_deterministic_algorithms" in text for text in sentences(finding, records))
+
+
+def test_an_operator_that_was_given_other_numbers_is_not_blamed_for_them(tmp_path):
+    """What came from numpy, a clock or unwritten memory is met first by an innocent index_add."""
+    records = of(tmp_path, {}, {})
+    given = msgspec.structs.replace(records[1].events[2], given=("other",), out=("other",))
+    records[1].events[2] = given
+    finding = compare(records)
+    text = " ".join(sentences(finding, records))
+    assert finding.first.event.name == OPS[1] and finding.first.equal_inputs is False
+    assert "made in code before it that is not seen" in text and "Known:" not in text
+    assert answer(finding, records)["first"]["switch"] is None
+
+
+def test_a_generator_that_nothing_drew_from_and_nobody_seeded_is_said(tmp_path):
+    state = {"s": 1, "k": 0, "p": "start", "kind": "random", "name": "numpy", "m": ""}
+    records = of(tmp_path, *({"more": [{**state, "out": [str(n)]}]} for n in range(2)))
+    finding = compare(records)
+    assert finding.verdict == "bitwise" and "numpy are not seeded" in " ".join(sentences(finding, records))
 
 
 def test_machines_that_differ_while_each_repeats_itself(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,11 @@ class Events:
         else:
             self.left_out += 1
         return event
+
+    def forget(self, step: int, attempts: Sequence[int]) -> None:
+        """Drop what these attempts of an open step left."""
+        kept = [one for one in self._waiting if one["s"] != step or one["k"] not in attempts]
+        self._waiting = kept
 
     def flush(self, step: int) -> None:
         """Write what waits: one copy from each device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -70,7 +71,9 @@ class Ops(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore
             recorder.module_of[_sequence() - 1] = recorder.module()
         if _gives_no_values(func, name):
             return func(*args, **kwargs)
-        given = recorder.bits_of(_read(recorder, func, name, args, kwargs))
+        given = recorder.bits_of(_read(recorder, func, name, args, kwargs)) + _plain_arguments(
+            name, args, kwargs
+        )
         out = func(*args, **kwargs)
         collective = name.startswith(("c10d.", "_c10d_functional."))
         made = tensors_in(out) or _out_arguments(func, kwargs)
@@ -101,6 +104,22 @@ def _read(recorder: Recorder, func: Any, name: str, args: Any, kwargs: Any) -> l
     if ".".join(name.split(".")[:2]) in OVERWRITES:
         values = values[1:]
     return [one for one in tensors_in(values) if _address(one) not in recorder.unwritten]
+
+
+def _plain_arguments(name: str, args: Any, kwargs: Any) -> list[str]:
+    """A hash of the arguments that are no tensors: a factor from a clock is an input, too."""
+    if name.startswith(("c10d.", "_c10d_functional.", "fsdp.")):  # groups and places in buffers
+        return []
+    text = _plain((args, sorted(kwargs.items())))
+    return [hashlib.blake2b(text.encode(), digest_size=8).hexdigest()] if any(map(str.isdigit, text)) else []
+
+
+def _plain(value: Any, depth: int = 0) -> str:
+    if isinstance(value, (list, tuple)) and depth < 8:
+        return f"({','.join(_plain(one, depth + 1) for one in value)})"
+    if type(value) in (bool, int, float, complex, str):
+        return repr(value)
+    return type(value).__name__
 
 
 def _out_arguments(func: Any, kwargs: Any) -> list[Tensor]:

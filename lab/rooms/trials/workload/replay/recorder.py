@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import sys
 import threading
+import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +37,20 @@ from lab.rooms.trials.workload.replay.state import (
     tensors_in,
 )
 
+# What torch warns of where it would raise if it might.
+REFUSES = re.compile(r"does not have a deterministic implementation|is not deterministic because")
 DETERMINISTIC = 100  # attempts from this number on run with deterministic algorithms
+TOGETHER = 64  # gradients that one launch reads
 _is_compiling = torch.compiler.is_compiling
+
+
+class _Read(NamedTuple):
+    """A tensor whose checksum is on its way: where it will be, as long as step and version are these."""
+
+    tensor: weakref.ref[Tensor]
+    step: int
+    version: int
+    place: Any
 
 
 class _Here(threading.local):
@@ -45,6 +60,7 @@ class _Here(threading.local):
         self.path: list[str] = []  # of the modules that run, if they are recorded
         self.inside = 0  # depth of calls below an outermost one, recorded or not
         self.busy = False  # the recorder's own operators are not the program's
+        self.last: list[_Read] = []  # the outputs of the module that ended last, where operators are not seen
 
 
 class Recorder:
@@ -66,11 +82,13 @@ class Recorder:
         self._in_backward = 0
         self._open = False
         self._versions: dict[int, int] = {}  # of the weights of each root when the step began
+        self._updated: dict[int, int] = {}  # the same after the last update
         self._lock = threading.RLock()
         self.unwritten: dict[
             int, Tensor
         ] = {}  # outputs that nobody writes, held so that none takes their place
         self._saved: Saved | None = None
+        self._late: list[tuple[dict[str, Any], Tensor, int]] = []  # gradients to read, and their versions
         self._hooks: list[Any] = []
         self._pid = os.getpid()
         self._stack = contextlib.ExitStack()
@@ -177,14 +195,32 @@ class Recorder:
             here.inside -= 1
             here.path.pop()
         if made := tensors_in(out):
-            event = self.event(
-                "module", type(module).__name__, module=name, given=given, made=self.bits_of(made)
-            )
+            bits = self.bits_of(made) if self.level == "op" else self._bits_of_outputs(made)
+            event = self.event("module", type(module).__name__, module=name, given=given, made=bits)
             if self.level == "op" or name.rpartition(".")[2].isdecimal() or module in self._roots:
                 self._watch_gradients(made, name, type(module).__name__)
             if self.level != "op":
                 del event["in"]
         return out
+
+    def _bits_of_outputs(self, made: Sequence[Tensor]) -> list[Any]:
+        """A container gives what its last module gave: the same tensor is read once."""
+        known = [one for one in self.here.last if one.step == self.step]
+
+        def place(tensor: Tensor) -> Any:
+            return next(
+                (k.place for k in known if k.tensor() is tensor and k.version == tensor._version), None
+            )
+
+        found = [place(one) for one in made]
+        new = iter(self.bits_of([one for one, there in zip(made, found, strict=True) if there is None]))
+        bits = [next(new) if there is None else there for there in found]
+        self.here.last = [
+            _Read(weakref.ref(one), self.step, one._version, where)
+            for one, where in zip(made, bits, strict=True)
+            if not one.is_inference()  # it has no version
+        ]
+        return bits
 
     def _watch_gradients(self, made: Sequence[Tensor], module: str, kind: str) -> None:
         for at, one in enumerate(made):
@@ -230,6 +266,7 @@ class Recorder:
                 out = original(*args, **kwargs)
         finally:
             self._in_backward -= 1
+            self._read_late()
         if _world() > 1:
             self._grads("reduced")
         return out
@@ -267,8 +304,8 @@ class Recorder:
         for name, digest in digests(random_state()).items():
             self._event({"kind": "random", "name": name, "m": "", "out": [digest]})
         self._versions = {id(one): self._version(one) for one in self._roots}
-        if self.step == 1:
-            self._weights()
+        if self.step == 1 or self._versions != self._updated:
+            self._weights()  # the first, or changed since the update by something else
         buffers = [(name, one) for name, one in root.named_buffers() if one is not None]
         for (name, _), bits in zip(buffers, self.bits_of([one for _, one in buffers]), strict=True):
             self._event({"kind": "buffer", "name": name, "m": "", "out": [bits]})
@@ -294,9 +331,30 @@ class Recorder:
 
                 def see(one: Tensor, name: str = prefix + name) -> None:
                     if not self.here.busy and self._open and one.grad is not None:
-                        self.event("grad", name, module=_owner(name), made=self.bits_of([one.grad]))
+                        self._see_gradient(one, one.grad, name)
 
                 self._hooks.append(weight.register_post_accumulate_grad_hook(see))  # type: ignore[no-untyped-call]
+
+    def _see_gradient(self, weight: Tensor, grad: Tensor, name: str) -> None:
+        """Of a weight, when its backward has added to it; many at once where no hook can change it before."""
+        if self.level == "op" or _world() > 1 or len(weight._post_accumulate_grad_hooks or ()) > 1:
+            self.event("grad", name, module=_owner(name), made=self.bits_of([grad]))
+            return
+        event = self.event("grad", name, module=_owner(name), made=[None])
+        with self._lock:
+            self._late.append((event, grad, grad._version))
+        if len(self._late) >= TOGETHER:
+            self._read_late()
+
+    def _read_late(self) -> None:
+        with self._lock:
+            late, self._late = self._late, []
+            same = [(event, grad) for event, grad, version in late if grad._version == version]
+            for (event, _), bits in zip(same, self.bits_of([grad for _, grad in same]), strict=True):
+                event["out"] = [bits]
+            if self._events is not None and len(same) < len(late):
+                kind = "gradients that were changed inside the backward"
+                self._events.unseen[kind] = self._events.unseen.get(kind, 0) + len(late) - len(same)
 
     def _before_update(self) -> None:
         """The step's gradients are there and nothing has used them: now it runs again."""
@@ -304,24 +362,60 @@ class Recorder:
             return
         saved = self._saved
         if saved is not None and not saved.why_not:
-            again = list(range(1, self.repeats + 1))
-            if self.step == 1:
-                again += [DETERMINISTIC, DETERMINISTIC + 1]
-            for attempt in again:
-                try:
-                    self._again(saved, attempt)
-                except Exception as error:  # noqa: BLE001  the program goes on; what was not repeated is said
-                    text = str(error).strip().splitlines()
-                    self.notes.append(
-                        f"step {self.step} could not run again: {text[0][:300] if text else error!r}"
-                    )
-                    break
-                finally:
-                    self.attempt = 0
+            if self._attempts(saved, range(1, self.repeats + 1)) and self.step == 1:
+                self._deterministically(saved)
         elif saved is not None:
             self.notes.append(f"step {self.step} was not run again: {saved.why_not}")
         self._saved = None
         self.phase = "update"
+
+    def _attempts(self, saved: Saved, numbers: Sequence[int]) -> bool:
+        """Run the step again, once per number; -> whether all of them ended."""
+        for attempt in numbers:
+            try:
+                self._again(saved, attempt)
+            except Exception as error:  # noqa: BLE001  the program goes on; what was not repeated is said
+                self.notes.append(f"step {self.step} could not run again: {_first_line(error)}")
+                return False
+            finally:
+                self.attempt = 0
+        return True
+
+    def _deterministically(self, saved: Saved) -> None:
+        """Two repeats with deterministic algorithms, as strictly as this step allows.
+
+        Some operators (flash attention's backward) turn deterministic only where torch may raise. Whether it
+        would is asked first, by a repeat in which it only warns: an error in the middle of a backward leaves
+        a distributed model unusable.
+        """
+        numbers = (DETERMINISTIC, DETERMINISTIC + 1)
+        with _deterministic(only_warn=True), warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            if not self._attempts(saved, numbers[:1]):
+                return
+        self._forget(numbers)  # in any case, so that all ranks run it as often
+        why = next((text for one in heard if REFUSES.search(text := str(one.message))), "")
+        if not why:
+            with _deterministic(only_warn=False):
+                try:
+                    for attempt in numbers:
+                        self._again(saved, attempt)
+                    return
+                except Exception as error:  # noqa: BLE001  of which nothing warned
+                    why = str(error)
+                finally:
+                    self.attempt = 0
+            self._forget(numbers)
+        self.notes.append(
+            f"step {self.step} ran with deterministic algorithms only where there are any (warn_only): "
+            f"{_first_line(why)}"
+        )
+        with _deterministic(only_warn=True):
+            self._attempts(saved, numbers)
+
+    def _forget(self, attempts: Sequence[int]) -> None:
+        if self._events is not None:
+            self._events.forget(self.step, attempts)
 
     def _again(self, saved: Saved, attempt: int) -> None:
         if not saved.gradients:
@@ -330,7 +424,7 @@ class Recorder:
         self.attempt = attempt
         before, self.here.inside = self.here.inside, 0
         try:
-            with _deterministic(attempt >= DETERMINISTIC), as_it_was(saved), torch.enable_grad():
+            with as_it_was(saved), torch.enable_grad():
                 # Once more: autocast and the rest above may have drawn.
                 set_random(saved.random)
                 outputs = tensors_in(saved.root(*saved.args, **saved.kwargs))
@@ -346,6 +440,7 @@ class Recorder:
             return
         self.phase = "update"
         self._weights()
+        self._updated = {id(one): self._version(one) for one in self._roots}
         self._open = False
         self._saved = None
         before = self._events.events
@@ -416,17 +511,18 @@ class Recorder:
 
 
 @contextlib.contextmanager
-def _deterministic(wanted: bool) -> Iterator[None]:
-    if not wanted:
-        yield
-        return
+def _deterministic(*, only_warn: bool) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=only_warn)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warns)
+        torch.use_deterministic_algorithms(before, warn_only=warned)
+
+
+def _first_line(text: object) -> str:
+    return (str(text).strip().splitlines() or [repr(text)])[0][:300]
 
 
 def _owner(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,10 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lab.rooms.trials.replay.compare import compare  # noqa: E402
-from lab.rooms.trials.replay.page import missing  # noqa: E402
+from lab.rooms.trials.replay.page import missing, sentences  # noqa: E402
 from lab.rooms.trials.replay.read import files, read  # noqa: E402
+from lab.rooms.trials.workload.bits import dense, host_sum  # noqa: E402
+from lab.rooms.trials.workload.replay import recorder as recorder_module  # noqa: E402
 from lab.rooms.trials.workload.replay.ops import WORKSPACES, _read  # noqa: E402
 from lab.rooms.trials.workload.replay.recorder import Recorder  # noqa: E402
 
@@ -301,3 +304,216 @@ def test_outputs_whose_gradients_cannot_be_seen_are_named(tmp_path):
     _, records = twice(tmp_path, lambda: loop(model, lambda: model(x(2))), runs=1)
     (note,) = [one for one in records[0].end.notes if "were not seen" in one]
     assert note.startswith("the gradients of 2 outputs were not seen: torch refuses a hook on split:0")
+
+
+_strict = torch.library.Library("strict", "DEF")
+_strict.define("flashy(Tensor x) -> Tensor")
+_strict.define("refusing(Tensor x) -> Tensor")
+_strict.define("raising(Tensor x) -> Tensor")
+
+
+def _is_strict():
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.are_deterministic_algorithms_enabled() and not warns
+
+
+def _flashy(x):
+    """As flash attention's backward: deterministic only where torch may raise."""
+    return x.clone() if _is_strict() else x + torch.rand((), generator=_loose)
+
+
+def _refusing(x):
+    """An operator without a deterministic form."""
+    if torch.are_deterministic_algorithms_enabled():
+        text = "refusing does not have a deterministic implementation"
+        if _is_strict():
+            raise RuntimeError(text)
+        warnings.warn(text, stacklevel=1)  # the recorder asks first, and hears it
+    return x.clone()
+
+
+def _raising(x):
+    if _is_strict():
+        raise RuntimeError("No available kernel")  # of which nothing warned
+    return x.clone()
+
+
+_loose = torch.Generator()
+for _name, _impl in (("flashy", _flashy), ("refusing", _refusing), ("raising", _raising)):
+    _strict.impl(_name, _impl, "CompositeExplicitAutograd")
+    torch.library.register_autograd(f"strict::{_name}", lambda _, grad: grad)
+
+
+class Through(nn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        self.names, self.body = names, mlp()
+
+    def forward(self, value):
+        value = self.body(value)
+        for name in self.names:
+            value = getattr(torch.ops.strict, name)(value)
+        return value
+
+
+def once(tmp_path, *names):
+    model = Through(*names)
+    return twice(tmp_path, lambda: loop(model, lambda: model(x()).sum()), runs=1)
+
+
+def test_an_operator_that_turns_deterministic_only_where_torch_may_raise_is_seen_to_repeat(tmp_path):
+    finding, (record,) = once(tmp_path, "flashy")
+    assert finding.first.event.name == "strict.flashy.default" and finding.repeats_agree is False
+    assert finding.deterministic is True and not record.end.notes
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.filterwarnings("ignore:refusing does not have")
+@pytest.mark.parametrize("name, says", [("refusing", "refusing does not have"), ("raising", "No available")])
+def test_where_an_operator_refuses_torch_only_warns_and_the_record_says_which(name, says, tmp_path):
+    finding, (record,) = once(tmp_path, "flashy", name)
+    assert finding.deterministic is False  # flashy heeds no warning
+    (note,) = record.end.notes
+    assert "only where there are any (warn_only)" in note and says in note
+    tries = {(one.s, one.k) for one in record.events}
+    assert {(1, 100), (1, 101)} <= tries and record.end.steps == 2
+    assert len({sum(one.k == k for one in record.events if one.s == 1) for k in (100, 101)}) == 1
+
+
+def test_a_factor_that_changes_is_an_input_and_no_fault_of_the_operator(tmp_path):
+    """As a clock, an address or numpy gives one: the product differs, and its tensors do not."""
+    factor = iter([1.5, 1.5, 1.25, 1.25])
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = mlp()
+
+        def forward(self, value):
+            return self.body(value) * next(factor)
+
+    def job():
+        model = Scaled()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            model(x()).sum().backward()
+            optimizer.step()
+
+    finding, _ = twice(tmp_path, job, repeats=0)
+    assert finding.first.event.name == "aten.mul.Tensor" and finding.first.equal_inputs is False
+
+
+def test_weights_that_something_else_changes_between_steps_are_named_as_weights(tmp_path):
+    poke = iter([0.0, 0.0, 0.5, 0.5])
+
+    def job():
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(2):
+            model(x()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                model[3].weight += next(poke)
+
+    finding, records = twice(tmp_path, job)
+    first = finding.first
+    assert (first.step, first.event.kind, first.event.name, first.direction) == (
+        2,
+        "weight",
+        "3.weight",
+        "start",
+    )
+    assert any("something other than the optimizer" in text for text in sentences(finding, records))
+
+
+class Chain(nn.Module):
+    """A container that gives what its last module gave, once changed in place and once not."""
+
+    def __init__(self, changes):
+        super().__init__()
+        self.inner, self.head, self.changes = (
+            nn.Sequential(nn.Linear(6, 6), nn.GELU()),
+            nn.Linear(6, 1),
+            changes,
+        )
+
+    def forward(self, value):
+        value = self.inner(value)
+        return self.head(value.mul_(2) if self.changes else value)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_without_operators_every_checksum_is_that_of_its_tensor(changes, tmp_path, monkeypatch):
+    """Gradients are read many at a time and shared outputs once: the bits are those that were there."""
+    monkeypatch.setattr(recorder_module, "TOGETHER", 2)
+    asked = []
+    plain = Recorder.bits_of
+    monkeypatch.setattr(Recorder, "bits_of", lambda self, given: asked.extend(given) or plain(self, given))
+    model, wanted = Chain(changes), {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(
+            lambda _, __, out, name=name: wanted.setdefault(("module", name or "Chain"), []).append(
+                text_of(out)
+            )
+        )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorder = Recorder(tmp_path, steps=2, repeats=0, level="module", leave=False)
+    recorder.start()
+    for _ in range(2):
+        for _ in range(2):  # micro-batches: gradients are added to
+            model(x()).sum().backward()
+            for name, weight in model.named_parameters():
+                wanted.setdefault(("grad", name), []).append(text_of(weight.grad))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    recorder.stop(ended=True)
+    record = read(files(tmp_path)[0], "run")
+    found = {}
+    for one in record.events:
+        if one.kind in ("module", "grad"):
+            found.setdefault((one.kind, one.m if one.kind == "module" else one.name), []).append(one.out[0])
+    assert found == wanted and not record.end.unseen and record.end.steps == 2
+    outputs = sum(one.grad_fn is not None for one in asked)
+    assert outputs == 3 * 4  # of 5 modules: two containers give what their last module gave
+
+
+def text_of(tensor):
+    return f"{host_sum(dense(tensor)):016x}"
+
+
+@pytest.mark.parametrize("level", ["op", "module"])
+def test_a_teacher_in_inference_mode_does_not_end_the_program(level, tmp_path):
+    class Taught(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.teacher, self.student = nn.Sequential(nn.Linear(6, 2)), mlp()
+
+        def forward(self, value):
+            with torch.inference_mode():
+                wanted = self.teacher(value)
+            return (self.student(value) - wanted.clone()).square().mean()
+
+    model = Taught()
+    finding, records = twice(tmp_path, lambda: loop(model, lambda: model(x())), level=level, runs=1)
+    assert finding.verdict == "bitwise" and finding.repeats == 2, records[0].end
+
+
+def test_a_gradient_that_changes_before_it_is_read_is_unseen_and_not_another_number(tmp_path):
+    """A hook of a module changes it, which no hook of the weight shows."""
+    first, second = nn.Linear(6, 6), nn.Linear(6, 1)
+    model = nn.Sequential(first, second)
+
+    def double(*_):
+        second.weight.grad.mul_(2)
+
+    first.register_full_backward_hook(double)
+    recorder = Recorder(tmp_path, steps=1, repeats=0, level="module", leave=False)
+    recorder.start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(x().requires_grad_()).sum().backward()
+    optimizer.step()
+    recorder.stop(ended=True)
+    record = read(files(tmp_path)[0], "run")
+    assert record.end.unseen == {"gradients that were changed inside the backward": 1}
+    assert [one.out for one in record.events if (one.kind, one.name) == ("grad", "1.weight")] == [("",)]
