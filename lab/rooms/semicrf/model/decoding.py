@@ -162,11 +162,8 @@ def without_tops(problem: Problem) -> Problem:
 
     All segmentations pay it alike, so their order stays; 1e30 would swallow every difference beside it.
     """
-    share_BTC = log_domain.posteriors(problem.allowed()).label_BTC
     score_BTC = masked(problem, problem.score_BTC)
-    top_BT = score_BTC.masked_fill(share_BTC == 0, -torch.inf).amax(-1)
-    top_BT = torch.where(torch.isfinite(top_BT), top_BT, torch.zeros_like(top_BT))
-    return replace(problem, score_BTC=score_BTC - top_BT[..., None])
+    return replace(problem, score_BTC=score_BTC - log_domain.tops(problem)[..., None])
 
 
 def exact_score(problem: Problem, b: int, path: Segmentation) -> float:

@@ -668,3 +668,14 @@ def test_what_is_not_given_can_be_trained_after_an_inference():
     )
     wide = api.log_partition(score.double(), transition.double(), duration.double())
     assert torch.allclose(wide, log_z_B, atol=1e-4)
+
+
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_nothing_fits_has_counts_of_zero_though_messages_from_the_right_overflow(run, dtype):
+    for length in (2, 7, 20):
+        problem = random_problem(2, length, 3, 2, seed=length, dtype=dtype)
+        never_C = torch.full_like(problem.start_C, -math.inf)
+        _, found = run(replace(problem, start_C=never_C, duration_KC=problem.duration_KC.abs() * 300))
+        assert torch.isneginf(found.log_z_B).all()
+        assert not any(getattr(found, name).any() for name in COUNTS)
