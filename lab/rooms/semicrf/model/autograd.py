@@ -314,7 +314,10 @@ def spread(direction: Problem, found: Posteriors) -> list[Tensor]:
 def chosen(values: Sequence[Tensor], floats: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
     """Gradients in their inputs' dtypes, where they are wanted."""
     triples = zip(values, floats, wanted, strict=True)
-    return [value.to(given.dtype) if want else None for value, given, want in triples]
+    return [
+        None if not want else value if value.dtype == given.dtype else value.to(given.dtype)
+        for value, given, want in triples
+    ]
 
 
 def gradients(

@@ -37,6 +37,7 @@ def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
     if count < 1:
         raise UsageError(f"count must be at least 1, got {count}")
     top_BT = reject_nan(problem)
+    count = min(count, most_segmentations(problem))
     found = list(best_by_form(problem, count, backend))
     large_B = None if top_BT is None else (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1)
     large = [False] * len(found) if large_B is None else large_B.tolist()
@@ -76,6 +77,12 @@ def best_by_form(problem: Problem, count: int, backend: str) -> Sequence[Scored]
         return paths.kbest(problem, count)
     score_B, found = paths.viterbi(problem)
     return [[(s, path)] if path else [] for s, path in zip(score_B.tolist(), found, strict=True)]
+
+
+def most_segmentations(problem: Problem) -> int:
+    """No sequence has more, and room for more would never be used. After 64 frames it is beyond any count."""
+    _, frames, _, labels = problem.shape
+    return int(labels * (labels + 1) ** (min(frames, 64) - 1))
 
 
 def is_compiled(problem: Problem, backend: str) -> bool:
@@ -162,11 +169,8 @@ def without_tops(problem: Problem) -> Problem:
 
     All segmentations pay it alike, so their order stays; 1e30 would swallow every difference beside it.
     """
-    share_BTC = log_domain.posteriors(problem.allowed()).label_BTC
     score_BTC = masked(problem, problem.score_BTC)
-    top_BT = score_BTC.masked_fill(share_BTC == 0, -torch.inf).amax(-1)
-    top_BT = torch.where(torch.isfinite(top_BT), top_BT, torch.zeros_like(top_BT))
-    return replace(problem, score_BTC=score_BTC - top_BT[..., None])
+    return replace(problem, score_BTC=score_BTC - log_domain.tops(problem)[..., None])
 
 
 def exact_score(problem: Problem, b: int, path: Segmentation) -> float:

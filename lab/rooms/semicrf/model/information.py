@@ -133,11 +133,21 @@ LARGE = 1e7
 
 
 def centred(problem: Problem) -> Problem:
-    """The same distribution: frames whose best score is large, less that score."""
-    top_BT = log_domain.finite_or_zero(frames_masked(problem.detached()).amax(-1))
-    shift_BT = torch.where(top_BT.abs() > LARGE, top_BT, torch.zeros_like(top_BT))
-    if branches() and not bool(shift_BT.any()):
+    """The same distribution: frames whose best score is large, less the best that some segmentation pays.
+
+    Less a label's that none can have, nothing would be left of the others. Where no branch may look for such
+    labels only masks of whole frames go, which are large and negative: the rest shows as rounding.
+    """
+    plain = problem.detached()
+    top_BT = log_domain.finite_or_zero(frames_masked(plain).amax(-1))
+    large_BT = top_BT.abs() > LARGE
+    if not branches():
+        large_BT = top_BT < -LARGE
+    elif not bool(large_BT.any()):
         return problem
+    else:
+        top_BT = log_domain.tops(plain)
+    shift_BT = torch.where(large_BT, top_BT, torch.zeros_like(top_BT))
     return replace(problem, score_BTC=problem.score_BTC.double() - shift_BT[..., None])
 
 

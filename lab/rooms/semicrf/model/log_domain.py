@@ -9,15 +9,24 @@ shares that sum to 1. So they stay in [0, 1] and never are NaN, however large th
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lab.core.words import plural
 from lab.rooms.semicrf.model.dual import exp, log, plus, real, reciprocal
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, masked
 from lab.rooms.semicrf.model.terms import Terms, unknown
+
+FAR = 1e9
+"""A number that leaves float64 less than 1e-6 of what is added to it."""
+
+
+class LostDigits(RuntimeWarning):
+    """Large scores cancel within a segmentation, and beside them float64 has no digits left of the others."""
 
 
 @dataclass
@@ -150,7 +159,28 @@ def onward(terms: Terms, alpha_BC: Tensor, t: int) -> Tensor:
 def posteriors(problem: Problem) -> Posteriors:
     """All expected counts. An infeasible or NaN sequence has counts of zero."""
     state = forward(problem)
-    terms = state.terms
+    far_TBC = is_far(state.frame_TBC)
+    passed = Passed(far_TBC) if bool(far_TBC.any()) else None
+    found = counted(state, passed)
+    if not state.log_z_B.is_complex():  # else a tangent, of counts for which this was said
+        warn_of_lost_digits(problem, found, None if passed is None else passed.frames() & far_TBC)
+    return found
+
+
+def tops(problem: Problem) -> Tensor:
+    """The largest score of each frame (B, T) among labels that some segmentation gives it; 0 if there is none
+    or it is not finite.
+    """
+    state = forward(problem.allowed())
+    passed = Passed(state.frame_TBC)
+    counted(state, passed)
+    given_BTC = masked(problem, problem.score_BTC)
+    return finite_or_zero(given_BTC.masked_fill(~passed.frames().transpose(0, 1), -float("inf")).amax(-1))
+
+
+def counted(state: LogState, passed: Passed | None) -> Posteriors:
+    """The counts by the messages; `passed` is told of every segment."""
+    terms, problem = state.terms, state.terms.problem
     batch, frames, longest, labels = problem.shape
     usable_B = torch.isfinite(state.log_z_B)
     starts_TBC, ends_TBC = torch.zeros_like(state.frame_TBC), torch.zeros_like(state.frame_TBC)
@@ -169,6 +199,8 @@ def posteriors(problem: Problem) -> Posteriors:
         split_KBC = shares(plus(_window(state, t, reach), terms.arriving(t, reach)), 0) * ends_TBC[t - 1]
         duration[:reach] += split_KBC
         starts_TBC[t - reach : t] += split_KBC.flip(0)
+        if passed is not None:
+            passed.add(t, split_KBC)
         if segment is not None:
             shorter_K = torch.arange(reach, device=segment.device)
             segment[:, t - 1 - shorter_K, shorter_K] = split_KBC.transpose(0, 1)
@@ -176,11 +208,55 @@ def posteriors(problem: Problem) -> Posteriors:
             _cross(state, t, split_KBC, ends_TBC, crossed)
     label_TBC = (starts_TBC - torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])).cumsum(0)
     counts = [x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration)] + [crossed]
-    counts = [_of_usable(x, usable_B) for x in counts]  # shares of NaN are NaN
+    counts = [of_usable(x, usable_B) for x in counts]  # shares of NaN are NaN
     counts[0] = masked(problem, counts[0]).masked_fill(torch.isneginf(real(problem.score_BTC)), 0.0)
     checked = mass(real(counts[0]), problem.lengths_B, real(state.log_z_B))
-    own = [] if segment is None else [_of_usable(segment, usable_B)]
+    own = [] if segment is None else [of_usable(segment, usable_B)]
     return Posteriors.of_parts([state.log_z_B, *counts, *own, *checked])
+
+
+def is_far(value: Tensor) -> Tensor:
+    return (real(value).abs() > FAR) & ~torch.isinf(real(value))
+
+
+class Passed:
+    """The frames and labels that some segment covers, whose probability is more than zero.
+
+    Counted, because a label's probability is a difference of sums, of which rounding may be left.
+    """
+
+    def __init__(self, like_TBC: Tensor) -> None:
+        self._begun, self._ended = (torch.zeros_like(like_TBC, dtype=torch.int64) for _ in range(2))
+
+    def add(self, t: int, split_KBC: Tensor) -> None:
+        """The segments that end at boundary t."""
+        some = (real(split_KBC) > 0).long()
+        self._begun[t - len(some) : t] += some.flip(0)
+        self._ended[t - 1] += some.sum(0)
+
+    def frames(self) -> Tensor:
+        """(T, B, C) bool."""
+        before = torch.cat([torch.zeros_like(self._ended[:1]), self._ended[:-1]])
+        return (self._begun - before).cumsum(0) > 0
+
+
+def warn_of_lost_digits(problem: Problem, found: Posteriors, far_TBC: Tensor | None) -> None:
+    """Warn where a segmentation adds numbers beyond `FAR`; of frames as they are shifted, `far_TBC` do."""
+    lost_B = torch.zeros_like(problem.lengths_B, dtype=torch.bool)
+    if far_TBC is not None:
+        lost_B |= far_TBC.transpose(0, 1).flatten(1).any(1)
+    for value, count in list(zip(problem.floats(), found.counts(problem), strict=True))[1:]:
+        far = is_far(value)
+        if bool(far.any()):
+            lost_B |= (far & (count > 0)).flatten(1).any(1)
+    if bool(lost_B.any()):
+        warnings.warn(
+            f"large scores cancel within the segmentations of {plural(int(lost_B.sum()), 'sequence')}, and "
+            "float64 has no digits left for the rest: expected counts and gradients may be wrong there; "
+            "forbid with -inf instead of large numbers",
+            LostDigits,
+            stacklevel=2,
+        )
 
 
 def crossed_shape(problem: Problem) -> tuple[int, ...]:
@@ -190,7 +266,8 @@ def crossed_shape(problem: Problem) -> tuple[int, ...]:
     return (*more, labels, labels)
 
 
-def _of_usable(count: Tensor, usable_B: Tensor) -> Tensor:
+def of_usable(count: Tensor, usable_B: Tensor) -> Tensor:
+    """Zeros for the sequences that have no counts."""
     return torch.where(usable_B.view(-1, *(1,) * (count.dim() - 1)), count, torch.zeros_like(count))
 
 

@@ -250,6 +250,8 @@ def _made(
     for name, value in {**given, "start": start_C, "end": end_C, **own}.items():
         if not isinstance(value, Tensor) and (value is not None or name in given):
             raise UsageError(f"{name} must be a tensor, got {type(value).__name__}")
+        if value is not None and value.is_complex():
+            raise UsageError(f"{name} must be real, got {value.dtype}")
     if score_BTC.dim() != 3:
         raise UsageError(f"score must be 3D (batch, T, labels), got {score_BTC.dim()}D")
     batch, frames, labels = score_BTC.shape

@@ -178,6 +178,14 @@ def test_transitions_by_duration_decode(backend):
     assert [one[0][1] for one in call(api.kbest, problem, count=2, backend=backend)] == expected
 
 
+def test_more_than_there_are_needs_no_more_room_than_there_are(backend):
+    problem = random_problem(2, 3, 3, 2, seed=4)
+    found = call(api.kbest, problem, count=10**12, backend=backend)
+    assert [len(one) for one in found] == [
+        len(naive.enumerate_segmentations(problem, b)[0]) for b in range(2)
+    ]
+
+
 def test_counts_that_make_no_sense_are_refused(backend):
     problem = random_problem(1, 4, 2, 2)
     with pytest.raises(UsageError, match="count must be at least 1"):

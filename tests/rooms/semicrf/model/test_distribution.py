@@ -405,16 +405,40 @@ def test_torch_func_follows_the_entropy_and_gives_nan_where_only_the_chain_rule_
     rest = (rest[0].clone(), rest[1])
     rest[0][0] = -math.inf  # label 0 can only be the last, so in the first frame it leads nowhere
     scores = torch.stack([problem.score_BTC, 2 * problem.score_BTC])
-    scores[0, 0, 2], scores[0, 1, :3, 0], scores[1, 0, 0, 0] = -1e30, -1e30, 1e30
+    scores[0, 0, 2], scores[0, 1, :3, 0] = -1e30, -1e30
+    scores[1, 0, 0, 0], scores[1, 1, 0, 1] = 1e30, 1e30  # of which the second is used
     found = torch.func.vmap(lambda score: api.entropy(score, *rest))(scores)
     expected = torch.stack([api.entropy(score, *rest) for score in scores])
-    assert bool(found[1, 0].isnan()) and bool(torch.isfinite(expected).all())
-    expected[1, 0] = math.nan
+    assert bool(found[1, 1].isnan()) and bool(torch.isfinite(expected).all())
+    expected[1, 1] = math.nan
     assert torch.allclose(found, expected, atol=1e-10, equal_nan=True)
     gradient = torch.func.grad(lambda score: api.entropy(score, *rest).sum())(problem.score_BTC)
     score = problem.score_BTC.clone().requires_grad_()
     api.entropy(score, *rest).sum().backward()
     assert torch.allclose(gradient, score.grad, atol=1e-12)
+
+
+@pytest.mark.parametrize("large", [1e30, 1e10])
+def test_a_large_score_that_no_segmentation_has_takes_no_digits_from_the_others_of_its_frame(large):
+    """Label 1 has no duration; label 0 cannot be left, and the sequence ends in label 2."""
+    forbidden = random_problem(1, 5, 3, 3, seed=8)
+    inf = torch.full((3,), -math.inf, dtype=torch.float64)
+    duration, transition, end = (
+        getattr(forbidden, name).clone() for name in ("duration_KC", "transition", "end_C")
+    )
+    duration[:, 1], transition[0], end[0] = inf, inf, -math.inf
+    forbidden = replace(forbidden, duration_KC=duration, transition=transition, end_C=end)
+    score = forbidden.score_BTC.clone()
+    score[0, 1, 1], score[0, 3, 0] = large, large
+    p, q = of(replace(forbidden, score_BTC=score)), of(forbidden)
+    paths = q.topk(3)[0]
+    assert torch.allclose(p.entropy(), q.entropy(), rtol=1e-12)
+    assert float(p.entropy()) > 0.1
+    for log_p, path in paths:
+        assert float(p.log_prob([path])) == pytest.approx(log_p, abs=1e-12)
+    assert [log_p for log_p, _ in p.topk(3)[0]] == pytest.approx([log_p for log_p, _ in paths], abs=1e-12)
+    assert float(p.kl(q)) == pytest.approx(0, abs=1e-12)
+    assert torch.allclose(p.marginals, q.marginals, atol=1e-12)
 
 
 def test_the_gradient_of_log_prob_is_that_of_the_list():

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.rooms.semicrf import log_partition  # noqa: E402
-from lab.rooms.semicrf.model import api, finish, ledger, naive  # noqa: E402
+from lab.rooms.semicrf.model import api, finish, ledger, log_domain, naive  # noqa: E402
 from lab.rooms.semicrf.model.cases import Case  # noqa: E402
 from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
@@ -81,6 +81,29 @@ def test_a_huge_score_that_leads_nowhere_does_not_swallow_the_way_that_is_open()
     found = api.log_partition(*problem.floats()[:3], end_C=end)
     assert float(right) == pytest.approx(float(naive.log_partition(without_label_0(problem))), rel=1e-12)
     assert float(found) == pytest.approx(float(right), rel=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_large_scores_that_cancel_within_a_segmentation_are_said(backend):
+    """Each of the two ways pays 1e30 once; what tells them apart (3 or 5) has no digits beside it."""
+    score = torch.tensor([[[1e30, 0.0], [3.0, 1e30], [0.0, 5.0]]], dtype=torch.float64)
+    stay = torch.tensor([[0.0, -float("inf")], [-float("inf"), 0.0]], dtype=torch.float64)
+    with pytest.warns(log_domain.LostDigits, match="cancel within the segmentations of 1 sequence"):
+        api.posteriors(score, stay, torch.zeros(1, 2).double(), backend=backend)
+    leaf = torch.zeros(2, dtype=torch.float64).requires_grad_()
+    with pytest.warns(log_domain.LostDigits, match="forbid with -inf"):
+        log_partition(
+            score * 0, stay, torch.zeros(1, 2).double(), start_C=leaf - 1e30, backend=backend
+        ).backward()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_large_scores_that_cancel_nothing_are_no_reason_to_warn(backend):
+    score = torch.tensor([[[1e30, 0.0], [3.0, -1e30], [-1e30, -1e30], [1e30, 5.0]]], dtype=torch.float64)
+    duration = torch.tensor([[0.0, 0.0], [-1e30, 1.0]], dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        api.posteriors(score, torch.zeros(2, 2).double(), duration, backend=backend)
 
 
 def without_label_0(problem):

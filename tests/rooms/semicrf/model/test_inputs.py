@@ -16,7 +16,7 @@ from lab.errors import BadDataError, UsageError  # noqa: E402
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
 from lab.rooms.semicrf.model.problem import COUNTS, held_in_range, make_problem  # noqa: E402
-from tests.rooms.semicrf.problems import random_problem  # noqa: E402
+from tests.rooms.semicrf.problems import extended_problem, inputs_of, random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NAMES = ("score_BTC", "transition", "duration_KC", "start_C", "end_C")
@@ -118,6 +118,21 @@ def test_minus_inf_forbids_on_every_backend_and_what_nothing_fits_has_a_gradient
         for mine, wanted in zip(found, right, strict=True):
             assert bool(torch.isfinite(mine).all())
             same(mine, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
+def test_what_nothing_fits_has_a_gradient_of_zero_though_messages_from_the_right_overflow(backend, kind):
+    g = torch.Generator().manual_seed(3)
+    for length in (2, 7, 9, 20):
+        reward = extended_problem(2, length, 3, 2, kind=kind, terms=("end",), seed=length)
+        reward = replace(reward, duration_KC=reward.duration_KC + 650 * torch.rand(3, 2, generator=g))
+        problem = replace(reward, start_C=torch.full_like(reward.start_C, -math.inf))
+        found = api.posteriors(**inputs_of(problem), backend=backend)
+        assert torch.isneginf(found.log_z_B).all()
+        for name in COUNTS:
+            value = getattr(found, name)
+            assert value is None or not value.any(), name
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -221,6 +221,10 @@ def test_hostile_inputs_never_give_nan(seeds):
         ({"lengths_B": torch.tensor([0])}, "lengths must be positive, got min=0"),
         ({"lengths_B": torch.tensor([9])}, "lengths cannot exceed T=4, got max=9"),
         ({"start_C": torch.zeros(1)}, "start must be"),
+        (
+            {"transition": torch.zeros(3, 3, dtype=torch.complex64)},
+            "transition must be real, got torch.complex64",
+        ),
     ],
 )
 def test_wrong_shapes_are_named(change, words):

@@ -8,7 +8,7 @@ from torch import Tensor
 from lab.rooms.semicrf.model.dual import real, reciprocal
 from lab.rooms.semicrf.model.factorised.messages import EVERY, State, rescale
 from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.log_domain import crossed_shape
+from lab.rooms.semicrf.model.log_domain import crossed_shape, of_usable
 from lab.rooms.semicrf.model.problem import Posteriors
 
 CHUNK = 64
@@ -51,8 +51,8 @@ class Counts:
             self.segment = frame_TBC.new_zeros(batch, frames, longest, labels)
         rows = torch.arange(batch, device=frame_TBC.device)
         self.end_exponent_B = state.chain.exponent_TB[state.problem.lengths_B, rows]
-        usable = (real(state.z_B) > 0) & torch.isfinite(state.z_B)
-        self.inverse_B = torch.where(usable, reciprocal(state.z_B), torch.zeros_like(state.z_B))
+        self.usable_B = (real(state.z_B) > 0) & torch.isfinite(state.z_B)
+        self.inverse_B = torch.where(self.usable_B, reciprocal(state.z_B), torch.zeros_like(state.z_B))
 
     def scaled(self, left: Tensor, left_rows: slice, right_rows: slice) -> tuple[Tensor, Tensor]:
         """`left` (F, ..., B, C) times half the power, and (F, ..., B, 1): the other half over z.
@@ -144,13 +144,16 @@ class Counts:
         label_TBC = (self.starts_TBC - before_TBC).cumsum(0)
         label_TBC = label_TBC.masked_fill(weights.frame_TBC == 0, 0.0)  # -inf and padding: exactly never
         rows = (label_TBC, self.starts_TBC, ends_TBC, self.duration * weights.duration_KBC)
-        label_BTC, starts_BTC, ends_BTC, duration_BKC = (x.transpose(0, 1)[..., :labels] for x in rows)
-        transition = self.transition[..., :labels, :labels]
-        segment = None if self.segment is None else self.segment[..., :labels]
+        own = [x.transpose(0, 1)[..., :labels] for x in rows]
+        own += [self.transition[..., :labels, :labels]]
+        own += [] if self.segment is None else [self.segment[..., :labels]]
+        if not bool(self.usable_B.all()):  # nothing was divided by z: messages may be anything
+            own = [of_usable(count, self.usable_B) for count in own]
+        label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *segment = own
         log_z_B = self.state.log_z_B
         checked = mass(real(label_BTC), self.state.problem.lengths_B, real(log_z_B))
         counts = (label_BTC, starts_BTC, ends_BTC, duration_BKC, transition)
-        return Posteriors(log_z_B, *counts, *checked, segment_BTKC=segment)
+        return Posteriors(log_z_B, *counts, *checked, segment_BTKC=next(iter(segment), None))
 
     def opened(self, eta_TBC: Tensor) -> Tensor:
         """What follows each boundary, with the weight of the start there."""

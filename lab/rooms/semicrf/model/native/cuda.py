@@ -32,6 +32,7 @@ from lab.rooms.semicrf.model.native.cuda_plan import (
     plan_counts,
     plan_gradients,
     plan_messages,
+    shape_of,
 )
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem
 
@@ -104,7 +105,7 @@ def forward(problem: Problem, keep: bool = True, count: bool = True) -> State | 
         return torch_factorised.forward(problem)
     inputs = as_read(problem)
     sizes = sizes_for(inputs, 2 if keep else 1)
-    shape, bound = Shape(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
+    shape, bound = shape_of(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
     state = State(inputs, machine_for(inputs, sizes), shape, bound, keep, bound["log_z"], None)
     run_messages(state)
     flags = state.machine.fetched(state.buffer("flags"))
@@ -152,10 +153,12 @@ def differentiate(state: State | FactorisedState, grad_B: Tensor) -> tuple[Poste
     if isinstance(state, FactorisedState) or state.again is not None:
         return found, None
     gradients = [torch.empty_like(value) for value in state.problem.floats()]
-    by_log_z = grad_B.to(torch.float64).contiguous()
+    by_log_z = grad_B if grad_B.dtype == torch.float64 else grad_B.to(torch.float64)
+    by_log_z = by_log_z if by_log_z.stride(0) in (0, 1) else by_log_z.contiguous()
     counts = dict(zip(COUNTED, attrgetter(*COUNTED.values())(found), strict=True))
     named = dict(zip(GRADIENTS, gradients, strict=True))
-    state.machine.run(plan_gradients(state.shape), **state.bound, **counts, by_log_z=by_log_z, **named)
+    plan = plan_gradients(state.shape, by_log_z.stride(0))
+    state.machine.run(plan, **state.bound, **counts, by_log_z=by_log_z, **named)
     return found, gradients
 
 

@@ -8,7 +8,6 @@ all it depends on.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import ctypes.util
 import functools
@@ -46,27 +45,16 @@ class Machine:
         self.module = ctypes.c_void_p()
         self.ready: weakref.WeakKeyDictionary[Plan, Ready] = weakref.WeakKeyDictionary()
         self.lock = threading.Lock()
-        self.spare: list[ctypes.c_void_p] = []
-        self.aside, self.events = ctypes.c_void_p(), (ctypes.c_void_p(), ctypes.c_void_p())
+        self.rooms: dict[tuple[torch.Size, torch.dtype], list[Room]] = {}
+        self.aside = ctypes.c_void_p()
         with self.current():
             check_status(driver().cuStreamCreate(ctypes.byref(self.aside), NON_BLOCKING))
-            for event in self.events:
-                check_status(driver().cuEventCreate(ctypes.byref(event), NO_TIMING))
+            self.events = (new_event(), new_event())
             check_status(driver().cuModuleLoadData(ctypes.byref(self.module), image))
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> Current:
         """Make torch's context current: autograd's threads may have none, and another device may have one."""
-        now = ctypes.c_void_p()
-        driver().cuCtxGetCurrent(ctypes.byref(now))
-        if now.value == self.context.value:
-            yield
-            return
-        check_status(driver().cuCtxPushCurrent_v2(self.context))
-        try:
-            yield
-        finally:
-            check_status(driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
+        return Current(self.context)
 
     def run(self, plan: Plan, **tensors: Tensor) -> None:
         """Put a plan's kernels on torch's current stream, with these tensors bound to its names."""
@@ -95,10 +83,21 @@ class Machine:
         return ctypes.c_void_p(raw_stream(self.device.index))
 
     def fetched(self, value: Tensor) -> Fetched:
-        """A copy of a device's values, queued to the host."""
-        pinned = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
-        pinned.copy_(value, non_blocking=True)
-        return Fetched(self, pinned)
+        """A copy of a device's values, which are contiguous, queued to the host."""
+        rooms = self.rooms.setdefault((value.shape, value.dtype), [])
+        with self.current():
+            try:
+                room = rooms.pop()
+            except IndexError:
+                room = Room(value)
+            if room.due and driver().cuEventSynchronize(room.event):  # nobody waited for the copy before
+                room.event = new_event()  # it belongs to a capture that failed
+            stream, room.due = self.stream(), True
+            source = ctypes.c_void_p(value.data_ptr())
+            status = driver().cuMemcpyDtoHAsync_v2(room.host, source, room.bytes, stream)
+            check_status(status, "a copy to the host")
+            check_status(driver().cuEventRecord(room.event, stream))
+        return Fetched(self, room, rooms)
 
     def follow(self, first: ctypes.c_void_p, then: ctypes.c_void_p, event: ctypes.c_void_p) -> None:
         """What is put on the stream `then` from now on waits for what is on `first`."""
@@ -122,31 +121,65 @@ class Machine:
         return found
 
 
-class Fetched:
-    """Values on their way to the host, and an event of the machine's own behind them."""
+class Current:
+    """A context that is current inside; the usual one costs a single call."""
 
-    def __init__(self, machine: Machine, pinned: Tensor) -> None:
-        self.machine, self.pinned, self.arrived = machine, pinned, False
-        with machine.current():
-            try:
-                self.event = machine.spare.pop()
-            except IndexError:
-                self.event = ctypes.c_void_p()
-                check_status(driver().cuEventCreate(ctypes.byref(self.event), NO_TIMING))
-            check_status(driver().cuEventRecord(self.event, machine.stream()))
+    __slots__ = ("context", "pushed")
+
+    def __init__(self, context: ctypes.c_void_p) -> None:
+        self.context, self.pushed = context, False
+
+    def __enter__(self) -> None:
+        now = ctypes.c_void_p()
+        driver().cuCtxGetCurrent(ctypes.byref(now))
+        if now.value != self.context.value:
+            check_status(driver().cuCtxPushCurrent_v2(self.context))
+            self.pushed = True
+
+    def __exit__(self, *_: object) -> None:
+        if self.pushed:
+            check_status(driver().cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())))
+
+
+class Room:
+    """Pinned memory for values like these, used again and again: torch's own takes as long as the copy.
+
+    It lives as long as the machine, because a copy into it may be on its way.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        number = torch.empty(0, dtype=like.dtype).numpy().dtype
+        self.bytes = ctypes.c_size_t(like.numel() * number.itemsize)
+        self.host = ctypes.c_void_p()
+        check_status(driver().cuMemAllocHost_v2(ctypes.byref(self.host), self.bytes), "pinned memory")
+        memory = (ctypes.c_uint8 * self.bytes.value).from_address(self.host.value or 0)
+        self.values: np.ndarray = np.frombuffer(memoryview(memory), number).reshape(like.shape)
+        self.event, self.due = new_event(), False
+
+
+def new_event() -> ctypes.c_void_p:
+    """One that only orders."""
+    event = ctypes.c_void_p()
+    check_status(driver().cuEventCreate(ctypes.byref(event), NO_TIMING))
+    return event
+
+
+class Fetched:
+    """Values on their way to the host, and an event behind them."""
+
+    def __init__(self, machine: Machine, room: Room, home: list[Room]) -> None:
+        self.machine, self.room, self.home = machine, room, home
 
     def numpy(self) -> np.ndarray:
-        """Waits for them, and for nothing that was queued later."""
-        if not self.arrived:
+        """Waits for them, and for nothing that was queued later. They last as long as this does."""
+        if self.room.due:
             with self.machine.current():
-                check_status(driver().cuEventSynchronize(self.event))
-            self.arrived = True
-        found: np.ndarray = self.pinned.numpy()
-        return found
+                check_status(driver().cuEventSynchronize(self.room.event))
+            self.room.due = False
+        return self.room.values
 
     def __del__(self) -> None:
-        if hasattr(self, "event"):
-            self.machine.spare.append(self.event)
+        self.home.append(self.room)
 
 
 @dataclass

@@ -55,9 +55,9 @@ class Sizes:
         return (longest - 2) // self.block + 1 if longest >= 2 else 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shape:
-    """What a plan depends on."""
+    """What a plan depends on. `shape_of` gives the same object again, so that plans are found by identity."""
 
     batch: int
     frames: int
@@ -81,6 +81,11 @@ class Shape:
     @property
     def tiles(self) -> int:
         return ceiling(self.frames, self.sizes.tile)
+
+
+@functools.lru_cache(maxsize=64)
+def shape_of(batch: int, frames: int, longest: int, labels: int, real: torch.dtype, sizes: Sizes) -> Shape:
+    return Shape(batch, frames, longest, labels, real, sizes)
 
 
 @dataclass(frozen=True)
@@ -392,9 +397,10 @@ SCORES_EACH = 8
 
 
 @functools.lru_cache(maxsize=64)
-def plan_gradients(shape: Shape) -> Plan:
+def plan_gradients(shape: Shape, stride: int) -> Plan:
     """A loss's gradient from the counts: by_log_z (B,) float64 is read for by_score, by_transition,
-    by_duration, by_start and by_end, of their inputs' shapes.
+    by_duration, by_start and by_end, of their inputs' shapes. Its stride is 0 where all are the same number,
+    as the gradient of a sum is: a copy would be one more launch.
     """
     threads, scores = shape.sizes.threads, shape.frames * shape.labels
     shared = (shape.longest + shape.labels + 2) * shape.labels
@@ -405,13 +411,13 @@ def plan_gradients(shape: Shape) -> Plan:
             "score_gradients",
             (ceiling(scores, threads * SCORES_EACH), shape.batch),
             threads,
-            ("label", "log_z", "by_log_z", "by_score", scores),
+            ("label", "log_z", "by_log_z", "by_score", scores, stride),
         ),
         Launch(
             "shared_gradients",
             (ceiling(shared, threads),),
             threads,
-            (*counts, *outputs, shape.batch, shape.frames, shape.labels, shape.longest),
+            (*counts, *outputs, shape.batch, shape.frames, shape.labels, shape.longest, stride),
         ),
     ]
     return made("gradients", {}, launches)

@@ -25,6 +25,7 @@ from lab.rooms.semicrf.model.native.cuda_plan import (
     ceiling,
     made,
     plan_messages,
+    shape_of,
 )
 from lab.rooms.semicrf.model.native.decode import Decoded
 from lab.rooms.semicrf.model.problem import Problem
@@ -59,7 +60,7 @@ than the longest list."""
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
     """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last."""
     model = as_read(problem)
-    plan = plan_best(Shape(*model.shape, model.score_BTC.dtype, SIZES), count)
+    plan = plan_best(shape_of(*model.shape, model.score_BTC.dtype, SIZES), count)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
     machine_for(model).run(plan, **native_cuda.bound_inputs(model), best=workspace)
     return fetched(plan, workspace, "scores")

@@ -991,9 +991,9 @@ INSIDE double weight_of(double log_z, double by_log_z) {
 // The gradient of a loss by the scores: labels times that weight. Grid (any, B).
 extern "C" __global__ void __launch_bounds__(THREADS) score_gradients(
     const REAL* __restrict__ label, const double* __restrict__ log_z, const double* __restrict__ by_log_z,
-    REAL* __restrict__ gradient, i64 count) {
+    REAL* __restrict__ gradient, i64 count, int stride) {
     const int b = blockIdx.y;
-    const REAL weight = (REAL)weight_of(log_z[b], by_log_z[b]);
+    const REAL weight = (REAL)weight_of(log_z[b], by_log_z[b * stride]);
     for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (i64)gridDim.x * THREADS)
         gradient[b * count + i] = label[b * count + i] * weight;
 }
@@ -1004,7 +1004,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_gradients(
     const double* __restrict__ duration, const double* __restrict__ transition, const REAL* __restrict__ starts,
     const REAL* __restrict__ ends, const i64* __restrict__ lengths, const double* __restrict__ log_z,
     const double* __restrict__ by_log_z, REAL* __restrict__ by_duration, REAL* __restrict__ by_transition,
-    REAL* __restrict__ by_start, REAL* __restrict__ by_end, int batch, int frames, int labels, int longest) {
+    REAL* __restrict__ by_start, REAL* __restrict__ by_end, int batch, int frames, int labels, int longest, int stride) {
     __shared__ double weights[THREADS];
     __shared__ i64 lasts[THREADS];
     const i64 durations = (i64)longest * labels, transitions = (i64)labels * labels;
@@ -1016,7 +1016,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_gradients(
         const int own = first + threadIdx.x, shown = smaller(THREADS, batch - first);
         __syncthreads(); // the shared rows may still be read
         if (own < batch) {
-            weights[threadIdx.x] = weight_of(log_z[own], by_log_z[own]);
+            weights[threadIdx.x] = weight_of(log_z[own], by_log_z[own * stride]);
             lasts[threadIdx.x] = (i64)own * frames + higher(1, sequence_of(lengths, own, frames).length) - 1;
         }
         __syncthreads();

@@ -668,3 +668,28 @@ def test_what_is_not_given_can_be_trained_after_an_inference():
     )
     wide = api.log_partition(score.double(), transition.double(), duration.double())
     assert torch.allclose(wide, log_z_B, atol=1e-4)
+
+
+@compiler
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_nothing_fits_has_counts_of_zero_though_messages_from_the_right_overflow(run, dtype):
+    for length in (2, 7, 20):
+        problem = random_problem(2, length, 3, 2, seed=length, dtype=dtype)
+        never_C = torch.full_like(problem.start_C, -math.inf)
+        _, found = run(replace(problem, start_C=never_C, duration_KC=problem.duration_KC.abs() * 300))
+        assert torch.isneginf(found.log_z_B).all()
+        assert not any(getattr(found, name).any() for name in COUNTS)
+
+
+@compiler
+def test_the_gradient_of_a_sum_needs_no_copy_for_each_sequence_and_has_the_same_bits(run):
+    problem = random_problem(3, 9, 4, 3, seed=5, dtype=torch.float32)
+    state, _ = run(problem)
+    one = torch.tensor(1.7, dtype=torch.float64)
+    spaced = torch.full((3, 2), 1.7, dtype=torch.float64)[:, 0]
+    right = native_cuda.differentiate(state, one.repeat(3))[1]
+    for same in (one.expand(3), spaced):
+        for mine, wanted in zip(native_cuda.differentiate(state, same)[1], right, strict=True):
+            assert torch.equal(mine, wanted)
+    apart = native_cuda.differentiate(state, torch.tensor([1.7, 0.0, 1.0], dtype=torch.float64))[1]
+    assert not any(torch.equal(mine, wanted) for mine, wanted in zip(apart, right, strict=True))

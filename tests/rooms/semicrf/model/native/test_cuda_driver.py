@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -167,3 +168,91 @@ def test_nvrtcs_own_words_are_shown(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(MissingError, match="undefined_thing"):
         cuda_driver.compiled(path, "int x = undefined_thing;", "compute_75", {})
+
+
+class Driver:
+    """libcuda as far as copies to the host go: they are done when somebody waits for their event."""
+
+    def __init__(self):
+        self.memory, self.queued, self.behind, self.events = [], [], {}, 0
+        self.failed = set()
+
+    def cuCtxGetCurrent(self, context):
+        context._obj.value = 7
+        return 0
+
+    def cuStreamCreate(self, stream, flags):
+        return 0
+
+    def cuEventCreate(self, event, flags):
+        self.events += 1
+        event._obj.value = self.events
+        return 0
+
+    def cuModuleLoadData(self, module, image):
+        return 0
+
+    def cuMemAllocHost_v2(self, host, size):
+        self.memory.append(ctypes.create_string_buffer(size.value))
+        host._obj.value = ctypes.addressof(self.memory[-1])
+        return 0
+
+    def cuMemcpyDtoHAsync_v2(self, to, source, size, stream):
+        self.queued.append((to.value, source.value, size.value))
+        return 0
+
+    def cuEventRecord(self, event, stream):
+        self.behind[event.value], self.queued = self.behind.get(event.value, []) + self.queued, []
+        return 0
+
+    def cuGetErrorString(self, status, text):
+        text._obj.value = b"operation not permitted on an event last recorded in a capturing stream"
+
+    def cuEventSynchronize(self, event):
+        for copy in self.behind.pop(event.value, []):
+            ctypes.memmove(*copy)
+        return int(event.value in self.failed)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    own = Driver()
+    monkeypatch.setattr(cuda_driver, "driver", lambda: own)
+    monkeypatch.setattr(cuda_driver, "primary_context", lambda index: ctypes.c_void_p(7))
+    monkeypatch.setattr(cuda_driver, "raw_stream", lambda index: 3)
+    return cuda_driver.Machine(torch.device("cuda", 0), b"")
+
+
+def test_values_of_a_device_arrive_whole_while_others_are_fetched_and_their_room_serves_again(machine):
+    given = [torch.arange(6, dtype=torch.float64).reshape(2, 3) * n for n in (1, 2, 3)]
+    first, second = machine.fetched(given[0]), machine.fetched(given[1])
+    assert first.numpy().tolist() == given[0].tolist()
+    assert second.numpy().tolist() == given[1].tolist()
+    del first
+    third = machine.fetched(given[2])
+    assert third.numpy().tolist() == given[2].tolist()
+    assert second.numpy().tolist() == given[1].tolist()
+    whole = torch.tensor([1, 0, 2], dtype=torch.int32)
+    flags = machine.fetched(whole)
+    assert flags.numpy().dtype == "int32"
+    assert flags.numpy().tolist() == [1, 0, 2]
+    assert len(cuda_driver.driver().memory) == 3
+
+
+def test_a_copy_that_nobody_waited_for_does_not_land_on_the_next_one(machine):
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    machine.fetched(zeros)  # and given up
+    held = machine.fetched(ones)
+    assert held.numpy().tolist() == [1, 1]
+    assert not cuda_driver.driver().behind
+    assert len(cuda_driver.driver().memory) == 1
+
+
+def test_an_event_that_a_failed_capture_holds_is_replaced(machine):
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    lost = machine.fetched(zeros)
+    cuda_driver.driver().failed.add(lost.room.event.value)
+    with pytest.raises(GpuError, match="CUDA error 1"):
+        lost.numpy()
+    del lost
+    assert machine.fetched(ones).numpy().tolist() == [1, 1]
