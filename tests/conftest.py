@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 try:
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 except ImportError:  # the image's own tests run without it
     pass
 else:
-    settings.register_profile("lab", deadline=None)  # no test times anything, and machines are loaded
+    # No test times anything, and machines are loaded; floats of 16 bits are found among others by chance.
+    checks = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    settings.register_profile("lab", deadline=None, suppress_health_check=checks)
     settings.load_profile("lab")
 
 from tests.built import cpu_images, debian_base  # noqa: F401  fixtures of several files

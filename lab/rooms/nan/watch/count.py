@@ -127,13 +127,18 @@ def bits_counts(tensors: Sequence[Tensor], *, subnormals: bool = True) -> np.nda
     arrays stay in the processor's cache.
     """
     refuse_freed(tensors)
+    sizes = [*map(Tensor.numel, tensors)]
+    if sizes and min(sizes) > 0 and sum(sizes) <= PIECE and max(sizes) < LARGE:
+        dtypes = {*map(DTYPE, tensors)}
+        if len(dtypes) == 1 and dtypes <= FORMATS.keys():
+            return _all_small(tensors, dtypes.pop(), subnormals)
     rows = np.empty((len(tensors), len(KINDS)))
     peaks = np.zeros(len(tensors), np.int64)  # bits of the largest finite magnitude
     together: dict[torch.dtype, list[int]] = {dtype: [] for dtype in FORMATS}
     held = dict.fromkeys(FORMATS, 0)
     rest = []
     with torch.no_grad():
-        for at, (size, dtype) in enumerate(zip(map(Tensor.numel, tensors), map(DTYPE, tensors), strict=True)):
+        for at, (size, dtype) in enumerate(zip(sizes, map(DTYPE, tensors), strict=True)):
             if not size or dtype not in FORMATS:
                 rest.append(at)
             elif size >= LARGE:
@@ -155,6 +160,15 @@ def bits_counts(tensors: Sequence[Tensor], *, subnormals: bool = True) -> np.nda
         rows[members, 4] = _values(peaks[members], dtype)
     if rest:
         rows[rest] = plain_counts([tensors[at] for at in rest])
+    return rows
+
+
+def _all_small(tensors: Sequence[Tensor], dtype: torch.dtype, subnormals: bool) -> np.ndarray:
+    """`bits_counts` of a few small tensors of one dtype, none of them empty."""
+    rows = np.empty((len(tensors), len(KINDS)))
+    with torch.no_grad():
+        rows[:, :4], peaks = _small([*tensors], dtype, subnormals)
+    rows[:, 4] = _values(peaks.astype(np.int64), dtype)
     return rows
 
 

@@ -53,6 +53,6 @@ def blind() -> str:
         return "torch.compile traces it"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace traces it"
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         return "a CUDA graph is captured"
     return ""

@@ -153,6 +153,11 @@ class Recorder(ABC):
         finally:
             self.step_aside()
 
+    @property
+    def waits(self) -> bool:
+        """Whether forwards have ended that were not taken."""
+        return bool(self._waiting)
+
     @hidden
     def settle(self) -> None:
         """Count what waits, and take the forwards it belongs to."""

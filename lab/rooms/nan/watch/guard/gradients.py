@@ -109,6 +109,11 @@ class Collector:
         if self._bytes > self._budget or len(self._lists.entries) > MOST_HELD:
             self.flush()
 
+    @property
+    def waits(self) -> bool:
+        """Whether tensors were taken whose rows nobody has asked for."""
+        return bool(self._groups or self._held or any(self._every))
+
     def here(self) -> int:
         """How many tensors this thread has taken so far."""
         return self._lists.count

@@ -261,8 +261,10 @@ class Guard:
 
     def settle(self) -> None:
         """Wait for all counts so far and take them in."""
-        self.watch.settle()
-        self.gradients.settle()
+        if self.watch.waits:
+            self.watch.settle()
+        if self.collector.waits:
+            self.gradients.settle()
 
     def note(self, text: str) -> None:
         self.journal.note(text)

@@ -44,7 +44,7 @@ MOST_TENSORS = 512
 KEPT = 256  # steps of the trend
 FIRST_STEPS = 32
 # Once these are over: magnitudes so many times as often as asked for, shares so many times as seldom.
-MAGNITUDES, SHARES = 4, 16
+MAGNITUDES, SHARES = 2, 16
 LEAST_POINTS, LEAST_FIT, MOST_AHEAD = 12, 0.9, 1000
 
 
@@ -107,16 +107,16 @@ class Headroom:
         return bool(self.every) and (step < FIRST_STEPS or step % max(1, self.every // MAGNITUDES) == 0)
 
     def step_ends(self, guard: Any, states: Iterable[Tensor]) -> None:
-        """A step is over: add its point, and sample weights and gradients now and then."""
-        for key, largest in self._now.items():
-            self.peaks[key] = max(self.peaks.get(key, 0.0), largest)
-            self._points[key].append((guard.step, math.log2(largest)))
-        self._now.clear()
+        """A step is over: sample weights and gradients now and then, and add its point."""
         if self.due(guard.step):
             self.sampled_at = guard.step
             self.sample("optimizer", states)
             self.sample("weight", guard.model.parameters())
             self.sample("gradient", (one.grad for one in guard.model.parameters() if one.grad is not None))
+        for key, largest in self._now.items():
+            self.peaks[key] = max(self.peaks.get(key, 0.0), largest)
+            self._points[key].append((guard.step, math.log2(largest)))
+        self._now.clear()
 
     def sample(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Shares of a strided sample of each tensor."""

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.plain import all_plain, as_counted, is_unbuilt
+from lab.rooms.nan.watch.plain import ORDINARY, REAL, all_plain, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 
 Named = tuple[str, Tensor]
+SMALL, DTYPE = 1 << 18, attrgetter("dtype")
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
 
 
@@ -51,7 +53,10 @@ def negative_squares(named: Sequence[Named]) -> list[str]:
 
 
 def _lowest(tensors: Sequence[Tensor]) -> list[float]:
-    """The lowest number of each; one wait per device."""
+    """The lowest number of each; one wait per device. Of small ones that are positive, 0 or what is there."""
+    small = sum(map(Tensor.numel, tensors)) <= SMALL and len({*map(DTYPE, tensors)}) == 1
+    if small and float(torch._C._nn.flatten_dense_tensors([*tensors]).amin()) >= 0:
+        return [0.0] * len(tensors)
     lows = [one.detach().amin().double() for one in tensors]
     if len({one.device for one in lows}) > 1:
         return [float(one) for one in lows]
@@ -83,8 +88,17 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def named_weights(model: nn.Module) -> list[Named]:
-    """Parameters and buffers by name, each tensor once."""
-    found = [*model.named_parameters(), *model.named_buffers()]
-    built = [(name, one) for name, one in found if not is_unbuilt(one)]
+def named_weights(modules: Iterable[tuple[str, nn.Module]]) -> list[Named]:
+    """Parameters and buffers of these modules by name, each tensor once."""
+    found: dict[int, Named] = {}
+    for held in ("_parameters", "_buffers"):
+        for prefix, module in modules:
+            for name, one in getattr(module, held).items():
+                if one is not None:
+                    found.setdefault(id(one), (f"{prefix}.{name}" if prefix else name, one))
+    if ORDINARY.issuperset(type(one) for _, one in found.values()) and all(
+        one.dtype in REAL for _, one in found.values()
+    ):
+        return [*found.values()]
+    built = [(name, one) for name, one in found.values() if not is_unbuilt(one)]
     return [(name, one) for name, one in built if one.is_floating_point() or one.is_complex()]

@@ -1,11 +1,11 @@
 """Weights and optimizer state as they are between updates: read, and who made what is bad in them.
 
 Bad numbers stay in weights and state, so they are read after each of the first updates, then after every
-eighth: that is little beside what the optimizer itself has read and written since. They are read at once when
-anything else is bad, and when the verdict is asked for, so how often decides only how many updates a sentence
-may speak of. It depends on nothing but the number of updates: a busy machine gives the same verdict. What was
-bad after one update only, and overwritten before anything used it, may be missed; `reads` says after how many
-updates they were read.
+eighth (in which magnitudes are counted, too): that is little beside what the optimizer itself has read and
+written since. They are read at once when anything else is bad, and when the verdict is asked for, so how
+often decides only how many updates a sentence may speak of. It depends on nothing but the number of updates:
+a busy machine gives the same verdict. What was bad after one update only, and overwritten before anything
+used it, may be missed; `reads` says after how many updates they were read.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from lab.rooms.nan.watch.guard.updates import (
 )
 from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.shared import new_module
 
-READ_FIRST = READ_EVERY = 8  # updates
+READ_FIRST, READ_EVERY = 8, 8  # updates
 UNEXPLAINED = "its settings do not explain it: other code may have written the weight, or its gradient"
 CHANGED = "changed by something other than the optimizer since they were read last"
 UNUSED = "a forward or other code wrote it since it was read last, and no module has used it yet"
@@ -57,6 +58,7 @@ class Weights:
         self.optimizers = optimizers  # those given to the guard
         self.names: dict[int, str] = {}
         self.owners: dict[int, list[str]] = {}
+        self._modules: Sequence[tuple[str, nn.Module]] = ()
         self.updates = self.reads = 0  # so far, and after how many of these weights were read
         self._counted_in = -1  # the step of the last of these
         self._since_read = 0  # updates
@@ -70,7 +72,8 @@ class Weights:
 
     def learn_names(self) -> None:
         """Of all weights that the model has now; one that is shared has several owners."""
-        for name, module in self._model.named_modules():
+        self._modules = [*self._model.named_modules()]
+        for name, module in self._modules:
             for own, parameter in module.named_parameters(recurse=False):
                 self.names.setdefault(id(parameter), f"{name}.{own}".lstrip("."))
                 owners = self.owners.setdefault(id(parameter), [])
@@ -103,7 +106,7 @@ class Weights:
         """Read what it made if that is due, and remember what it left."""
         read_already = self._journal.step == self._counted_in and not self._since_read
         self.updated_by([optimizer])
-        if read_already or self.updates <= READ_FIRST or self._since_read >= READ_EVERY:
+        if read_already or self.updates <= READ_FIRST or (self.updates - 1) % READ_EVERY == 0:
             self._journal.safely(self.read)
         self._versions_after.update(zip(map(id, parameters), versions_of(parameters), strict=True))
 
@@ -150,14 +153,17 @@ class Weights:
         if not self._since_read:
             self._updated_at, self._updated_step = self._journal.now(), self._journal.step
         states = parts_of(one for by in self._updated_by for one in state_tensors(by, self.names))
-        weights = parts_of(named_weights(self._model))
+        weights = parts_of(named_weights(self._walk()))
         rows = quiet(self._count, [one for _, one in (*states, *weights)])
         if not all_clean(rows):
             kinds = [("opt_state", one.dtype) for _, one in states]
             kinds += [("weights_after", one.dtype) for _, one in weights]
             self._headroom.met_all(kinds, rows[:, 4])
-        self._judge_states(states, rows, squares=late >= 0 or not self._on_gpu)
-        self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
+            self._judge_states(states, rows)
+            self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
+        if late >= 0 or not self._on_gpu:
+            for name in negative_squares(states):
+                self._event("opt_state", name, None, None, why="a sum of squares is below zero")
         self._journal.seen["opt_state"] += len(states)
         self._journal.seen["weights_after"] += len(weights)
         self.reads += self._since_read > 0
@@ -165,20 +171,25 @@ class Weights:
         self._updated_by.clear()
         self._written_before_update.clear()
 
-    def _judge_states(self, states: Sequence[Named], rows: np.ndarray, *, squares: bool) -> None:
+    def _walk(self) -> Sequence[tuple[str, nn.Module]]:
+        """All modules; those of last time if torch would have said that one came."""
+        if not new_module.exists:
+            self._modules = [*self._model.named_modules()]
+        return self._modules
+
+    def _judge_states(self, states: Sequence[Named], rows: np.ndarray) -> None:
         for at in _bad(rows[: len(states)]):
             self._event("opt_state", states[at][0], rows[at], states[at][1], why=self._span())
-        for name in negative_squares(states) if squares else ():
-            self._event("opt_state", name, None, None, why="a sum of squares is below zero")
 
     def _judge_weights(
         self, weights: Sequence[Named], rows: np.ndarray, *, late: float, buffers: bool
     ) -> None:
         bad = _bad(rows)
         is_buffer = {name for name, _ in self._model.named_buffers()} if bad else set[str]()
+        is_there = is_buffer | {name for name, _ in self._model.named_parameters()} if bad else set[str]()
         for at in bad:
             (name, tensor), row = weights[at], rows[at]
-            if name in self._bad:
+            if name in self._bad or name not in is_there:
                 continue
             if name in is_buffer:
                 known = not row[:2].any() or (name in self._infinite_buffers and not row[0])

@@ -244,7 +244,7 @@ def test_statistics_that_go_bad_are_no_clean_model():
     assert g.status == "bad" and "1.running_var" in g.first.place and g.first.unsure
 
 
-@pytest.fixture(params=[(0, 1), (8, 4), (0, 10**9)], ids=["each", "as ever", "never"])
+@pytest.fixture(params=[(0, 1), (8, 8), (0, 10**9)], ids=["each", "as ever", "never"])
 def reading(request, monkeypatch):
     """How often weights are read."""
     monkeypatch.setattr(weights, "READ_FIRST", request.param[0])
