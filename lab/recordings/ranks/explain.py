@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 import numpy as np
@@ -101,6 +101,8 @@ def _replayable(account: Account) -> tuple[list[Step], list[str]]:
     together = account.together
     if len(together.works) < 2:
         return [], ["one rank alone has nobody to wait for: nothing is replayed"]
+    if (why := not_joined(account)) is not None:
+        return [], [f"{why}: no what-if is given"]
     wrong = [one.rank for one in account.clocks if not one.plausible]
     if wrong:
         return [], [f"clocks contradict each other (rank {_join(wrong)}): no what-if is given"]
@@ -199,26 +201,45 @@ def _contention(account: Account, step: Step) -> dict[int, np.ndarray]:
     return {rank: costs[rank].cost_ns[one.rows].astype(float) for rank, one in step.ranks.items()}
 
 
+@dataclass(frozen=True)
+class _Judged:
+    """One excess of one step. saves_ns: what its repair alone gives, None where no replay tells.
+
+    binding: the step would be shorter without it, or without it and the excesses of the ranks `mates`, which
+    hold the step as long; then all of them together save together_ns. told: somebody could tell.
+    """
+
+    excess: Excess
+    saves_ns: float | None
+    binding: bool
+    told: bool = True
+    mates: tuple[int, ...] = ()
+    together_ns: float = 0.0
+
+    @property
+    def group(self) -> tuple[int, str, bool]:
+        return self.excess.rank, self.excess.cause, self.binding
+
+
 def _findings(account: Account, played: dict[int, tuple[Step, Outcome]]) -> list[Finding]:
-    groups: dict[tuple[int, str, bool], list[tuple[Excess, float | None]]] = {}
-    for one in excesses_of(account):
-        saves = _saves(one, played.get(one.step))
-        groups.setdefault((one.rank, one.cause, _binds(account, one, saves)), []).append((one, saves))
+    judged = _judged(account, excesses_of(account), played)
     found = []
-    for (rank, cause, binding), parts in groups.items():
-        known = [saves for _, saves in parts if saves is not None]
+    for group in dict.fromkeys(one.group for one in judged):
+        rank, cause, binding = group
+        parts = [one for one in judged if one.group == group]
+        known = [one.saves_ns for one in parts if one.saves_ns is not None]
         found.append(
             Finding(
                 rank=rank,
                 cause=cause,
                 binding=binding,
-                cost_ms=mean(one.ns for one, _ in parts) / 1e6,
-                steps=tuple(one.step for one, _ in parts),
+                cost_ms=mean(one.excess.ns for one in parts) / 1e6,
+                steps=tuple(one.excess.step for one in parts),
                 saves_ms=mean(known) / 1e6 if known else None,
                 text="",
             )
         )
-    found = [_with_text(account, one, groups) for one in found]
+    found = [_with_text(account, one, judged) for one in found]
     found.sort(key=lambda one: (not one.binding, -(one.saves_ms or 0), -one.cost_ms))
     for rank, count, steps in missing_of(account):
         gone = "its recording is missing" if rank not in account.ranks else "it did not record them"
@@ -227,21 +248,70 @@ def _findings(account: Account, played: dict[int, tuple[Step, Outcome]]) -> list
     return found
 
 
-def _saves(one: Excess, played: tuple[Step, Outcome] | None) -> float | None:
-    """By how many ns the step is shorter with this repaired."""
+def _judged(
+    account: Account, excesses: Sequence[Excess], played: dict[int, tuple[Step, Outcome]]
+) -> list[_Judged]:
+    """Which excesses hold their steps up: each alone, or several that hold it up as long."""
+    told = not_joined(account) is None
+    found: list[_Judged] = []
+    for number in account.together.steps:
+        mine = [one for one in excesses if one.step == number]
+        alone = []
+        for one in mine:
+            saves = _saves(played.get(number), [one])
+            alone.append(_Judged(one, saves, _binds(account, one, saves), told))
+        if number in played and len(mine) > 1 and not any(one.binding for one in alone):
+            alone = _joint(played[number], alone)
+        found += alone
+    return found
+
+
+def _joint(played: tuple[Step, Outcome], alone: Sequence[_Judged]) -> list[_Judged]:
+    """The same, with those as binding that a repair of all of them needs: each alone saves nothing."""
+    mine = [one.excess for one in alone]
+    every = _saves(played, mine) or 0.0
+    least = [max(BINDS_NS, BINDS_SHARE * one.ns) for one in mine]
+    without = [_saves(played, [other for other in mine if other is not one]) or 0.0 for one in mine]
+    needed = [every - rest > ns for rest, ns in zip(without, least, strict=True)]
+    ranks = {one.rank for one, is_needed in zip(mine, needed, strict=True) if is_needed}
+    return [
+        replace(one, binding=True, mates=tuple(sorted(ranks)), together_ns=every) if is_needed else one
+        for one, is_needed in zip(alone, needed, strict=True)
+    ]
+
+
+def _saves(played: tuple[Step, Outcome] | None, excesses: Sequence[Excess]) -> float | None:
+    """By how many ns the step is shorter with all of these repaired."""
     if played is None:
         return None
     step, outcome = played
-    if one.cause == HOST_LATE:
-        changed = replay.hosts_as_others(step, [one.rank])
-    elif one.cause == ENTERED_LATE:
-        changed = replay.entry_as_others(step, one.rank)
-    elif one.less_ns is not None:
-        changed = replay.shorter(step, {one.rank: one.less_ns[step.ranks[one.rank].rows]})
-    else:
+    late = [one.rank for one in excesses if one.cause == HOST_LATE]
+    changed = replay.hosts_as_others(step, late) if late else step
+    if changed is None:
         return None
-    length = replay.length_ms(changed, replay.play(changed)) if changed is not None else float("nan")
+    for one in excesses:
+        if one.cause == ENTERED_LATE and one.rank not in late:
+            changed = replay.entry_as_others(changed, one.rank)
+    less: dict[int, np.ndarray] = {}
+    for one in excesses:
+        if one.less_ns is not None:
+            less[one.rank] = less.get(one.rank, 0) + one.less_ns[step.ranks[one.rank].rows]
+    changed = replay.shorter(changed, less)
+    length = replay.length_ms(changed, replay.play(changed))
     return None if np.isnan(length) else max(0.0, 1e6 * (replay.length_ms(step, outcome) - length))
+
+
+def not_joined(account: Account) -> str | None:
+    """Why nobody can tell whom the others wait for; None where the ranks' collectives are paired."""
+    pairs = account.together.pairs
+    if len(account.ranks) < 2:
+        return None
+    loose = int((pairs.instances.collective_id < 0).sum()) if len(pairs.instances) else 0
+    if loose:
+        return f"{plural(loose, 'send or receive', 'sends or receives')} of more than two ranks not paired"
+    if not account.num_calls or not (pairs.collectives.num_ranks > 1).any():
+        return "no collective of one rank is paired with another's"
+    return None
 
 
 def _binds(account: Account, one: Excess, saves: float | None) -> bool:
@@ -282,33 +352,49 @@ _WORDS = {
 }
 
 
-def _with_text(
-    account: Account, one: Finding, groups: dict[tuple[int, str, bool], list[tuple[Excess, float | None]]]
-) -> Finding:
-    details = [excess.detail for excess, _ in groups[one.rank, one.cause, one.binding] if excess.detail]
+def _with_text(account: Account, one: Finding, judged: Sequence[_Judged]) -> Finding:
+    mine = [other for other in judged if other.group == (one.rank, one.cause, one.binding)]
+    details = [other.excess.detail for other in mine if other.excess.detail]
     detail = f" ({details[0]})" if details else _host_words(account, one)
     where = f"in {'step' if len(one.steps) == 1 else 'steps'} {_join(one.steps)}"
     where = where if account.together.window_kind != WHOLE else "over the whole recording"
     size = f"+{one.cost_ms:.1f} ms over the others {where}"
-    if one.binding:
-        effect = f"; its repair alone saves {one.saves_ms:.1f} ms a step" if one.saves_ms is not None else ""
-    else:
-        first = _binding_ranks(groups, one)
+    text = f"rank {one.rank}: {_what(account, one)}{detail}, {size}{_effect(one, mine, judged)}"
+    return replace(one, text=text)
+
+
+def _what(account: Account, one: Finding) -> str:
+    first = account.together.steps[:1]
+    if one.cause == ENTERED_LATE and [*one.steps] != first:
+        return f"it enters {'step' if len(one.steps) == 1 else 'steps'} {_join(one.steps)} late"
+    return _WORDS[one.cause]
+
+
+def _effect(one: Finding, mine: Sequence[_Judged], judged: Sequence[_Judged]) -> str:
+    """What its repair gives, or what hides it."""
+    if not one.binding and not all(other.told for other in mine):
+        return "; whether it holds the others up is not told"
+    if not one.binding:
+        first = _binding_ranks(judged, one)
         until = f" until {ranks_in_words(first, 'is', 'are')} repaired" if first else ""
-        effect = f"; hidden: it costs nothing{until}"
-    text = f"rank {one.rank}: {_WORDS[one.cause]}{detail}, {size}{effect}"
-    return Finding(one.rank, one.cause, one.binding, one.cost_ms, one.steps, one.saves_ms, text)
+        return f"; hidden: it costs nothing{until}"
+    if one.saves_ms is None:
+        return ""
+    mates = [other for other in mine if other.mates]
+    joint = ""
+    if mates:
+        joint_ms = mean(other.together_ns for other in mates) / 1e6
+        joint = f", ranks {_join(mates[0].mates)} together {joint_ms:.1f} ms"
+    return f"; its repair alone saves {one.saves_ms:.1f} ms a step{joint}"
 
 
-def _binding_ranks(
-    groups: dict[tuple[int, str, bool], list[tuple[Excess, float | None]]], hidden: Finding
-) -> list[int]:
+def _binding_ranks(judged: Sequence[_Judged], hidden: Finding) -> list[int]:
     steps = set(hidden.steps)
     return sorted(
         {
-            rank
-            for (rank, _, binding), parts in groups.items()
-            if binding and rank != hidden.rank and steps & {excess.step for excess, _ in parts}
+            one.excess.rank
+            for one in judged
+            if one.binding and one.excess.rank != hidden.rank and one.excess.step in steps
         }
     )
 

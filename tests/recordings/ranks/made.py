@@ -24,6 +24,9 @@ class Job:
     GEMM_US each. slower: rank -> factor on its GEMMs. leaves_late: rank -> us. copies: rank -> ms copied at
     the end of the step. clock: rank -> ms added to its times; drift: rank -> ppm. dropped: (rank, number of
     the collective). gap_ms: pause between steps, for long recordings. late_layer: where a late host stops.
+    entered: rank -> ms later that it enters the first step. tail: (rank, step) -> ms that its host stays in
+    the step after the GPUs have ended it. collective: what all calls are. layer_ms: what every host takes
+    before each layer.
     """
 
     ranks: int = 8
@@ -39,11 +42,15 @@ class Job:
     gap_ms: float = 0.0
     link: float = 1.0
     late_layer: int = 2
+    entered: dict[int, float] = field(default_factory=dict)
+    tail: dict[tuple[int, int], float] = field(default_factory=dict)
+    collective: str = "allreduce"
+    layer_ms: float = 0.0
     seed: int = 1
 
     def play(self) -> dict[int, RankWork]:
         random = np.random.default_rng(self.seed)
-        lanes = [_Rank(rank) for rank in range(self.ranks)]
+        lanes = [_Rank(rank, int(self.entered.get(rank, 0.0) * MS)) for rank in range(self.ranks)]
         for step in range(self.steps):
             for lane in lanes:
                 lane.open_step(self.gap_ms)
@@ -61,10 +68,11 @@ class Job:
                     lane.run("beside", COMP, 7, begin, begin + BESIDE_US * US)
                     lane.next_after = leaves
             for lane in lanes:
-                lane.close_step(self.copies.get(lane.rank, 0.0))
+                lane.close_step(self.copies.get(lane.rank, 0.0), self.tail.get((lane.rank, step), 0.0))
         return {lane.rank: self._work(lane) for lane in lanes}
 
     def _compute(self, lane: _Rank, step: int, layer: int, random: np.random.Generator) -> None:
+        lane.host += int(self.layer_ms * MS)
         if layer == self.late_layer and (lane.rank, step) in self.late:
             lane.host += int(self.late[lane.rank, step] * MS)
         count = 1 + (self.extra.get(lane.rank, 0) if layer == 3 else 0)
@@ -111,16 +119,18 @@ class Job:
             blocking_calls=np.empty((0, 2), dtype=np.int64),
             calls=np.column_stack([clocked(call - LAUNCH_US * US // 4), clocked(call)]),
             host_ops=np.empty((0, 2), dtype=np.int64),
-            collectives=_collectives(np.flatnonzero(kind == COMM), clocked(start), end - start, self.ranks),
+            collectives=_collectives(
+                np.flatnonzero(kind == COMM), clocked(start), end - start, self.ranks, self.collective
+            ),
         )
 
 
 class _Rank:
     """One rank while it is played: its host's time, the ends of its streams, and its rows."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, begin: int) -> None:
         self.rank = rank
-        self.host = 0
+        self.host = begin
         self.ends = {7: 0, 28: 0}
         self.last = self.next_after = 0
         self.rows: list[tuple[str, int, int, int, int, int]] = []
@@ -143,15 +153,15 @@ class _Rank:
         if stream == 7 and name == "gemm":
             self.last = end
 
-    def close_step(self, copy_ms: float) -> None:
+    def close_step(self, copy_ms: float, tail_ms: float) -> None:
         if copy_ms:
             start = self.launch(7)
             self.run("copy", COPY, 7, start, start + int(copy_ms * MS))
-        self.host = max(self.host, *self.ends.values()) + 20 * US
+        self.host = max(self.host, *self.ends.values()) + 20 * US + int(tail_ms * MS)
         self.steps.append((5 + len(self.steps), self._begin, self.host))
 
 
-def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: int) -> Table:
+def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: int, name: str) -> Table:
     def text(value: str) -> np.ndarray:
         column = np.empty(len(rows), dtype=object)
         column[:] = value
@@ -162,7 +172,7 @@ def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: in
 
     return Table(
         {
-            "collective": text("allreduce"),
+            "collective": text(name),
             "in_nelems": number(1024),
             "out_nelems": number(1024),
             "dtype": text("Float"),
@@ -179,7 +189,7 @@ def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: in
             "grid_x": number(28),
             "block_x": number(288),
             "step": number(-1),
-            "kernel": text("ncclDevKernel_AllReduce"),
+            "kernel": text("ncclDevKernel_AllReduce" if name == "allreduce" else "ncclDevKernel_SendRecv"),
             "row": rows,
         }
     )

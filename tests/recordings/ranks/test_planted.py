@@ -126,3 +126,60 @@ def test_without_the_binding_rank_the_hidden_one_would_be_the_straggler():
 def test_two_ranks_are_told_apart_as_well_as_eight():
     one = explained(Job(ranks=2, slower={1: 1.3}))
     assert named(one) == {(1, "slow_kernels")}
+
+
+@pytest.mark.parametrize("change", [{"slower": {2: 1.3, 5: 1.3}}, {"extra": {2: 4, 5: 4}}])
+def test_ranks_that_are_equally_slow_hold_the_step_together(change):
+    one = explained(Job(**change))
+    assert {finding.rank for finding in one.findings} == {2, 5}
+    for finding in one.findings:
+        assert finding.binding and finding.saves_ms == pytest.approx(0.0, abs=0.1)
+        assert "alone saves 0.0 ms a step, ranks 2 and 5 together" in finding.text
+        together_ms = float(finding.text.partition("together ")[2].split()[0])
+        assert together_ms == pytest.approx(finding.cost_ms, rel=0.1)
+
+
+def test_hosts_that_are_equally_late_hold_the_step_together():
+    one = explained(Job(late={(3, 1): 20, (6, 1): 20}))
+    assert named(one) == {(3, "host_late"), (6, "host_late")}
+    assert all(finding.binding and finding.steps == (6,) for finding in one.findings)
+    ms = float(one.findings[0].text.partition("ranks 3 and 6 together ")[2].split()[0])
+    assert ms == pytest.approx(explained(Job(late={(3, 1): 20})).findings[0].saves_ms, rel=0.1)
+
+
+@pytest.mark.parametrize("layer_ms", [0.0, 1.8])
+@pytest.mark.parametrize("ms", [3, 9])
+def test_a_rank_that_enters_late_is_not_called_a_late_host_too(ms, layer_ms):
+    one = explained(Job(entered={3: ms}, layer_ms=layer_ms))  # the others' hosts get ahead while they wait
+    assert named(one) == {(3, "entered_late")}
+    assert cost_ms(one, 3, "entered_late") == pytest.approx(ms, rel=0.1) and one.findings[0].steps == (5,)
+
+
+def test_a_host_that_lingers_after_a_step_enters_the_next_one_late():
+    one = explained(Job(tail={(3, 0): 20}))
+    assert named(one) == {(3, "entered_late")}
+    (finding,) = one.findings
+    assert finding.steps == (6,) and finding.binding and finding.cost_ms == pytest.approx(20, rel=0.1)
+    assert finding.saves_ms == pytest.approx(20, rel=0.1) and "enters step 6 late" in finding.text
+
+
+def test_a_slower_rank_makes_no_host_late_of_two():
+    one = explained(Job(ranks=2, slower={0: 2.0}))
+    assert named(one) == {(0, "slow_kernels")}
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.5])
+def test_a_hot_rank_beside_a_late_one_keeps_its_size(factor):
+    one = explained(Job(ranks=2, slower={0: factor}, late={(1, step): 30 for step in range(3)}))
+    assert named(one) == {(0, "slow_kernels"), (1, "host_late")}
+    assert cost_ms(one, 0, "slow_kernels") == pytest.approx(LAYERS * GEMM_US * (factor - 1) / 1e3, rel=0.1)
+
+
+@pytest.mark.parametrize("clock_ms", [0, 4])
+def test_where_no_call_is_paired_nothing_is_called_hidden(clock_ms):
+    one = explained(Job(late={(3, 1): 20}, collective="send", clock={3: clock_ms}))
+    assert named(one) == {(3, "host_late")}
+    (finding,) = one.findings
+    assert finding.saves_ms is None and "hidden" not in finding.text
+    assert "whether it holds the others up is not told" in finding.text
+    assert one.what_if == () and "not paired" in one.withheld[0]
