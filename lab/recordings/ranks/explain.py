@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 
@@ -13,6 +13,7 @@ from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.common import WHOLE, launched_in
+from lab.recordings.ranks.hosts import host_waits
 from lab.recordings.ranks.path import Piece
 from lab.recordings.ranks.replay import Outcome, Step
 from lab.recordings.ranks.stragglers import (
@@ -31,6 +32,8 @@ from lab.stats.intervals import overlap
 
 # A cause binds if its repair shortens the step by so much of its size, and by so much in all.
 BINDS_SHARE, BINDS_NS = 0.1, 200_000
+# A step whose GPUs idle so much of it with work launched is not replayed from its launches.
+MOST_IDLE = 0.1
 MOST_HOSTS = 3  # slowest hosts repaired one after another
 RECORDED, READY, READY_FREE = "as recorded", "all hosts ready", "all hosts ready, no contention"
 FREE = "no contention"
@@ -121,7 +124,7 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
     played: dict[int, tuple[Step, Outcome]] = {}
     withheld, learnt = list(notes), list[str]()
     for step in steps:
-        step, outcome = _repeated(step, learnt)
+        step, outcome = _repeated(account, step, learnt)
         if outcome is None:
             withheld.append(f"step {step.number}: collectives are launched in contradicting orders")
         elif not replay.accepted(step, outcome):
@@ -139,9 +142,7 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
         what_if=tuple(row for step, outcome in played.values() for row in _what_if(account, step, outcome)),
         path={number: _path(account, *one) for number, one in played.items()},
         host_ms={
-            (step.number, rank): (float(one.ready.max()) - one.begin) / 1e6
-            for step in steps
-            for rank, one in step.ranks.items()
+            (step.number, rank): one.host_ns / 1e6 for step in steps for rank, one in step.ranks.items()
         },
         withheld=tuple(withheld),
         steps=tuple(step for step, _ in played.values()),
@@ -149,20 +150,43 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
     )
 
 
-def _repeated(step: Step, notes: list[str]) -> tuple[Step, Outcome | None]:
-    """The step and its replay; with mined waits too, where the recorded ones alone do not repeat it."""
-    outcome = replay.play(step)
-    if outcome is None or replay.accepted(step, outcome):
-        return step, outcome
+def _repeated(account: Account, step: Step, notes: list[str]) -> tuple[Step, Outcome | None]:
+    """The step and its replay, by the first way that repeats the recording."""
+    first: tuple[Step, Outcome | None] | None = None
+    for variant, note in _variants(account, step):
+        outcome = replay.play(variant)
+        if outcome is not None and replay.accepted(variant, outcome):
+            notes += [note] if note else []
+            return variant, outcome
+        first = first or (variant, outcome)
+    return first or (step, None)
+
+
+def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
+    """Ways to replay a step, each with what it rests on beside the recording, "" for nothing.
+
+    As launched; with each start's own delay of some us; with mined waits; at last with all delays of starts
+    as recorded, where the GPUs idled little with work launched.
+    """
+    yield step, ""
+    yield replay.with_delays(step), ""
     both = replay.with_mined(step)
-    again = replay.play(both) if both else None
-    if both is None or again is None or not replay.accepted(both, again):
-        return step, outcome
-    notes.append(
-        f"step {step.number} is replayed with waits of streams that the recording suggests, beside the "
-        "recorded ones, which alone do not repeat it"
-    )
-    return both, again
+    if both is not None:
+        note = (
+            f"step {step.number} is replayed with waits of streams that the recording suggests, beside the "
+            "recorded ones, which alone do not repeat it"
+        )
+        yield both, note
+        yield replay.with_delays(both), note
+    rows = [row for row in account.rows if row.step == step.number]
+    idle = max(rows, key=lambda row: row.parts["launch_gap_ns"])
+    if idle.parts["launch_gap_ns"] <= MOST_IDLE * idle.step_ns:
+        why = "kernels found no room, or another program used the GPU"
+        note = (
+            f"step {step.number}: starts that nothing recorded explains ({why}) are kept as recorded; "
+            f"what-if lengths may be off by {idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
+        )
+        yield replay.with_delays(both or step, np.inf), note
 
 
 def _path(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
@@ -183,7 +207,7 @@ def _what_if(account: Account, step: Step, outcome: Outcome) -> list[WhatIf]:
         return [WhatIf(step.number, change, tuple(ranks), length, recorded)] if known else []
 
     rows = [WhatIf(step.number, RECORDED, (), replay.length_ms(step, outcome), recorded)]
-    span = {rank: float(one.ready.max()) - one.begin for rank, one in step.ranks.items()}
+    span = {rank: one.host_ns for rank, one in step.ranks.items()}
     slowest = sorted(span, key=lambda rank: -span[rank])[: min(MOST_HOSTS, len(span) - 1)]
     for count in range(1, len(slowest) + 1):
         fixed = slowest[:count]
@@ -326,9 +350,9 @@ def _binds(account: Account, one: Excess, saves: float | None) -> bool:
 
 
 def _hosts_follow(account: Account, one: Excess) -> bool:
-    """Whether the others' hosts wait for their GPUs in mid-step, so that their launches are no floor.
+    """Whether the others' hosts block in mid-step for what no replay knows: their launches are no floor.
 
-    A replay takes launches as recorded; then who is waited for says more than what it saves.
+    Then who is waited for says more than what the replay saves.
     """
     blocked = []
     together = account.together
@@ -338,7 +362,8 @@ def _hosts_follow(account: Account, one: Excess) -> bool:
             continue
         until = max(window[0], int(work.call_begin[rows].max()))
         span = np.array([[window[0], until]], dtype=np.int64)
-        blocked.append(int(overlap(span, work.blocking_calls)[0]))
+        known_ns = sum(wait.end - wait.begin for wait in host_waits(work, rows))
+        blocked.append(int(overlap(span, work.blocking_calls)[0]) - known_ns)
     return bool(blocked) and float(np.median(blocked)) > max(BINDS_NS, BINDS_SHARE * one.ns)
 
 
@@ -426,28 +451,37 @@ def _host_words(account: Account, one: Finding) -> str:
     return f" ({100 * ns / total:.0f} % of it {what}{before})"
 
 
-def host_bound(one: Explained) -> str | None:
-    """A sentence if the hosts, not the GPUs, set the pace: how many ranks, and by how much."""
+# What to try where every host is too slow, and where some are and the others keep up.
+LIGHTER = "Try a lighter profile first (no shapes, no CPU ops), then larger shapes, compile or CUDA graphs."
+DIFFERS = "The other hosts keep up, so look first for what differs on that host."
+
+
+def bound_ranks(one: Explained) -> dict[int, float]:
+    """Rank -> ms that its host needs per step, of the ranks whose hosts need longer than all GPUs."""
     ready = one.length_ms(READY)
     if ready is None:
-        return None
+        return {}
     ranks = sorted({rank for _, rank in one.host_ms})
     spans = {
         rank: float(np.median([ms for (_, r), ms in one.host_ms.items() if r == rank])) for rank in ranks
     }
-    bound = [rank for rank in ranks if spans[rank] > 1.05 * ready]
+    return {rank: span for rank, span in spans.items() if span > 1.05 * ready}
+
+
+def host_bound(one: Explained) -> str | None:
+    """A sentence if the hosts, not the GPUs, set the pace: how many ranks, and by how much."""
+    bound, ready = bound_ranks(one), one.length_ms(READY)
     if not bound:
         return None
-    if len(bound) == len(ranks):
-        who = f"All {len(ranks)} ranks are bound by their hosts"
+    every = len(bound) == len({rank for _, rank in one.host_ms})
+    if every:
+        who = f"All {len(bound)} ranks are bound by their hosts"
     else:
-        who = f"{ranks_in_words(bound, 'is', 'are').capitalize()} bound by the host"
-    low, high = (f"{edge(spans[rank] for rank in bound):.0f}" for edge in (min, max))
+        who = f"{ranks_in_words([*bound], 'is', 'are').capitalize()} bound by the host"
+    low, high = f"{min(bound.values()):.0f}", f"{max(bound.values()):.0f}"
     span = low if low == high else f"{low}-{high}"
-    return (
-        f"{who}: {span} ms of launching per step for {ready:.1f} ms of GPU work. Try a lighter profile first "
-        "(no shapes, no CPU ops), then larger shapes, compile or CUDA graphs."
-    )
+    work = f"{span} ms of launching per step for {ready:.1f} ms of GPU work"
+    return f"{who}: {work}. {LIGHTER if every else DIFFERS}"
 
 
 def ranks_in_words(ranks: Sequence[int], one: str, several: str) -> str:

@@ -26,7 +26,8 @@ class Job:
     the collective). gap_ms: pause between steps, for long recordings. late_layer: where a late host stops.
     entered: rank -> ms later that it enters the first step. tail: (rank, step) -> ms that its host stays in
     the step after the GPUs have ended it. collective: what all calls are. layer_ms: what every host takes
-    before each layer.
+    before each layer. waits_after: a layer after which every host waits for its GPU. stalls: (rank, step) ->
+    ms that a GEMM starts late for no recorded reason, its GPU idle.
     """
 
     ranks: int = 8
@@ -46,6 +47,8 @@ class Job:
     tail: dict[tuple[int, int], float] = field(default_factory=dict)
     collective: str = "allreduce"
     layer_ms: float = 0.0
+    waits_after: int = -1
+    stalls: dict[tuple[int, int], float] = field(default_factory=dict)
     seed: int = 1
 
     def play(self) -> dict[int, RankWork]:
@@ -67,6 +70,8 @@ class Job:
                     begin = lane.launch(7)
                     lane.run("beside", COMP, 7, begin, begin + BESIDE_US * US)
                     lane.next_after = leaves
+                    if layer == self.waits_after:
+                        lane.wait()
             for lane in lanes:
                 lane.close_step(self.copies.get(lane.rank, 0.0), self.tail.get((lane.rank, step), 0.0))
         return {lane.rank: self._work(lane) for lane in lanes}
@@ -78,6 +83,7 @@ class Job:
         count = 1 + (self.extra.get(lane.rank, 0) if layer == 3 else 0)
         for _ in range(count):
             start = lane.launch(7, after=lane.next_after)
+            start += int(self.stalls.get((lane.rank, step), 0.0) * MS) if layer == 1 else 0
             length = GEMM_US * self.slower.get(lane.rank, 1.0) * US + int(random.integers(0, 5)) * US
             lane.run("gemm", COMP, 7, start, start + int(length))
 
@@ -116,7 +122,7 @@ class Job:
             op=key + 1,
             ops=("", *(f"aten::{name}" for name in known)),
             steps=np.column_stack([steps[:, 0], clocked(steps[:, 1]), clocked(steps[:, 2])]),
-            blocking_calls=np.empty((0, 2), dtype=np.int64),
+            blocking_calls=clocked(np.array(lane.blocked, dtype=np.int64).reshape(-1, 2)),
             calls=np.column_stack([clocked(call - LAUNCH_US * US // 4), clocked(call)]),
             host_ops=np.empty((0, 2), dtype=np.int64),
             collectives=_collectives(
@@ -135,6 +141,7 @@ class _Rank:
         self.last = self.next_after = 0
         self.rows: list[tuple[str, int, int, int, int, int]] = []
         self.steps: list[tuple[int, int, int]] = []
+        self.blocked: list[tuple[int, int]] = []
         self._call = 0
 
     def open_step(self, gap_ms: float) -> None:
@@ -152,6 +159,11 @@ class _Rank:
         self.ends[stream] = end
         if stream == 7 and name == "gemm":
             self.last = end
+
+    def wait(self) -> None:
+        """The host waits for all that it launched."""
+        begin, self.host = self.host + US, max(self.host, *self.ends.values()) + 10 * US
+        self.blocked.append((begin, self.host))
 
     def close_step(self, copy_ms: float, tail_ms: float) -> None:
         if copy_ms:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.recordings.ranks import account_of
-from lab.recordings.ranks.explain import Explained, explain
+from lab.recordings.ranks.explain import Explained, explain, host_bound
 from tests.recordings.ranks.made import GEMM_US, LAYERS, Job
 
 
@@ -183,3 +183,42 @@ def test_where_no_call_is_paired_nothing_is_called_hidden(clock_ms):
     assert finding.saves_ms is None and "hidden" not in finding.text
     assert "whether it holds the others up is not told" in finding.text
     assert one.what_if == () and "not paired" in one.withheld[0]
+
+
+def lengths_ms(one: Explained, step: int) -> dict[str, float]:
+    return {row.change: row.length_ms for row in one.what_if if row.step == step}
+
+
+@pytest.mark.parametrize("delay_ms", [8, 20])
+def test_a_repaired_host_lets_those_go_on_that_waited_for_their_gpus(delay_ms):
+    usual = explained(Job(waits_after=3))
+    one = explained(Job(waits_after=3, late={(2, 1): delay_ms}))
+    assert named(one) == {(2, "host_late")} and one.withheld == () and one.notes == ()
+    (finding,) = one.findings
+    assert finding.binding and finding.saves_ms == pytest.approx(finding.cost_ms, rel=0.1)
+    without_ms = lengths_ms(usual, 6)["as recorded"]
+    assert lengths_ms(one, 6)["host of rank 2 as the others'"] == pytest.approx(without_ms, abs=0.2)
+    assert sum(piece.ns for piece in one.path[6]) / 1e6 == pytest.approx(lengths_ms(one, 6)["as recorded"])
+
+
+def test_hosts_that_wait_for_their_gpus_are_not_called_the_bound():
+    one = explained(Job(waits_after=LAYERS - 2))
+    assert max(one.host_ms.values()) < 2 and host_bound(one) is None
+
+
+def test_starts_that_nothing_explains_are_kept_and_said():
+    one = explained(Job(stalls={(3, 1): 0.6}, late={(3, 1): 20}, late_layer=0))
+    assert named(one) == {(3, "host_late")} and one.withheld == ()
+    (note,) = one.notes
+    assert (
+        note.startswith("step 6: starts that nothing recorded explains")
+        and "ms, for which a GPU idled" in note
+    )
+    assert one.findings[0].saves_ms == pytest.approx(one.findings[0].cost_ms, rel=0.1)
+
+
+def test_a_gpu_that_mostly_idles_with_work_launched_gives_no_what_if():
+    one = explained(Job(stalls={(0, 1): 3.0}))
+    assert [row.step for row in one.what_if if row.change == "as recorded"] == [5, 7]
+    (withheld,) = one.withheld
+    assert "step 6: the replay of the unchanged recording is off" in withheld
