@@ -20,6 +20,15 @@ def mad(values: Sequence[float] | np.ndarray) -> float:
     return float(np.median(np.abs(np.asarray(values, dtype=float) - np.median(values))))
 
 
+def column_medians(values: np.ndarray) -> np.ndarray:
+    """The median of each column (n, columns) without its NaN; NaN where a column has nothing else."""
+    ordered = np.sort(values, axis=0)
+    last = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
+    columns = np.arange(values.shape[1])
+    middle: np.ndarray = (ordered[last // 2, columns] + ordered[(last + 1) // 2, columns]) / 2
+    return middle
+
+
 def cv(values: Sequence[float] | np.ndarray) -> float:
     """Coefficient of variation: standard deviation (ddof 1) over the mean; NaN below 2 values or mean 0."""
     if len(values) < 2 or float(np.mean(values)) == 0:

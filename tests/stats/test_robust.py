@@ -142,3 +142,9 @@ def test_the_figures_of_a_group_do_not_depend_on_the_groups_around_it():
     group = np.concatenate([np.arange(50_000) % 900, np.full(137, 900)])
     among = robust.grouped(values, group, 901, [5, 95])
     assert {name: among[name][900] for name in alone} == {name: alone[name][0] for name in alone}
+
+
+def test_column_medians_leave_nan_out_as_numpy_does():
+    values = np.array([[1.0, np.nan, 3.0], [2.0, 5.0, np.nan], [9.0, 4.0, np.nan], [np.nan, 8.0, 1.0]])
+    assert robust.column_medians(values).tolist() == np.nanmedian(values, axis=0).tolist() == [2.0, 5.0, 2.0]
+    assert np.isnan(robust.column_medians(np.full((3, 1), np.nan))).all()

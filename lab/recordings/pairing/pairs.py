@@ -109,6 +109,7 @@ def _problems_of(
     rows: CallRows, call: np.ndarray, collectives: Table, clocks: Sequence[Clock]
 ) -> Iterator[str]:
     unmatched, num = int((call < 0).sum()), len(collectives)
+    yield from rows.renamed
     if unmatched:
         yield f"sends and receives in groups of more than two ranks are not paired: {unmatched}"
     incomplete = int((~collectives.complete).sum()) if num else 0

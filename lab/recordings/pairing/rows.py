@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,9 @@ import numpy as np
 
 from lab.recordings.pairing.kinds import SAME_SIZES, is_blocking, kind_of
 from lab.recordings.tables import Table
+
+# (ranks, name, "") of a process group; without metadata ("", "", the ordinal of the stream).
+GroupKey = tuple[str, str, Any]
 
 
 class CallRows:
@@ -35,7 +39,8 @@ class CallRows:
         self.blocking = np.array([blocking[pair] for pair in calls], dtype=bool)
         self.p2p = np.array([kind == "p2p" for kind in self.kinds], dtype=bool)
         self.signature = numbered(self._signatures())[0]
-        self.group, self.groups = numbered(self._groups())
+        keys, self.renamed = one_name(list(self._groups()), self.rank_index.tolist(), self.ranks)
+        self.group, self.groups = numbered(keys)
         self.num_groups = len(self.groups)
         self._by_group = np.split(*self._launch_order())
         self.not_aligned = 0
@@ -69,8 +74,7 @@ class CallRows:
             name = collective or kernel
             yield (name, dtype, size) if kind in SAME_SIZES else (name, dtype)
 
-    def _groups(self) -> Iterator[tuple[Any, ...]]:
-        """(ranks, name, "") of a process group; without metadata ("", "", the ordinal of the stream)."""
+    def _groups(self) -> Iterator[GroupKey]:
         streams: dict[tuple[int, int], int] = {}
         nth: dict[int, int] = {}
         groups = zip(self._list("pg_ranks"), self._list("pg_name"), strict=True)
@@ -84,6 +88,36 @@ class CallRows:
             yield "", "", streams[index, stream]
 
 
+def one_name(
+    keys: list[GroupKey], rank_index: Sequence[int], ranks: Sequence[int]
+) -> tuple[list[GroupKey], list[str]]:
+    """The groups (n,), where a group that ranks name differently has the name of the first of them.
+
+    A name that one rank alone uses, for a group that others must be in, stands for a group of the same ranks
+    that this rank lacks, in order of appearance. The second value says which.
+    """
+    held: list[dict[GroupKey, None]] = [{} for _ in ranks]
+    for index, key in zip(rank_index, keys, strict=True):
+        held[index].setdefault(key)
+    users: dict[GroupKey, set[int]] = {}
+    for index, mine in enumerate(held):
+        for key in mine:
+            users.setdefault(key, set()).add(index)
+    members = {key: {*ranks_of(key[0], ranks)} & {*ranks} for key in users}
+    only = {key: min(used) for key, used in users.items() if len(used) == 1 and len(members[key]) > 1}
+    taken, said = dict[GroupKey, GroupKey](), list[str]()
+    for key, index in sorted(only.items(), key=lambda item: item[1]):
+        for other, used in users.items():
+            earlier = other not in taken and only.get(other, -1) < index
+            if earlier and index not in used and members[other] == members[key]:
+                taken[key] = other
+                used.add(index)
+                name = f"{key[1]!r}" if key[1] else "without a name"
+                said.append(f"process group {other[1]!r} is {name} on rank {ranks[index]}: taken as one")
+                break
+    return [taken.get(key, key) for key in keys], said
+
+
 @dataclass(frozen=True)
 class Match:
     """Which rows are one call: `call` (m,) numbers the calls of a group from 0, -1 for none."""
@@ -93,6 +127,13 @@ class Match:
 
 
 NO_MATCH = Match(np.empty(0, dtype=np.int64), "")
+
+
+def ranks_of(text: str, given: Sequence[int]) -> list[int]:
+    """The ranks of a group from the profiler's text, such as `[0, 1, 7]`; all given ones if it has none."""
+    if "..." in text or not re.search(r"\d", text) or re.search(r"\d{8}", text):
+        return list(given)
+    return sorted({int(digits) for digits in re.findall(r"\d{1,7}", text)})
 
 
 def numbered(keys: Iterable[Any]) -> tuple[np.ndarray, list[Any]]:

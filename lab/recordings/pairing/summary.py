@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lab.recordings.pairing.kinds import bus_factor
-from lab.recordings.pairing.rows import CallRows, running_count
+from lab.recordings.pairing.rows import CallRows, ranks_of, running_count
 from lab.recordings.tables import Table
 
 
@@ -51,7 +50,7 @@ class CallSummary:
         num_ranks = len(rows.ranks)
         there = np.zeros((self._num, num_ranks), dtype=bool)
         there[np.repeat(np.arange(self._num), self._size), rows.rank_index[self._index]] = True
-        expected = [_ranks_of(key[0], rows.ranks) for key in rows.groups]
+        expected = [ranks_of(key[0], rows.ranks) for key in rows.groups]
         group = rows.group[lead]
         texts: dict[tuple[int, bytes], str] = {}
         missing = []
@@ -115,13 +114,6 @@ class CallSummary:
             return values[:0]
         reduced: np.ndarray = how.reduceat(values[self._index], self._first)
         return reduced
-
-
-def _ranks_of(text: str, given: Sequence[int]) -> list[int]:
-    """The ranks of a group from the profiler's text, such as `[0, 1, 7]`; all given ones if it has none."""
-    if "..." in text or not re.search(r"\d", text) or re.search(r"\d{8}", text):
-        return list(given)
-    return sorted({int(digits) for digits in re.findall(r"\d{1,7}", text)})
 
 
 def _objects(values: Sequence[Any]) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,9 +78,39 @@ def together(works: Mapping[int, RankWork]) -> Together:
     hosts = {work.rank: work.host for work in ordered}
     known = hosts if all(hosts.values()) else None
     pairs = pair_collectives({work.rank: work.collectives for work in ordered}, hosts=known)
+    ordered, renumbered = _one_numbering(ordered, pairs)
+    pairs = replace(pairs, problems=(*pairs.problems, *renumbered))
     windows, kind = _windows(ordered)
     origin = min((int(work.start.min()) for work in ordered if len(work)), default=0)
     return Together(ordered, pairs, _calls(ordered, pairs), windows, kind, origin)
+
+
+def _one_numbering(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[tuple[RankWork, ...], list[str]]:
+    """The ranks with their steps numbered alike: the same calls tell whose numbers are off by how many."""
+    grid = pairs.by_rank("row")
+    number = np.full(grid.shape, np.nan)
+    for index, work in enumerate(works):
+        there = np.flatnonzero(~np.isnan(grid[:, index]) & bool(len(work.steps)))
+        if not len(there):
+            continue
+        at = _step_of_launch(work)[grid[there, index].astype(np.int64)]
+        number[there[at != UNKNOWN], index] = work.steps[at[at != UNKNOWN], 0]
+    ordered = np.sort(number, axis=1)
+    known = (~np.isnan(number)).sum(axis=1)
+    usual = ordered[np.arange(len(number)), np.maximum(known - 1, 0) // 2] if number.size else np.empty(0)
+    found, said = [], []
+    for index, work in enumerate(works):
+        off = number[:, index] - usual
+        off = off[~np.isnan(off) & (known > 1)]
+        if len(off) and off[0] and (off == off[0]).all():
+            steps = work.steps - np.array([int(off[0]), 0, 0])
+            work = RankWork(**{**vars(work), "steps": steps})
+            higher = "higher" if off[0] > 0 else "lower"
+            said.append(
+                f"rank {work.rank} numbers its steps {abs(int(off[0]))} {higher} than the others: renumbered"
+            )
+        found.append(work)
+    return tuple(found), said
 
 
 def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:

@@ -11,9 +11,12 @@ from lab.recordings.names import CLASSES, kernel_class
 from lab.recordings.ranks.common import Call
 from lab.recordings.ranks.work import COMM, COMP, RankWork
 from lab.stats.intervals import overlap, spans, union
+from lab.stats.robust import column_medians
 
 # A kernel's usual time needs so many instances without a collective beside it; a rank's own speed so many.
 FEWEST_FREE, FEWEST_RATIOS = 3, 5
+# Ranks whose speeds differ by less, or by less than three sigma of their kernels, are one population.
+SAME_SPEED, SIGMAS = 0.1, 3 * 1.4826
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,9 @@ def contention_of(works: Sequence[RankWork], calls: Sequence[Call]) -> list[Cont
     rank = np.repeat(np.arange(len(works)), [int(mask.sum()) for mask in free])
     key = np.concatenate([numbers[i][mask] for i, mask in enumerate(free)])
     dur = np.concatenate([(work.end - work.start)[mask] for work, mask in zip(works, free, strict=True)])
-    usual = _medians(key, dur, len(shared))
     own = _medians(rank * len(shared) + key, dur, len(works) * len(shared))
     classes = np.array([CLASSES.index(kernel_class(one[3])) for one in shared], dtype=np.int64)
-    speed = _speeds(rank, key, dur, usual, classes, len(works))
+    usual, speed = _usual_and_speed(rank, key, dur, classes, len(works))
     found = []
     for i, work in enumerate(works):
         at = numbers[i]
@@ -105,6 +107,36 @@ def _medians(group: np.ndarray, values: np.ndarray, num_groups: int) -> tuple[np
     low, high = (first + (count - 1) // 2)[some], (first + count // 2)[some]
     middle[some] = (ordered[low] + ordered[high]) / 2
     return middle, count
+
+
+def _usual_and_speed(
+    rank: np.ndarray, key: np.ndarray, dur: np.ndarray, classes: np.ndarray, num_ranks: int
+) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    """Each kernel's usual time and count over ranks (keys,), and each rank's speed (ranks, classes).
+
+    Where ranks differ in speed, times are first put on one speed: a median over a slow rank and a fast one
+    would be neither's, and one over the fast one alone would make the slow one contended.
+    """
+    apart = _far_speeds(rank, key, dur, classes, num_ranks)
+    usual = _medians(key, dur / apart[rank, classes[key]], len(classes))
+    return usual, _speeds(rank, key, dur, usual, classes, num_ranks)
+
+
+def _far_speeds(
+    rank: np.ndarray, key: np.ndarray, dur: np.ndarray, classes: np.ndarray, num_ranks: int
+) -> np.ndarray:
+    """Speeds (ranks, classes) far from the others', else 1, from kernels that several ranks ran free."""
+    own, count = _medians(rank * len(classes) + key, dur, num_ranks * len(classes))
+    times = np.where(count > 0, own, np.nan).reshape(num_ranks, len(classes))
+    shared = np.flatnonzero((~np.isnan(times)).sum(axis=0) > 1)
+    ratio = times[:, shared] / column_medians(times[:, shared])
+    group = np.arange(num_ranks)[:, None] * len(CLASSES) + classes[shared]
+    known = ~np.isnan(ratio)
+    middle, num = _medians(group[known], ratio[known], num_ranks * len(CLASSES))
+    spread, _ = _medians(group[known], np.abs(ratio[known] - middle[group[known]]), num_ranks * len(CLASSES))
+    far = (num >= FEWEST_RATIOS) & (np.abs(middle - 1) > np.maximum(SAME_SPEED, SIGMAS * spread))
+    speeds: np.ndarray = np.where(far, middle, 1.0).reshape(num_ranks, len(CLASSES))
+    return speeds
 
 
 def _speeds(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.replay import HOST, Outcome, Step
 
 ENTERED, HOST_TIME, COMPUTE, TRANSFER, COPY, GAP = (
@@ -57,10 +58,10 @@ def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> 
                 Piece(rank, kinds[rank][place], begun - origin, until - origin, int(one.key[place]))
             )
         bound, before = outcome.bound[rank][place]
-        if bound == HOST:
+        if bound == HOST and before == UNKNOWN:
             break
-        until = outcome.end[rank][before]
-        pieces.append(Piece(rank, GAP, until - origin, begun - origin))
+        until = outcome.end[rank][before]  # of a host that waited: what it waited for
+        pieces.append(Piece(rank, HOST_TIME if bound == HOST else GAP, until - origin, begun - origin))
         place = before
     one = step.ranks[rank]
     pieces.append(Piece(rank, HOST_TIME, one.begin - origin, begun - origin))

@@ -1,10 +1,11 @@
 """One step played again from its launches, as recorded and with one thing changed.
 
 An operation starts after its launch, its predecessor on the stream and what it waits for on other streams; a
-collective ends where the last rank started plus what it took from there. What crosses streams is what the
-profiler recorded (a stream waits for an event). Where it recorded none, it is mined from the recordings: the
-latest earlier operation of each other stream that had always ended, kept only where it was what was waited
-for at least once.
+collective ends where the last rank started plus what it took from there. A host launches as recorded; where
+it waited for an operation (a synchronize, a copy to the host) it goes on after that has ended. What crosses
+streams is what the profiler recorded (a stream waits for an event). Where it recorded none, it is mined from
+the recordings: the latest earlier operation of each other stream that had always ended, kept only where it
+was what was waited for at least once.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lab.recordings.ranks.common import UNKNOWN, Together, launched_in
+from lab.recordings.ranks.hosts import HostWait, host_waits
 from lab.recordings.ranks.work import RankWork
 
 LAUNCH_NS, STREAM_NS = 2_000, 1_000
 # An operation was held up by another stream if it started so soon after that, and so late after all else.
 BOUND_NS, FREE_NS = 8_000, 15_000
+# One that is known to have waited for some event starts later after it: the latency of events on an H200.
+HELD_NS = 25_000
+# What the start of one operation may take beyond all known causes and still be its own.
+DELAY_NS = 20_000
 ACCEPTED_SHARE = 0.002
 # Steps with more operations are not replayed: their rows would take minutes in plain Python.
 MOST_OPERATIONS = 400_000
@@ -35,7 +41,8 @@ class Played:
     ready is when the launch call returned, lag what start then takes at most; dur is a collective's transfer.
     before and other are the operations (places) that must have ended; call is -1 for no collective. recorded
     is other as the profiler recorded it, None where it recorded no waits of streams; mined what the
-    recordings show.
+    recordings show. waits are the host's, for its own operations. delay is what starts take beyond (n,), or
+    empty for nothing. held: whether its stream held it back for an event that is not known.
     """
 
     rank: int
@@ -54,6 +61,23 @@ class Played:
     recorded: tuple[tuple[int, ...], ...] | None = None
     mined: tuple[tuple[int, ...], ...] = ()
     floor: np.ndarray = field(default_factory=lambda: np.empty(0))
+    waits: tuple[HostWait, ...] = ()
+    delay: np.ndarray = field(default_factory=lambda: np.empty(0))
+    held: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=bool))
+
+    @property
+    def busy(self) -> np.ndarray:
+        """When each launch (n,) would have returned after the step's begin, had the host not waited."""
+        waited = np.zeros(len(self.ready) + 1)
+        for one in self.waits:
+            waited[one.place] += one.end - one.begin
+        busy: np.ndarray = self.ready - self.begin - np.cumsum(waited)[:-1]
+        return busy
+
+    @property
+    def host_ns(self) -> float:
+        """What the host needs from the begin of the step to its last launch, without waits for the GPU."""
+        return float(self.busy.max())
 
 
 @dataclass(frozen=True)
@@ -115,6 +139,9 @@ def _played(together: Together, index: int, number: int) -> Played | None:
     moved[mine.row] = work.end[mine.row] - mine.all_in
     stream = work.stream[rows]
     begin = float(together.common(index, np.array([window[0]]))[0] - origin)
+    waits = host_waits(work, rows)
+    spans = np.array([[one.begin, one.end] for one in waits], dtype=np.int64).reshape(-1, 2)
+    spans = (together.common(index, spans.ravel()) - origin).reshape(-1, 2).astype(float)
     return Played(
         rank=work.rank,
         begin=begin,
@@ -130,6 +157,11 @@ def _played(together: Together, index: int, number: int) -> Played | None:
         before=_before(stream),
         recorded=_recorded(work, rows),
         floor=_floor(together, index, rows, stream),
+        held=np.isin(rows, work.held),
+        waits=tuple(
+            one._replace(begin=begun, end=over)
+            for one, (begun, over) in zip(waits, spans.tolist(), strict=True)
+        ),
     )
 
 
@@ -186,6 +218,7 @@ def mined(instances: Sequence[Played]) -> tuple[tuple[int, ...], ...]:
     start, end, ready = (
         np.stack([getattr(one, name) for one in instances]) - base for name in ("start", "end", "ready")
     )
+    held = np.stack([one.held if len(one.held) else np.zeros(len(one.rows), bool) for one in instances])
     streams = np.unique(first.stream)
     before_end = np.where(first.before >= 0, end[:, first.before], -np.inf)
     free = start - np.maximum(ready, before_end)
@@ -205,7 +238,8 @@ def mined(instances: Sequence[Played]) -> tuple[tuple[int, ...], ...]:
         at = np.minimum(ended, earlier) - 1
         asked, at = asked[at >= 0], at[at >= 0]
         gap = start[:, asked] - end[:, places[at]]
-        binds = ((gap < BOUND_NS) & (free[:, asked] > FREE_NS)).any(axis=0)
+        bound = np.where(held[:, asked], HELD_NS, BOUND_NS)
+        binds = ((gap < bound) & (free[:, asked] > FREE_NS)).any(axis=0)
         for op, place in zip(asked[binds].tolist(), places[at][binds].tolist(), strict=True):
             waits[op].append(place)
     return tuple(tuple(one) for one in waits)
@@ -248,6 +282,24 @@ def with_mined(step: Step) -> Step | None:
         ranks[rank].other == tuple(map(tuple, map(sorted, one.other))) for rank, one in step.ranks.items()
     ):
         return None
+    return Step(step.number, ranks, step.begin, step.recorded_ns)
+
+
+def with_delays(step: Step, most_ns: float = DELAY_NS) -> Step:
+    """The step with what each operation's start takes beyond all that is known, up to most_ns, as recorded.
+
+    Event latencies and gaps of the GPU differ by a few us, which thousands of operations make ms. Longer ones
+    are kernels that found no room on the GPU, or another program on it.
+    """
+    ranks = {}
+    for rank, one in step.ranks.items():
+        known = np.maximum(one.ready + one.lag, one.floor + STREAM_NS)
+        queued = one.before >= 0
+        known[queued] = np.maximum(known[queued], one.end[one.before[queued]] + STREAM_NS)
+        for place, others in enumerate(one.other):
+            for other in others:
+                known[place] = max(known[place], one.end[other] + STREAM_NS)
+        ranks[rank] = _replace(one, delay=np.clip(one.start - known, 0, most_ns))
     return Step(step.number, ranks, step.begin, step.recorded_ns)
 
 
@@ -295,7 +347,10 @@ class _Lane:
         self.bound: list[tuple[int, int]] = [(HOST, UNKNOWN)] * count
         self.last_of: dict[int, int] = {}
         self._first = (one.ready + one.lag).tolist()
+        self._waits = {wait.place: wait for wait in one.waits}
+        self._later, self._after = 0.0, UNKNOWN  # what the host's waits add, and the last that held it
         self._floor = one.floor.tolist()
+        self._delay = one.delay.tolist() or [0.0] * count
         self._before, self._other = one.before.tolist(), one.other or ((),) * count
         self._dur, self._call = one.dur.tolist(), one.call.tolist()
 
@@ -318,7 +373,9 @@ class _Lane:
         self.inside = UNKNOWN
 
     def _begin(self, place: int) -> None:
-        start, bound = self._first[place], (HOST, UNKNOWN)
+        if place in self._waits:
+            self._wait(self._waits[place])
+        start, bound = self._first[place] + self._later, (HOST, self._after)
         if self._floor[place] + STREAM_NS > start:
             start = self._floor[place] + STREAM_NS
         before = self._before[place]
@@ -327,7 +384,14 @@ class _Lane:
         for other in self._other[place]:
             if self.end[other] + STREAM_NS > start:
                 start, bound = self.end[other] + STREAM_NS, (OTHER_STREAM, other)
-        self.start[place], self.bound[place] = start, bound
+        self.start[place], self.bound[place] = start + self._delay[place], bound
+
+    def _wait(self, wait: HostWait) -> None:
+        """The host goes on when the operation has ended, or at once where it already had."""
+        arrives, done = wait.begin + self._later, self.end[wait.on] + wait.lag_ns
+        self._later = max(arrives, done) - wait.end
+        if done > arrives:
+            self._after = wait.on
 
 
 def accepted(step: Step, outcome: Outcome) -> bool:
@@ -358,9 +422,21 @@ def hosts_as_others(step: Step, fixed: Sequence[int]) -> Step | None:
         if not alike:
             return None
         begin = float(np.median([one.begin for one in others]))
-        ready = begin + np.median([one.ready - one.begin for one in alike], axis=0)
-        ranks[rank] = _replace(mine, begin=begin, ready=ready, floor=mine.floor + (begin - mine.begin))
+        ready = begin + np.median([one.busy for one in alike], axis=0)
+        ranks[rank] = _replace(
+            mine,
+            begin=begin,
+            ready=ready,
+            floor=mine.floor + (begin - mine.begin),
+            waits=tuple(_short_wait(one, ready) for one in mine.waits),
+        )
     return Step(step.number, ranks, min(one.begin for one in ranks.values()), step.recorded_ns)
+
+
+def _short_wait(one: HostWait, ready: np.ndarray) -> HostWait:
+    """The wait of a host whose launches (n,) wait for nothing: it is over as it begins, after the last."""
+    begun = float(ready[one.place - 1])
+    return one._replace(begin=begun, end=begun)
 
 
 def entry_as_others(step: Step, rank: int) -> Step:
@@ -369,7 +445,8 @@ def entry_as_others(step: Step, rank: int) -> Step:
     mine = step.ranks[rank]
     earlier = mine.begin - float(np.median(others))
     moved = {name: getattr(mine, name) - earlier for name in ("begin", "ready", "floor")}
-    ranks = {**step.ranks, rank: _replace(mine, **moved)}
+    waits = tuple(one._replace(begin=one.begin - earlier, end=one.end - earlier) for one in mine.waits)
+    ranks = {**step.ranks, rank: _replace(mine, **moved, waits=waits)}
     return Step(step.number, ranks, min(one.begin for one in ranks.values()), step.recorded_ns)
 
 
@@ -377,7 +454,11 @@ def hosts_ready(step: Step) -> Step:
     """The step with everything launched at its begin: what the GPUs alone need."""
     ranks = {
         rank: _replace(
-            one, begin=step.begin, ready=np.full(len(one.ready), step.begin), floor=one.floor - np.inf
+            one,
+            begin=step.begin,
+            ready=np.full(len(one.ready), step.begin),
+            floor=one.floor - np.inf,
+            waits=(),
         )
         for rank, one in step.ranks.items()
     }

@@ -7,15 +7,18 @@ is no excess: it is what the others' excess causes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lab.core.words import printable
 from lab.recordings.names import kernel_class
+from lab.recordings.pairing import Clock
 from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import UNKNOWN
-from lab.recordings.ranks.work import COMP
+from lab.recordings.ranks.hosts import host_lateness_ns
+from lab.recordings.ranks.work import COMM, COMP, COPY
+from lab.stats.robust import column_medians
 
 HOST_LATE, MORE_WORK, SLOW_KERNELS, SLOW_LINK, ENTERED_LATE, MISSING, COPIES = (
     "host_late",
@@ -54,11 +57,11 @@ def excesses_of(account: Account) -> list[Excess]:
         rows = [row for row in account.rows if row.step == step]
         if len(rows) < 2:
             continue
-        found += _in_parts(rows)
+        found += _late_hosts(account, rows)
+        found += _copies(account, rows)
         found += _compute(account, rows)
         found += _links(account, rows)
-        if step == account.together.steps[0]:
-            found += _over(rows, [row.entered_ns for row in rows], ENTERED_LATE)
+        found += _entered_late(account, rows)
     return found
 
 
@@ -80,9 +83,62 @@ def _over(rows: Sequence[Row], values: Sequence[float], cause: str) -> list[Exce
     return [Excess(row.step, row.rank, cause, ns) for row, ns in zip(rows, more, strict=True) if ns]
 
 
-def _in_parts(rows: Sequence[Row]) -> list[Excess]:
-    late = _over(rows, [row.parts["launch_late_ns"] for row in rows], HOST_LATE)
-    return late + _over(rows, [row.parts["copy_ns"] for row in rows], COPIES)
+def _late_hosts(account: Account, rows: Sequence[Row]) -> list[Excess]:
+    """Ranks whose GPUs idle because their hosts launch later than the others' hosts.
+
+    A GPU also idles more where the others' hosts got ahead while they waited for it: then its own host is as
+    theirs, and not named.
+    """
+    step_ns = float(np.median([row.step_ns for row in rows]))
+    behind = host_lateness_ns(account.together, rows[0].step)
+    found = []
+    for one in _over(rows, [row.parts["launch_late_ns"] for row in rows], HOST_LATE):
+        ns = min(one.ns, behind.get(one.rank, one.ns))
+        if ns > max(LEAST_NS, LEAST_SHARE * step_ns):
+            found.append(replace(one, ns=ns))
+    return found
+
+
+def _copies(account: Account, rows: Sequence[Row]) -> list[Excess]:
+    found = []
+    for one in _over(rows, [row.parts["copy_ns"] for row in rows], COPIES):
+        index = account.together.ranks.index(one.rank)
+        work, window = account.together.works[index], account.together.window(index, one.step)
+        begin, end = window if window else (0, 0)
+        copies = (work.kind == COPY) & (work.start >= begin) & (work.start < end)
+        exposed_ns = next(row.parts["copy_ns"] for row in rows if row.rank == one.rank)
+        less_ns = np.where(copies, (work.end - work.start) * (one.ns / exposed_ns), 0.0)
+        found.append(replace(one, less_ns=less_ns))
+    return found
+
+
+def _entered_late(account: Account, rows: Sequence[Row]) -> list[Excess]:
+    """Ranks that begin the step late; a later step because their hosts lingered at the end of the one before.
+
+    A clock that no collective bounds, or only so widely, may be what is late instead.
+    """
+    slack = {one.rank: _ahead_ns(one) for one in account.clocks}
+    before = _step_before(account, rows[0].step)
+    tails = _over(before, [row.parts["tail_ns"] for row in before], "") if len(before) > 1 else []
+    lingered = {one.rank: one.ns for one in tails}
+    found = []
+    for one in _over(rows, [row.entered_ns for row in rows], ENTERED_LATE):
+        ns = min(one.ns, lingered.get(one.rank, 0.0)) if before else one.ns
+        if ns > max(LEAST_NS, slack[one.rank]):
+            found.append(replace(one, ns=ns))
+    return found
+
+
+def _step_before(account: Account, step: int) -> list[Row]:
+    earlier = [number for number in account.together.steps if number < step]
+    return [row for row in account.rows if earlier and row.step == earlier[-1]]
+
+
+def _ahead_ns(clock: Clock) -> float:
+    """How far a rank's clock may be ahead of the common one after its correction; inf where no call says."""
+    if np.isnan(clock.high_ns):
+        return float("inf")
+    return max(0.0, clock.high_ns - (clock.offset_ns if clock.corrected else 0.0))
 
 
 def _compute(account: Account, rows: Sequence[Row]) -> list[Excess]:
@@ -110,20 +166,24 @@ def _size(one: Excess) -> float:
 
 @dataclass(frozen=True)
 class _Keys:
-    """Kernels of one step by key: how many and how long on each rank (ranks, keys), without contention."""
+    """Kernels of one step by key: how many and how long on each rank (ranks, keys), without contention.
+
+    place: key and stretch of each kernel, where a stretch is what is launched between two collectives.
+    """
 
     names: list[tuple[str, ...]]
     count: np.ndarray
     ns: np.ndarray
     rows: list[np.ndarray]
     key: list[np.ndarray]
+    place: list[np.ndarray]
     dur: list[np.ndarray]
 
 
 def _by_key(account: Account, rows: Sequence[Row]) -> _Keys:
     together = account.together
     known: dict[tuple[str, ...], int] = {}
-    chosen, keys, durs = [], [], []
+    chosen, keys, stretches, durs = [], [], [], []
     for row in rows:
         index = together.ranks.index(row.rank)
         work, window = together.works[index], together.window(index, row.step)
@@ -132,12 +192,17 @@ def _by_key(account: Account, rows: Sequence[Row]) -> _Keys:
         numbers = np.array([known.setdefault(name, len(known)) for name in work.keys], dtype=np.int64)
         chosen.append(mine)
         keys.append(numbers[work.key[mine]] if len(numbers) else mine)
+        launched = np.where(work.call_begin >= 0, work.call_begin, work.start)
+        talks = launched[(work.kind == COMM) & (work.start >= begin) & (work.start < end)]
+        stretches.append(np.searchsorted(np.sort(talks), launched[mine]))
         durs.append((work.end - work.start)[mine] - account.contention[index].cost_ns[mine])
     count = np.stack([np.bincount(key, minlength=len(known)) for key in keys])
     ns = np.stack(
         [np.bincount(key, weights=dur, minlength=len(known)) for key, dur in zip(keys, durs, strict=True)]
     )
-    return _Keys(list(known), count, ns, chosen, keys, durs)
+    most = 1 + max((int(stretch.max()) for stretch in stretches if len(stretch)), default=0)
+    places = [key * most + stretch for key, stretch in zip(keys, stretches, strict=True)]
+    return _Keys(list(known), count, ns, chosen, keys, places, durs)
 
 
 def _split(account: Account, table: _Keys, at: int, row: Row) -> tuple[Excess, Excess]:
@@ -146,7 +211,7 @@ def _split(account: Account, table: _Keys, at: int, row: Row) -> tuple[Excess, E
     usual_count = np.median(table.count[others], axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         each = table.ns / table.count
-    usual_ns = _nan_median(each[others])
+    usual_ns = column_medians(each[others])
     mine = np.nan_to_num(each[at])
     extra = np.maximum(table.count[at] - usual_count, 0)
     slower = np.where(np.isnan(usual_ns), 0.0, mine - np.nan_to_num(usual_ns))
@@ -155,10 +220,9 @@ def _split(account: Account, table: _Keys, at: int, row: Row) -> tuple[Excess, E
     num_rows = len(account.together.works[index])
     less_extra, less_slow = np.zeros(num_rows), np.zeros(num_rows)
     key, dur, rows = table.key[at], table.dur[at], table.rows[at]
-    order = np.lexsort((-rows, key))  # of the same kernels the last ones count as extra
-    nth = np.empty(len(key), dtype=np.int64)
-    nth[order] = np.arange(len(key)) - np.searchsorted(key[order], key[order])
-    is_extra = nth < extra[key]
+    # Of the same kernels those count as extra that others lack between the same collectives, then the last.
+    beyond = _nth(table.place[at], -rows) < _surplus(table, at)
+    is_extra = _nth(key, -rows, ~beyond) < extra[key]
     less_extra[rows[is_extra]] = dur[is_extra]
     less_slow[rows[~is_extra]] = np.maximum(slower[key[~is_extra]], 0)
     return (
@@ -171,14 +235,24 @@ def _split(account: Account, table: _Keys, at: int, row: Row) -> tuple[Excess, E
     )
 
 
-def _nan_median(values: np.ndarray) -> np.ndarray:
-    """The median of each column without NaN; NaN where a column has nothing else."""
-    ordered = np.sort(values, axis=0)
-    count = (~np.isnan(values)).sum(axis=0)
-    columns = np.arange(values.shape[1])
-    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, np.maximum(count - 1, 0))
-    middle: np.ndarray = (ordered[low, columns] + ordered[high, columns]) / 2
-    return middle
+def _nth(group: np.ndarray, *order: np.ndarray) -> np.ndarray:
+    """The place of each row (n,) within its group, sorted by the last of `order` first."""
+    rows = np.lexsort((*order, group))
+    nth = np.empty(len(group), dtype=np.int64)
+    nth[rows] = np.arange(len(group)) - np.searchsorted(group[rows], group[rows])
+    return nth
+
+
+def _surplus(table: _Keys, at: int) -> np.ndarray:
+    """Of each kernel (n,) of one rank: how many more like it there are in its stretch than on other ranks."""
+    used, index = np.unique(table.place[at], return_inverse=True)
+    counts = []
+    for place in table.place:
+        here = place[np.isin(place, used)]
+        counts.append(np.bincount(np.searchsorted(used, here), minlength=len(used)))
+    usual = np.median(np.delete(np.stack(counts), at, axis=0), axis=0)
+    surplus: np.ndarray = np.maximum(counts[at] - usual, 0)[index.ravel()]
+    return surplus
 
 
 def _extra_words(table: _Keys, extra: np.ndarray) -> str:

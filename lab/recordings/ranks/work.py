@@ -25,7 +25,8 @@ class RankWork:
     key indexes `keys`: (op, dims, strides, kernel, grid); op indexes `ops` (what launched it, 0: unknown).
     steps: rows of (number, begin, end), which tile; empty without step marks. blocking_calls, calls and
     host_ops are spans (n, 2) of the threads that launch. waits: rows (operation, the one on another stream
-    whose end it awaits), where the profiler recorded them. On a CPU ops stand in for kernels.
+    whose end it awaits), where the profiler recorded them. held: operations that a stream held back for an
+    event of which the profiler recorded no more. On a CPU ops stand in for kernels.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class RankWork:
     host_ops: np.ndarray
     collectives: Table
     waits: np.ndarray = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
+    held: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.start)
@@ -91,6 +93,7 @@ def _of_gpu(trace: Trace, rank: int) -> RankWork:
         **_host_spans(trace, call[known]),
         collectives=_NO_ROWS,
         waits=_stream_waits(trace, begin),
+        held=_held(trace, begin),
     )
 
 
@@ -116,6 +119,22 @@ def _stream_waits(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
         both = (after < len(waiting)) & (before >= 0)
         found.append(np.stack([waiting[after[both]], awaited[before[both]]], axis=1))
     return np.unique(np.concatenate(found), axis=0)
+
+
+def _held(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
+    """The first operations launched after waits of their streams for events that are not known (n,)."""
+    waits, kernels = trace.waits, trace.kernels
+    waited, recorded = (_call_times(trace, column) for column in (waits.correlation, waits.record))
+    loose = (waited >= 0) & (recorded < 0)
+    launched = np.argsort(call_begin, kind="stable")
+    launched = launched[call_begin[launched] >= 0]
+    found = [np.empty(0, dtype=np.int64)]
+    kinds = np.stack([waits.device, waits.stream], axis=1)
+    for device, stream in np.unique(kinds[loose], axis=0).tolist():
+        here = launched[(kernels.device[launched] == device) & (kernels.stream[launched] == stream)]
+        after = np.searchsorted(call_begin[here], waited[loose & (kinds == (device, stream)).all(axis=1)])
+        found.append(here[after[after < len(here)]])
+    return np.unique(np.concatenate(found))
 
 
 def _call_times(trace: Trace, correlation: np.ndarray) -> np.ndarray:

@@ -341,3 +341,47 @@ def test_two_ranks_that_exchange_in_a_larger_group_are_pairs():
     rows = {0: table(sends), 1: table(takes), 2: table([]), 3: table([])}
     pairs = pair_collectives(rows)
     assert sets(pairs) == {frozenset({(0, n), (1, n)}) for n in range(4)}
+
+
+def two_groups(**of_rank_2: Any) -> dict[int, Table]:
+    """Eight calls, in turns of two groups of all ranks; what rank 2 says of their groups is `of_rank_2`."""
+    calls = []
+    for truth in range(8):
+        group = {"pg_name": str(truth % 2), "stream": 28 + truth % 2}
+        calls.append(meeting([1000.0 * truth + 10 * rank for rank in range(4)], truth, **group))
+        calls[-1][2].update({name: value(truth) for name, value in of_rank_2.items()})
+    return as_tables(calls)
+
+
+@pytest.mark.parametrize(
+    "of_rank_2",
+    [
+        {"pg_name": lambda truth: f"mesh_{truth % 2}"},
+        {"pg_ranks": lambda truth: ""},
+        {"pg_ranks": lambda truth: "", "pg_name": lambda truth: ""},
+        {"pg_name": lambda truth: "17" if truth % 2 else "0"},
+    ],
+)
+def test_a_group_that_one_rank_names_differently_is_the_same_group(of_rank_2):
+    pairs = pair_collectives(two_groups(**of_rank_2))
+    assert len(pairs.collectives) == 8 and pairs.collectives.complete.all()
+    assert sets(pairs) == {frozenset((rank, truth) for rank in range(4)) for truth in range(8)}
+    assert any("on rank 2: taken as one" in text for text in pairs.problems)
+
+
+def test_groups_that_every_rank_names_differently_join_in_their_order():
+    ranks = two_groups()
+    for rank, one in ranks.items():
+        names = np.array([f"{rank}_{name}" for name in one.pg_name], dtype=object)
+        ranks[rank] = Table({**one.as_dict(), "pg_name": names})
+    pairs = pair_collectives(ranks)
+    assert len(pairs.collectives) == 8 and pairs.collectives.complete.all()
+
+
+def test_a_group_whose_calls_the_others_lost_takes_no_other_groups_name():
+    ranks = two_groups()
+    ranks = {r: one if r == 1 else one.where(one.pg_name == "0") for r, one in ranks.items()}
+    pairs = pair_collectives(ranks)
+    assert len(pairs.collectives) == 8 and pairs.collectives.complete.sum() == 4
+    assert set(pairs.collectives.missing_ranks[~pairs.collectives.complete]) == {"0, 2, 3"}
+    assert not any("taken as one" in text for text in pairs.problems)

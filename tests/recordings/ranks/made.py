@@ -24,6 +24,10 @@ class Job:
     GEMM_US each. slower: rank -> factor on its GEMMs. leaves_late: rank -> us. copies: rank -> ms copied at
     the end of the step. clock: rank -> ms added to its times; drift: rank -> ppm. dropped: (rank, number of
     the collective). gap_ms: pause between steps, for long recordings. late_layer: where a late host stops.
+    entered: rank -> ms later that it enters the first step. tail: (rank, step) -> ms that its host stays in
+    the step after the GPUs have ended it. collective: what all calls are. layer_ms: what every host takes
+    before each layer. waits_after: a layer after which every host waits for its GPU. stalls: (rank, step) ->
+    ms that a GEMM starts late for no recorded reason, its GPU idle.
     """
 
     ranks: int = 8
@@ -39,11 +43,17 @@ class Job:
     gap_ms: float = 0.0
     link: float = 1.0
     late_layer: int = 2
+    entered: dict[int, float] = field(default_factory=dict)
+    tail: dict[tuple[int, int], float] = field(default_factory=dict)
+    collective: str = "allreduce"
+    layer_ms: float = 0.0
+    waits_after: int = -1
+    stalls: dict[tuple[int, int], float] = field(default_factory=dict)
     seed: int = 1
 
     def play(self) -> dict[int, RankWork]:
         random = np.random.default_rng(self.seed)
-        lanes = [_Rank(rank) for rank in range(self.ranks)]
+        lanes = [_Rank(rank, int(self.entered.get(rank, 0.0) * MS)) for rank in range(self.ranks)]
         for step in range(self.steps):
             for lane in lanes:
                 lane.open_step(self.gap_ms)
@@ -60,16 +70,20 @@ class Job:
                     begin = lane.launch(7)
                     lane.run("beside", COMP, 7, begin, begin + BESIDE_US * US)
                     lane.next_after = leaves
+                    if layer == self.waits_after:
+                        lane.wait()
             for lane in lanes:
-                lane.close_step(self.copies.get(lane.rank, 0.0))
+                lane.close_step(self.copies.get(lane.rank, 0.0), self.tail.get((lane.rank, step), 0.0))
         return {lane.rank: self._work(lane) for lane in lanes}
 
     def _compute(self, lane: _Rank, step: int, layer: int, random: np.random.Generator) -> None:
+        lane.host += int(self.layer_ms * MS)
         if layer == self.late_layer and (lane.rank, step) in self.late:
             lane.host += int(self.late[lane.rank, step] * MS)
         count = 1 + (self.extra.get(lane.rank, 0) if layer == 3 else 0)
         for _ in range(count):
             start = lane.launch(7, after=lane.next_after)
+            start += int(self.stalls.get((lane.rank, step), 0.0) * MS) if layer == 1 else 0
             length = GEMM_US * self.slower.get(lane.rank, 1.0) * US + int(random.integers(0, 5)) * US
             lane.run("gemm", COMP, 7, start, start + int(length))
 
@@ -108,23 +122,26 @@ class Job:
             op=key + 1,
             ops=("", *(f"aten::{name}" for name in known)),
             steps=np.column_stack([steps[:, 0], clocked(steps[:, 1]), clocked(steps[:, 2])]),
-            blocking_calls=np.empty((0, 2), dtype=np.int64),
+            blocking_calls=clocked(np.array(lane.blocked, dtype=np.int64).reshape(-1, 2)),
             calls=np.column_stack([clocked(call - LAUNCH_US * US // 4), clocked(call)]),
             host_ops=np.empty((0, 2), dtype=np.int64),
-            collectives=_collectives(np.flatnonzero(kind == COMM), clocked(start), end - start, self.ranks),
+            collectives=_collectives(
+                np.flatnonzero(kind == COMM), clocked(start), end - start, self.ranks, self.collective
+            ),
         )
 
 
 class _Rank:
     """One rank while it is played: its host's time, the ends of its streams, and its rows."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, begin: int) -> None:
         self.rank = rank
-        self.host = 0
+        self.host = begin
         self.ends = {7: 0, 28: 0}
         self.last = self.next_after = 0
         self.rows: list[tuple[str, int, int, int, int, int]] = []
         self.steps: list[tuple[int, int, int]] = []
+        self.blocked: list[tuple[int, int]] = []
         self._call = 0
 
     def open_step(self, gap_ms: float) -> None:
@@ -143,15 +160,20 @@ class _Rank:
         if stream == 7 and name == "gemm":
             self.last = end
 
-    def close_step(self, copy_ms: float) -> None:
+    def wait(self) -> None:
+        """The host waits for all that it launched."""
+        begin, self.host = self.host + US, max(self.host, *self.ends.values()) + 10 * US
+        self.blocked.append((begin, self.host))
+
+    def close_step(self, copy_ms: float, tail_ms: float) -> None:
         if copy_ms:
             start = self.launch(7)
             self.run("copy", COPY, 7, start, start + int(copy_ms * MS))
-        self.host = max(self.host, *self.ends.values()) + 20 * US
+        self.host = max(self.host, *self.ends.values()) + 20 * US + int(tail_ms * MS)
         self.steps.append((5 + len(self.steps), self._begin, self.host))
 
 
-def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: int) -> Table:
+def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: int, name: str) -> Table:
     def text(value: str) -> np.ndarray:
         column = np.empty(len(rows), dtype=object)
         column[:] = value
@@ -162,7 +184,7 @@ def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: in
 
     return Table(
         {
-            "collective": text("allreduce"),
+            "collective": text(name),
             "in_nelems": number(1024),
             "out_nelems": number(1024),
             "dtype": text("Float"),
@@ -179,7 +201,7 @@ def _collectives(rows: np.ndarray, start: np.ndarray, dur: np.ndarray, ranks: in
             "grid_x": number(28),
             "block_x": number(288),
             "step": number(-1),
-            "kernel": text("ncclDevKernel_AllReduce"),
+            "kernel": text("ncclDevKernel_AllReduce" if name == "allreduce" else "ncclDevKernel_SendRecv"),
             "row": rows,
         }
     )

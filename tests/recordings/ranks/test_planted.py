@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.recordings.ranks import account_of
-from lab.recordings.ranks.explain import Explained, explain
+from lab.recordings.ranks.explain import Explained, explain, host_bound
 from tests.recordings.ranks.made import GEMM_US, LAYERS, Job
 
 
@@ -126,3 +126,99 @@ def test_without_the_binding_rank_the_hidden_one_would_be_the_straggler():
 def test_two_ranks_are_told_apart_as_well_as_eight():
     one = explained(Job(ranks=2, slower={1: 1.3}))
     assert named(one) == {(1, "slow_kernels")}
+
+
+@pytest.mark.parametrize("change", [{"slower": {2: 1.3, 5: 1.3}}, {"extra": {2: 4, 5: 4}}])
+def test_ranks_that_are_equally_slow_hold_the_step_together(change):
+    one = explained(Job(**change))
+    assert {finding.rank for finding in one.findings} == {2, 5}
+    for finding in one.findings:
+        assert finding.binding and finding.saves_ms == pytest.approx(0.0, abs=0.1)
+        assert "alone saves 0.0 ms a step, ranks 2 and 5 together" in finding.text
+        together_ms = float(finding.text.partition("together ")[2].split()[0])
+        assert together_ms == pytest.approx(finding.cost_ms, rel=0.1)
+
+
+def test_hosts_that_are_equally_late_hold_the_step_together():
+    one = explained(Job(late={(3, 1): 20, (6, 1): 20}))
+    assert named(one) == {(3, "host_late"), (6, "host_late")}
+    assert all(finding.binding and finding.steps == (6,) for finding in one.findings)
+    ms = float(one.findings[0].text.partition("ranks 3 and 6 together ")[2].split()[0])
+    assert ms == pytest.approx(explained(Job(late={(3, 1): 20})).findings[0].saves_ms, rel=0.1)
+
+
+@pytest.mark.parametrize("layer_ms", [0.0, 1.8])
+@pytest.mark.parametrize("ms", [3, 9])
+def test_a_rank_that_enters_late_is_not_called_a_late_host_too(ms, layer_ms):
+    one = explained(Job(entered={3: ms}, layer_ms=layer_ms))  # the others' hosts get ahead while they wait
+    assert named(one) == {(3, "entered_late")}
+    assert cost_ms(one, 3, "entered_late") == pytest.approx(ms, rel=0.1) and one.findings[0].steps == (5,)
+
+
+def test_a_host_that_lingers_after_a_step_enters_the_next_one_late():
+    one = explained(Job(tail={(3, 0): 20}))
+    assert named(one) == {(3, "entered_late")}
+    (finding,) = one.findings
+    assert finding.steps == (6,) and finding.binding and finding.cost_ms == pytest.approx(20, rel=0.1)
+    assert finding.saves_ms == pytest.approx(20, rel=0.1) and "enters step 6 late" in finding.text
+
+
+def test_a_slower_rank_makes_no_host_late_of_two():
+    one = explained(Job(ranks=2, slower={0: 2.0}))
+    assert named(one) == {(0, "slow_kernels")}
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.5])
+def test_a_hot_rank_beside_a_late_one_keeps_its_size(factor):
+    one = explained(Job(ranks=2, slower={0: factor}, late={(1, step): 30 for step in range(3)}))
+    assert named(one) == {(0, "slow_kernels"), (1, "host_late")}
+    assert cost_ms(one, 0, "slow_kernels") == pytest.approx(LAYERS * GEMM_US * (factor - 1) / 1e3, rel=0.1)
+
+
+@pytest.mark.parametrize("clock_ms", [0, 4])
+def test_where_no_call_is_paired_nothing_is_called_hidden(clock_ms):
+    one = explained(Job(late={(3, 1): 20}, collective="send", clock={3: clock_ms}))
+    assert named(one) == {(3, "host_late")}
+    (finding,) = one.findings
+    assert finding.saves_ms is None and "hidden" not in finding.text
+    assert "whether it holds the others up is not told" in finding.text
+    assert one.what_if == () and "not paired" in one.withheld[0]
+
+
+def lengths_ms(one: Explained, step: int) -> dict[str, float]:
+    return {row.change: row.length_ms for row in one.what_if if row.step == step}
+
+
+@pytest.mark.parametrize("delay_ms", [8, 20])
+def test_a_repaired_host_lets_those_go_on_that_waited_for_their_gpus(delay_ms):
+    usual = explained(Job(waits_after=3))
+    one = explained(Job(waits_after=3, late={(2, 1): delay_ms}))
+    assert named(one) == {(2, "host_late")} and one.withheld == () and one.notes == ()
+    (finding,) = one.findings
+    assert finding.binding and finding.saves_ms == pytest.approx(finding.cost_ms, rel=0.1)
+    without_ms = lengths_ms(usual, 6)["as recorded"]
+    assert lengths_ms(one, 6)["host of rank 2 as the others'"] == pytest.approx(without_ms, abs=0.2)
+    assert sum(piece.ns for piece in one.path[6]) / 1e6 == pytest.approx(lengths_ms(one, 6)["as recorded"])
+
+
+def test_hosts_that_wait_for_their_gpus_are_not_called_the_bound():
+    one = explained(Job(waits_after=LAYERS - 2))
+    assert max(one.host_ms.values()) < 2 and host_bound(one) is None
+
+
+def test_starts_that_nothing_explains_are_kept_and_said():
+    one = explained(Job(stalls={(3, 1): 0.6}, late={(3, 1): 20}, late_layer=0))
+    assert named(one) == {(3, "host_late")} and one.withheld == ()
+    (note,) = one.notes
+    assert (
+        note.startswith("step 6: starts that nothing recorded explains")
+        and "ms, for which a GPU idled" in note
+    )
+    assert one.findings[0].saves_ms == pytest.approx(one.findings[0].cost_ms, rel=0.1)
+
+
+def test_a_gpu_that_mostly_idles_with_work_launched_gives_no_what_if():
+    one = explained(Job(stalls={(0, 1): 3.0}))
+    assert [row.step for row in one.what_if if row.change == "as recorded"] == [5, 7]
+    (withheld,) = one.withheld
+    assert "step 6: the replay of the unchanged recording is off" in withheld

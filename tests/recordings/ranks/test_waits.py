@@ -24,6 +24,7 @@ class Host:
     writer: TraceWriter
     sync: bool = True
     at_us: float = 1000.0
+    told: bool = True  # which call recorded the event, and on which stream
 
     def launch(self, name: str, stream: int, start_us: float, dur_us: float, **args: object) -> None:
         self._call("cudaLaunchKernel")
@@ -36,7 +37,10 @@ class Host:
         record = self.writer.next_id
         self._call("cudaStreamWaitEvent")
         args = {"cuda_sync_kind": name, "stream": stream, "correlation": self.writer.next_id, "device": 0}
-        args |= {"wait_on_stream": on_stream, "wait_on_cuda_event_record_corr_id": record}
+        if self.told:
+            args |= {"wait_on_stream": on_stream, "wait_on_cuda_event_record_corr_id": record}
+        else:  # as torch 2.11 writes it
+            args |= {"wait_on_stream": -1, "wait_on_cuda_event_record_corr_id": -1}
         if self.sync:
             self.writer.event("cuda_sync", name, self.at_us, 1, args=args, pid=0, tid=stream)
 
@@ -185,3 +189,30 @@ def test_odd_values_cost_their_own_wait_and_nothing_else(tmp_path, monkeypatch, 
     work = work_of(trace)
     assert len(trace.kernels) == 3 and [2, 1] in work.waits.tolist()
     assert (len(work.waits) == 2) is (field == "device")  # the event stands on its GPU's row too
+
+
+@pytest.mark.parametrize(("sync", "seen"), [(True, True), (False, False)])
+def test_a_wait_for_an_event_that_is_not_told_binds_after_the_latency_of_events(tmp_path, sync, seen):
+    """GEMMs of 500 us, each awaited by a side kernel that starts 15 us after it, later than without one."""
+    works = {}
+    for rank in (0, 1):
+        writer = TraceWriter(rank=rank, world_size=2)
+        for number in (5, 6):
+            begin = 1000.0 + 10_000 * (number - 5)
+            host, ready = Host(writer, sync, begin, told=False), begin
+            for _ in range(LAYERS):
+                ready = max(ready + 1, host.at_us + 8)
+                host.launch("nvjet_gemm", MAIN, ready, GEMM_US)
+                ready += GEMM_US
+                host.wait(SIDE, MAIN)
+                host.launch("side_kernel", SIDE, ready + 15, COPY_US)
+            host.wait(COMM, SIDE)
+            host.all_reduce(ready + 15 + COPY_US + 15)
+            writer.step(number, begin, 9_000)
+        works[rank] = work_of(load_trace(writer.write(tmp_path / f"rank{rank}.json")))
+    (one,) = explain([account_of(works)])
+    held = [len(work.held) for work in works.values()]
+    assert held == ([2 * (LAYERS + 1)] * 2 if seen else [0, 0])
+    waits = [sum(map(len, rank.other)) for step in one.steps for rank in step.ranks.values()]
+    assert waits == ([LAYERS + 1] * 4 if seen else [0] * len(waits))
+    assert one.notes == () if seen else one.notes or one.withheld

@@ -18,7 +18,7 @@ from lab.recordings.lacks import holes
 from lab.recordings.pool import map_traces, raise_if_none_read
 from lab.recordings.ranks import Account, RankWork, account_of, work_of
 from lab.recordings.ranks.common import WHOLE
-from lab.recordings.ranks.explain import Explained, explain
+from lab.recordings.ranks.explain import Explained, explain, not_joined
 from lab.recordings.ranks.stragglers import MISSING
 from lab.recordings.tables import Trace
 from lab.rooms.sweep.alike import about, differences
@@ -118,12 +118,20 @@ def read_settings(
             config,
             found,
             world,
-            [*missing, *lost_calls(found, world), *_without_launches(found), *_without_length(found)],
+            [*missing, *_not_told(found, world)],
             problems,
             read_state(config.path) if config.path.is_dir() else None,
         )
         for (config, _, world, missing, problems), found in zip(collected, explained, strict=True)
     ]
+
+
+def _not_told(found: Explained, world: int) -> list[str]:
+    """What the account of the ranks that could be read lacks."""
+    why = not_joined(found.account)
+    loose = [f"{why}: who waits for whom is not told"] if why else []
+    holes = [*loose, *_steps_not_shared(found), *lost_calls(found, world)]
+    return [*holes, *_without_launches(found), *_without_length(found)]
 
 
 def gpus_of(account: Account, state: GpuState | None) -> list[dict[str, Any]]:
@@ -215,13 +223,17 @@ def _collect(
     gone = sorted(set(range(world)) - set(works)) if len(works) > 1 else []
     if gone:
         missing.append(f"{len(works)} of {world} ranks are here; missing: {', '.join(map(str, gone))}")
-    missing += _steps_not_shared(works)
     return works, world, missing, [*differences(abouts), *problems]
 
 
-def _steps_not_shared(works: Mapping[int, RankWork]) -> list[str]:
+def _steps_not_shared(one: Explained) -> list[str]:
     """Steps that only some ranks recorded: nobody can tell who was waited for in them."""
-    own = {rank: set(work.steps[:, 0].tolist()) for rank, work in works.items() if len(work.steps)}
+    together = one.account.together
+    own = {work.rank: set(work.steps[:, 0].tolist()) for work in together.works}
+    bare = [str(rank) for rank, steps in sorted(own.items()) if not steps]
+    if bare and len(bare) < len(own):
+        who = f"rank {first_few(bare, most=8)}"
+        return [f"{who} recorded no steps, so the recording is not told step by step"]
     every = set().union(*own.values())
     lacking: dict[tuple[int, ...], list[int]] = {}
     for rank, steps in sorted(own.items()):

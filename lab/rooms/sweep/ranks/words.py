@@ -15,6 +15,7 @@ from lab.recordings.ranks.stragglers import SLOW_KERNELS
 from lab.rooms.sweep.ranks.read import Setting
 
 LOWER_CLOCK = 0.02  # a GPU's clock below the others' that is worth a sentence
+FITS = 0.5  # a clock that explains so much of what kernels take longer fits them
 CAUSED_MS = 0.5  # smallest wait per step and rank worth a sentence
 
 
@@ -166,7 +167,7 @@ def gpu_sentences(setting: Setting) -> list[str]:
         lower = 1 - row["sm_clock_mhz"] / usual
         if lower > LOWER_CLOCK:
             why = f" ({row['slowed_by']} of samples)" if row["slowed_by"] else ""
-            explains = ", which fits its slower kernels" if row["rank"] in slow else ""
+            explains = _explains(setting, row["rank"], usual / row["sm_clock_mhz"])
             mhz = f"{row['sm_clock_mhz']:.0f} MHz, the others at {usual:.0f} MHz"
             found.append(f"The GPU of rank {row['rank']} ran at {mhz}{why}{explains}.")
         elif row["rank"] in slow:
@@ -178,6 +179,23 @@ def gpu_sentences(setting: Setting) -> list[str]:
         every = f"{setting.state.interval_s:g} s" if setting.state else ""
         found.append(f"Sampling clocks every {every} took {100 * cost:.1f} % of one CPU core.")
     return found
+
+
+def _explains(setting: Setting, rank: int, clock_ratio: float) -> str:
+    """What a lower clock has to do with the slower kernels of its rank, "" for a rank without them."""
+    slow = [one for one in setting.explained.findings if (one.rank, one.cause) == (rank, SLOW_KERNELS)]
+    if not slow:
+        return ""
+    rows = [row for one in slow for row in setting.account.rows if row.rank == rank and row.step in one.steps]
+    own_ms = float(np.mean([row.parts["compute_ns"] for row in rows])) / 1e6
+    more_ms = sum(one.cost_ms * len(one.steps) for one in slow) / sum(len(one.steps) for one in slow)
+    ratio = own_ms / max(own_ms - more_ms, 1e-9)
+    if clock_ratio - 1 > FITS * (ratio - 1):
+        return ", which fits its slower kernels"
+    return (
+        f": that makes kernels {clock_ratio:.2f} times as long at most, and its own take {ratio:.2f} times "
+        "as long, so most of the cause is not seen (another program on this GPU?)"
+    )
 
 
 def _join(ranks: Iterable[int]) -> str:

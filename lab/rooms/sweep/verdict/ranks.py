@@ -10,7 +10,16 @@ import numpy as np
 import pandas as pd
 
 from lab.core.words import plural
-from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, Explained, host_bound
+from lab.recordings.ranks.explain import (
+    DIFFERS,
+    LIGHTER,
+    READY,
+    READY_FREE,
+    RECORDED,
+    Explained,
+    bound_ranks,
+    host_bound,
+)
 from lab.rooms.sweep.knobs import Key, Knobs
 from lab.rooms.sweep.names import first_few, long_name, short_name
 from lab.rooms.sweep.tables import SETTING, column_names
@@ -72,20 +81,31 @@ def _of_runs(runs: list[Explained], change: str) -> list[float]:
 
 def bound_by_hosts(settings: Settings) -> str | None:
     """Said before any comparison: in which settings the hosts set the pace, and what the GPUs need."""
-    bound = [key for key, one in settings.items() if host_bound(one) is not None]
-    ready = [ms for one in settings.values() if (ms := one.length_ms(READY)) is not None]
-    if not bound or not ready:
+    bound = {key: ranks for key, one in settings.items() if (ranks := bound_ranks(one))}
+    if not bound:
         return None
     if len(settings) == 1:
         return host_bound(next(iter(settings.values())))
-    recorded = [ms for one in settings.values() if (ms := one.length_ms(RECORDED)) is not None]
+    ready, recorded = (
+        [ms for key in bound if (ms := settings[key].length_ms(name)) is not None]
+        for name in (READY, RECORDED)
+    )
     several = len({key.knobs for key in settings}) > 1
     compares = " Comparing settings by the recorded time compares hosts." if several else ""
+    late = sorted({rank for ranks in bound.values() for rank in ranks})
+    every = late == sorted({rank for key in bound for _, rank in settings[key].host_ms})
     return (
-        f"The hosts set the pace {_where(bound, settings)}: a step takes {_span(recorded)} ms as recorded "
-        f"and {_span(ready)} ms once all hosts are ready.{compares} Try a lighter profile first (no shapes, "
-        "no CPU ops), then larger shapes, compile or CUDA graphs."
+        f"{_whose(late, every)} {_where([*bound], settings)}: a step takes {_span(recorded)} ms as recorded "
+        f"and {_span(ready)} ms once all hosts are ready.{compares} {LIGHTER if every else DIFFERS}"
     )
+
+
+def _whose(late: Sequence[int], every: bool) -> str:
+    if every:
+        return "The hosts set the pace"
+    if len(late) == 1:
+        return f"The host of rank {late[0]} sets the pace"
+    return f"The hosts of ranks {first_few([str(rank) for rank in late])} set the pace"
 
 
 def _where(bound: Sequence[Key], settings: Settings) -> str:

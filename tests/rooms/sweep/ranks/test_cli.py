@@ -310,7 +310,14 @@ def write_hot(root: Path) -> Path:
     [
         (
             1500,
-            "The GPU of rank 1 ran at 1500 MHz, the others at 1980 MHz (software power cap 100 % of samples)",
+            "The GPU of rank 1 ran at 1500 MHz, the others at 1980 MHz (software power cap 100 % of "
+            "samples), which fits its slower kernels.",
+        ),
+        (
+            1900,
+            "The GPU of rank 1 ran at 1900 MHz, the others at 1980 MHz (software power cap 100 % of "
+            "samples): that makes kernels 1.04 times as long at most, and its own take 1.30 times as long, "
+            "so most of the cause is not seen (another program on this GPU?).",
         ),
         (1980, "its GPU ran at 1980 MHz as the others (1980 MHz): the cause is not seen"),
         (None, "Clocks were not sampled beside the run"),
@@ -387,3 +394,58 @@ def test_a_rank_without_launches_is_no_all_clear(tmp_path: Path) -> None:
     done = call(job, "--json", "-q", ok=False)
     assert isinstance(done.exception, StepFailed)
     assert "whether its host is late is not told" in str(done.exception)
+
+
+def _changed(folder: Path, rank: int, change) -> None:
+    """One rank's trace with `change` applied to each of its events; None drops the event."""
+    path = folder / f"rank{rank}" / "trace_step7.json.gz"
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    document["traceEvents"] = [new for event in document["traceEvents"] if (new := change(event))]
+    path.write_bytes(gzip.compress(json.dumps(document).encode()))
+
+
+@pytest.mark.parametrize("off", [1, -2])
+def test_steps_that_one_rank_numbers_differently_are_the_same_steps(tmp_path: Path, off: int) -> None:
+    folder = write_job(tmp_path, late={1: 2500.0})
+    usual = answer(folder)
+
+    def renumber(event):
+        _, _, number = event["name"].partition("ProfilerStep#")
+        return {**event, "name": f"ProfilerStep#{int(number) + off}"} if number else event
+
+    _changed(folder, 2, renumber)
+    found = answer(folder)
+    assert found["steps"] == usual["steps"] and found["findings"] == usual["findings"]
+    assert found["lacking"] == [] and found["what_if"] == usual["what_if"]
+    higher = f"{abs(off)} {'higher' if off > 0 else 'lower'}"
+    assert f"rank 2 numbers its steps {higher} than the others: renumbered" in found["problems"]
+
+
+def test_a_rank_without_step_marks_beside_ranks_that_have_them_is_said(tmp_path: Path) -> None:
+    folder = write_job(tmp_path, late={1: 2500.0})
+    _changed(folder, 2, lambda event: None if event["name"].startswith("ProfilerStep#") else event)
+    done = call(folder, "--json", ok=False)
+    found = json.loads(done.stdout)
+    assert isinstance(done.exception, StepFailed) and found["windows"] == "whole recording"
+    assert found["lacking"] == ["rank 2 recorded no steps, so the recording is not told step by step"]
+    assert {(one["rank"], one["cause"]) for one in found["findings"]} == {(1, "host_late")}
+
+
+def test_sends_that_cannot_be_paired_are_known_to_the_exit_code(tmp_path: Path) -> None:
+    folder = write_job(tmp_path, late={1: 2500.0})
+
+    def sent(event):
+        if "Collective name" not in event.get("args", {}):
+            return event
+        args = {**event["args"], "Collective name": "send"}
+        return {**event, "name": "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "args": args}
+
+    for rank in range(3):
+        _changed(folder, rank, sent)
+    done = call(folder, "--json", ok=False)
+    found = json.loads(done.stdout)
+    assert isinstance(done.exception, StepFailed) and found["what_if"] == []
+    loose = f"{3 * STEPS * CALLS} sends or receives of more than two ranks not paired"
+    assert found["lacking"] == [f"{loose}: who waits for whom is not told"]
+    (late,) = (one for one in found["findings"] if one["cause"] == "host_late")
+    assert late["rank"] == 1 and "whether it holds the others up is not told" in late["text"]

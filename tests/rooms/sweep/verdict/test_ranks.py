@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -80,7 +81,7 @@ def test_the_settings_whose_hosts_set_the_pace_are_named_with_their_runs():
     }
     told = bound_by_hosts(settings)
     assert told is not None and told.startswith(
-        "The hosts set the pace in 256t 28ch: a step takes 26.0 to 80.0"
+        "The hosts set the pace in 256t 28ch: a step takes 80.0 ms as recorded and 24.6 ms"
     )
     told = bound_by_hosts({**settings, Key(256, 42, repeat=2): late})
     assert told is not None and "in 256t 28ch, 256t 42ch (1 of 2 runs): " in told
@@ -94,3 +95,14 @@ def test_repeats_of_a_setting_are_told_apart_where_ranks_are_late():
     assert stragglers({Key(256, 28, repeat=n): one for n in (1, 2)}) == [
         f"The others wait in 256t 28ch (repeat {n}): rank 1: its host launches late." for n in (1, 2)
     ]
+
+
+@pytest.mark.parametrize(
+    ("late", "who"), [((1,), "The host of rank 1 sets"), ((1, 2), "The hosts of ranks 1, 2 set")]
+)
+def test_where_some_hosts_keep_up_the_late_ones_are_named_and_the_profile_is_not_blamed(late, who):
+    one = setting(80, 24.6, hosts_ms=10)
+    one = replace(one, host_ms={**one.host_ms, (5, 0): 10.0, **{(5, rank): 70.0 for rank in late}})
+    told = bound_by_hosts({Key(256, channels): one for channels in (28, 42)})
+    assert told is not None and told.startswith(f"{who} the pace in every setting: ")
+    assert "look first for what differs" in told and "lighter profile" not in told

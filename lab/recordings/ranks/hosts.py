@@ -1,0 +1,65 @@
+"""What hosts do in a step: when they wait for their GPUs, and how much later one launches than the others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from lab.recordings.ranks.common import Together, launched_in
+from lab.recordings.ranks.work import RankWork
+from lab.stats.intervals import overlap
+
+# A blocking call that takes so long waits for the GPU, if an operation ended so shortly before it returned.
+WAITS_NS, RETURNS_NS = 100_000, 200_000
+
+
+class HostWait(NamedTuple):
+    """A host that waits for an operation (`on`, a place) before it launches the one at `place`.
+
+    begin and end of the call in ns, on the clock of what it was made from; lag_ns: from the operation's end
+    to the call's.
+    """
+
+    place: int
+    on: int
+    begin: float
+    end: float
+    lag_ns: float
+
+
+def host_waits(work: RankWork, rows: np.ndarray) -> list[HostWait]:
+    """The waits of a rank's host between the launches of these operations, in order; on its own clock."""
+    calls = work.blocking_calls[np.argsort(work.blocking_calls[:, 0], kind="stable")]
+    calls = calls[calls[:, 1] - calls[:, 0] >= WAITS_NS]
+    begins, ends = work.call_begin[rows], work.end[rows]
+    found: list[HostWait] = []
+    for begin, end in calls.tolist():
+        place = int(np.searchsorted(begins, end))
+        if not 0 < place < len(rows) or begins[place - 1] > begin or (found and begin < found[-1].end):
+            continue  # before or after the step's launches, or another thread launched meanwhile
+        done = np.where(ends[:place] <= end, ends[:place], -1)
+        on = int(done.argmax())
+        if done[on] > begin and end - done[on] <= RETURNS_NS:
+            found.append(HostWait(place, on, begin, end, float(end - done[on])))
+    return found
+
+
+def host_lateness_ns(together: Together, step: int) -> dict[int, float]:
+    """Rank -> ns by which its host falls behind the median of the others' in a step, its waits left out.
+
+    Only ranks with a launch for every operation, and with others that launch as many, have one.
+    """
+    after: dict[int, np.ndarray] = {}
+    for index, work in enumerate(together.works):
+        window, rows = together.window(index, step), launched_in(together, index, step)
+        if window is None or not len(rows) or (work.call_end[rows] < 0).any():
+            continue
+        until = np.stack([np.full(len(rows), window[0]), work.call_begin[rows]], axis=1)
+        after[work.rank] = work.call_end[rows] - window[0] - overlap(until, work.blocking_calls)
+    found = {}
+    for rank, mine in after.items():
+        others = [theirs for other, theirs in after.items() if other != rank and len(theirs) == len(mine)]
+        if others:
+            found[rank] = max(0.0, float((mine - np.median(others, axis=0)).max()))
+    return found

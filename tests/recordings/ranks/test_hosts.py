@@ -1,0 +1,82 @@
+"""How much later a host launches than the others', from the begins of their steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lab.recordings.ranks import RankWork, account_of
+from lab.recordings.ranks.common import launched_in
+from lab.recordings.ranks.hosts import host_lateness_ns, host_waits
+from tests.recordings.ranks.made import MS, Job
+
+
+def lateness_ms(job: Job, step: int = 6) -> dict[int, float]:
+    together = account_of(job.play()).together
+    return {rank: ns / MS for rank, ns in host_lateness_ns(together, step).items()}
+
+
+def test_a_late_host_is_behind_by_its_delay_and_the_others_are_not():
+    found = lateness_ms(Job(ranks=4, late={(2, 1): 20}))
+    assert found.pop(2) == pytest.approx(20, rel=0.01)
+    assert len(found) == 3 and all(ms < 0.1 for ms in found.values())
+
+
+def test_a_rank_that_begins_its_step_late_launches_no_later_within_it():
+    assert max(lateness_ms(Job(ranks=4, entered={3: 9}), step=5).values()) < 0.1
+
+
+def waiting(works: dict[int, RankWork], patient: tuple[int, ...]) -> dict[int, RankWork]:
+    """The hosts of `patient` ranks wait in mid-step for what they launched last, which ends with rank 1's."""
+    found = {}
+    for rank, work in works.items():
+        half = len(work) // 6
+        begin, end = (np.array(values) for values in (work.call_begin, work.call_end))
+        if rank in patient:
+            until = work.end[:half].max() + 10_000
+            moved = until + 5_000 - begin[half]
+            begin[half:], end[half:] = begin[half:] + moved, end[half:] + moved
+            calls = np.array([[end[half - 1] + 1, until]])
+            work = replace(work, call_begin=begin, call_end=end, blocking_calls=calls)
+        found[rank] = work
+    return found
+
+
+def test_a_wait_in_which_the_others_catch_up_takes_nothing_back():
+    works = waiting(Job(ranks=3, late={(1, 0): 5}).play(), patient=(0, 2))
+    assert works[0].call_begin[-1] >= works[1].call_begin[-1]  # in the end nobody launches later than they
+    found = host_lateness_ns(account_of(works).together, 5)
+    assert found[1] / MS == pytest.approx(5, rel=0.05) and max(found[0], found[2]) < 0.1 * MS
+
+
+def test_waits_of_the_host_are_seen_with_the_operation_that_ends_them():
+    works = waiting(Job(ranks=2).play(), patient=(0,))
+    rows = launched_in(account_of(works).together, 0, 5)
+    (wait,) = host_waits(works[0], rows)
+    assert wait.place == len(works[0]) // 6 and wait.lag_ns == 10_000
+    assert works[0].end[rows[wait.on]] == works[0].end[rows[: wait.place]].max()
+    assert host_waits(works[1], rows) == []
+
+
+@pytest.mark.parametrize("change", ["short", "long after", "while another thread launches"])
+def test_other_blocking_calls_are_the_hosts_own_time(change):
+    works = waiting(Job(ranks=2).play(), patient=(0,))
+    ((begin, end),) = works[0].blocking_calls.tolist()
+    first = int(works[0].call_begin[1])
+    calls = {"short": (end - 50_000, end), "long after": (begin, end + 400_000)}.get(change, (first, end))
+    work = replace(works[0], blocking_calls=np.array([calls]))
+    if change == "long after":
+        later = np.where(work.call_begin > begin, 400_000, 0)
+        work = replace(work, call_begin=work.call_begin + later, call_end=work.call_end + later)
+    assert host_waits(work, launched_in(account_of(works).together, 0, 5)) == []
+
+
+def test_a_rank_without_launches_or_with_nobody_alike_has_no_lateness():
+    works = Job(ranks=3).play()
+    lost = np.full(len(works[0]), -1)
+    works[0] = replace(works[0], call_begin=lost, call_end=lost)
+    assert set(host_lateness_ns(account_of(works).together, 6)) == {1, 2}
+    odd = Job(ranks=3, extra={2: 1}).play()
+    assert set(host_lateness_ns(account_of(odd).together, 6)) == {0, 1}
