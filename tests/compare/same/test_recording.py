@@ -37,15 +37,21 @@ def test_equal_bits_of_an_incomplete_recording_are_no_all_clear(tmp_path):
     assert "undecided" in done.output and "no end mark" in done.output
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", gzip.compress(json.dumps(META).encode())[:-9], b"\x1f\x8b", b"[1]\n",
-        b'{"meta": {}}\n{"op": 1}\n',
-        b'{"meta": {}}\n' + b"x" * (1 << 21), b'{"meta": {}}\n',
-        json.dumps(META).encode() + b"\n" + json.dumps({**ROW, "sample": [1.0] * 65}).encode(),
-    ],
-)  # fmt: skip
+DAMAGED = {
+    "empty": b"",
+    "cut gzip": gzip.compress(json.dumps(META).encode(), mtime=0)[:-9],
+    "gzip's first bytes": b"\x1f\x8b",
+    "a list": b"[1]\n",
+    "no version": b'{"meta": {}}\n{"op": 1}\n',
+    "a line of 2 MiB": b'{"meta": {}}\n' + b"x" * (1 << 21),
+    "nothing but meta": b'{"meta": {}}\n',
+    "too many samples": json.dumps(META).encode()
+    + b"\n"
+    + json.dumps({**ROW, "sample": [1.0] * 65}).encode(),
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_what_cannot_be_read_is_an_error_with_its_place(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(BadDataError) as caught:

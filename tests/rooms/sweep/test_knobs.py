@@ -11,7 +11,7 @@ from lab.rooms.sweep.knobs import ALGORITHMS, PROTOCOLS, Knobs, folder_of, how_i
 DDP, FSDP = ("all_reduce",), ("all_gather", "reduce_scatter")
 
 
-@pytest.mark.parametrize("how", itertools.product(("", *ALGORITHMS), ("", *PROTOCOLS)))
+@pytest.mark.parametrize("how", [*itertools.product(("", *ALGORITHMS), ("", *PROTOCOLS))])
 def test_a_folder_says_what_was_requested_and_is_read_back(how):
     name = folder_of(Knobs(256, 28, *how)).rpartition("/")[2]
     assert how_in(name) == how and name.startswith("nccl_28channels")
