@@ -177,6 +177,25 @@ def test_a_floor_widens_what_agrees_by_luck():
     assert f"A/A floor {metric.floor:.1%}" in "\n".join(sentences(found))
 
 
+def test_floors_keep_a_program_with_two_speeds_from_false_alarms_and_without_them_the_risk_is_said():
+    """Half of the processes are 8 % slower, as under another clock: equal sides, split by chance."""
+    generator = np.random.default_rng(23)
+
+    def side(count):
+        times = 1e7 * (1 + 0.08 * generator.integers(0, 2, count)) * generator.lognormal(0, 0.001, count)
+        return [Process({"step time": one}, {}, steps=9) for one in times]
+
+    wrong, alarms = 0, 0
+    for _ in range(400):
+        floors, sides = of_processes(side(8), {}, {}), (side(12), side(12))
+        wrong += gate(*sides, 0.02, floors)[0].outcome == "regression"
+        alarms += gate(*sides, 0.02)[0].outcome == "regression"
+    assert wrong == 0 and alarms > 4
+    three, four = (judge(side(n), side(n), 0.02).floors_words for n in (3, 4))
+    assert "with two speeds is called slower by chance in up to 1.6% of checks" in three
+    assert "two speeds" not in four
+
+
 def test_what_is_quickly_sure_is_what_the_whole_decision_says():
     generator = np.random.default_rng(8)
     seen = set()
