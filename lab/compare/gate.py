@@ -238,9 +238,9 @@ def metric_words(one: Metric) -> str:
     )
     seen = f"smallest change that could be seen: {one.detectable:.1%}"
     seen += "" if one.floor is None else f"; A/A floor {one.floor:.1%}"
-    faster = ", faster: proven" if one.high < 0 else ""
+    proven = ", slower: proven" if one.outcome == "regression" else ", faster: proven" if one.high < 0 else ""
     if one.outcome != "undecided":
-        return f"{what}{faster} ({seen})."
+        return f"{what}{proven} ({seen})."
     further = (
         "no number of processes up to 10,000"
         if one.more is None

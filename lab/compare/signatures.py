@@ -204,6 +204,8 @@ def _words(one: Slower) -> str:
     costs = f"{one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
     times = f"{one.ns_base / 1000:,.1f} -> {one.ns_head / 1000:,.1f} µs per step"
     floor = "" if one.floor is None else f", A/A floor {one.floor:.1%}"
+    if one.outcome == "regression" and one.low <= one.limit:
+        floor += "; proven in order with the others (Holm), the interval holds for all at once"
     more = (
         ""
         if one.outcome != "undecided" or not one.more

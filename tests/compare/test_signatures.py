@@ -10,6 +10,7 @@ from lab.compare.gate import SPAN, judge, sentences
 from lab.compare.repeat import LOOKS
 from lab.compare.samples import METRICS, Process
 from lab.compare.signatures import EXCLUDED, UNDECIDED, UNSURE, judge_signatures, quickly
+from lab.compare.signatures import sentences as words
 from lab.stats.gate import LEVEL, decide
 
 # Fifty signatures of a step of 3 ms, from 1 to 400 us, as on the H200 of the shared recordings.
@@ -88,6 +89,8 @@ def test_of_many_slower_ones_more_are_proven_than_each_at_the_level_of_all():
         by_interval += sum(one.low > one.limit for one in found.slower)
         wrong += any(one.op in {f"aten::op{at}" for at in range(20)} for one in found.slower)
         assert {one.outcome for one in found.slower} <= {"regression"}
+        holms = sum("proven in order with the others" in one for one in words(found))
+        assert holms == sum(one.low <= one.limit for one in found.slower)
         assert found.tested == found.excluded + found.undecided + len(found.slower)
     assert by_holm > 1.1 * by_interval > 0 and wrong == 0
 
