@@ -532,6 +532,22 @@ def test_steps_of_two_processes_at_once_are_said_to_overlap(tmp_path):
     assert note.startswith("B marks steps that overlap, as several processes or threads do: none is a unit; ")
 
 
+def test_a_repeat_without_the_ranks_that_are_compared_is_said(tmp_path):
+    for side in "abcd":
+        for rank in (0, 1):
+            trace(
+                tmp_path / side / f"rank{rank}.json",
+                [layer(1 + random.random() / 1e3) for _ in range(3)],
+                rank=rank,
+            )
+    (tmp_path / "c" / "rank1.json").unlink()
+    (tmp_path / "d" / "rank0.json").write_text("{")
+    sides = [tmp_path / side for side in "abcd"]
+    found = compare(*sides[:2], repeats_a=sides[2:3], repeats_b=sides[3:])
+    assert found.missing == [f"rank 1 is not in {sides[2]}", f"rank 0 is not in {sides[3]}"]
+    assert [one.split(" is left out")[0] for one in found.problems] == ["rank0.json"]
+
+
 def test_two_processes_a_side_suggest_and_prove_little():
     """Fifty kernels of 0.1 % scatter, one 5 % slower: far beyond its own interval, not beyond all fifty's."""
     draw = np.random.default_rng(4)
