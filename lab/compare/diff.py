@@ -265,8 +265,14 @@ def _difference(
             f"{place_text(rank)} is only in {side.path}"
             for side in sides
             for rank in sorted(set(side.ranks) - set(ranks))
+        ]
+        + [
+            f"{place_text(rank)} is not in {side.path}"
+            for side in (*again[0], *again[1])
+            for rank in ranks
+            if rank not in side.ranks
         ],
-        problems=[*sides[0].problems, *sides[1].problems],
+        problems=[text for side in every for text in side.problems],
         torn=list(dict.fromkeys(text for work in used for text in work.torn)),
         blurred=list(dict.fromkeys(text for work in used for text in work.blurred)),
         lacks=[

@@ -22,7 +22,7 @@ from lab.compare.signatures import Signatures, judge_signatures
 from lab.compare.signatures import sentences as signature_words
 from lab.core.words import plural
 from lab.errors import BadDataError
-from lab.stats.gate import LEVEL, decide
+from lab.stats.gate import LEAST, LEVEL, decide
 from lab.stats.several import holm
 
 SPAN = "step time on the GPU"
@@ -119,7 +119,7 @@ def judge(
         signatures=signatures,
         doubts=doubted,
         floors=as_builtins(floors) if floors else None,
-        floors_words=f"A/A floors: {words(floors)}." if floors else f"{about[0].upper()}{about[1:]}.",
+        floors_words=_floors_words(floors, about, min(len(base), len(head))),
     )
 
 
@@ -149,6 +149,16 @@ def _metrics(
     for at in np.flatnonzero(holm(p_slower) <= alarms / 2).tolist():
         found[at].outcome, found[at].more = "regression", 0
     return found
+
+
+def _floors_words(floors: Floors | None, about: str, n: int) -> str:
+    """Where the floors come from, or what their absence means for n processes a side: of a program with two
+    speeds (clocks, say) all of one side may have the one, and all of the other the other."""
+    if floors:
+        return f"A/A floors: {words(floors)}."
+    chance = 0.25**n
+    risk = f": a program with two speeds is called slower by chance in up to {chance:.1%} of checks"
+    return f"{about[0].upper()}{about[1:]}{risk if n >= LEAST and chance > (1 - LEVEL) / 2 else ''}."
 
 
 def _outcome(found: Sequence[str], doubted: Sequence[str]) -> str:
@@ -228,9 +238,9 @@ def metric_words(one: Metric) -> str:
     )
     seen = f"smallest change that could be seen: {one.detectable:.1%}"
     seen += "" if one.floor is None else f"; A/A floor {one.floor:.1%}"
-    faster = ", faster: proven" if one.high < 0 else ""
+    proven = ", slower: proven" if one.outcome == "regression" else ", faster: proven" if one.high < 0 else ""
     if one.outcome != "undecided":
-        return f"{what}{faster} ({seen})."
+        return f"{what}{proven} ({seen})."
     further = (
         "no number of processes up to 10,000"
         if one.more is None

@@ -14,6 +14,7 @@ from lab.compare.tree import BOTH, ONLY_A, ONLY_B, Match, Node, lines, match
 from lab.compare.units import Units
 
 KINDS = ("phase", "module", "op", "kernel")
+MUCH = 0.1  # of the kernel time in no known phase: said
 NO_PHASE, NO_MODULE, NO_OP = "no known phase", "no module recorded", "no known op"
 
 
@@ -186,8 +187,12 @@ def limits(a: Placed, b: Placed) -> list[str]:
     """What --by phase and --by module cannot see."""
     found = []
     for side, one in (("A", a), ("B", b)):
-        if not any(one.places.phases[index] for index in np.unique(one.places.phase).tolist()):
+        ns = {phase: ns for phase, (_, ns) in _phases(one).items()}
+        bare = ns.get("", 0.0) / sum(ns.values()) if sum(ns.values()) else 0.0
+        if not any(ns):
             found.append(f"{side} names no phase (forward, backward, ...)")
+        elif bare > MUCH:
+            found.append(f"{side}: {bare:.0%} of the kernel time is in no phase that is known by its name")
         if not one.places.source:
             found.append(
                 f"{side} records no modules: with_modules=True, with_stack=True, or ranges around them"

@@ -188,10 +188,11 @@ def sentences(found: Signatures) -> list[str]:
             "Signatures: none (op, shapes, kernel) is in every process of both sides, so none is compared."
         ]
     apart = "" if found.share > 0.999 else f", {found.share:.0%} of BASE's kernel time"
-    counts = f"a slowdown is excluded for {found.excluded}"
+    counts = f"a slowdown beyond the limit is excluded for {found.excluded}"
     counts += f", proven for {len(found.slower)}" if found.slower else ""
     counts += f", undecided for {found.undecided}" if found.undecided else ""
     lines.append(f"Signatures (op, shapes, kernel) in every process: {found.tested}{apart}; {counts}.")
+    lines.append("A signature's limit is --max-slowdown, and 0.1 % of the step and 1 µs at least.")
     lines += [f"Undecided: {_words(one)}" for one in found.listed]
     if (left := found.undecided - len(found.listed)) > 0:
         lines.append(f"Undecided: {left} more, each costing less (--json counts them).")
@@ -204,6 +205,8 @@ def _words(one: Slower) -> str:
     costs = f"{one.change:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
     times = f"{one.ns_base / 1000:,.1f} -> {one.ns_head / 1000:,.1f} µs per step"
     floor = "" if one.floor is None else f", A/A floor {one.floor:.1%}"
+    if one.outcome == "regression" and one.low <= one.limit:
+        floor += "; proven in order with the others (Holm), the interval holds for all at once"
     more = (
         ""
         if one.outcome != "undecided" or not one.more

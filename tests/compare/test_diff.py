@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import random
 import re
 import shutil
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +23,7 @@ from lab.compare.diff import compare, compare_sides, compare_work
 from lab.compare.judge import PROVEN, SUGGESTED, judge_by_repeats, judge_rows
 from lab.compare.side import read_works, recordings_at
 from lab.compare.split import PARTS, split
+from lab.compare.units import by_step
 from lab.errors import BadDataError, MissingError, UsageError
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
@@ -528,6 +532,22 @@ def test_steps_of_two_processes_at_once_are_said_to_overlap(tmp_path):
     assert note.startswith("B marks steps that overlap, as several processes or threads do: none is a unit; ")
 
 
+def test_a_repeat_without_the_ranks_that_are_compared_is_said(tmp_path):
+    for side in "abcd":
+        for rank in (0, 1):
+            trace(
+                tmp_path / side / f"rank{rank}.json",
+                [layer(1 + random.random() / 1e3) for _ in range(3)],
+                rank=rank,
+            )
+    (tmp_path / "c" / "rank1.json").unlink()
+    (tmp_path / "d" / "rank0.json").write_text("{")
+    sides = [tmp_path / side for side in "abcd"]
+    found = compare(*sides[:2], repeats_a=sides[2:3], repeats_b=sides[3:])
+    assert found.missing == [f"rank 1 is not in {sides[2]}", f"rank 0 is not in {sides[3]}"]
+    assert [one.split(" is left out")[0] for one in found.problems] == ["rank0.json"]
+
+
 def test_two_processes_a_side_suggest_and_prove_little():
     """Fifty kernels of 0.1 % scatter, one 5 % slower: far beyond its own interval, not beyond all fifty's."""
     draw = np.random.default_rng(4)
@@ -571,6 +591,29 @@ def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_pa
     pairs = draw.sample([(a, b) for a in range(16) for b in range(16) if a != b], 100)
     named = [pair for pair in pairs if compare_work(works[pair[0]], works[pair[1]]).findings]
     assert len(named) <= 1
+
+
+@shared
+@pytest.mark.parametrize("seed", [5, 6, 7])
+def test_of_a_hundred_pairs_that_differ_as_equal_runs_on_an_h200_do_at_most_one_names_anything(seed):
+    """Each kernel is multiplied by what one of the twelve nearest in time differed by in equal runs."""
+    runs = [read_works(SERVE / f"a_{one}.json.gz")[0] for one in ("base01", "base02", "idle01")]
+    sums = [by_step(one).sums for one in runs]
+    seen = [
+        (one[key][1], math.log(other[key][1] / one[key][1]))
+        for one, other in itertools.combinations(sums, 2)
+        for key in sorted(one.keys() & other.keys())
+    ]
+    ns, logs = np.array(seen).T
+    draw, (keys, which), works = random.Random(seed), runs[0].keys, []
+    nearest = [np.argsort(abs(ns - sums[0][key][1]))[:12] if key in sums[0] else [0] for key in keys]
+    for _ in range(12):
+        own = np.exp([logs[draw.choice(list(one))] / math.sqrt(2) for one in nearest])
+        work = replace(runs[0])
+        vars(work)["dur_ns"] = np.rint(runs[0].dur_ns * own[which]).astype(np.int64)
+        works.append(work)
+    pairs = draw.sample(list(itertools.permutations(works, 2)), 100)
+    assert sum(bool(compare_work(*pair).findings) for pair in pairs) <= 1
 
 
 @shared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -59,6 +60,13 @@ def test_the_slow_layer_is_found_in_its_module_and_phase(tmp_path):
     assert modules["backward / Block / Linear"].change_ns == pytest.approx(20_000)
     assert modules["backward / Block"].whole_change_ns == pytest.approx(27_500)
     assert modules["backward / Block"].change_ns == pytest.approx(7_500)
+
+
+def test_phases_of_other_names_are_said_to_be_unknown(tmp_path):
+    b = with_modules(tmp_path / "b.json")
+    b.write_text(b.read_text().replace('"forward"', '"my_part"'))
+    (note,) = [one for one in grouped(with_modules(tmp_path / "a.json"), b).notes if "phase" in one]
+    assert re.fullmatch(r"B: (\d+)% of the kernel time is in no phase that is known by its name", note)
 
 
 def test_a_side_without_modules_is_said_and_forced_into_nothing(tmp_path):

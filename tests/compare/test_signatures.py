@@ -10,6 +10,7 @@ from lab.compare.gate import SPAN, judge, sentences
 from lab.compare.repeat import LOOKS
 from lab.compare.samples import METRICS, Process
 from lab.compare.signatures import EXCLUDED, UNDECIDED, UNSURE, judge_signatures, quickly
+from lab.compare.signatures import sentences as words
 from lab.stats.gate import LEVEL, decide
 
 # Fifty signatures of a step of 3 ms, from 1 to 400 us, as on the H200 of the shared recordings.
@@ -88,6 +89,8 @@ def test_of_many_slower_ones_more_are_proven_than_each_at_the_level_of_all():
         by_interval += sum(one.low > one.limit for one in found.slower)
         wrong += any(one.op in {f"aten::op{at}" for at in range(20)} for one in found.slower)
         assert {one.outcome for one in found.slower} <= {"regression"}
+        holms = sum("proven in order with the others" in one for one in words(found))
+        assert holms == sum(one.low <= one.limit for one in found.slower)
         assert found.tested == found.excluded + found.undecided + len(found.slower)
     assert by_holm > 1.1 * by_interval > 0 and wrong == 0
 
@@ -175,6 +178,25 @@ def test_a_floor_widens_what_agrees_by_luck():
     assert metric.floor == pytest.approx(3.4995 * logs.std(ddof=1) * np.sqrt(2 / 3), rel=1e-4)  # t, 7 degrees
     assert np.log1p(metric.high) - np.log1p(metric.change) == pytest.approx(metric.floor)
     assert f"A/A floor {metric.floor:.1%}" in "\n".join(sentences(found))
+
+
+def test_floors_keep_a_program_with_two_speeds_from_false_alarms_and_without_them_the_risk_is_said():
+    """Half of the processes are 8 % slower, as under another clock: equal sides, split by chance."""
+    generator = np.random.default_rng(23)
+
+    def side(count):
+        times = 1e7 * (1 + 0.08 * generator.integers(0, 2, count)) * generator.lognormal(0, 0.001, count)
+        return [Process({"step time": one}, {}, steps=9) for one in times]
+
+    wrong, alarms = 0, 0
+    for _ in range(400):
+        floors, sides = of_processes(side(8), {}, {}), (side(12), side(12))
+        wrong += gate(*sides, 0.02, floors)[0].outcome == "regression"
+        alarms += gate(*sides, 0.02)[0].outcome == "regression"
+    assert wrong == 0 and alarms > 4
+    three, four = (judge(side(n), side(n), 0.02).floors_words for n in (3, 4))
+    assert "with two speeds is called slower by chance in up to 1.6% of checks" in three
+    assert "two speeds" not in four
 
 
 def test_what_is_quickly_sure_is_what_the_whole_decision_says():
