@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.measure import Cost, cost, side_by_side
 from bench.table import Row, at_least, measured
 
-OURS = "import sys; from lab.rooms.nan.nixnan.parse import parse; parse(sys.argv[1])"
+OURS = "import sys; from lab.rooms.nan.nixnan.reading.parse import parse; parse(sys.argv[1])"
 PEER = r"""
     import re, sys
     from collections import Counter

@@ -57,7 +57,7 @@ def run_nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: A
     NIXNAN_SO names the one you built.
     """
     from lab.rooms.nan.config import NixnanConfig
-    from lab.rooms.nan.nixnan.bin_spec import read_bin_spec
+    from lab.rooms.nan.nixnan.running.bin_spec import read_bin_spec
 
     tool = {name: settings.pop(name) for name in NixnanConfig.__struct_fields__ if name in settings}
     tool["bin_spec"] = read_bin_spec(tool["bin_spec"]) if tool["bin_spec"] else None
@@ -94,7 +94,7 @@ def _experiment(ctx: click.Context, names: tuple[str, ...], settings: dict[str, 
 
     from lab.core.plan import Experiment, Plan, Site
     from lab.rooms.nan.config import NanConfig
-    from lab.rooms.nan.nixnan.preflight import check_named
+    from lab.rooms.nan.nixnan.running.preflight import check_named
     from lab.rooms.nan.plan import experiments, plan
 
     # A step works in the run's folder, where a relative path would name another one.

@@ -17,7 +17,7 @@ import msgspec
 
 from lab.errors import BadDataError, LabError
 from lab.rooms.nan.nixnan.log import Log
-from lab.rooms.nan.nixnan.parse import parse
+from lab.rooms.nan.nixnan.reading.parse import parse
 
 Progress = Callable[[str], None]
 

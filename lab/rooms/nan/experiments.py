@@ -11,7 +11,7 @@ from lab.rooms.nan.cause import Cause
 from lab.rooms.nan.columns import EXPERIMENTS, WHOLE_NUMBERS
 from lab.rooms.nan.counts import bad_leaves, kind_lines, python_totals, reported, text_of
 from lab.rooms.nan.evidence import Evidence, baseline_of
-from lab.rooms.nan.nixnan.verdict import memory_nan_lines
+from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines
 from lab.rooms.nan.verdict import ranks
 
 

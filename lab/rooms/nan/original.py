@@ -8,7 +8,7 @@ from lab.core.words import plural
 from lab.rooms.nan.counts import kind_lines, python_totals, text_of
 from lab.rooms.nan.evidence import Evidence, baseline_of
 from lab.rooms.nan.lists import listed
-from lab.rooms.nan.nixnan.verdict import memory_nan_lines
+from lab.rooms.nan.nixnan.judging.verdict import memory_nan_lines
 
 
 def faults_of_the_original(evidence: Sequence[Evidence]) -> list[str]:

@@ -85,7 +85,7 @@ def _step(config: NanConfig, site: Site, name: str) -> Step:
     folder = f"steps/{name}"
     python, config_file, out = ("python", "-m"), ("--config", CONFIG), ("--out", folder)
     workload = (*python, "lab.rooms.nan.workload", *config_file, "--experiment", name, *out)
-    runner = (*python, "lab.rooms.nan.nixnan.runner", *config_file, *out, "--")
+    runner = (*python, "lab.rooms.nan.nixnan.running.runner", *config_file, *out, "--")
     on_gpu = bool(site.gpus) and config.device != "cpu"
     return Step(
         name=name,

@@ -41,11 +41,11 @@ def test_nixnan_runs_the_same_command_unwatched_and_the_baseline_twice():
     for step in made.steps:
         assert (
             step.tools == ("nixnan",)
-            and "lab.rooms.nan.nixnan.runner" in step.argv
+            and "lab.rooms.nan.nixnan.running.runner" in step.argv
             and step.argv[-1] == "--no-hooks"
         )
         assert (
-            step.argv.index("lab.rooms.nan.nixnan.runner")
+            step.argv.index("lab.rooms.nan.nixnan.running.runner")
             < step.argv.index("--")
             < step.argv.index("lab.rooms.nan.workload")
         )

@@ -41,7 +41,7 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: 
 
     from lab.core.words import plural
     from lab.errors import LabError, StepFailed
-    from lab.rooms.nan.nixnan import parse as reader
+    from lab.rooms.nan.nixnan.reading import parse as reader
     from lab.rooms.nan.nixnan.terminal import described
 
     read: list[Log] = []
@@ -99,8 +99,8 @@ def diff(a: Path, b: Path, noise: Path | None, as_json: bool, quiet: bool) -> No
     """
     import msgspec
 
-    from lab.rooms.nan.nixnan import parse as reader
-    from lab.rooms.nan.nixnan.diff import diff as compare
+    from lab.rooms.nan.nixnan.judging.diff import diff as compare
+    from lab.rooms.nan.nixnan.reading import parse as reader
     from lab.rooms.nan.nixnan.terminal import compared
 
     read = [

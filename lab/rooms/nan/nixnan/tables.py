@@ -13,9 +13,9 @@ from lab.core.words import plural
 from lab.rooms.nan.config import AGAIN
 from lab.rooms.nan.evidence import Evidence, read_json
 from lab.rooms.nan.nixnan.categories import category, shown
-from lab.rooms.nan.nixnan.diff import diff
+from lab.rooms.nan.nixnan.judging.diff import diff
+from lab.rooms.nan.nixnan.judging.summary import summary
 from lab.rooms.nan.nixnan.log import Log, Site
-from lab.rooms.nan.nixnan.summary import summary
 
 
 def _names(text: str) -> list[str]:

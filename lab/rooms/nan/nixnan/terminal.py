@@ -6,8 +6,8 @@ from typing import Any
 
 from lab.core.words import plural, printable
 from lab.report.terminal import rows_table
+from lab.rooms.nan.nixnan.judging.summary import summary
 from lab.rooms.nan.nixnan.log import Log
-from lab.rooms.nan.nixnan.summary import summary
 
 MOST_ROWS = 12
 _KINDS = ("lines", "sites", "NaN", "infinity", "-infinity", "subnormal")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lab.rooms.nan.nixnan.log import Log
-from lab.rooms.nan.nixnan.parse import parse
+from lab.rooms.nan.nixnan.reading.parse import parse
 from tests.rooms.nan.nixnan import nixgen
 
 SOURCE = """

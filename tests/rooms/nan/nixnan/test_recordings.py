@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lab.rooms.nan.nixnan.diff import diff
-from lab.rooms.nan.nixnan.parse import parse
-from lab.rooms.nan.nixnan.summary import summary
+from lab.rooms.nan.nixnan.judging.diff import diff
+from lab.rooms.nan.nixnan.judging.summary import summary
+from lab.rooms.nan.nixnan.reading.parse import parse
 
 pytestmark = pytest.mark.data
 

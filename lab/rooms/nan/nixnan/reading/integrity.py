@@ -1,0 +1,146 @@
+"""Whether a log is complete: its lines against the totals of its own report.
+
+nixnan writes one line per distinct (instruction, mask of kinds, operand) of a process, and counts the same
+masks in its report; so the lines of each (type, memory, kind) equal the report's unique events. One
+exception: a mask with both infinities prints `infinity` alone, but the report counts it in both rows; so the
+lines of -infinity may be fewer, by at most the lines of infinity. This held in all cells of 30 of 44
+published reports; the others were torn or edited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from lab.core.words import plural
+from lab.rooms.nan.nixnan.grammar import KINDS
+from lab.rooms.nan.nixnan.opcodes import is_store
+from lab.rooms.nan.nixnan.reading.gathered import Gathered
+from lab.rooms.nan.nixnan.reading.report_block import Cell
+
+
+class Verdict(NamedTuple):
+    integrity: str  # complete | truncated | torn | inconsistent | empty
+    reasons: list[str]  # sentences; the first is why
+    differences: list[tuple[Cell, int, int]]  # cell, lines, unique events of the report
+
+
+def judge(got: Gathered) -> Verdict:
+    """How far a log can be trusted, and why. What is missing is never filled in."""
+    differences = reconcile(got) if got.report.blocks else []
+    integrity, why = _verdict(got, differences)
+    return Verdict(integrity, [why, *_remarks(got)], differences)
+
+
+# Lines that nixnan writes only where it attached to a GPU's context.
+_ATTACHED = {"running", "logged", "timed", "function of", "bin", "immediate", "exponents"}
+
+
+def cell_lines(got: Gathered) -> dict[Cell, int]:
+    """Lines of each (type as printed, memory, kind); a line of two kinds counts for both."""
+    lines: dict[Cell, int] = {}
+    for (opcode, _, label, kinds), count in got.cells.items():
+        for kind in kinds:
+            cell = label, is_store(opcode), kind
+            lines[cell] = lines.get(cell, 0) + count
+    return lines
+
+
+def reconcile(got: Gathered) -> list[tuple[Cell, int, int]]:
+    """The cells of the report whose unique events the log's lines do not explain, worst first."""
+    lines = cell_lines(got)
+    found = []
+    for cell, unique in got.report.unique.items():
+        label, memory, kind = cell
+        have = lines.get(cell, 0)
+        both = lines.get((label, memory, "infinity"), 0) if kind == "-infinity" else 0
+        if not have <= unique <= have + both:
+            found.append((cell, have, unique))
+    return sorted(found, key=lambda row: -abs(row[1] - row[2]))
+
+
+def _verdict(got: Gathered, differences: list[tuple[Cell, int, int]]) -> tuple[str, str]:
+    contexts = got.contexts()
+    if not got.lines:
+        return (
+            ("truncated", f"Nothing can be read: {got.cut}.") if got.cut else ("empty", "The file is empty.")
+        )
+    if got.torn_lines > (1 if got.cut else 0):
+        where = f", the first at line {got.torn[0][0]}" if got.torn else ""
+        return (
+            "torn",
+            f"{plural(got.torn_lines, 'line')} of nixnan ran into another or broke{where}: not counted.",
+        )
+    if not (contexts or got.error_lines or got.report.blocks or got.others.keys() & _ATTACHED):
+        return "empty", _nothing(got)
+    if got.cut:
+        return "truncated", f"The end is missing: {got.cut}."
+    if not got.report.blocks:
+        return "truncated", "There is no report: the process was killed, or the file holds a part of its log."
+    if got.report.partial:
+        return "truncated", "A report breaks off before its last section."
+    if not differences:
+        return "complete", "The lines of every type and kind equal the report's unique events."
+    if got.report.blocks < contexts and all(have >= unique for _, have, unique in differences):
+        return "truncated", f"{contexts} processes or contexts began, {got.report.blocks} wrote a report."
+    return "inconsistent", _difference(differences)
+
+
+def _difference(differences: list[tuple[Cell, int, int]]) -> str:
+    (label, memory, kind), have, unique = differences[0]
+    place = f"{label} {'memory ' if memory else ''}{kind}"
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    events = plural(unique, "unique event")
+    lines = plural(have, "line")
+    return f"{lines} of {place} against {events} in the report{more}: lines are missing or doubled."
+
+
+def _nothing(got: Gathered) -> str:
+    if got.count("template"):
+        return "nixnan wrote a template of bins and ended without running: name an existing specification."
+    if got.others:
+        return (
+            "nixnan was loaded but never attached: no `Initializing GPU context...`. On current drivers "
+            "LD_PRELOAD does not attach; start the program with CUDA_INJECTION64_PATH=/path/to/nixnan.so. "
+            "Or the program used no GPU, or this is the log of a child process."
+        )
+    return "No line of nixnan's is in this file."
+
+
+def _remarks(got: Gathered) -> list[str]:
+    found = []
+    if got.cut and got.torn_lines > 1:
+        found.append(f"The end is missing too: {got.cut}.")
+    if not got.report.blocks and got.error_lines and got.torn_lines > (1 if got.cut else 0):
+        found.append("There is no report to check the lines against.")
+    found += [f"nixnan stopped early: {words[0]}" for words in got.others.get("stopped", {}) if words]
+    found += [f"nixnan crashed: {words[0]}" for words in got.others.get("crashed", {}) if words]
+    if got.report.strays:
+        found.append(f"{plural(got.report.strays, 'count')} of the report outside any section: not added up.")
+    if any(operand is None for _, operand, _, _ in got.cells):
+        found.append(
+            "An old build wrote this log: its lines do not name the operand, so births and transits look "
+            "alike."
+        )
+    if got.report.blocks and not any(kind == "-infinity" for _, _, kind in got.report.unique):
+        found.append("The report is of an old build: it does not count -infinity apart.")
+    if got.further_sites:
+        found.append(
+            f"{plural(got.further_sites, 'further site')} counted but not listed: the table holds the first "
+            f"{len(got.sites)}."
+        )
+    if got.unlisted_function_lines:
+        found.append(
+            f"{plural(got.unlisted_function_lines, 'line')} of functions beyond the {len(got.functions)} "
+            "listed."
+        )
+    return found
+
+
+def by_type(cells: Mapping[Cell, object]) -> dict[str, dict[str, object]]:
+    """Cells as {type: {kind: value}}, those of the memory check under `memory` in the same shape."""
+    shaped: dict[str, dict[str, object]] = {}
+    memory: dict[str, dict[str, object]] = {}
+    for (label, in_memory, kind), value in sorted(cells.items(), key=lambda item: KINDS.index(item[0][2])):
+        (memory if in_memory else shaped).setdefault(label, {})[kind] = value
+    return {**shaped, "memory": memory}  # type: ignore[dict-item]

@@ -1,0 +1,58 @@
+"""A usual line is what its pattern reads: whatever could be read another way is left to the pattern."""
+
+from __future__ import annotations
+
+import random
+
+from lab.rooms.nan.nixnan.grammar import TYPES, Event, read_line
+from lab.rooms.nan.nixnan.opcodes import opcode_of
+from lab.rooms.nan.nixnan.reading.bulk.scanner import KIND_SETS, UNPRINTED, PlainScanner
+from tests.rooms.nan.nixnan import nixgen
+from tests.rooms.nan.nixnan.reading.native.test_lines import EDGES, block, mutated
+
+
+def assert_read_as_by_pattern(text):
+    """Every usual line of the text, as `read_line` reads it; returns how many there are."""
+    if not text.isascii() or any(octet in text for octet in UNPRINTED):
+        return 0
+    if (found := PlainScanner().usual(text)) is None:
+        return 0
+    usual, others = found
+    lines = text.split(b"\n")[:-1]
+    left = set(others.tolist())
+    for row, number in enumerate(number for number in range(len(lines)) if number not in left):
+        event = read_line(lines[number])
+        spans = (text[span.start[row] : span.end[row]].decode() for span in (usual.sass, usual.function))
+        kinds, label = KIND_SETS[usual.kinds[row]], TYPES[usual.label[row]]
+        assert isinstance(event, Event), lines[number]
+        assert (event.kinds, event.operand, event.sass, event.function, event.label) == (
+            kinds,
+            usual.operand[row],
+            *spans,
+            label,
+        )
+    return len(usual.kinds)
+
+
+def test_usual_lines_are_read_as_by_the_pattern():
+    for line in EDGES:
+        assert_read_as_by_pattern(block([nixgen.error(), line]))
+    chance, usual = random.Random(5), 0
+    for _ in range(1500):
+        text = block([nixgen.error(), *(nixgen.varied(chance, 9) for _ in range(3))])
+        usual += assert_read_as_by_pattern(mutated(text, chance) + b"\n")
+    assert usual > 1500
+
+
+def test_one_opcode_has_one_hash():
+    """Lines of one hash are counted under the opcode of the first of them."""
+    chance = random.Random(6)
+    text = block([*EDGES, *(nixgen.varied(chance, 9) for _ in range(300))])
+    lines = [line for line in text.split(b"\n")[:-1] if line.count(b"#nixnan") <= 1]
+    text = b"".join(line + b"\n" for line in lines)
+    usual, _ = PlainScanner().usual(text)
+    sass = [text[a:b].decode() for a, b in zip(usual.sass.start, usual.sass.end, strict=True)]
+    by_hash = {}
+    for one, hash_ in zip(sass, usual.opcode_hashes.tolist(), strict=True):
+        by_hash.setdefault(hash_, set()).add(opcode_of(one))
+    assert len(by_hash) > 3 and all(len(opcodes) == 1 for opcodes in by_hash.values())

@@ -1,0 +1,27 @@
+"""Device functions that repeat a kernel's entries."""
+
+from __future__ import annotations
+
+from lab.rooms.nan.nixnan.judging.summary import summary
+from tests.rooms.nan.nixnan.examples import REPEATED, TWINS
+from tests.rooms.nan.nixnan.nixgen import error
+
+
+def test_a_device_function_that_repeats_a_kernel_is_counted_once_and_said(made):
+    found = made(*TWINS, *REPEATED)
+    result = summary(found)
+    assert result["twins"] == [
+        {"function": "__cuda_sm70_shflsync_down_p", "same_as": "void kgemm_4bit_inference_naive", "sites": 5}
+    ]
+    (row,) = result["kernels"]
+    assert (row["sites"], row["lines"], row["repeated_lines"]) == (5, 5, 5)
+    assert (
+        found.categories == {"quantized gemm": 10}
+        and found.site_count == 10
+        and found.integrity == "complete"
+    )
+
+
+def test_a_device_function_with_an_entry_of_its_own_stays(made):
+    found = made(*TWINS, *REPEATED, error("NaN", "FADD R9, R9, R9", function="__cuda_sm70_shflsync_down_p"))
+    assert found.twins == {} and found.categories["device function"] == 6
