@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # its import takes a third of what `lab --help` takes beside 
     from pathlib import Path
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+_ALIKE = 0.8  # of difflib; less is a shared ending, such as .json
 _MOST_NAMES = 10_000  # of a folder, among which one is looked for that was meant
 
 
@@ -120,7 +121,7 @@ def not_here(what: str, path: Path, fix: str = "") -> MissingError:
     names: list[str] = []
     with contextlib.suppress(OSError):  # the folder is not there either, or is not for us to read
         names = [one.name for one in islice(path.parent.iterdir(), _MOST_NAMES)]
-    alike = difflib.get_close_matches(path.name, names, n=3)
+    alike = difflib.get_close_matches(path.name, names, n=3, cutoff=_ALIKE)
     meant = f"did you mean {' or '.join(repr(str(path.parent / name)) for name in alike)}?" if alike else ""
     where_from = "" if path.is_absolute() else f"the path is read from {os.getcwd()}"
     return MissingError(what, where=path, fix="; ".join(filter(None, (meant or where_from, fix))))

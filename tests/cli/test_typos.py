@@ -53,8 +53,9 @@ def test_a_name_that_is_not_there_is_answered_with_the_one_that_may_be_meant(wor
 
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
 def test_a_path_with_nothing_like_it_is_told_from_where_it_is_read(words, here):
-    code, error = failed(*words, "nowhere/q")
-    assert code == 4 and f"the path is read from {here}" in error.fix
+    for name in ("nowhere/q", "nope.json"):
+        code, error = failed(*words, name)
+        assert code == 4 and f"the path is read from {here}" in error.fix
 
 
 @pytest.mark.parametrize("words", READERS, ids=" ".join)

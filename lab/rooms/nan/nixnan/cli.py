@@ -67,7 +67,7 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: 
     _refuse_foreign(read)
     if empty := [log.file for log in read if log.integrity == "empty"]:
         raise StepFailed(
-            f"{len(empty)} of {plural(len(read), 'log')} hold no event and no report: nothing was watched",
+            f"no event and no report in {len(empty)} of {plural(len(read), 'log')}: nothing was watched",
             where=empty[0],
             fix="look whether the program used a GPU, and whether a child process overwrote the log",
         )
