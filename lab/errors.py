@@ -152,8 +152,8 @@ def storage_error(error: OSError, path: str | Path) -> LabError:
 
 
 def path_error(error: OSError) -> LabError:
-    """The error of lab for an OSError about a path that nobody nearer to it has told: a name that is too long,
-    a folder that is not ours to read, a loop of links."""
+    """The error of lab for an OSError that no caller has made one of: a name that is too long, a folder that
+    may not be read, a loop of links."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return storage_error(error, str(error.filename))
     fix = "check the path, and that you may read it"
