@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # its import takes a third of what `lab --help` takes beside 
     from pathlib import Path
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+_ALIKE = 0.8  # of difflib; less is a shared ending, such as .json
 _MOST_NAMES = 10_000  # of a folder, among which one is looked for that was meant
 
 
@@ -118,12 +119,14 @@ def not_here(what: str, path: Path, fix: str = "") -> MissingError:
     from itertools import islice
 
     names: list[str] = []
+    base = ""
     with contextlib.suppress(OSError):  # the folder is not there either, or is not for us to read
+        base = "" if path.is_absolute() else os.getcwd()
         names = [one.name for one in islice(path.parent.iterdir(), _MOST_NAMES)]
-    alike = difflib.get_close_matches(path.name, names, n=3)
+    alike = difflib.get_close_matches(path.name, names, n=3, cutoff=_ALIKE)
     meant = f"did you mean {' or '.join(repr(str(path.parent / name)) for name in alike)}?" if alike else ""
-    where_from = "" if path.is_absolute() else f"the path is read from {os.getcwd()}"
-    return MissingError(what, where=path, fix="; ".join(filter(None, (meant or where_from, fix))))
+    read_from = f"the path is read from {base}" if base else ""
+    return MissingError(what, where=path, fix="; ".join(filter(None, (meant or read_from, fix))) or None)
 
 
 def storage_error(error: OSError, path: str | Path) -> LabError:
@@ -146,6 +149,15 @@ def storage_error(error: OSError, path: str | Path) -> LabError:
             "a file exists where a folder is needed", where=where, fix="move it, or choose another folder"
         )
     return StorageError(f"cannot write: {error.strerror or error}", where=where)
+
+
+def path_error(error: OSError) -> LabError:
+    """The error of lab for an OSError that no caller has made one of: a name that is too long, a folder that
+    may not be read, a loop of links."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        return storage_error(error, str(error.filename))
+    fix = "check the path, and that you may read it"
+    return MissingError(f"cannot be used: {error.strerror}", where=str(error.filename), fix=fix)
 
 
 def _first_of(error: shutil.Error) -> OSError:

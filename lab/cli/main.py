@@ -72,6 +72,13 @@ def main(argv: list[str] | None = None) -> None:
         from lab.driver.show import show_error
 
         code = show_error(_missing_package(error))
+    except OSError as error:
+        from lab.driver.show import show_error
+        from lab.errors import path_error
+
+        if error.filename is None:
+            raise
+        code = show_error(path_error(error))
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from lab.core.findings import FINDINGS
 from lab.core.run import MANIFEST
+from lab.core.words import plural
 
 MOST_FOLDERS = 50_000  # that one look visits
 MOST_DEPTH = 6
@@ -73,26 +74,16 @@ def walk(root: Path) -> Walk:
             if below and one.manifest:
                 continue
         try:
-            with os.scandir(here) as entries:
-                shown = [entry for entry in entries if not entry.name.startswith(".")]
-                folders = [entry.name for entry in shown if entry.is_dir(follow_symlinks=False)]
-                links += [
-                    f"{below}/{entry.name}" if below else entry.name
-                    for entry in shown
-                    if entry.is_symlink() and _leads_out(entry.path, real)
-                ]
-                recordings += [
-                    f"{below}/{entry.name}" if below else entry.name
-                    for entry in shown
-                    if not one and is_recording(entry.name) and entry.is_file(follow_symlinks=False)
-                ]
+            folders, out, files = _inside(here, real)
         except OSError as error:
             unseen.append(f"{below or '.'}: {error.strerror}")
             continue
+        links += [_below(below, name) for name in out]
+        recordings += [_below(below, name) for name in files if not one]
         if folders and depth >= MOST_DEPTH:
             unseen.append(f"{below}: folders deeper than {MOST_DEPTH} levels")
             continue
-        queue += [(f"{below}/{name}" if below else name, depth + 1) for name in folders]
+        queue += [(_below(below, name), depth + 1) for name in folders]
         if visited + len(queue) > MOST_FOLDERS:
             unseen.append(f"more than {MOST_FOLDERS:,} folders: name a folder closer to the runs")
             break
@@ -100,9 +91,30 @@ def walk(root: Path) -> Walk:
     if len(links) > MOST_LINKS:
         unseen.append(f"{len(links) - MOST_LINKS:,} more links out of this folder")
     named = tuple(name for name in sorted(recordings)[:MOST_RECORDINGS] if is_text(name))
+    if odd := sum(not is_text(name) for name in recordings):
+        unseen.append(f"{plural(odd, 'recording')} with a name that is not UTF-8")
     if len(recordings) > MOST_RECORDINGS:
         unseen.append(f"{len(recordings):,} recordings outside of runs: {MOST_RECORDINGS} are listed")
     return Walk(tuple(sorted(found, key=lambda one: one.folder)), tuple(unseen), named)
+
+
+def _inside(here: str, real: str) -> tuple[list[str], list[str], list[str]]:
+    """Folders, links that lead out of `real`, and files named as recordings. Raises OSError."""
+    with os.scandir(here) as entries:
+        shown = [entry for entry in entries if not entry.name.startswith(".")]
+        return (
+            [entry.name for entry in shown if entry.is_dir(follow_symlinks=False)],
+            [entry.name for entry in shown if entry.is_symlink() and _leads_out(entry.path, real)],
+            [
+                entry.name
+                for entry in shown
+                if is_recording(entry.name) and entry.is_file(follow_symlinks=False)
+            ],
+        )
+
+
+def _below(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 def is_recording(name: str) -> bool:

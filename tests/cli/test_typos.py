@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lab.cli.main import cli
+from lab.cli.main import cli, main
 from lab.errors import LabError
 
 READERS = (
@@ -53,8 +53,9 @@ def test_a_name_that_is_not_there_is_answered_with_the_one_that_may_be_meant(wor
 
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
 def test_a_path_with_nothing_like_it_is_told_from_where_it_is_read(words, here):
-    code, error = failed(*words, "nowhere/q")
-    assert code == 4 and f"the path is read from {here}" in error.fix
+    for name in ("nowhere/q", "nope.json"):
+        code, error = failed(*words, name)
+        assert code == 4 and f"the path is read from {here}" in error.fix
 
 
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
@@ -121,3 +122,21 @@ def test_a_question_without_duckdb_names_the_extra(here, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, error = failed("query", "select 1", ".")
     assert code == 4 and error.fix == "pip install 'lab[query]'"
+
+
+def test_a_path_is_not_there_also_where_the_folder_of_the_terminal_is_gone(here, monkeypatch):
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, error = failed("kernels", "unique", "x.json")
+    assert code == 4 and error.fix is None
+    monkeypatch.chdir(here)
+
+
+@pytest.mark.parametrize("words", [("kernels", "unique"), ("analyze",), ("ranks",)], ids=" ".join)
+def test_a_name_that_no_file_can_have_ends_in_words(words, here, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "a" * 300])
+    said = capsys.readouterr().err
+    assert ended.value.code == 4 and "File name too long" in said and "fix:" in said

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -316,3 +317,11 @@ def test_the_output_of_ranks_is_shown_where_the_steps_log_is_empty(tmp_path):
     (folder / "steps/step1/rank3.log").symlink_to("/etc/passwd")
     (row,) = Index(tmp_path / "runs", cache=False).refresh()
     assert live_tail(folder, row) == {"step1": ["rank0.log: loss 0.0", "rank1.log: loss 0.1"]}
+
+
+def test_a_recording_whose_name_is_no_text_is_counted_and_not_listed(tmp_path):
+    (tmp_path / "trace_a.json").write_text("{}")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/trace_\xff.json")).write_text("{}")
+    found = walk(tmp_path)
+    assert found.recordings == ("trace_a.json",)
+    assert found.unseen == ("1 recording with a name that is not UTF-8",)

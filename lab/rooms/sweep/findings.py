@@ -11,10 +11,11 @@ import msgspec
 import pandas as pd
 
 from lab.core.run import Run
-from lab.core.words import plural
+from lab.core.words import plural, printable
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
 from lab.recordings.gpu_state import GpuState
+from lab.recordings.load import named_as_recording
 from lab.recordings.views import device_of
 from lab.report.figures import save
 from lab.report.page import Block, Figure, Files, Points, Section, Table
@@ -83,10 +84,20 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
         ranks=explained,
         outcome=[*sentences(steps), *interrupted_blocks(run)],
     )
-    found = msgspec.structs.replace(
-        found, lacking=[*found.lacking, *(text.rstrip(".") for text in left_out(steps))]
-    )
+    more = [*(text.rstrip(".") for text in left_out(steps)), *(() if run else not_looked_at(folder))]
+    found = msgspec.structs.replace(found, lacking=[*found.lacking, *more])
     return joined(found, done) if done else found
+
+
+def not_looked_at(folder: Path) -> list[str]:
+    """Recordings beside the traces that are of another format, and so of no sweep."""
+    beside = sorted(folder.iterdir()) if folder.is_dir() else []
+    others = [path for path in beside if path.is_file() and named_as_recording(path)]
+    return [
+        f"{printable(path.name)} is not looked at: a sweep is made of Kineto traces (analyze it by itself)"
+        for path in others
+        if not path.name.endswith((".json", ".json.gz"))
+    ]
 
 
 def on_gpu(where: Places) -> bool:

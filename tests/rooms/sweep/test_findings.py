@@ -35,5 +35,8 @@ def test_a_sweep_on_a_cpu_gets_its_page_without_the_pipeline(tmp_path: Path) -> 
     writer.write(
         tmp_path / "s" / "256thread" / "nccl_28channels" / "torch_profiler" / "rank0" / "trace_step1.json"
     )
-    analyse_sweep(tmp_path / "s", tmp_path / "out", None, lambda _: None)
+    for name in ("other.sqlite", "notes.txt", "trace_of_all.json"):
+        (tmp_path / "s" / name).touch()
+    found = analyse_sweep(tmp_path / "s", tmp_path / "out", None, lambda _: None)
+    assert [text.split()[0] for text in found.lacking if "not looked at" in text] == ["other.sqlite"]
     assert not (tmp_path / "out" / "tracelens_analysis").exists()

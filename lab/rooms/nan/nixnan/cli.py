@@ -67,18 +67,11 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: 
     _refuse_foreign(read)
     if empty := [log.file for log in read if log.integrity == "empty"]:
         raise StepFailed(
-            f"{len(empty)} of {plural(len(read), 'log')} hold no event and no report: nothing was watched",
+            f"no event and no report in {len(empty)} of {plural(len(read), 'log')}: nothing was watched",
             where=empty[0],
             fix="look whether the program used a GPU, and whether a child process overwrote the log",
         )
-    if incomplete := [log for log in read if log.integrity != "complete"]:
-        first = incomplete[0]
-        raise StepFailed(
-            f"{len(incomplete)} of {plural(len(read), 'log')} not complete: "
-            f"{first.integrity}. {first.reasons[0]}",
-            where=first.file,
-            fix="take its counts as lower bounds, or let the program run to its end with a log of its own",
-        )
+    _raise_unless_complete(read)
 
 
 @click.command()
@@ -95,7 +88,8 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: 
 def diff(a: Path, b: Path, noise: Path | None, as_json: bool, quiet: bool) -> None:
     """Compare the sites of two logs, or of two folders with the logs of one run each.
 
-    A site is (function, SASS, operand). Without --noise the difference is shown and not judged.
+    A site is (function, SASS, operand). Without --noise the difference is shown and not judged. Exit code 1
+    unless the logs are complete.
     """
     import msgspec
 
@@ -110,6 +104,7 @@ def diff(a: Path, b: Path, noise: Path | None, as_json: bool, quiet: bool) -> No
     _refuse_foreign(read)
     result = compare(read[0], read[1], read[2] if noise else None)
     click.echo(msgspec.json.encode(result) if as_json else compared(result))
+    _raise_unless_complete(read)
 
 
 def logs_at(path: Path) -> list[Path]:
@@ -174,6 +169,21 @@ def _refuse_foreign(read: Sequence[Log]) -> None:
                 where=log.file,
                 fix="name a log of nixnan (its LOGFILE, or its stderr)",
             )
+
+
+def _raise_unless_complete(read: Sequence[Log]) -> None:
+    """Raises StepFailed for logs that are cut, torn or disagree with their report."""
+    from lab.core.words import plural
+    from lab.errors import StepFailed
+
+    if incomplete := [log for log in read if log.integrity != "complete"]:
+        first = incomplete[0]
+        raise StepFailed(
+            f"{len(incomplete)} of {plural(len(read), 'log')} not complete: "
+            f"{first.integrity}. {first.reasons[0]}",
+            where=first.file,
+            fix="take its counts as lower bounds, or let the program run to its end with a log of its own",
+        )
 
 
 def _progress(path: Path, quiet: bool) -> Callable[[int, int], None] | None:

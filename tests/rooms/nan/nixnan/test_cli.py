@@ -87,6 +87,7 @@ def test_exit_codes_tell_what_is_missing(tmp_path):
     for logs in ((cut,), (whole, cut)):
         done = lab("parse", *logs)
         assert done.returncode == 1 and f"1 of {len(logs)} log" in done.stderr and "truncated" in done.stderr
+    assert lab("diff", whole, whole).returncode == 0 and lab("diff", whole, cut).returncode == 1
     unreadable = tmp_path / "c.nixnan.gz"
     unreadable.write_bytes(gzip.compress(whole.read_bytes())[:12])
     done = lab("parse", unreadable)
