@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
-from lab.rooms.semicrf.model import api, ledger, log_domain, naive  # noqa: E402
+from lab.rooms.semicrf.model import api, log_domain, naive  # noqa: E402
 from lab.rooms.semicrf.model.cases import Case  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.native import build as native_build  # noqa: E402
@@ -25,7 +25,7 @@ from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.model.solutions import bits_equal, same_bits  # noqa: E402
 from lab.rooms.semicrf.model.solutions import solve as solve_case  # noqa: E402
 from lab.rooms.semicrf.workload.checks.hostile import hostile_case  # noqa: E402
-from tests.rooms.semicrf.problems import COUNTS, random_problem, worst  # noqa: E402
+from tests.rooms.semicrf.problems import COUNTS, balanced, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NO_FORM = native.reason_without_cpu_form()
@@ -43,7 +43,7 @@ def agree(problem, expected, found):
     gap = (found.log_z_B - expected.log_z_B)[finite].abs()
     assert bool((gap <= 1e-12 * expected.log_z_B[finite].abs() + 1e-11).all())
     assert worst(expected, found) <= 1e-10
-    assert not ledger.broken(ledger.ledger(problem, found))
+    assert balanced(problem, found)
 
 
 def gaps(one, other):
