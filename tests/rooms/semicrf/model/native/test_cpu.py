@@ -59,13 +59,10 @@ def gaps(one, other):
     st.integers(1, 9),
     st.sampled_from([0.1, 1.0, 10.0, 300.0]),
     st.sampled_from([0.0, 0.3, 0.7]),
-    st.booleans(),
     st.integers(0, 99),
 )
-def test_the_cpp_form_equals_the_definition(batch, frames, longest, labels, scale, masked, by_dur, seed):
-    problem = random_problem(
-        batch, frames, longest, labels, scale=scale, masked=masked, by_duration=by_dur, seed=seed
-    )
+def test_the_cpp_form_equals_the_definition(batch, frames, longest, labels, scale, masked, seed):
+    problem = random_problem(batch, frames, longest, labels, scale=scale, masked=masked, seed=seed)
     agree(problem, naive.posteriors(problem), solve(problem))
 
 
