@@ -7,6 +7,7 @@ from dataclasses import fields
 
 import torch
 
+from lab.rooms.semicrf.model import ledger
 from lab.rooms.semicrf.model.factorised.counts import Counts
 from lab.rooms.semicrf.model.factorised.messages import State
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
@@ -103,6 +104,12 @@ def tilted(longest: int, tilt: float) -> torch.Tensor:
 def worst(a: object, b: object, names: tuple[str, ...] = COUNTS) -> float:
     """The largest difference of two Posteriors."""
     return max(float((getattr(a, n).double() - getattr(b, n).double()).abs().max()) for n in names)
+
+
+def balanced(problem: Problem, found: Posteriors, dtype: torch.dtype = torch.float64) -> bool:
+    """Whether the counts of the feasible sequences obey every line of the ledger; NaN does not."""
+    error_B = ledger.imbalance(problem, found)[torch.isfinite(found.log_z_B)]
+    return bool((error_B <= ledger.tolerance_of(dtype, 1)).all())
 
 
 def counts_as_they_are(state: State) -> Posteriors:

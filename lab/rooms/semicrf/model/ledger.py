@@ -8,8 +8,6 @@ linter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -117,73 +115,3 @@ def crossings(found: Posteriors, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
     from_BTC = found.transition[:, 1:].sum(3) - found.ends_BTC[:, :-1] * inner_BT[..., None]
     none_BTC = torch.zeros_like(found.starts_BTC[:, :1])  # with a single frame there is no boundary
     return torch.cat([into_BTC, none_BTC], 1), torch.cat([from_BTC, none_BTC], 1)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One identity: its worst error and where. `where` is (sequence, position or label)."""
-
-    name: str
-    error: float
-    where: tuple[int, ...]
-
-
-def ledger(problem: Problem, found: Posteriors) -> list[Line]:
-    """Every line with its worst error, over the feasible sequences; NaN counts as infinitely wrong."""
-    usable_B = torch.isfinite(found.log_z_B)
-    lengths_B = problem.lengths_B
-    starts, ends, label = (x.double() for x in (found.starts_BTC, found.ends_BTC, found.label_BTC))
-    frame_T = torch.arange(label.shape[1], device=label.device)
-    inside_BT = frame_T < lengths_B[:, None]
-    inner_BT = inside_BT[:, 1:]
-    transition = found.transition.double()
-    crossed_BCC = transition.sum(1) if transition.dim() == 4 else transition
-    duration = found.duration_BKC.double()
-    k = torch.arange(1, duration.shape[1] + 1, dtype=torch.float64, device=duration.device)
-    before_last = ends * (frame_T < lengths_B[:, None] - 1)[..., None]
-    per_label = duration.sum(1)
-    size_B1 = per_label.sum(-1, keepdim=True).clamp(min=1)
-    rows = torch.arange(len(lengths_B), device=label.device)
-    ones_B = torch.ones_like(found.log_z_B)
-    coverage_BT = ((label.sum(-1) - 1) * inside_BT).abs()
-    # What the kernels saw before they divided by it.
-    coverage_BT[rows, found.mass_frame_B] = torch.maximum(
-        coverage_BT[rows, found.mass_frame_B], found.mass_error_B
-    )
-    pieces = {
-        "coverage": coverage_BT,
-        "first boundary": (starts[:, 0].sum(-1) - ones_B)[:, None],
-        "last boundary": (ends[rows, lengths_B - 1].sum(-1) - ones_B)[:, None],
-        "boundaries": (starts[:, 1:].sum(-1) - ends[:, :-1].sum(-1)) * inner_BT,
-        "frames": ((duration.sum(-1) @ k) / lengths_B - 1)[:, None],
-        "starts of a label": (starts.sum(1) - per_label) / size_B1,
-        "ends of a label": (ends.sum(1) - per_label) / size_B1,
-        "transitions from": (crossed_BCC.sum(2) - before_last.sum(1)) / size_B1,
-        "transitions to": (crossed_BCC.sum(1) - starts[:, 1:].sum(1)) / size_B1,
-        "range": torch.relu(torch.maximum(label - 1, -label)).flatten(1),
-    }
-    if problem.per_frame:
-        into_BTC, from_BTC = crossings(found, lengths_B)
-        pieces["transitions to a frame"] = into_BTC.flatten(1).double()
-        pieces["transitions from a frame"] = from_BTC.flatten(1).double()
-    if found.segment_BTKC is not None:
-        segment = found.segment_BTKC.double()
-        pieces["segments of a duration"] = ((segment.sum(1) - duration) / size_B1[..., None]).flatten(1)
-        pieces["segments from a frame"] = (segment.sum(2) - starts).flatten(1)
-    return [_worst(name, value, usable_B) for name, value in pieces.items()]
-
-
-def _worst(name: str, value_BX: Tensor, usable_B: Tensor) -> Line:
-    error = value_BX.abs()
-    error = torch.where(torch.isnan(error), torch.full_like(error, float("inf")), error)
-    error = torch.where(usable_B[:, None], error, torch.zeros_like(error))
-    if error.numel() == 0:
-        return Line(name, 0.0, (0, 0))
-    at = int(error.argmax())
-    return Line(name, float(error.max()), divmod(at, error.shape[1]))
-
-
-def broken(lines: list[Line], dtype: torch.dtype = torch.float64, frames: int = 1) -> list[Line]:
-    """The lines beyond the tolerance of `dtype` after `frames`, worst first."""
-    tolerance = tolerance_of(dtype, frames)
-    return sorted((line for line in lines if not line.error <= tolerance), key=lambda line: -line.error)

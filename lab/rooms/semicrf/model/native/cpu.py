@@ -4,7 +4,7 @@ ctypes.
 The same numbers as the torch form (factorised/), 20 to 60 times as fast. A sequence is one task of up to
 torch's number of threads, and its bits depend on nothing but itself. Computes in float64 whatever the scores'
 dtype. What underflow may have lost is bounded per label on both passes; such sequences are recomputed by
-log_domain.py. Transitions that depend on the duration do not factorise: the torch form takes them.
+log_domain.py. Takes `Problem.plain`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from torch import Tensor
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import log_domain
-from lab.rooms.semicrf.model.factorised import backend as torch_factorised
-from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState
 from lab.rooms.semicrf.model.factorised.recount import recounted
 from lab.rooms.semicrf.model.native.build import built
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
@@ -55,13 +53,11 @@ class State:
         return [*self.problem.shape, torch.get_num_threads(), single, *map(address, tensors)]
 
 
-def forward(problem: Problem, keep: bool = True) -> State | FactorisedState:
+def forward(problem: Problem, keep: bool = True) -> State:
     """log Z, and with `keep` the left messages; flagged sequences get log Z from the log domain."""
     reason = supports(problem)
     if reason:
         raise UsageError(f"the C++ form does not take {reason}", fix="backend='torch' or 'auto'")
-    if not problem.plain:
-        return torch_factorised.forward(problem)
     state = emptied(problem, keep)
     call(library().lab_semicrf_forward, state.arguments(state.flagged_B))
     if bool(state.flagged_B.any()):
@@ -70,16 +66,16 @@ def forward(problem: Problem, keep: bool = True) -> State | FactorisedState:
     return state
 
 
-def backward(state: State | FactorisedState) -> Posteriors:
+def backward(state: State) -> Posteriors:
     """Every expected count by one pass from the right; flagged sequences from the log domain."""
-    if isinstance(state, FactorisedState):
-        return torch_factorised.backward(state)
     found, redo_B = counted(state)
     return recounted(found, state.problem, redo_B)
 
 
 def supports(problem: Problem) -> str | None:
     """Why this problem cannot go through the library, or None."""
+    if not problem.plain:
+        return "more than a (C, C) transition"
     return None if problem.score_BTC.device.type == "cpu" else f"tensors on {problem.score_BTC.device}"
 
 

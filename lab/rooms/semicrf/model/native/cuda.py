@@ -2,8 +2,8 @@
 
 float64 scores are computed in float64, all others in float32 with float64 offsets. A call waits for the
 flags of the passes; where a gradient will be wanted the counts are queued before that wait, so that the GPU
-works on while the host comes round to the backward pass. Flagged sequences go to log_domain.py, and what only
-the torch form (factorised/) knows to it, on the same device.
+works on while the host comes round to the backward pass. Flagged sequences go to log_domain.py. Takes
+`Problem.plain`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from torch import Tensor
 
 from lab.errors import LabError, UsageError
 from lab.rooms.semicrf.model import log_domain
-from lab.rooms.semicrf.model.factorised import backend as torch_factorised
-from lab.rooms.semicrf.model.factorised.messages import State as FactorisedState
 from lab.rooms.semicrf.model.ledger import imbalance
 from lab.rooms.semicrf.model.native import cuda_driver
 from lab.rooms.semicrf.model.native.cuda_driver import Machine
@@ -85,6 +83,8 @@ def available() -> str | None:
 def supports(problem: Problem) -> str | None:
     """Why this problem cannot go through the kernels, or None."""
     batch, _, longest, labels = problem.shape
+    if not problem.plain:
+        return "more than a (C, C) transition"
     if not problem.score_BTC.is_cuda:
         return "tensors on the CPU"
     if labels > MAX_LABELS:
@@ -94,15 +94,13 @@ def supports(problem: Problem) -> str | None:
     return None
 
 
-def forward(problem: Problem, keep: bool = True, count: bool = True) -> State | FactorisedState:
+def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs, and with `count`
     the counts are queued behind them and the messages given up.
     """
     reason = supports(problem)
     if reason:
         raise UsageError(f"the CUDA kernels do not take {reason}", fix="backend='torch' or 'auto'")
-    if not problem.plain:
-        return torch_factorised.forward(problem)
     inputs = as_read(problem)
     sizes = sizes_for(inputs, 2 if keep else 1)
     shape, bound = shape_of(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
@@ -128,10 +126,8 @@ def recompute(state: State, again: Tensor) -> None:
     state.log_z_B[again] = log_z_B
 
 
-def backward(state: State | FactorisedState) -> Posteriors:
+def backward(state: State) -> Posteriors:
     """All expected counts, parallel over time; flagged sequences from the log domain."""
-    if isinstance(state, FactorisedState):
-        return torch_factorised.backward(state)
     found = state.found or run_counts(state)
     if state.again is not None and not state.settled:
         rows = state.problem.rows(state.again)
@@ -145,12 +141,12 @@ def backward(state: State | FactorisedState) -> Posteriors:
     return found
 
 
-def differentiate(state: State | FactorisedState, grad_B: Tensor) -> tuple[Posteriors, Gradients | None]:
+def differentiate(state: State, grad_B: Tensor) -> tuple[Posteriors, Gradients | None]:
     """The counts, and beside them the gradients of a loss in the order of `Problem.floats`, if no count is
     computed elsewhere; `grad_B` is the loss's gradient by log Z. What the audit finds is not looked at.
     """
     found = backward(state)
-    if isinstance(state, FactorisedState) or state.again is not None:
+    if state.again is not None:
         return found, None
     gradients = [torch.empty_like(value) for value in state.problem.floats()]
     by_log_z = grad_B if grad_B.dtype == torch.float64 else grad_B.to(torch.float64)

@@ -51,9 +51,17 @@ inline V lowest(V a, V b) { return a < b ? a : b; }
 // The model for the pass: labels padded to whole vectors, with -inf; durations from the longest to the shortest.
 struct Tables {
     Vectors onward, durations, first;
+    Vectors into;  // (C+1, nv): the transitions into each label, and the ends
 
     explicit Tables(const Model& m)
-        : onward(vectors(m.labels * m.nv)), durations(vectors(m.longest * m.nv)), first(vectors(m.nv)) {
+        : onward(vectors(m.labels * m.nv)), durations(vectors(m.longest * m.nv)), first(vectors(m.nv)),
+          into(vectors((m.labels + 1) * m.nv)) {
+        std::fill_n(into.get(), (m.labels + 1) * m.nv, all(-INF));
+        double* flat = reinterpret_cast<double*>(into.get());
+        for (int64_t a = 0; a < m.labels; ++a) {
+            for (int64_t c = 0; c < m.labels; ++c) flat[c * m.wide + a] = m.transition[a * m.labels + c];
+            flat[m.labels * m.wide + a] = m.end[a];
+        }
         for (int64_t a = 0; a < m.labels; ++a) fill(m, m.transition + a * m.labels, onward.get() + a * m.nv, 1);
         for (int64_t k = 1; k <= m.longest; ++k)
             fill(m, m.duration + (k - 1) * m.labels, durations.get() + m.longest - k, m.longest);
@@ -182,13 +190,18 @@ struct Choices {
     const Model& m;
     const Sequence& q;
     const double *alpha, *gamma, *second;  // rows of `wide`
-    double* worth;                // room for max(K, C)
+    const V* into;
+    double* worth;  // room for max(K, C), and a vector
 
     double label_step(int64_t label, int64_t next) const {
         return next < 0 ? m.end[label] : m.transition[label * m.labels + next];
     }
     int64_t labels(int64_t t, int64_t next) const {
-        for (int64_t a = 0; a < m.labels; ++a) worth[a] = alpha[t * m.wide + a] + label_step(a, next);
+        const V *from = reinterpret_cast<const V*>(alpha) + t * m.nv, *step = into + (next < 0 ? m.labels : next) * m.nv;
+        for (int64_t v = 0; v < m.nv; ++v) {
+            const V x = from[v] + step[v];
+            std::memcpy(worth + v * LANES, &x, sizeof(V));
+        }
         return m.labels;
     }
     // The best alone: the first that is worth what the message holds, up to its rounding.
@@ -224,10 +237,30 @@ struct Choices {
         for (int64_t u = t - 1; u >= t - k; --u) content += q.at(u, label);
         return content + m.duration[(k - 1) * m.labels + label];
     }
+    V worth_at(int64_t i) const {
+        V x;
+        std::memcpy(&x, worth + i, sizeof(V));
+        return x;
+    }
+    // The first that is worth so much; -1 where there is none.
+    int64_t first_from(int64_t count, double enough) const {
+        for (int64_t at = count; at % LANES; ++at) worth[at] = -INF;
+        for (int64_t i = 0; i < count; i += LANES)
+            if (any(worth_at(i) >= enough))
+                for (int64_t j = i; j < count; ++j)
+                    if (worth[j] >= enough) return j;
+        return -1;
+    }
     int64_t best(int64_t count, int64_t except = -1) const {
-        int64_t found = -1;
-        for (int64_t i = 0; i < count; ++i)
-            if (i != except && worth[i] > (found < 0 ? -INF : worth[found])) found = i;
+        for (int64_t at = count; at % LANES; ++at) worth[at] = -INF;
+        const double kept = except < 0 ? 0.0 : worth[except];
+        if (except >= 0) worth[except] = -INF;
+        V tops = all(-INF);
+        for (int64_t i = 0; i < count; i += LANES) tops = highest(worth_at(i), tops);
+        double top = tops[0];
+        for (int i = 1; i < LANES; ++i) top = std::max(top, tops[i]);
+        const int64_t found = top > -INF ? first_from(count, top) : -1;
+        if (except >= 0) worth[except] = kept;
         return found;
     }
     // The next one in descending order, the smaller index first; -1 where there is none.
@@ -296,7 +329,15 @@ struct Follower {
     double after = 0.0;  // what lies behind the node is worth
     int64_t t, next = NONE;
 
-    Follower(const Choices& choices, bool more) : choices(choices), more(more), t(choices.q.length) {}
+    Follower(const Choices& choices, bool more) : choices(choices), more(more), t(choices.q.length) {
+        const size_t most = size_t(2 * t);
+        path.chosen.reserve(most);
+        if (more) {
+            path.boundary.reserve(most);
+            path.other.reserve(most);
+            path.worth.reserve(most);
+        }
+    }
 
     bool labels() const { return path.chosen.size() % 2 == 0; }
 
@@ -381,7 +422,7 @@ void best_one(const Model& m, const Tables& tables, const Sequence& q, const Row
     if (count > 1) best_messages<true>(m, tables, q, rows);
     else best_messages<false>(m, tables, q, rows);
     const auto flat = [](const V* row) { return reinterpret_cast<const double*>(row); };
-    const Choices choices{m, q, flat(rows.alpha), flat(rows.gamma), flat(rows.second), worth};
+    const Choices choices{m, q, flat(rows.alpha), flat(rows.gamma), flat(rows.second), tables.into.get(), worth};
     std::vector<Path> paths;
     std::fill_n(to.score, count, -INF);
     std::fill_n(to.sizes, count, 0);
@@ -399,8 +440,9 @@ void best_one(const Model& m, const Tables& tables, const Sequence& q, const Row
     }
 }
 
-// 64 well mixed bits (the finaliser of SplitMix64).
-inline uint64_t mixed(uint64_t x) {
+// 64 well mixed bits (the finaliser of SplitMix64), or a vector of such.
+template <class Bits>
+inline Bits mixed(Bits x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
     return x ^ (x >> 31);
@@ -411,17 +453,6 @@ constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
 struct Random {
     uint64_t state;
 
-    static uint64_t content(const Sequence& q) {
-        uint64_t sum = mixed(uint64_t(q.length));
-        for (int64_t t = 0; t < q.length; ++t)
-            for (int64_t c = 0; c < q.labels; ++c) {
-                const double x = q.at(t, c) + 0.0;  // -0.0 becomes 0.0
-                uint64_t bits;
-                std::memcpy(&bits, &x, 8);
-                sum += mixed(bits + GOLDEN * uint64_t(t * q.labels + c + 1));
-            }
-        return sum;
-    }
     Random(uint64_t seed, uint64_t content, uint64_t number) : state(mixed(mixed(mixed(seed + GOLDEN) ^ content) + number * GOLDEN)) {}
     double next() {  // in [0, 1)
         state += GOLDEN;
@@ -454,8 +485,7 @@ struct Messages {
     const int32_t* exponent;
 };
 
-// The first draw adds up all weights of each choice that it makes, and they must be the message; later ones stop at the
-// weight that their random number falls on.
+// A draw stops at the weight that its random number falls on. Along the first one all weights of each choice are added up.
 struct Drawing {
     const Model& m;
     const Weights& model;
@@ -464,60 +494,110 @@ struct Drawing {
     V* frame;  // (T, nv)
     bool exact = true;
 
-    // Each frame's weights in the next boundary's units.
-    void weigh_frames() const {
+    // Each frame's weights in the next boundary's units; -> what the scores are, in 64 bits.
+    uint64_t weigh_frames() const {
+        typedef uint64_t U __attribute__((vector_size(sizeof(V))));
+        U sum = {}, lane, inside;
+        for (int i = 0; i < LANES; ++i) lane[i] = uint64_t(i);
         for (int64_t t = 0; t < q.length; ++t) {
             V* row = frame + t * m.nv;
             read_line(m, q, t, row);
             const double* flat = reinterpret_cast<const double*>(row);
             const double top = finite_or_zero(*std::max_element(flat, flat + m.labels));
             const double unit = std::ldexp(1.0, from.exponent[t] - from.exponent[t + 1]);
-            for (int64_t v = 0; v < m.nv; ++v) row[v] = exponential(row[v] - top) * unit;
+            for (int64_t v = 0; v < m.nv; ++v) {
+                const U place = lane + uint64_t(t * m.labels + v * LANES + 1);
+                for (int i = 0; i < LANES; ++i) inside[i] = v * LANES + i < m.labels ? ~uint64_t(0) : 0;
+                sum += mixed((U)(row[v] + 0.0) + place * GOLDEN) & inside;  // -0.0 becomes 0.0
+                row[v] = exponential(row[v] - top) * unit;
+            }
         }
+        uint64_t content = mixed(uint64_t(q.length));
+        for (int i = 0; i < LANES; ++i) content += sum[i];
+        return content;
     }
-    // An index by its weight, which `weight` gives one after the other (negative: no more); all must add up to `whole`.
+    bool adds_up(double sum, double whole) const {
+        return std::fabs(sum - whole) <= EXACT * whole && whole > 0.0 && whole < INF;
+    }
+    // The first index at which the weights so far exceed a share of `whole`; `weight` gives one after the other (negative:
+    // no more).
     template <class Weight>
-    int64_t pick(double whole, bool all_of_them, Random& random, const Weight& weight) {
+    int64_t pick(double whole, Random& random, const Weight& weight) {
         const double target = random.next() * whole;
         double sum = 0.0;
-        int64_t found = -1, last = -1;
-        for (int64_t i = 0; found < 0 || all_of_them; ++i) {
+        int64_t last = -1;
+        for (int64_t i = 0;; ++i) {
             const double own = weight(i);
             if (own < 0.0) break;
             sum += own;
             if (own > 0.0) last = i;
-            if (found < 0 && sum > target) found = i;
+            if (sum > target) return i;
         }
-        const bool complete = found < 0 || all_of_them;
-        if (complete && !(std::fabs(sum - whole) <= EXACT * whole && whole > 0.0 && whole < INF)) exact = false;
-        return found < 0 ? last : found;
+        exact = exact && adds_up(sum, whole);
+        return last;
     }
-    int64_t label(int64_t t, int64_t next, bool all_of_them, Random& random) {
-        const double *alpha = from.alpha + t * m.wide, *step = next < 0 ? model.last.data() : &model.onward[size_t(next * m.labels)];
-        double whole = next < 0 ? 0.0 : from.gamma[t * m.wide + next];
-        for (int64_t a = 0; next < 0 && a < m.labels; ++a) whole += alpha[a] * step[a];
-        return pick(whole, all_of_them, random, [&](int64_t a) { return a < m.labels ? alpha[a] * step[a] : -1.0; });
+    const double* step_to(int64_t next) const { return next < 0 ? model.last.data() : &model.onward[size_t(next * m.labels)]; }
+    double sum_of_labels(int64_t t, int64_t next) const {
+        const double *alpha = from.alpha + t * m.wide, *step = step_to(next);
+        double sum = 0.0;
+        for (int64_t a = 0; a < m.labels; ++a) sum += alpha[a] * step[a];
+        return sum;
     }
-    int64_t duration(int64_t t, int64_t label, bool all_of_them, Random& random) {
+    int64_t label(int64_t t, int64_t next, Random& random) {
+        const double *alpha = from.alpha + t * m.wide, *step = step_to(next);
+        const double whole = next < 0 ? sum_of_labels(t, next) : from.gamma[t * m.wide + next];
+        return pick(whole, random, [&](int64_t a) { return a < m.labels ? alpha[a] * step[a] : -1.0; });
+    }
+    int64_t duration(int64_t t, int64_t label, Random& random) {
         const int64_t reach = std::min(m.longest, t);
         const double* weights = reinterpret_cast<const double*>(frame) + label;
         double content = 1.0;
-        return 1 + pick(from.alpha[t * m.wide + label], all_of_them, random, [&](int64_t i) {
+        return 1 + pick(from.alpha[t * m.wide + label], random, [&](int64_t i) {
             if (i >= reach || content == 0.0) return -1.0;
             content *= weights[(t - 1 - i) * m.wide];
             return from.gamma[(t - 1 - i) * m.wide + label] * (content * model.duration[size_t(i * m.labels + label)]);
         });
     }
-    void once(Random random, bool all_of_them, std::vector<int32_t>& chosen) {
+    void once(Random random, std::vector<int32_t>& chosen) {
         chosen.clear();
         int64_t t = q.length, next = -1;
         while (t > 0) {
-            next = label(t, next, all_of_them, random);
-            const int64_t k = exact ? duration(t, next, all_of_them, random) : 0;
+            next = label(t, next, random);
+            const int64_t k = exact ? duration(t, next, random) : 0;
             if (!exact) return;
             chosen.push_back(int32_t(next));
             chosen.push_back(int32_t(k - 1));
             t -= k;
+        }
+    }
+    // All weights of each choice of a draw, added up, are the message. Some segments at a time: a product waits for the one
+    // before it.
+    void prove(const std::vector<int32_t>& chosen) {
+        constexpr int WAYS = 8;
+        int64_t t = q.length, next = -1, ends[WAYS], labels[WAYS];
+        int held = 0;
+        for (size_t i = 0; i < chosen.size() && exact; i += 2) {
+            if (next >= 0) exact = adds_up(sum_of_labels(t, next), from.gamma[t * m.wide + next]);
+            ends[held] = t;
+            labels[held++] = next = chosen[i];
+            t -= chosen[i + 1] + 1;
+            if (held < WAYS && i + 2 < chosen.size()) continue;
+            double sums[WAYS] = {}, contents[WAYS];
+            std::fill_n(contents, WAYS, 1.0);
+            for (int way = held; way < WAYS; ++way) ends[way] = ends[0], labels[way] = labels[0];
+            const int64_t least = std::min(m.longest, *std::min_element(ends, ends + WAYS));
+            const auto add = [&](int way, int64_t k) {
+                const int64_t at = (ends[way] - 1 - k) * m.wide + labels[way];
+                contents[way] *= reinterpret_cast<const double*>(frame)[at];
+                sums[way] += from.gamma[at] * (contents[way] * model.duration[size_t(k * m.labels + labels[way])]);
+            };
+            for (int64_t k = 0; k < least; ++k)
+                for (int way = 0; way < WAYS; ++way) add(way, k);
+            for (int way = 0; way < held; ++way) {
+                for (int64_t k = least; k < std::min(m.longest, ends[way]); ++k) add(way, k);
+                exact = exact && adds_up(sums[way], from.alpha[ends[way] * m.wide + labels[way]]);
+            }
+            held = 0;
         }
     }
 };
@@ -559,7 +639,7 @@ int lab_semicrf_best(int64_t batch, int64_t frames, int64_t longest, int64_t lab
         const Tables tables(m);
         const Inputs inputs{frames, score, lengths, single != 0};
         threads = std::max<int64_t>(1, std::min(threads, batch));
-        const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels);
+        const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels) + LANES;
         const Vectors memory = vectors(size * threads);
         std::vector<double> worth(size_t(room * threads));
         return !each(batch, threads, [&](int64_t b, int64_t thread) {
@@ -593,11 +673,11 @@ int lab_semicrf_draw(int64_t batch, int64_t frames, int64_t longest, int64_t lab
             const int64_t row = b * (frames + 1);
             const Messages from{alpha + row * m.wide, gamma + row * m.wide, exponent + row};
             Drawing drawing{m, weights, q, from, memory.get() + thread * size};
-            drawing.weigh_frames();
-            const uint64_t content = Random::content(q);
+            const uint64_t content = drawing.weigh_frames();
             std::vector<int32_t> chosen;
             for (int64_t n = 0; n < count && drawing.exact; ++n) {
-                drawing.once(Random(uint64_t(seed), content, uint64_t(n)), n == 0, chosen);
+                drawing.once(Random(uint64_t(seed), content, uint64_t(n)), chosen);
+                if (n == 0) drawing.prove(chosen);
                 if (!drawing.exact) break;
                 sizes[b * count + n] = write_segments(chosen, q.length, segments + (b * count + n) * frames * 2);
             }

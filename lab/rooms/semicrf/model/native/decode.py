@@ -58,7 +58,6 @@ def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
 def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
     """Exact draws; and the sequences that had none because underflow may have lost something, (B,) bool."""
     state = native_cpu.forward(problem, keep=True)
-    assert isinstance(state, native_cpu.State)
     found, flagged_B = room_for(problem, samples), state.flagged_B.clone()
     messages = (state.alpha_BTC, state.gamma_BTC, state.exponent_BT, state.z_B, flagged_B)
     seed_64 = (seed + 2**63) % 2**64 - 2**63

@@ -70,7 +70,6 @@ def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
     """Exact draws; and the sequences that had none because underflow may have lost something, (B,) bool."""
     model = replace(as_read(problem), score_BTC=problem.score_BTC.detach().double().contiguous())
     state = native_cuda.forward(model, count=False)
-    assert isinstance(state, native_cuda.State)
     plan = plan_draws(state.shape, samples, SIZES)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
     word = torch.tensor([(seed + 2**63) % 2**64 - 2**63], device=model.score_BTC.device)
