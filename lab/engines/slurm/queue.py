@@ -46,6 +46,10 @@ class NodeState(NamedTuple):
         return f"node {printable(self.name)} is {printable(state)}{silent}{why}"
 
 
+def array_of(job: str) -> str:
+    return job.split("_")[0]
+
+
 def states(jobs: Collection[str]) -> dict[str, str]:
     """Job or array task -> its state alone."""
     return {name: one.state for name, one in listed(jobs).items()}
@@ -56,7 +60,7 @@ def listed(jobs: Collection[str]) -> dict[str, Job]:
 
     A waiting task is listed within its array (`12_[3-7]`): it is PENDING. One call for at most 200 jobs.
     """
-    numbers = sorted({job.split("_")[0] for job in jobs})
+    numbers = sorted({array_of(job) for job in jobs})
     found: dict[str, Job] = {}
     for start in range(0, len(numbers), JOBS_PER_CALL):
         asked = ",".join(numbers[start : start + JOBS_PER_CALL])

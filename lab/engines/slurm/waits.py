@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lab.core.words import plural, printable
-from lab.engines.slurm.queue import WAITING, Job, NodeState
+from lab.engines.slurm.queue import LIVE, WAITING, Job, NodeState, array_of
 
 SOON_S = 3.0  # a reason of a moment is none
 BUSY_S = 300.0  # from when a busy queue is worth a line
 AGAIN_S, MOST_AGAIN_S = 600.0, 3600.0  # between two lines of one reason: doubles
 HOPELESS_S = 30.0
+FLAPS_S = 60.0  # for so long a busy queue may be named in between
 MOST_NAMED = 3
 # Slurm's words for what passes by itself.
 BUSY = {"None", "Priority", "Resources", "JobArrayTaskLimit", "BeginTime", "Cleaning", "Prolog"}
@@ -37,6 +38,7 @@ class _Reason:
     next_at: float
     pause_s: float = AGAIN_S
     said: bool = False
+    seen: float = 0.0
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Waits:
     nodes: Callable[[str, str], Sequence[NodeState]]
     _reasons: dict[Key, _Reason] = field(default_factory=dict)
     _since: dict[str, tuple[Key, float]] = field(default_factory=dict)  # by job
+    _blocked: dict[str, tuple[Key, float]] = field(default_factory=dict)  # by job: the last time it was seen
 
     def look(
         self, jobs: Mapping[str, Job], steps: Mapping[str, str], limits_s: Mapping[str, float], now: float
@@ -56,24 +59,44 @@ class Waits:
         steps: job -> step. limits_s: job -> how long it may wait for what is not there; a busy queue counts
         for nothing.
         """
+        keys = self._keys(jobs, now)
         groups: dict[Key, list[str]] = {}
-        for job, one in jobs.items():
-            if one.state in WAITING:
-                groups.setdefault((one.reason, one.nodes, one.partition), []).append(job)
-        known = {job: key for key, members in groups.items() for job in members}
+        for job, key in keys.items():
+            groups.setdefault(key, []).append(job)
         before = self._since
         self._since = {
             job: before[job] if job in before and before[job][0] == key else (key, now)
-            for job, key in known.items()
+            for job, key in keys.items()
         }
-        self._reasons = {key: self._reasons.get(key) or _begun(key, now) for key in groups}
+        for key in groups:
+            self._reasons.setdefault(key, _begun(key, now)).seen = now
+        self._reasons = {key: one for key, one in self._reasons.items() if now - one.seen < AGAIN_S}
         given_up = {}
         for key, members in groups.items():
             if now >= self._reasons[key].next_at:
                 ends = HOPELESS.fullmatch(key[0]) or any(job in limits_s for job in members)
                 self._tell(key, [steps[job] for job in members], now, hint=not ends and key[0] not in BUSY)
-            given_up.update(self._given_up(key, members, limits_s, now))
+            if any(jobs[job].reason == key[0] for job in members):  # at this very look
+                given_up.update(self._given_up(key, members, limits_s, now))
         return given_up
+
+    def _keys(self, jobs: Mapping[str, Job], now: float) -> dict[str, Key]:
+        """What each job waits for. Slurm names what is in its way only for the first of an array, and not
+        each time that it looks.
+        """
+        found = {
+            job: (one.reason, one.nodes, one.partition) for job, one in jobs.items() if one.state in WAITING
+        }
+        runs = {array_of(job) for job, one in jobs.items() if one.state not in WAITING and one.state in LIVE}
+        self._blocked.update({job: (key, now) for job, key in found.items() if key[0] not in BUSY})
+        recent = {job: key for job, (key, seen) in self._blocked.items() if now - seen <= FLAPS_S}
+        first = {array_of(job): key for job, key in recent.items() if array_of(job) not in runs}
+        for job, key in found.items():
+            if key[0] == "JobArrayTaskLimit":
+                found[job] = first.get(array_of(job), key)
+            elif key[0] in BUSY:
+                found[job] = recent.get(job, key)
+        return found
 
     def _tell(self, key: Key, steps: Sequence[str], now: float, *, hint: bool) -> None:
         one = self._reasons[key]

@@ -26,9 +26,9 @@ from lab.errors import UsageError
 
 NAME = r"[A-Za-z_][\w./-]*"
 WORD = r"[+-]?(?:\d\.#(?:qnan|snan|ind|inf)\d*|nan|inf(?:inity)?)"  # 1.#IND is how Microsoft's C writes it
-DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
 NUMBER = rf"(?:{WORD}|{DIGITS})"
-_ITEM = rf"(?:{WORD}|[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
+_ITEM = rf"(?:{WORD}|[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)"
 _BETWEEN = r"[\[\],\s\"']+"
 LIST = rf"\[(?:{_BETWEEN})?{_ITEM}(?:{_BETWEEN}{_ITEM})*"  # each of its numbers is judged
 _SIGN = r"[\"']?\s*(?:\([^()]{0,80}\)\s*)?(?:[:=]|[-=]>|→)\s*"  # `loss: `, `"loss": `, `loss (mean) -> `

@@ -57,17 +57,37 @@ def test_a_busy_queue_is_ordinary_and_said_late_and_never_given_up():
     assert queue.said[0][1] == "1 step waits in the queue (none-0000): Slurm: Priority"
 
 
-def test_another_reason_is_said_anew_and_the_limit_counts_from_it():
+def test_a_reason_that_comes_back_after_minutes_counts_anew_and_is_not_said_twice_in_ten():
     queue = Waiting(limit_s=30)
     queue.until(27, pending(GONE))
-    queue.until(60, pending("Resources"))
-    assert not queue.given_up
-    queue.until(120, pending(GONE))
-    assert [second for second, _ in queue.said] == [3, 63]
+    queue.until(150, pending("Resources"))
+    assert not queue.given_up  # the node is back: only the queue is in the way
+    queue.until(210, pending(GONE))
+    assert [second for second, _ in queue.said] == [3]
     ((second, why),) = queue.given_up.values()
-    assert second == 90 and why.startswith(
+    assert second == 180 and why.startswith(
         "waited in the queue for 30 s, longer than --stall-timeout allows: node"
     )
+
+
+def test_a_reason_that_slurm_names_every_other_time_is_one_wait():
+    """Its scheduler calls a job that it did not look at this time a matter of priority."""
+    queue = Waiting(limit_s=45)
+    for second in range(3, 120, 3):
+        queue.until(second, pending(GONE if second % 2 else "Priority"))
+    assert [second for second, _ in queue.said] == [3]
+    assert [second for second, _ in queue.given_up.values()] in ([45], [48])
+
+
+def test_tasks_behind_the_first_of_an_array_wait_for_what_it_waits_for():
+    behind = {f"7_{n}": Job("PENDING", "n2", "gpu", "JobArrayTaskLimit") for n in range(1, 5)}
+    queue = Waiting(limit_s=30)
+    queue.until(60, {**pending(GONE), **behind})
+    assert queue.said[0][1].startswith("5 steps wait in the queue (none-0000,")
+    assert {second for second, _ in queue.given_up.values()} == {30} and len(queue.given_up) == 5
+    busy = Waiting(limit_s=30)
+    busy.until(60, {"7_0": Job("RUNNING", "n2", "gpu", "None"), **behind})
+    assert not busy.said and not busy.given_up
 
 
 @pytest.mark.parametrize(

@@ -173,3 +173,11 @@ def test_a_long_list_that_ends_in_no_number_is_read_in_one_pass():
     many = ",".join(["100"] * 4000)
     assert judged("nan in loss", f"loss: [{many}x", "loss: 1") == ("pass", "")
     assert judged("loss > 99999", f"loss: [{many}]") == ("pass", "")
+
+
+@pytest.mark.parametrize(
+    "rest", [" " * 65000, "1" * 65000 + "x", "1e" * 30000, "[" * 65000, "'" * 65000, " is loss" * 8000]
+)
+def test_a_line_of_nothing_but_a_number_that_never_ends_holds_nothing_up(rest):
+    """Two ways to read each of 65,000 digits are four billion steps."""
+    assert judged("nan in loss", f"loss: {rest}", "loss: 1") == ("pass", "")

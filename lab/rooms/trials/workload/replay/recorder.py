@@ -408,7 +408,7 @@ class Recorder:
             self._forget(numbers)
         self.notes.append(
             f"step {self.step} ran with deterministic algorithms only where there are any (warn_only): "
-            f"{_first_line(why)}"
+            f"{_first_line(why).partition(', but you set')[0]}"
         )
         with _deterministic(only_warn=True):
             self._attempts(saved, numbers)
