@@ -88,10 +88,13 @@ def _late_hosts(account: Account, rows: Sequence[Row]) -> list[Excess]:
     A GPU also idles more where the others' hosts got ahead while they waited for it: then its own host is as
     theirs, and not named.
     """
+    late = _over(rows, [row.parts["launch_late_ns"] for row in rows], HOST_LATE)
+    if not late:
+        return []
     step_ns = float(np.median([row.step_ns for row in rows]))
     behind = host_lateness_ns(account.together, rows[0].step)
     found = []
-    for one in _over(rows, [row.parts["launch_late_ns"] for row in rows], HOST_LATE):
+    for one in late:
         ns = min(one.ns, behind.get(one.rank, one.ns))
         if ns > max(LEAST_NS, LEAST_SHARE * step_ns):
             found.append(replace(one, ns=ns))
@@ -116,12 +119,15 @@ def _entered_late(account: Account, rows: Sequence[Row]) -> list[Excess]:
 
     A clock that no collective bounds may be what is late instead.
     """
+    late = _over(rows, [row.entered_ns for row in rows], ENTERED_LATE)
+    if not late:
+        return []
     bounded = {one.rank for one in account.clocks if not np.isnan(one.high_ns)}
     before = _step_before(account, rows[0].step)
     tails = _over(before, [row.parts["tail_ns"] for row in before], "") if len(before) > 1 else []
     lingered = {one.rank: one.ns for one in tails}
     found = []
-    for one in _over(rows, [row.entered_ns for row in rows], ENTERED_LATE):
+    for one in late:
         ns = min(one.ns, lingered.get(one.rank, 0.0)) if before else one.ns
         if ns > LEAST_NS and one.rank in bounded:
             found.append(replace(one, ns=ns))
