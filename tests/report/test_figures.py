@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
 
-from lab.report.figures import Cell, cell_grid, roofline, save, stacked_bars, stacked_panels
+from lab.report.figures import Cell, cell_grid, roofline, save, stacked_bars, stacked_panels, timeline
 from lab.report.palette import PALETTE, css_variables, light
 
 PARTS = {"computation": np.array([1.0, 2.0]), "idle": np.array([0.5, np.nan])}
@@ -114,3 +115,27 @@ def test_a_roofline_bounds_its_points_and_names_its_roof(tmp_path: Path) -> None
 def test_bars_may_have_other_words_than_their_roles(tmp_path: Path) -> None:
     svg = save(stacked_bars(["a", "b"], PARTS, axis="ms", words={"idle": "waits"}), tmp_path, "x")
     assert ">waits<" in svg and ">idle<" not in svg and ">computation<" in svg
+
+
+def over_time(drawn: np.ndarray) -> Figure:
+    parts = {("compute", "computation"): drawn}
+    return timeline(["a", "b"], parts, span=(0.0, 400.0), bands=(), shades=(), axis="ms")
+
+
+def test_bars_of_one_colour_are_one_path_however_many_they_are(tmp_path: Path) -> None:
+    def paths(count: int) -> int:
+        columns = [np.zeros(count), np.arange(count), np.full(count, 0.5), np.ones(count)]
+        return save(over_time(np.column_stack(columns)), tmp_path, f"n{count}").count("<path")
+
+    assert paths(20) == paths(400)
+
+
+def test_bars_of_two_strengths_keep_their_places_and_strengths() -> None:
+    drawn = over_time(np.array([[0, 0.0, 2.0, 1.0], [0, 4.0, 2.0, 0.3], [1, 2.0, 3.0, 1.0]]))
+    patches = [one for one in drawn.axes[0].get_children() if isinstance(one, PathPatch)]
+    found = {}
+    for one in patches:
+        corners = one.get_path().vertices.reshape(-1, 5, 2)
+        spans = [(round(box[:, 1].mean() - 0.072), *box[[0, 2], 0].tolist()) for box in corners]
+        found[round(one.get_facecolor()[3], 2)] = spans
+    assert found == {1.0: [(0, 0.0, 2.0), (1, 2.0, 5.0)], 0.3: [(0, 4.0, 6.0)]}

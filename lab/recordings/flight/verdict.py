@@ -56,9 +56,16 @@ class _Stall:
 def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> Verdict:
     """The verdict over one set of dumps; missing dumps are evidence, not an error.
 
-    unreadable: ranks whose dumps are there and cannot be read, so that their absence is no evidence.
+    unreadable: ranks whose dumps are there and cannot be read, so that their absence is no evidence. A dump
+    whose collectives have no numbers is one too: nobody can tell which calls of the other ranks they are.
     """
-    missing = _missing(dumps)
+    blind = {rank for rank, dump in dumps.items() if _is_unnumbered(dump)}
+    unreadable = {*unreadable, *blind}
+    missing = tuple(sorted({*_missing(dumps), *blind}))
+    dumps = {rank: dump for rank, dump in dumps.items() if rank not in blind}
+    if blind and not dumps:
+        text = f"the collectives of {_ranks(missing)} have no numbers, so no call can be told from another"
+        return Verdict(UNKNOWN, (), "", -1, "", "", text, missing)
     if not any(dump.entries or dump.status for dump in dumps.values()):
         text = "the dumps hold no collective: the recorder was off (TORCH_FR_BUFFER_SIZE), or none was called"
         return Verdict(UNKNOWN, (), "", -1, "", "", text, missing)
@@ -67,7 +74,7 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
     if mismatch is not None and (not stalls or any(_is_at(mismatch, stall) for stall in stalls)):
         return mismatch
     if not stalls:
-        return _nothing(dumps, missing)
+        return _nothing(dumps, missing, unreadable)
     cycle = _cycle(stalls)
     if cycle:
         return _deadlock(stalls, cycle, missing)
@@ -164,7 +171,7 @@ def _first_mismatch(dumps: Mapping[int, Dump], missing: tuple[int, ...]) -> Verd
         for seq in sorted({seq for entries in here.values() for seq in entries}):
             calls = {rank: entries[seq] for rank, entries in here.items() if seq in entries}
             views = {rank: _agreed(entry) for rank, entry in calls.items()}
-            if len(set(views.values())) > 1:
+            if _differ(list(views.values())):
                 return _mismatched(group, seq, calls, views, missing)
     return None
 
@@ -172,15 +179,22 @@ def _first_mismatch(dumps: Mapping[int, Dump], missing: tuple[int, ...]) -> Verd
 def _agreed(entry: Entry) -> tuple[object, ...]:
     """What every rank must have in common in this call."""
     kind = entry.name.lower().replace("_", "")
+    sizes: tuple[tuple[int, ...], ...]
     if "alltoall" in kind:
-        sizes: object = ()
+        sizes = ()
     elif "reducescatter" in kind or "scatter" in kind:
         sizes = entry.output_sizes
     elif "gather" in kind:
         sizes = entry.input_sizes
     else:
         sizes = entry.input_sizes
-    return entry.name, entry.dtypes[:1], sizes
+    known = sizes if sizes and all(number >= 0 for shape in sizes for number in shape) else None
+    return entry.name, entry.dtypes[:1], known
+
+
+def _differ(views: Sequence[tuple[object, ...]]) -> bool:
+    """Whether ranks disagree on the op, its type, or its sizes where they were recorded."""
+    return len({view[:2] for view in views}) > 1 or len({view[2] for view in views} - {None}) > 1
 
 
 def _mismatched(
@@ -314,9 +328,14 @@ def _is_whole(dumps: Mapping[int, Dump]) -> bool:
     return any(ranks for dump in dumps.values() for ranks in dump.groups.values())
 
 
-def _nothing(dumps: Mapping[int, Dump], missing: tuple[int, ...]) -> Verdict:
+def _is_unnumbered(dump: Dump) -> bool:
+    return any(entry.seq < 0 and not entry.is_p2p for entry in dump.entries)
+
+
+def _nothing(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: Collection[int]) -> Verdict:
     if missing:
-        text = f"what was dumped has ended; {_ranks(missing)} left no dump, so this is no all-clear"
+        left = "left no dump that can be read" if {*missing} & {*unreadable} else "left no dump"
+        text = f"what was dumped has ended; {_ranks(missing)} {left}, so this is no all-clear"
         return Verdict(UNKNOWN, missing, "", -1, "", "", text, missing)
     if len(dumps) == 1 and not _is_whole(dumps):
         text = f"every recorded collective has ended on {_ranks(tuple(dumps))}; {_OTHERS}"

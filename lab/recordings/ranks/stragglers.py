@@ -13,7 +13,6 @@ import numpy as np
 
 from lab.core.words import printable
 from lab.recordings.names import kernel_class
-from lab.recordings.pairing import Clock
 from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.hosts import host_lateness_ns
@@ -89,10 +88,13 @@ def _late_hosts(account: Account, rows: Sequence[Row]) -> list[Excess]:
     A GPU also idles more where the others' hosts got ahead while they waited for it: then its own host is as
     theirs, and not named.
     """
+    late = _over(rows, [row.parts["launch_late_ns"] for row in rows], HOST_LATE)
+    if not late:
+        return []
     step_ns = float(np.median([row.step_ns for row in rows]))
     behind = host_lateness_ns(account.together, rows[0].step)
     found = []
-    for one in _over(rows, [row.parts["launch_late_ns"] for row in rows], HOST_LATE):
+    for one in late:
         ns = min(one.ns, behind.get(one.rank, one.ns))
         if ns > max(LEAST_NS, LEAST_SHARE * step_ns):
             found.append(replace(one, ns=ns))
@@ -115,16 +117,19 @@ def _copies(account: Account, rows: Sequence[Row]) -> list[Excess]:
 def _entered_late(account: Account, rows: Sequence[Row]) -> list[Excess]:
     """Ranks that begin the step late; a later step because their hosts lingered at the end of the one before.
 
-    A clock that no collective bounds, or only so widely, may be what is late instead.
+    A clock that no collective bounds may be what is late instead.
     """
-    slack = {one.rank: _ahead_ns(one) for one in account.clocks}
+    late = _over(rows, [row.entered_ns for row in rows], ENTERED_LATE)
+    if not late:
+        return []
+    bounded = {one.rank for one in account.clocks if not np.isnan(one.high_ns)}
     before = _step_before(account, rows[0].step)
     tails = _over(before, [row.parts["tail_ns"] for row in before], "") if len(before) > 1 else []
     lingered = {one.rank: one.ns for one in tails}
     found = []
-    for one in _over(rows, [row.entered_ns for row in rows], ENTERED_LATE):
+    for one in late:
         ns = min(one.ns, lingered.get(one.rank, 0.0)) if before else one.ns
-        if ns > max(LEAST_NS, slack[one.rank]):
+        if ns > LEAST_NS and one.rank in bounded:
             found.append(replace(one, ns=ns))
     return found
 
@@ -132,13 +137,6 @@ def _entered_late(account: Account, rows: Sequence[Row]) -> list[Excess]:
 def _step_before(account: Account, step: int) -> list[Row]:
     earlier = [number for number in account.together.steps if number < step]
     return [row for row in account.rows if earlier and row.step == earlier[-1]]
-
-
-def _ahead_ns(clock: Clock) -> float:
-    """How far a rank's clock may be ahead of the common one after its correction; inf where no call says."""
-    if np.isnan(clock.high_ns):
-        return float("inf")
-    return max(0.0, clock.high_ns - (clock.offset_ns if clock.corrected else 0.0))
 
 
 def _compute(account: Account, rows: Sequence[Row]) -> list[Excess]:

@@ -33,6 +33,7 @@ def save(figure: Figure, folder: Path, name: str) -> str:
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         png, svg = io.BytesIO(), io.StringIO()
         figure.savefig(png, format="png", dpi=150, facecolor=light("paper"), metadata={"Software": None})
+        figure.set_layout_engine("none")  # laid out above; a second time takes as long again
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
     write_atomic(folder / f"{name}.png", png.getvalue())
     return inline_svg(svg.getvalue(), name)

@@ -207,3 +207,25 @@ def test_a_gap_between_the_dumps_of_gloo_is_a_missing_rank(shared_data, tmp_path
     (dumps,) = read_dumps(tmp_path).values()
     found = verdict_of(dumps)
     assert (found.kind, found.missing) == ("unknown", (1,)) and "rank 1 left no dump" in found.text
+
+
+@pytest.mark.parametrize("state", [STARTED, {}])
+def test_calls_without_numbers_are_no_all_clear_and_accuse_nobody(tmp_path, state):
+    numbered = [entry(1), entry(2, **state)]
+    bare = [entry(1, collective_seq_id="x"), entry(2, collective_seq_id=None)]
+    found = made(tmp_path, {0: bare, 1: numbered, 2: numbered}, {"0": [0, 1, 2]})
+    assert found.kind == "unknown" and found.missing == (0,)
+    assert "cannot be read" in found.text or "no dump that can be read" in found.text
+    (tmp_path / "trace_1").unlink()
+    (tmp_path / "trace_2").unlink()
+    alone = made(tmp_path, {0: bare}, {"0": [0]})
+    assert alone.kind == "unknown" and "have no numbers" in alone.text
+
+
+@pytest.mark.parametrize("sizes", [None, [["a"]]])
+def test_sizes_that_were_not_recorded_are_no_mismatch(tmp_path, sizes):
+    ranks = {0: [entry(1, input_sizes=sizes), entry(2, **STARTED)], 1: [entry(1)]}
+    found = made(tmp_path, ranks, {"0": [0, 1]})
+    assert (found.kind, found.ranks, found.seq) == ("not_joined", (1,), 2)
+    other = made(tmp_path, {0: [entry(1, "nccl:broadcast", input_sizes=sizes)], 1: [entry(1)]}, {"0": [0, 1]})
+    assert other.kind == "mismatched"

@@ -8,13 +8,12 @@ from typing import Any
 
 import click
 
-from lab.errors import BadDataError, LabError, StepFailed, UsageError, needs
-from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
+from lab.errors import BadDataError, LabError, StepFailed, UsageError
+from lab.rooms.sweep.gemm.options import JSON
 from lab.rooms.sweep.ranks.evidence import import_evidence
+from lab.rooms.sweep.ranks.reading import READING, Reading
 from lab.rooms.sweep.tuner.cli import tuner
-from lab.terminal.click_types import with_options
 from lab.terminal.group import Group
-from lab.terminal.options import out
 
 DEFAULT = "account"
 
@@ -44,45 +43,22 @@ def ranks() -> None:
     metavar="REGEX",
     help="Traces by their path below FOLDER; the first group is the rank, as in 'node0/gpu(\\d+)/'.",
 )
-@out("Tables and page. [default: FOLDER/ranks for a run of lab, else experiments/NAME_analysis/ranks]")
-@with_options(IN_PLACE, SALVAGE, WORKERS, QUIET, JSON)
-def account(
-    folder: Path,
-    pattern: str | None,
-    out: Path | None,
-    in_place: bool,
-    salvage: bool,
-    workers: int | None,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+@READING
+def account(folder: Path, pattern: str | None, **given: Any) -> None:
     """Account for every step of every rank: work, launches, waiting for whom and why, transfer, contention.
 
     With --json nothing is written, unless --out is given.
     """
-    with needs("analysis"):
-        from lab.rooms.sweep.gemm.session import num_workers, show_progress
-        from lab.rooms.sweep.ranks.read import read_settings
-    from lab.rooms.sweep.gemm.places import places
-    from lab.terminal.console import Console
-
-    where = places(folder, out, in_place=in_place)
-    settings = read_settings(
-        folder,
-        ranks=_regex(pattern),
-        cache=where.cache if not as_json or out else None,
-        workers=workers or min(2, num_workers()),
-        salvage=salvage,
-        progress=show_progress(Console(quiet=quiet)),
-    )
-    target = out or where.home / "ranks"
+    asked = Reading(**given)
+    target = asked.target(folder)
+    writes = not asked.as_json or asked.out is not None
+    settings = asked.settings(folder, keep_in=folder if writes else None, ranks=_regex(pattern))
     files: list[Path] = []
-    if not as_json or out:
+    if writes:
         from lab.rooms.sweep.ranks.page import write_account
 
-        done = write_account(settings, target, source=folder)
-        files = done.files
-    _show(settings, files, as_json=as_json)
+        files = write_account(settings, target, source=folder).files
+    _show(settings, files, as_json=asked.as_json)
 
 
 @ranks.command("hang")

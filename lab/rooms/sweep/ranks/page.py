@@ -52,6 +52,7 @@ class Written:
 def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Written:
     """Write CSV files, pictures and ranks.html below `out`. Raises StorageError if that fails."""
     done = Written()
+    first: list[str] = []  # what is most important in each of several settings
     sections: list[Section] = []
     for setting in settings:
         several = len(settings) > 1
@@ -61,7 +62,9 @@ def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Wr
             blocks = blocks[1:]
         done.files += files
         prefix = f"{setting.name}: " if several else ""
-        done.findings += [f"{prefix}{text}" for text in sentences(setting)]
+        told = [f"{prefix}{text}" for text in sentences(setting)]
+        first += told[:2]
+        done.findings += told
         done.missing += [f"{prefix}{text}" for text in setting.missing]
         done.problems += [f"{prefix}{text}" for text in setting.problems]
         sections.append(Section(setting.name if several else "The account", blocks))
@@ -69,7 +72,7 @@ def write_account(settings: Sequence[Setting], out: Path, *, source: Path) -> Wr
     page = Page(
         title=f"Ranks of {source.resolve().name}",
         question=QUESTION,
-        verdict=[*(done.findings if len(settings) == 1 else done.findings[:8]), *done.missing],
+        verdict=[*(done.findings if len(settings) == 1 else first), *done.missing],
         status="warn" if named or done.missing else "ok",
         cards=[card for setting in settings[:1] for card in _cards(setting)],
         sections=sections,

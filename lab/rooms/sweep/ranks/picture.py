@@ -38,13 +38,17 @@ PART_ROLES = dict(
     )
 )
 PART_WORDS = {role: name.removesuffix("_ns").replace("_", " ") for name, role in PART_ROLES.items()}
-MOST_ARROWS, MOST_BARS = 24, 20_000
+MOST_ARROWS = 24
+# Bars of one label are one where less than this share of the step is between them: a fifth of a pixel.
+CLOSEST = 1 / 8000
 
 
 def step_picture(one: Explained, step: int) -> Drawing:
     """Every rank's labels over one step on the common clock, in ms since the first begin."""
     account = one.account
-    origin = min(_edges(account, index, step)[0] for index in _with(account, step))
+    edges = [_edges(account, index, step) for index in _with(account, step)]
+    origin = min(begin for begin, _ in edges)
+    closest_ms = CLOSEST * (max(end for _, end in edges) - origin) / 1e6
     parts: dict[tuple[str, str], list[np.ndarray]] = {}
     arrows: list[tuple[float, float, int, int]] = []
     last = 0.0
@@ -58,7 +62,7 @@ def step_picture(one: Explained, step: int) -> Drawing:
         for label, role in ROLES.items():
             chosen = segments.label[mine] == label
             if chosen.any():
-                bars = _merged(begin[chosen], length[chosen])
+                bars = _merged(begin[chosen], length[chosen], closest_ms)
                 parts.setdefault(role, []).append(
                     np.column_stack([np.full(len(bars), row), bars, np.ones(len(bars))])
                 )
@@ -67,7 +71,7 @@ def step_picture(one: Explained, step: int) -> Drawing:
     order = [role for role in ROLES.values() if role in parts]
     return timeline(
         [f"rank {account.ranks[index]}" for index in _with(account, step)],
-        {role: np.concatenate(parts[role])[:MOST_BARS] for role in order},
+        {role: np.concatenate(parts[role]) for role in order},
         span=(0.0, max(last, 1e-3)),
         bands=(),
         shades=(),
@@ -99,10 +103,10 @@ def _edges(account: Account, index: int, step: int) -> tuple[int, int]:
     return int(begin), int(end)
 
 
-def _merged(begin: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Bars (m, 2) of start and length, where neighbours that touch are one."""
+def _merged(begin: np.ndarray, length: np.ndarray, closest: float = 1e-9) -> np.ndarray:
+    """Bars (m, 2) of start and length, where neighbours that touch, or nearly, are one."""
     end = begin + length
-    opens = np.append(True, begin[1:] > end[:-1] + 1e-9)
+    opens = np.append(True, begin[1:] > end[:-1] + closest)
     first = np.flatnonzero(opens)
     ends = np.append(end[first[1:] - 1], end[-1])
     return np.column_stack([begin[first], ends - begin[first]])

@@ -12,10 +12,8 @@ from typing import Any
 import click
 
 from lab.core.run import Run
-from lab.errors import StepFailed, UsageError, needs
-from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
-from lab.terminal.click_types import with_options
-from lab.terminal.options import out
+from lab.errors import StepFailed, UsageError
+from lab.rooms.sweep.ranks.reading import READING, Reading
 
 
 @click.command("tuner")
@@ -36,8 +34,7 @@ from lab.terminal.options import out
 @click.option(
     "--file", "given", type=click.Path(path_type=Path), help="Prove this file, instead of the one written."
 )
-@out("Where the files go. [default: SWEEP/ranks for a run of lab, else experiments/NAME_analysis/ranks]")
-@with_options(IN_PLACE, SALVAGE, WORKERS, QUIET, JSON)
+@READING
 def tuner(
     sweep: Path,
     library: str,
@@ -45,12 +42,7 @@ def tuner(
     plugin: str | None,
     recorded: Path | None,
     given: Path | None,
-    out: Path | None,
-    in_place: bool,
-    salvage: bool,
-    workers: int | None,
-    quiet: bool,
-    as_json: bool,
+    **options: Any,
 ) -> None:
     """Write what a sweep proves to be best as the configuration of NCCL's tuner plugin or of RCCL's tuner.
 
@@ -59,46 +51,45 @@ def tuner(
     default, and said. Exit code 1: something that the judgement needs was not recorded, or an effect is not
     proven.
     """
-    with needs("analysis"):
-        from lab.rooms.sweep.gemm.session import num_workers, show_progress
-        from lab.rooms.sweep.ranks.read import read_settings
-    from lab.rooms.sweep.gemm.places import places
-    from lab.rooms.sweep.tuner.file import read_rows
-    from lab.rooms.sweep.tuner.judge import judge
-    from lab.rooms.sweep.tuner.observe import observe
-    from lab.rooms.sweep.tuner.write import FILES, write_tuner
-    from lab.terminal.console import Console
-
     if library == "nccl" and verify and not recorded and not plugin:
         raise UsageError(
             "--verify needs the path of NCCL's tuner plugin",
             fix="build NVIDIA/nccl ext-tuner/example, and give --plugin PATH/libnccl-tuner-example.so",
         )
-    where = places(sweep, out, in_place=in_place)
-    console = Console(quiet=quiet or as_json)
-
-    def read(folder: Path) -> Any:
-        return read_settings(
-            folder,
-            cache=where.cache,
-            workers=workers or min(2, num_workers()),
-            salvage=salvage,
-            progress=show_progress(console),
-        )
-
-    settings = read(sweep)
-    runs = observe(settings)
-    judged = judge(runs)
-    target = out or where.home / "ranks"
-    files = write_tuner(runs, judged, library, target, source=sweep.resolve().name)
-    missing = [f"{one.name}: {text}" for one in settings for text in one.missing]
-    rows = read_rows(given or target / FILES[library])
+    asked = Reading(**options)
+    missing, judged, files = _judged(sweep, library, asked)
     proofs: list[Any] | None = None
     if verify or recorded:
-        if rows and recorded is None:
-            recorded = _run_again(sweep, given or target / FILES[library], plugin, judged.threads, console)
-        proofs = _proofs(rows, read(recorded), recorded) if rows and recorded else []
-    _show(judged, files, proofs, as_json=as_json, missing=missing, times=_times(sweep, recorded))
+        file = given or files[0]
+        recorded, proofs = _proven(sweep, file, recorded, plugin, judged.threads, asked)
+    _show(judged, files, proofs, as_json=asked.as_json, missing=missing, times=_times(sweep, recorded))
+
+
+def _judged(sweep: Path, library: str, asked: Reading) -> tuple[list[str], Any, list[Path]]:
+    """What the sweep's account lacks, what it proves, and the files written, the tuner's first."""
+    settings = asked.settings(sweep, keep_in=sweep)
+    from lab.rooms.sweep.tuner.judge import judge
+    from lab.rooms.sweep.tuner.observe import observe
+    from lab.rooms.sweep.tuner.write import write_tuner
+
+    runs = observe(settings)
+    judged = judge(runs)
+    files = write_tuner(runs, judged, library, asked.target(sweep), source=sweep.resolve().name)
+    return [f"{one.name}: {text}" for one in settings for text in one.missing], judged, files
+
+
+def _proven(
+    sweep: Path, file: Path, run: Path | None, plugin: str | None, threads: int | None, asked: Reading
+) -> tuple[Path | None, list[Any]]:
+    """The run under the file, a new one where none is given, and what it proves: [] without rows."""
+    from lab.rooms.sweep.tuner.file import read_rows
+
+    rows = read_rows(file)
+    if rows and run is None:
+        run = _run_again(sweep, file, plugin, threads, asked.console)
+    if not rows or run is None:
+        return run, []
+    return run, _proofs(rows, asked.settings(run, keep_in=sweep), run)
 
 
 def _run_again(sweep: Path, file: Path, plugin: str | None, threads: int | None, console: Any) -> Path:
