@@ -18,15 +18,19 @@ from bench.measure import Cost, cost, side_by_side
 from bench.peers import HTA, TRACELENS, peer
 from bench.table import Row, at_least, measured
 
+# lab's side imports as every command of lab does: `needs` keeps OpenBLAS from starting a thread per CPU.
 OURS = """
-    import sys; from lab.recordings import views; from lab.recordings.kineto import read_kineto
+    import sys; from lab.errors import needs
+    with needs("analysis"):
+        from lab.recordings import views; from lab.recordings.kineto import read_kineto
     trace = read_kineto(sys.argv[1])
     views.gpu_timeline(trace), views.gemm_instances(trace), views.collective_instances(trace)
 """
 OURS_EXCEL = """
-    import sys; from pathlib import Path
-    from lab.rooms.sweep.gemm.data import read_sweep
-    from lab.rooms.sweep.gemm.workbooks.write import write_reports
+    import sys; from pathlib import Path; from lab.errors import needs
+    with needs("analysis"):
+        from lab.rooms.sweep.gemm.data import read_sweep
+        from lab.rooms.sweep.gemm.workbooks.write import write_reports
     import shutil; shutil.rmtree(sys.argv[2], ignore_errors=True)  # with it goes the cache
     out = Path(sys.argv[2])
     cache = out / ".cache" / "traces"

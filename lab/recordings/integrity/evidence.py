@@ -132,9 +132,9 @@ def joined(one: Table, other: Table) -> np.ndarray:
     if (one.process == one.process[0]).all() and (other.process == one.process[0]).all():
         # np.isin sorts both together; calls and rows come nearly in order.
         among = np.sort(there, kind="stable")
-        found: np.ndarray = among[np.minimum(np.searchsorted(among, here), len(among) - 1)] == here
-        met: np.ndarray = known & found
-        return met
+        shared: np.ndarray = among[np.minimum(np.searchsorted(among, here), len(among) - 1)] == here
+        shared &= known
+        return shared
     used = np.unique(there)
     at = np.minimum(np.searchsorted(used, here), len(used) - 1)
     key = one.process.astype(np.int64) * len(used) + at

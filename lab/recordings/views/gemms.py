@@ -146,7 +146,9 @@ def _gemm_shape(op: str, dims: str, types: str, strides: str) -> dict[str, Any]:
         return shape
     rows_are_batch = op == "aten::linear" or (op == "aten::matmul" and len(b) == 2)
     batch = 1 if rows_are_batch else math.prod(max(a[:-2], b[:-2], key=math.prod))
-    return shape | {"M": math.prod(a[:-1]) if rows_are_batch else a[-2], "N": b[-1], "K": a[-1], "B": batch}
+    sizes = {"M": math.prod(a[:-1]) if rows_are_batch else a[-2], "N": b[-1], "K": a[-1], "B": batch}
+    # Columns are 64 bits wide; no tensor has more elements.
+    return shape | sizes if max(sizes.values()) < 2**63 else shape
 
 
 def _letter(stride: list[int]) -> str:

@@ -84,7 +84,7 @@ def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
         cv=stats["std"] / stats["mean"],
         p5_us=stats["p5"],
         p95_us=stats["p95"],
-        robust_spread=stats["mad"] / stats["median"],
+        robust_spread=stats["mad"] / np.where(stats["median"] > 0, stats["median"], np.nan),
         excess_time_us=np.bincount(group, np.maximum(dur_us - stats["median"][group], 0), n),
         cold_n=np.bincount(group, instances["cold"], n).astype(int),
         unfinished_n=np.bincount(group, instances["unfinished"], n).astype(int),

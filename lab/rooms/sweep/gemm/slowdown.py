@@ -28,7 +28,7 @@ def slowdown(instances: pd.DataFrame) -> dict[str, float]:
         "overlapped_n": len(overlapped_us),
         "free_median_us": median(free_us),
         "overlapped_median_us": median(overlapped_us),
-        "slowdown": median(overlapped_us) / median(free_us),
+        "slowdown": median(overlapped_us) / (median(free_us) or np.nan),  # NaN beside GEMMs of no time
         "ci_low": low,
         "ci_high": high,
         "p_value": p_value,

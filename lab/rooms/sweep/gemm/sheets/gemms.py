@@ -49,9 +49,10 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
     gflops, moved_bytes = _work(shape, arguments)
     dur_us = gemm.dur_ns / 1000
     stats = grouped(dur_us, group, n, (5, 95))
+    timed_us = np.where(dur_us > 0, dur_us, np.nan)  # work in no time has no rate
     rates = {
-        "TB/s": grouped(moved_bytes[group] / dur_us / 1e6, group, n),
-        "TFLOPS/s": grouped(gflops[group] / dur_us * 1e3, group, n),
+        "TB/s": grouped(moved_bytes[group] / timed_us / 1e6, group, n),
+        "TFLOPS/s": grouped(gflops[group] / timed_us * 1e3, group, n),
     }
     tid = gemm.tid[first]
     found_rows = sheet(

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.sweep.gemm.data import read_sweep
+from lab.rooms.sweep.gemm.groups import groups
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
 from tests.rooms.sweep.gemm.recorded import write_rank, write_sweep
 from tests.tracegen import TraceWriter, cpu_step
@@ -268,3 +269,21 @@ def test_a_sweep_of_broken_traces_says_so_and_writes_empty_tables(tmp_path):
     found = reported(tmp_path, tmp_path / "out", workers=1)
     assert len(found.missing) == 1 and found.problems
     assert pd.read_csv(tmp_path / "out/stragglers.csv").empty
+
+
+def test_gemms_that_took_no_time_cost_nobody_the_report(tmp_path):
+    writer = TraceWriter()
+    writer.step(1, 0, 900)
+    for start in (100, 200, 300):
+        writer.gemm(4, 4, 4, start, 0)
+    writer.gemm(4, 4, 4, 500, 10)
+    writer.gemm(2**70, 4, 4, 600, 10)  # larger than any tensor: of unknown size
+    writer.all_reduce(1024, 490, 50)
+    path = writer.write(tmp_path / "256thread/nccl_28channels/torch_profiler/rank0/trace_step9.json")
+    data = read_sweep(path, cache=None, workers=1, workbooks=tmp_path / "out")
+    assert data.missing == [] and data.files
+    assert sorted(data.gemm["M"]) == [-1, 4, 4, 4, 4]
+    found = groups(data)
+    found = found[found["M"] == 4]
+    assert found["n"].tolist() == [4] and found["free_median_us"].tolist() == [0]
+    assert found["overlapped_median_us"].tolist() == [10] and found["slowdown"].isna().all()

@@ -239,8 +239,9 @@ def _roofs(works: Sequence[Work | None], mean_us: np.ndarray, roof: Roof | None)
             continue
         compute_us = work.flops / peak * 1e6
         memory_us = work.num_bytes / roof.bytes_per_s * 1e6
+        reached = 100 * max(compute_us, memory_us) / time_us if time_us > 0 else np.nan
         bound = "compute" if compute_us >= memory_us else "memory"
-        rows.append((compute_us, memory_us, bound, 100 * max(compute_us, memory_us) / time_us))
+        rows.append((compute_us, memory_us, bound, reached))
     return {name: [row[at] for row in rows] for at, name in enumerate(ROOFS)}
 
 

@@ -57,6 +57,14 @@ def test_roofs_are_those_of_the_gpus_data_sheet(tmp_path):
     )
 
 
+def test_an_op_whose_kernel_took_no_time_reaches_nothing_that_can_be_told(tmp_path):
+    writer = TraceWriter()
+    writer.gemm(64, 64, 64, 100, 0)
+    (row,) = _sheets(writer, tmp_path)["unified_perf_summary"].to_dict("records")
+    assert row["Kernel Time (µs)_sum"] == 0 and row["compute_roof_us"] > 0
+    assert math.isnan(row["percent_of_roof"]) and math.isnan(row["TFLOPS/s_mean"])
+
+
 def test_an_op_without_a_model_has_its_time_and_no_figures(tmp_path):
     writer = TraceWriter()
     writer.kernel("copy", 100, 10, op=writer.op("aten::cat", 90, 5))
