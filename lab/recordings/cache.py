@@ -139,6 +139,8 @@ def _cached(entry: Path, key: _Key, path: Path) -> tuple[Trace | None, str | Non
 def _read(entry: Path, key: _Key, path: Path) -> Trace | None:
     try:
         with zipfile.ZipFile(entry) as archive:
+            if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
+                raise ValueError("packed: a small file could fill the memory")
             about = msgspec.json.decode(archive.read(_ABOUT), type=_About)
             if not _is_of(about, key, path):
                 return None

@@ -129,9 +129,18 @@ def damage_ids(entry: Path) -> None:
             archive.writestr(name, raw)
 
 
+def damage_packed(entry: Path) -> None:
+    """The same content, deflated: such a file could grow a thousandfold."""
+    with zipfile.ZipFile(entry) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(entry, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, raw in found.items():
+            archive.writestr(name, raw)
+
+
 @pytest.mark.parametrize(
     "damage",
-    [damage_cut, damage_flip, damage_foreign, damage_other_zip, damage_ids],
+    [damage_cut, damage_flip, damage_foreign, damage_other_zip, damage_ids, damage_packed],
     ids=lambda f: f.__name__,
 )
 def test_a_damaged_or_foreign_entry_is_named_ignored_and_rewritten(tmp_path, reads, damage):
