@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,11 @@ PROBE = """async () => {
 
 
 def main() -> None:
+    needed = ("uvicorn", "starlette", "duckdb", "playwright")
+    if lacking := [name for name in needed if find_spec(name) is None]:
+        what = f"{RUNS:,} runs, {SLICES:,} slices"
+        measured(Row("`lab serve`", size=what, absent=f"not installed: {', '.join(lacking)}"))
+        return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
