@@ -75,7 +75,7 @@ def ops_unique_args(found: Launches) -> Table:
             "operation_count": direct["count"],
             **pairs,
             "ex_UID": ops.external_id[first],
-            **kernel_details(found, np.where(found.launcher >= 0, group[found.launcher], -1), n),
+            **kernel_details(found, np.append(group, -1)[found.launcher], n),  # launcher -1: of no op
         }
     )
     return ranked(found_rows, "total_direct_kernel_time_sum")

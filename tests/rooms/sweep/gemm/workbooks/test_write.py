@@ -7,6 +7,7 @@ import hashlib
 import pandas as pd
 import pytest
 
+from lab.errors import BadDataError
 from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.gemm.groups import groups
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
@@ -262,13 +263,12 @@ def test_a_cpu_recording_has_reports_with_gloos_collectives(tmp_path):
     assert book["GEMM"]["name"].tolist() == ["aten::mm"] and book["kernel_summary"].empty
 
 
-def test_a_sweep_of_broken_traces_says_so_and_writes_empty_tables(tmp_path):
+def test_a_sweep_of_which_no_trace_can_be_read_is_an_error_with_the_first_reason(tmp_path):
     place = tmp_path / "256thread/nccl_28channels/torch_profiler/rank0/trace_step1.json"
     place.parent.mkdir(parents=True)
     place.write_text('{"traceEvents": [{"ph": "X"')
-    found = reported(tmp_path, tmp_path / "out", workers=1)
-    assert len(found.missing) == 1 and found.problems
-    assert pd.read_csv(tmp_path / "out/stragglers.csv").empty
+    with pytest.raises(BadDataError, match="none of 1 trace can be read: the trace is truncated"):
+        read_sweep(tmp_path, cache=None, workers=1, workbooks=tmp_path / "out")
 
 
 def test_gemms_that_took_no_time_cost_nobody_the_report(tmp_path):
