@@ -16,7 +16,7 @@ from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.leaves import cached_pair, is_mask
 from lab.rooms.nan.watch.plain import as_counted
 from lab.rooms.nan.watch.quiet import quiet
-from lab.rooms.nan.watch.roles import OUT, Birth, Call, Leaf, births, roles
+from lab.rooms.nan.watch.roles import OUT, Birth, Call, Leaf, after_failure, births, roles
 from lab.rooms.nan.watch.steps import Row, Step
 
 
@@ -111,6 +111,8 @@ class Explainer:
         if self._weights_went_bad(step.births, count):
             calls, leaves = self._story(forward, seen, bad)
             step.births = births(calls, leaves)
+        if forward.failed:
+            step.births = [after_failure(one, forward.failed) for one in step.births]
         outer = {at for at, call in enumerate(calls) if call.parent < 0}
         step.reached_output = any(leaf.bad and leaf.side == OUT and leaf.call in outer for leaf in leaves)
 

@@ -104,6 +104,15 @@ def _with_doubt(birth: Birth, calls: Sequence[Call], leaves: Sequence[Leaf], fir
     return Birth(birth.module, "unknown", first.name, birth.after, seen, unsure=why)
 
 
+def after_failure(birth: Birth, why: str) -> Birth:
+    """The birth in a forward of which a part could not be counted: that part may have made it."""
+    if birth.how not in ("output", "between"):
+        return birth
+    seen = birth.before or birth.module or "the model itself"
+    unsure = f"a part of this forward could not be counted ({why[:200]})"
+    return Birth(birth.module, "unknown", birth.leaf, birth.after, seen, unsure=unsure)
+
+
 def _scope(calls: Sequence[Call], first: Leaf) -> Callable[[Leaf], bool]:
     """Which uncounted leaves could have carried the bad number to `first`.
 

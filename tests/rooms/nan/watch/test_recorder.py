@@ -110,6 +110,47 @@ def test_versions_are_noted_again_once_a_tensor_was_written_unexpectedly():
     assert usual.steps[4].bad_leaves > 0 and usual._at_once
 
 
+class Shy(dict):
+    """Its first readers are refused."""
+
+    refusals = 0
+
+    def items(self):
+        if Shy.refusals:
+            Shy.refusals -= 1
+            raise RuntimeError("not now")
+        return super().items()
+
+
+class Gives(nn.Module):
+    bad = False
+
+    def forward(self, x):
+        y = x.clone().add_(0)  # written before it passes
+        return Shy(y=y.fill_(float("nan")) if self.bad else y)
+
+
+class Wipes(nn.Module):
+    def forward(self, given):
+        return given["y"].zero_() + 1
+
+
+@pytest.mark.parametrize("refusals", [0, 1, 2, 3])
+def test_where_an_output_could_not_be_read_nobody_is_accused_for_certain(refusals):
+    model = nn.Sequential(Gives(), Wipes())
+    with torch.no_grad(), lab.nan.watch(model) as w:
+        for number in range(4):
+            model[0].bad = number == 3
+            Shy.refusals = refusals if model[0].bad else 0
+            model(torch.ones(2, 4))
+    Shy.refusals = 0
+    assert w.status == ("bad" if refusals < 2 else "partly-seen"), w.not_seen()
+    if refusals == 0:
+        assert (w.first.module, w.first.how) == ("0", "output")
+    if refusals == 1:  # what module 0 gave was not read, what module 1 took was
+        assert w.first.how == "unknown" and "RuntimeError: not now" in w.first.unsure
+
+
 def test_inputs_made_in_inference_mode_are_watched_outside_of_it():
     with torch.inference_mode():
         x = torch.ones(1, 4)
