@@ -10,6 +10,7 @@ import numpy as np
 from lab.recordings.pairing.kinds import bus_factor
 from lab.recordings.pairing.rows import CallRows, ranks_of, running_count
 from lab.recordings.tables import Table
+from lab.stats.columns import objects
 
 
 class CallSummary:
@@ -33,7 +34,7 @@ class CallSummary:
         columns: dict[str, Any] = {"collective_id": np.arange(self._num)}
         for name in ("pg_name", "pg_desc", "pg_ranks", "collective"):
             columns[name] = rows.column(name)[lead]
-        columns["kind"] = _objects(kinds)
+        columns["kind"] = objects(kinds)
         columns["blocks"] = rows.blocking[lead]
         columns["dtype"] = rows.column("dtype")[lead]
         for name in ("in_nelems", "out_nelems", "msg_bytes"):
@@ -43,7 +44,7 @@ class CallSummary:
         columns |= self._bandwidth(columns["msg_bytes"], columns["latency_us"], kinds, size)
         for name in ("stream", "step"):
             columns[name] = rows.column(name)[lead]
-        return Table({**columns, "confidence": _objects(confidence)})
+        return Table({**columns, "confidence": objects(confidence)})
 
     def _membership(self, lead: np.ndarray) -> dict[str, np.ndarray]:
         rows = self._rows
@@ -69,7 +70,7 @@ class CallSummary:
             "index_in_group": running_count(group),
             "num_ranks": self._size,
             "complete": complete,
-            "missing_ranks": _objects(missing),
+            "missing_ranks": objects(missing),
         }
 
     def _times(self) -> dict[str, np.ndarray]:
@@ -114,9 +115,3 @@ class CallSummary:
             return values[:0]
         reduced: np.ndarray = how.reduceat(values[self._index], self._first)
         return reduced
-
-
-def _objects(values: Sequence[Any]) -> np.ndarray:
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from lab.stats.columns import objects
+
 
 def json_list(text: str) -> list[Any]:
     found = json.loads(text) if text else []
@@ -21,6 +23,4 @@ def int_sizes(item: Any) -> list[int]:
 def column_of(values: list[Any]) -> np.ndarray:
     if values and not isinstance(values[0], str):
         return np.array(values)
-    column = np.empty(len(values), dtype=object)
-    column[:] = values
-    return column
+    return objects(values)

@@ -9,6 +9,7 @@ from lab.recordings.tables import KERNEL, MEMSET, Table, Trace
 from lab.rooms.sweep.gemm import families
 from lab.rooms.sweep.gemm.columns import FREE, FULL, NO_LAUNCH, PARTIAL
 from lab.rooms.sweep.gemm.sheets.launches import Launches
+from lab.stats.columns import objects
 from lab.stats.intervals import load, overlap, spans
 
 FULL_SHARE = 0.9
@@ -136,6 +137,4 @@ def with_columns(table: Table, **columns: np.ndarray) -> Table:
 def _texts(values: list[str]) -> np.ndarray:
     """An object array (n,) in which equal texts are one object, so that it is small between processes."""
     one: dict[str, str] = {}
-    column = np.empty(len(values), dtype=object)
-    column[:] = [one.setdefault(value, value) for value in values]
-    return column
+    return objects([one.setdefault(value, value) for value in values])

@@ -9,7 +9,7 @@ from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, Cached, as_tuple
 from lab.rooms.sweep.gemm.sheets.figures import ranked, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
 from lab.rooms.sweep.gemm.sheets.launches import Launches
-from lab.stats.columns import objects
+from lab.stats.columns import grouped_rows, objects
 from lab.stats.robust import grouped
 
 S5 = ("mean", "median", "std", "min", "max")
@@ -53,9 +53,9 @@ def ops_summary(found: Launches) -> Table:
 def ops_unique_args(found: Launches) -> Table:
     """One row per op name, thread and set of arguments."""
     ops, text = found.ops, found.trace.text
-    keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
-    distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    group, n = group.ravel(), len(distinct)
+    arguments = (getattr(ops, name) for name in ARGUMENTS.values())
+    first, group = grouped_rows([ops.name_id, *arguments, ops.pid, ops.tid])
+    n = len(first)
     direct, subtree = grouped(found.direct_us, group, n), grouped(found.subtree_us, group, n)
     readable = Cached(lambda index: as_tuple(text(np.array([index]))[0]))
     pairs = {
