@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lab.core.words import plural
 from lab.errors import UsageError
-from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import Counter, beginning, bits_counts, screen_counts
+from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
+from lab.rooms.nan.watch.count import Counter, beginning
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of
@@ -114,9 +114,10 @@ class Guard:
         if counter is not None or name != "bits":
             return name, counter_named(name)
 
+        magnitudes, screen = cpu_counters()
+
         def count(tensors: Sequence[Tensor]) -> np.ndarray:
-            due = self.headroom.magnitudes_due(self.step)
-            return bits_counts(tensors, subnormals=False) if due else screen_counts(tensors)
+            return (magnitudes if self.headroom.magnitudes_due(self.step) else screen)(tensors)
 
         return name, count
 
