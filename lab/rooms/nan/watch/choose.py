@@ -40,10 +40,10 @@ def counter_named(name: str) -> Counter:
     return KernelCounter()
 
 
-def cpu_counters() -> tuple[Counter, Counter]:
-    """On a CPU: counts with magnitudes, without subnormals; and the cheapest, which finds only what is bad."""
+def cpu_counters() -> tuple[Counter, Counter, bool]:
+    """On a CPU: counts with magnitudes, the cheapest, which finds only what is bad, and whether both are in C."""
     loaded = library()
     if loaded is None:
-        return partial(bits_counts, subnormals=False), screen_counts
+        return partial(bits_counts, subnormals=False), screen_counts, False
     native = NativeCounts(loaded)
-    return native.magnitudes, native.screen
+    return native.magnitudes, native.screen, True

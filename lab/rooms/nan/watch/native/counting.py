@@ -32,6 +32,8 @@ class NativeCounts:
         """As `bits_counts`."""
         return self._rows(tensors, subnormals=True)
 
+    exact.reads_only = True  # type: ignore[attr-defined]
+
     def magnitudes(self, tensors: Sequence[Tensor]) -> np.ndarray:
         """As `bits_counts` without subnormals."""
         return self._rows(tensors, subnormals=False)
