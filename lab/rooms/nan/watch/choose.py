@@ -41,7 +41,7 @@ def counter_named(name: str) -> Counter:
 
 
 def cpu_counters() -> tuple[Counter, Counter, bool]:
-    """On a CPU: counts with magnitudes, the cheapest, which finds only what is bad, and whether both are in C."""
+    """On a CPU: counts with magnitudes, the cheapest that finds what is bad, and whether both are in C."""
     loaded = library()
     if loaded is None:
         return partial(bits_counts, subnormals=False), screen_counts, False
