@@ -87,7 +87,7 @@ class Recorder(ABC):
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
         self._patient = patient  # counts may wait for those of the next forwards
-        self._deferred = Deferred(lambda some: quiet(count, some, reads_only=self._reads_only))
+        self._deferred = Deferred(lambda some: quiet(self._count, some, reads_only=self._reads_only))
         self._waiting: deque[Forward] = deque()
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
         self._at_once = any(getattr(module, "inplace", False) is True for module in self._modules)
