@@ -2,10 +2,10 @@
 
 On a GPU: a 7B-shaped Mistral in bfloat16 (random weights, fused AdamW), 2,048 tokens. On a CPU: a small
 transformer, a tiny one and three small perceptrons, by the thread's own CPU time, because a busy machine
-makes wall time of milliseconds useless. Each round begins a new guard, whose first steps look closer and only warm up, and then
-takes one period: a guard reads weights, state and, on a CPU, magnitudes in one step of eight. A time is the
-mean over the period of the medians over rounds, so that the dear step counts. Bars: 5 % on a GPU, a factor
-of 1.3 on a CPU; "bare hooks" is what no guard in Python can do without.
+makes wall time of milliseconds useless. Each round begins a new guard, whose first steps look closer and
+only warm up, and then takes one period: a guard reads weights, state and, on a CPU, magnitudes in one step
+of eight. A time is the mean over the period of the medians over rounds, so that the dear step counts. Bars:
+5 % on a GPU, a factor of 1.3 on a CPU; "bare hooks" is what no guard in Python can do without.
 LAB_BENCH_LAYERS and LAB_BENCH_TOKENS change the shape. What watching costs an inference is `nan_watch`.
 """
 
