@@ -1,9 +1,9 @@
 """`lab same` on a GPU (else on the CPU, and it says so): does each comparison get the verdict that is due?
 
-    python -m bench.same_gpu OUT
+    python scripts/same_gpu.py OUT
 
-One training step of a small causal transformer, recorded eager, eager again, compiled, with 10 bits left of one
-product's mantissa, with the GPU's TF32, and on the CPU; each is compared with the first. Exit code 1 where a
+One training step of a small causal transformer, recorded eager, eager again, compiled, with 10 bits left of
+one product's mantissa, with the GPU's TF32, and on the CPU; each is compared with the first. Exit code 1 where a
 verdict is not the one planned. Recordings and verdicts stay in OUT.
 """
 
