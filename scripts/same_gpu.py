@@ -3,8 +3,8 @@
     python scripts/same_gpu.py OUT
 
 One training step of a small causal transformer, recorded eager, eager again, compiled, with 10 bits left of
-one product's mantissa, with the GPU's TF32, and on the CPU; each is compared with the first. Exit code 1 where a
-verdict is not the one planned. Recordings and verdicts stay in OUT.
+one product's mantissa, with the GPU's TF32, and on the CPU; each is compared with the first. Exit code 1
+where a verdict is not the one planned. Recordings and verdicts stay in OUT.
 """
 
 from __future__ import annotations
