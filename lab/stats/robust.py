@@ -46,8 +46,8 @@ def grouped(
 ) -> dict[str, np.ndarray]:
     """Statistics of `values` (n,) for each group 0..num_groups-1 (n,), by one sort: arrays (num_groups,).
 
-    Keys: count, sum, mean, median, std (ddof 1, NaN below 2 values), mad, min, max and `p5`, `p95` ... for
-    `percents`. NaN where a group is empty.
+    Keys: count, sum, mean, median, std (ddof 1, NaN below 2 values), cv (std over mean, NaN for mean 0), mad,
+    min, max and `p5`, `p95` ... for `percents`. NaN where a group is empty.
     """
     order = np.lexsort((values, group))
     ordered, sorted_group = np.asarray(values, dtype=float)[order], group[order]
@@ -64,7 +64,7 @@ def grouped(
         return found
 
     if len(ordered) == 0:
-        names = ["mean", "median", "std", "mad", "min", "max", *(f"p{p:g}" for p in percents)]
+        names = ["mean", "median", "std", "cv", "mad", "min", "max", *(f"p{p:g}" for p in percents)]
         nothing = dict.fromkeys(names, np.full(num_groups, np.nan))
         return {"count": count, "sum": np.zeros(num_groups), **nothing}
     sums = np.bincount(sorted_group, weights=ordered, minlength=num_groups)
@@ -72,6 +72,7 @@ def grouped(
         mean = sums / count
         squares = np.bincount(sorted_group, weights=(ordered - mean[sorted_group]) ** 2, minlength=num_groups)
         std = np.sqrt(np.where(count > 1, squares / (count - 1), np.nan))
+        spread = np.where(mean == 0, np.nan, std / mean)
     middle = at_percent(ordered, 50)
     deviation = np.abs(ordered - middle[sorted_group])
     return {
@@ -80,6 +81,7 @@ def grouped(
         "mean": mean,
         "median": middle,
         "std": std,
+        "cv": spread,
         "mad": at_percent(deviation[np.lexsort((deviation, sorted_group))], 50),
         "min": at_percent(ordered, 0),
         "max": at_percent(ordered, 100),

@@ -104,6 +104,7 @@ def test_grouped_statistics_are_those_of_each_group_alone(rows):
             "p95": robust.percentile(mine, 95),
             "std": mine.std(ddof=1) if len(mine) > 1 else math.nan,
             "mean": mine.mean() if len(mine) else math.nan,
+            "cv": robust.cv(mine),
             "min": min(mine, default=math.nan),
             "max": max(mine, default=math.nan),
         }
@@ -121,6 +122,11 @@ def test_empty_groups_and_single_values_are_nan_without_a_warning():
     }
     for name, column in expected.items():
         assert found[name].tolist() == pytest.approx(column, nan_ok=True), name
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_group_of_mean_0_has_no_cv_and_gives_no_warning():
+    assert math.isnan(robust.grouped(np.zeros(3), np.zeros(3, dtype=np.int64), 1)["cv"][0])
 
 
 def test_a_small_value_after_a_group_of_huge_ones_stays_exact():
