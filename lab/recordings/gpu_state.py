@@ -93,7 +93,7 @@ class GpuState:
 
 
 def read_state(folder: Path) -> GpuState | None:
-    """The samples of all nodes in a run's folder, and why some are missing; None where none were asked for."""
+    """The samples of all nodes in a run's folder and why some are missing; None where none were asked for."""
     paths = [path for path in (folder / SAMPLES, *sorted(folder.glob(_OTHER_NODES))) if path.is_file()]
     abouts = {path for path in (folder / SUMMARY, *folder.glob(_OTHER_SUMMARIES)) if path.is_file()}
     abouts |= {path.with_suffix(".json") for path in paths}

@@ -63,7 +63,9 @@ def _reads(path: Path) -> bool:
 
 def _other_json(path: Path) -> bool:
     """A small JSON file without events: a manifest, settings, results."""
-    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _SMALL_JSON:
+    if path.suffix != ".json" or named_as_recording(path):
+        return False
+    if not path.is_file() or path.stat().st_size > _SMALL_JSON:
         return False
     text = path.read_bytes()
     return b"traceEvents" not in text and b"rocprofiler-sdk-tool" not in text and text.lstrip()[:1] == b"{"

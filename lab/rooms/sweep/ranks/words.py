@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import plural, ranks_text
 from lab.recordings.ranks.common import GPU_STEPS, WHOLE
 from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, host_bound, ranks_in_words
 from lab.recordings.ranks.path import shares
@@ -158,7 +157,8 @@ def gpu_sentences(setting: Setting) -> list[str]:
         [f"GPU clocks are not all known: {text}." for text in setting.state.reasons] if setting.state else []
     )
     if not rows:
-        text = f"Clocks were not sampled beside the run, so why the kernels of rank {_join(slow)} are slower"
+        whose = ranks_text(sorted(slow))
+        text = f"Clocks were not sampled beside the run, so why the kernels of {whose} are slower"
         return [*found, f"{text} is not seen."] if slow and on_gpu else found
     clock = {row["rank"]: row["sm_clock_mhz"] for row in rows}
     for row in rows:
@@ -196,10 +196,6 @@ def _explains(setting: Setting, rank: int, clock_ratio: float) -> str:
         f": that makes kernels {clock_ratio:.2f} times as long at most, and its own take {ratio:.2f} times "
         "as long, so most of the cause is not seen (another program on this GPU?)"
     )
-
-
-def _join(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
 
 
 def _clocks(setting: Setting) -> list[str]:
