@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 
 from lab.core.words import plural, ranks_text
-from lab.report.page import Card, Page, Points, Section, Status, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nan.guarded.join import Verdict, verdict_of
 from lab.rooms.nan.guarded.read import Event, Found, Op, Planted, Record

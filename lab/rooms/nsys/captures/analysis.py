@@ -15,7 +15,8 @@ from lab.recordings.lacks import counted, holes
 from lab.recordings.load import format_of, is_recording, load_capture, named_as_recording
 from lab.recordings.pool import raise_if_none_read
 from lab.recordings.processes import with_processes
-from lab.report.page import Files, Page, Section, Status, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Files, Page, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.rooms.nsys.captures.metrics import FORMAT, NO_TIMELINE, write_metrics
 from lab.rooms.nsys.captures.page import NO_KERNELS, Written, write_recording
