@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -87,27 +86,3 @@ def grouped(
         "max": at_percent(ordered, 100),
         **{f"p{percent:g}": at_percent(ordered, percent) for percent in percents},
     }
-
-
-def bootstrap_ci(
-    samples: Sequence[np.ndarray],
-    statistic: Callable[..., np.ndarray],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 2025,
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of `statistic(*samples)`; (NaN, NaN) if a sample is empty.
-
-    samples: one or more arrays (n_i,), each resampled on its own, so that a ratio of two medians works.
-    statistic: takes one array (resamples, n_i) per sample and reduces the last axis, for example
-    `lambda free, busy: np.median(busy, axis=-1) / np.median(free, axis=-1)`.
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
-    """
-    if any(len(sample) == 0 for sample in samples):
-        return float("nan"), float("nan")
-    random = np.random.default_rng(seed)
-    drawn: list[Any] = [random.choice(np.asarray(s, dtype=float), size=(resamples, len(s))) for s in samples]
-    tail = (1 - level) / 2 * 100
-    low, high = np.percentile(statistic(*drawn), [tail, 100 - tail])
-    return float(low), float(high)

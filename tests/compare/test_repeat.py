@@ -18,7 +18,7 @@ from lab.compare.repeat import LOOKS, schedule, sides
 from lab.compare.samples import METRICS
 from lab.errors import BusyError, MissingError, UsageError
 from lab.stats.gate import LEVEL
-from lab.stats.student import cdf
+from lab.stats.student import tail
 from tests.compare.made import layer, trace
 from tests.engines.docker.fixtures import REF, busybox, own_caches  # noqa: F401
 
@@ -234,7 +234,7 @@ def false_alarms(level, pairs=6000):
         t = (y.mean(axis=1) - x.mean(axis=1)) / np.sqrt(parts.sum(axis=0))
         freedom = parts.sum(axis=0) ** 2 / (parts**2 / (n - 1)).sum(axis=0)
         for pair in np.flatnonzero(t > 2):
-            found[pair] |= cdf(t[pair], freedom[pair]) > 1 - (1 - level) / 2
+            found[pair] |= tail(t[pair], freedom[pair]) < (1 - level) / 2
     return int(found.sum())
 
 
