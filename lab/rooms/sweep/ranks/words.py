@@ -212,6 +212,10 @@ def _clocks(setting: Setting) -> list[str]:
                 f"The clock of rank {clock.rank} is {clock.offset_ns / 1e3:.1f} us ahead ({bounds}{drift}): "
                 "corrected."
             )
+    loose = [clock.rank for clock in setting.account.clocks if np.isnan(clock.high_ns)]
+    if loose and len(setting.account.clocks) > 1:
+        whose = f"clock{'s' if len(loose) > 1 else ''} of {ranks_in_words(loose, 'is', 'are')}"
+        found.append(f"The {whose} as recorded: no collective with the others tells how far off.")
     wide = [
         clock.rank
         for clock in setting.account.clocks
