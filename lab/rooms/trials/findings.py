@@ -16,7 +16,8 @@ from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural
 from lab.report.figures import Cell, cell_grid, ranges, save
-from lab.report.page import Card, Figure, Page, Points, Section, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table

@@ -17,7 +17,7 @@ from lab.rooms.nan.watch.plain import ORDINARY, REAL, all_plain, as_counted, is_
 from lab.rooms.nan.watch.quiet import quiet
 
 Named = tuple[str, Tensor]
-SMALL, DTYPE = 1 << 18, attrgetter("dtype")
+SMALL, KIND = 1 << 18, attrgetter("dtype", "device")
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
 
 
@@ -54,7 +54,7 @@ def negative_squares(named: Sequence[Named]) -> list[str]:
 
 def _lowest(tensors: Sequence[Tensor]) -> list[float]:
     """The lowest number of each; one wait per device. Of small ones that are positive, 0 or what is there."""
-    small = sum(map(Tensor.numel, tensors)) <= SMALL and len({*map(DTYPE, tensors)}) == 1
+    small = sum(map(Tensor.numel, tensors)) <= SMALL and len({*map(KIND, tensors)}) == 1
     if small and float(torch._C._nn.flatten_dense_tensors([*tensors]).amin()) >= 0:
         return [0.0] * len(tensors)
     lows = [one.detach().amin().double() for one in tensors]
