@@ -36,7 +36,7 @@ def _docker_answers() -> bool:
     docker = shutil.which("docker")
     return (
         bool(docker)
-        and subprocess.run([docker, "info"], capture_output=True, check=False, timeout=30).returncode == 0
+        and subprocess.run([docker, "info"], capture_output=True, check=False, timeout=300).returncode == 0
     )
 
 
@@ -61,7 +61,7 @@ def _slurm_answers() -> bool:
     sinfo = shutil.which("sinfo")
     if not sinfo:
         return False
-    done = subprocess.run([sinfo, "-h", "-o", "%t"], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([sinfo, "-h", "-o", "%t"], capture_output=True, text=True, check=False, timeout=300)
     return done.returncode == 0 and any(word in done.stdout for word in ("idle", "mix", "alloc"))
 
 

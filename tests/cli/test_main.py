@@ -231,17 +231,13 @@ def test_a_step_that_dies_is_a_row_and_the_others_are_measured(tmp_path):
     driver = start_sweep(tmp_path, "-c", "28,42", "-t", "256", "--ranks", "2", "--order", "given")
     read_until(driver.stderr, "256t_28ch starts")
     workload = b"lab.rooms.sweep.workload"
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        ranks = [
-            pid
-            for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-            if _is_rank(pid, 1, workload, tmp_path)
-        ]
-        if ranks:
-            os.kill(ranks[0], signal.SIGKILL)
-            break
+    ranks, end = [], time.monotonic() + 300
+    while not ranks:
+        assert time.monotonic() < end and driver.poll() is None, "rank 1 was never seen"
         time.sleep(0.02)
+        pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+        ranks = [pid for pid in pids if _is_rank(pid, 1, workload, tmp_path)]
+    os.kill(ranks[0], signal.SIGKILL)
     _, err = driver.communicate(timeout=900)
     assert driver.returncode == 1 and "1 of 2 steps did not succeed" in err and "SIGKILL" in err
     assert (tmp_path / "run" / "report.html").exists()
