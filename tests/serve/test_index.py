@@ -213,7 +213,7 @@ def test_a_running_run_is_told_from_one_that_its_driver_left(tmp_path):
 
 
 def test_a_run_that_ends_between_two_looks_is_never_said_to_be_left_by_its_driver(tmp_path):
-    """Its row is as old as the locks: a step without an outcome, and a driver that is gone, is another run."""
+    """Its row is as old as the locks: its outcome and the end of its driver are seen together."""
     folder = write_run(tmp_path / "runs", "live", statuses=("ok", None), host=socket.gethostname())
     index = Index(tmp_path / "runs", cache=False, rest_s=3600)
     with (folder / LOCK).open("w") as lock:

@@ -185,7 +185,7 @@ def a_docker_run(root: Path, *steps: Step) -> Run:
 
 
 def left_of(run: Run) -> list[str]:
-    """The states of this run's containers; a loaded engine takes seconds to remove one whose end removes it."""
+    """The states of this run's containers; an engine under load takes seconds to remove one."""
     return [one.state for one in leftovers(run_dir=run.root) if one.state != "removing"]
 
 

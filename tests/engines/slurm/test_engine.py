@@ -234,8 +234,8 @@ def test_the_gpus_of_both_nodes_are_sampled_beside_the_step(tmp_path, monkeypatc
         monkeypatch.setenv(name, value)
     sampled = """
         import pathlib, time
-        def both(): return [p for p in pathlib.Path("wide").glob("gpu_clocks*.csv") if p.read_text().count("\\n") > 2]
-        while len(both()) < 2: time.sleep(0.1)
+        def lines(): return [p.read_text().count("\\n") for p in pathlib.Path("wide").glob("gpu_clocks*.csv")]
+        while len(lines()) < 2 or min(lines()) < 3: time.sleep(0.1)
     """
     step = python("wide", sampled, nodes=2, num_gpus=2)
     run = a_run(tmp_path / "run", step)
