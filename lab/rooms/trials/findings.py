@@ -20,7 +20,7 @@ from lab.report.page import Card, Figure, Page, Points, Section, Table, write_pa
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
-from lab.rooms.trials.config import ALPHA, NOT_RUN, RATIO, Trial, controls_of
+from lab.rooms.trials.config import ALPHA, NEVER_RAN, NOT_RUN, RATIO, Trial, controls_of
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_PLACE,
@@ -238,9 +238,13 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
     for one in decision.cells:
         total = one.n + one.error
         if one.n == 0 and total:
-            lines.append(
-                f"{one.name}: no trial passed or failed ({plural(total, 'error')}), so it has no rate"
-            )
+            said = any(t.cell == one.name and t.reason == NEVER_RAN for t in found.trials)
+            first = next(t.reason for t in found.trials if t.cell == one.name and t.verdict == "error")
+            errors = plural(total, "error")
+            if not said:  # by what is missing, with its reason
+                lines.append(
+                    f"{one.name}: no trial passed or failed ({errors}, the first: {first}), so it has no rate"
+                )
         elif total and one.error / total >= UNRELIABLE:
             lines.append(
                 f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable"
@@ -248,7 +252,8 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
     if not decision.decided:
         open_ones = [one.cell for one in decision.comparisons if one.verdict not in ANSWERS]
         more = f" and {len(open_ones) - MOST_OPEN} more" if len(open_ones) > MOST_OPEN else ""
-        lines.append(f"undecided: {', '.join(open_ones[:MOST_OPEN]) or found.baseline}{more}")
+        cells = f"cell{'s' if len(open_ones) > 1 else ''} {', '.join(open_ones[:MOST_OPEN]) or found.baseline}"
+        lines.append(f"undecided: {cells}{more}")
     return lines
 
 
