@@ -175,6 +175,8 @@ def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
             host=row.get("host") or row.get("node") or "",
             gpus=row.get("gpus") or "",
             started_utc=_moment(row.get("started_utc") or ""),
+            began_s=_float(row, "began_s"),
+            boot=row.get("boot") or "",
             temperature_c=_float(row, "temperature_c"),
             sm_clock_mhz=_float(row, "sm_clock_mhz"),
             step=row.get("step") or "",

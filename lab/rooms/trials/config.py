@@ -96,6 +96,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     step_time: float | None = None  # median of what the output said
     started_utc: str = ""
+    began_s: float | None = None  # since the host's boot, by a clock that nobody sets
+    boot: str = ""  # which boot of which host
     host: str = ""
     gpus: str = ""
     image: str = ""  # by its name; "": no image

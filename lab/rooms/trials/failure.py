@@ -170,21 +170,26 @@ class Reader:
         """A hash of all numbers that were judged, "" where there were none: equal trials are one trial."""
         return self._judged.hexdigest()[:16] if self.seen - {self._step_time} else ""
 
-    def verdict(self, exit_code: int, *, timed_out: bool = False) -> tuple[str, str]:
-        """-> (pass, fail or error; the reason). What was to be judged and never seen is an error, no pass."""
+    def verdict(self, exit_code: int, *, timed_out: bool = False, machine: str = "") -> tuple[str, str]:
+        """-> (pass, fail or error; the reason). What was to be judged and never seen is an error, no pass.
+
+        machine: why the exit code is the machine's doing; only a term that names this very code counts then.
+        """
         self._ask_expressions()
         no_start = "" if timed_out else self._no_start(exit_code)
         for term in self.terms:
             if term.kind == "timeout" and timed_out:
                 return "fail", "timeout"
             is_hit = term.kind == "exit" and not timed_out and COMPARE[term.op](exit_code, term.value)
-            if is_hit and (not no_start or _is_meant(term, exit_code)):
+            if is_hit and (not (no_start or machine) or _is_meant(term, exit_code)):
                 return "fail", code_text(exit_code)
         if self.hits:
             text = min(self.hits, key=lambda one: self.hits[one])
             return "fail", f"{text}: line {self.hits[text]}"
         if no_start:
             return "error", f"{CANNOT_RUN}: {no_start}"
+        if machine:
+            return "error", f"{code_text(exit_code)}: {machine}"
         for pattern, why in self._not_judged.items():
             return "error", f"undecided: {f'/{pattern}/ ' if pattern else ''}{why}"
         if timed_out:

@@ -36,6 +36,7 @@ from lab.rooms.trials.failure import CANNOT_RUN, Reader, parse, shell_code
 from lab.rooms.trials.progress import progress, why_not
 from lab.rooms.trials.rows import read_settings, read_trials, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
+from lab.rooms.trials.workload.memory import Kills, Memory, blame, who_killed
 from lab.rooms.trials.workload.pauses import Pauses, family
 from lab.rooms.trials.workload.sensors import Sensors
 from lab.workload.hook import hooked
@@ -48,6 +49,7 @@ LAST_LINES = 200  # which the log has in any case
 GRACE_S = 5.0
 MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 CANNOT_START = 127
+KILLED = 128 + signal.SIGKILL
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP)
 PR_SET_CHILD_SUBREAPER = 36
 NOT_JUDGED = (
@@ -124,14 +126,16 @@ def observed(env: dict[str, str], cell: Cell, folder: Path) -> dict[str, str]:
 def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     reader = Reader(parse(config.fail), config.step_time)
     started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
+    began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     witnesses = args.out.resolve() / "effects"
     env = observed(environment(config, cell, args.trial), cell, witnesses)
     words = words_of(config, cell, args.trial)
     paused = pause_for(config, cell, read_trials(args.out.parent)) if cell.slow_as else None
+    memory = Memory()
     with Sensors(env) as sensors:
         code, timed_out, failure = _run(words, env, args.cwd, config.trial_timeout_s, reader, paused)
     code = shell_code(code)
-    verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
+    verdict, reason = ("error", failure) if failure else judged(reader, code, timed_out, memory.kills())
     step = args.out.name
     effect = effect_of(cell.settings, cell.read_by, witnesses)
     if verdict != "error" and cell.settings and effect != "yes":
@@ -147,6 +151,8 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         seconds=round(time.monotonic() - began, 3),
         step_time=reader.step_time,
         started_utc=started,
+        began_s=round(began_s, 3),
+        boot=_boot(),
         # As cells name it; a container has a name of its own.
         host=env.get("SLURMD_NODENAME") or env.get(HOST) or platform.node(),
         gpus=env.get(GIVEN) or next((env[m] for m in MASKS if env.get(m) not in (None, "", "-1")), ""),
@@ -159,6 +165,26 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         step=step,
         log=f"steps/{step}/{LOG}",
     )
+
+
+def judged(reader: Reader, code: int, timed_out: bool, kills: Kills) -> tuple[str, str]:
+    """The reader's verdict, unless the kernel, or somebody, ended the command and not its own failing."""
+    whose, evidence = blame(kills)
+    machine = ""
+    if code and not timed_out and (whose == "machine" or (code == KILLED and whose != "trial")):
+        machine = evidence or who_killed(kills)
+    verdict, reason = reader.verdict(code, timed_out=timed_out, machine=machine)
+    if evidence and evidence not in reason:
+        reason = f"{reason}; {evidence}" if reason else f"although {evidence}"
+    return verdict, reason
+
+
+def _boot() -> str:
+    """The kernel's name of this boot, the same in its containers; "" where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _run(
