@@ -1,7 +1,7 @@
 """Whether the kernel killed for memory while a trial ran, and whose limit was hit.
 
-The kernel counts its kills per control group: `memory.events` (version 2), `memory.oom_control` (version 1). A
-limit of the group that the trial runs in is the trial's own, as an image's `mem_limit` or systemd's MemoryMax
+The kernel counts its kills per control group: `memory.events` (version 2), `memory.oom_control` (version 1).
+A limit of the group that the trial runs in is the trial's own, as an image's `mem_limit` or systemd's MemoryMax
 sets it; a kill without one is the host's shortage, or that of a group above.
 """
 
@@ -39,11 +39,10 @@ class Memory:
     def kills(self) -> Kills:
         """Since it was made."""
         now, then = self._counts(), self._before
-        host = None if None in (now["host"], then["host"]) else now["host"] - then["host"]
-        if now["kills"] is None or then["kills"] is None:
+        kills, hits, host = (_rise(then[name], now[name]) for name in ("kills", "hits", "host"))
+        if kills is None:
             return Kills(of_host=host)
-        hit = now["hits"] is not None and now["hits"] > (then["hits"] or 0)
-        found = Kills(now["kills"] - then["kills"], hit, self._limit(), self._shared, host)
+        found = Kills(kills, bool(hits), self._limit(), self._shared, host)
         return replace(found, shared=found.shared or self._is_shared())
 
     def _counts(self) -> dict[str, int | None]:
@@ -109,6 +108,10 @@ def _folder(root: Path, proc: Path) -> Path | None:
         if found := next((one for one in places if (one / name).is_file()), None):
             return found
     return None
+
+
+def _rise(then: int | None, now: int | None) -> int | None:
+    return None if then is None or now is None else now - then
 
 
 def _fields(path: Path) -> dict[str, int]:
