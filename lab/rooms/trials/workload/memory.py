@@ -1,8 +1,8 @@
 """Whether the kernel killed for memory while a trial ran, and whose limit was hit.
 
 The kernel counts its kills per control group: `memory.events` (version 2), `memory.oom_control` (version 1).
-A limit of the group that the trial runs in is the trial's own, as an image's `mem_limit` or systemd's MemoryMax
-sets it; a kill without one is the host's shortage, or that of a group above.
+A limit of the group that the trial runs in is the trial's own, as `mem_limit` of an image or MemoryMax of
+systemd sets it; a kill without one is the host's shortage, or that of a group above.
 """
 
 from __future__ import annotations
