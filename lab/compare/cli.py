@@ -219,7 +219,7 @@ def check(
     in, or images (image:NAME), and {out} in COMMAND is the trace, or {"step_ms": [...]}, that a process
     writes. Fresh processes, interleaved, the first of each side dropped, until decided or at most 12 a side.
     Once per machine and workload BASE runs 8 processes more by itself: by how much equal ones differ
-    (floors).
+    (floors). A check that was killed goes on with the same command.
 
     Exit code 0: a slowdown beyond --max-slowdown is excluded, of the step and of each kernel's signature. 1:
     proven of one. 3: undecided, and how many more processes would decide. 4: a process failed, or left no
@@ -233,7 +233,8 @@ def check(
 
     with needs("analysis"):
         if command:
-            from lab.compare.repeat import repeat, sides
+            from lab.compare.repeat import repeat
+            from lab.compare.sides import sides
 
             if out is None:
                 raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")
