@@ -14,11 +14,13 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from lab.compare import floors as kept_floors
+from lab.compare.confirm import FOLDER as SECOND
+from lab.compare.confirm import confirmed
 from lab.compare.floors import Floors
 from lab.compare.gate import Verdict, judge
 from lab.compare.in_image import command_in, end, inside
@@ -40,6 +42,14 @@ LOCK, RUNNING = ".lock", ".running"  # held by the check, and by the guard of it
 GO_ON = "undecided, more to come"
 GRACE_S = 10.0
 KILLED = 137  # of a process whose guard was killed with it
+
+
+class Held(NamedTuple):
+    """What a process holds: its container's name, and the lock that the next one waits for, because an
+    earlier start's process may be ending, whose lab was killed."""
+
+    container: str
+    lock: Path
 
 
 def schedule(looks: Sequence[int] = LOOKS) -> list[tuple[int, str]]:
@@ -131,22 +141,24 @@ class _Check:
 
     def verdict(self, allowed: float, floors: Floors | None) -> Verdict:
         """That of the first look that decides."""
-        units: dict[str, list[Process]] = {name: [] for name in self.sides}
-        for turn, name in schedule():
-            if turn == 0:
-                continue  # before the first process that runs now
-            recording = self._recording(name, name, turn)
-            if not self.progress.has(recording):
-                self._after_break(recording, units)
-                self._run(self.sides[name], recording, turn, name)
-                self.say(f"{name} {turn} of {LOOKS[-1]}")
-            units[name].append(self._read(recording))
-            done = min(len(one) for one in units.values())
-            if done in LOOKS and len(units["base"]) == len(units["head"]):
-                found = self._look(done, units, allowed, floors)
-                if found is not None:
-                    return found
+        for done, units in self._rounds(LOOKS[-1], ""):
+            if done in LOOKS and (found := self._look(done, units, allowed, floors)) is not None:
+                return found
         raise AssertionError("the last look ends the loop")
+
+    def _rounds(self, most: int, below: str) -> Iterator[tuple[int, dict[str, list[Process]]]]:
+        """After every round: how many there were, and their processes by side. below: the set's folder."""
+        units: dict[str, list[Process]] = {name: [] for name in self.sides}
+        for turn, name in schedule((most,))[2:]:  # what warms up comes before the first that runs now
+            label = f"{below}_{name}" if below else name
+            recording = self._recording(str(Path(below, name)), label, turn)
+            if not self.progress.has(recording):
+                self._after_break(recording, sum(map(len, units.values())))
+                self._run(self.sides[name], recording, turn, label)
+                self.say(f"{f'{below} set: ' if below else ''}{name} {turn} of {most}")
+            units[name].append(self._read(recording))
+            if len(units["base"]) == len(units["head"]):
+                yield turn, units
 
     def _look(
         self, done: int, units: dict[str, list[Process]], allowed: float, floors: Floors | None
@@ -169,7 +181,15 @@ class _Check:
                 where=self.out / FILE,
                 fix="another version of lab made it: begin again with another -o",
             )
+        if found.outcome == "regression":
+            found = confirmed(found, *self._second(done), floors)
         return found if ends else None
+
+    def _second(self, processes_a_side: int) -> tuple[list[Process], list[Process]]:
+        """As many processes again, by themselves: what is proven has to show in them, too."""
+        self.say(f"a slowdown is proven: a second set of {processes_a_side} a side has to show it, too")
+        *_, (_, units) = self._rounds(processes_a_side, SECOND)
+        return units["base"], units["head"]
 
     def floors(self) -> Floors:
         """Those of this check, or else of this machine and workload, measured now if there are none that are
@@ -199,9 +219,8 @@ class _Check:
             self.say(f"A/A {turn} of {kept_floors.PROCESSES}")
         return self._read(recording)
 
-    def _after_break(self, recording: Path, units: dict[str, list[Process]]) -> None:
+    def _after_break(self, recording: Path, n_before: int) -> None:
         """Both sides warm up before the first process that runs now, which may come long after the last."""
-        n_before = sum(map(len, units.values()))
         if "both" not in self.warm and n_before:
             self.progress.add_break(recording, cut=n_before % 2 == 1)
         self._warm_up("both", list(self.sides.items()))
@@ -210,13 +229,13 @@ class _Check:
         if what in self.warm:
             return
         for label, side in sides:
-            _one(side, self.command, self._recording("warm-up", label, 0), 0, self._name(label, 0))
+            _one(side, self.command, self._recording("warm-up", label, 0), 0, self._held(label, 0))
             self.say(f"{'A/A' if label == AA else label} 0, warm-up, dropped")
         self.warm.add(what)
 
     def _run(self, side: Side, recording: Path, turn: int, label: str) -> None:
         try:
-            _one(side, self.command, recording, turn, self._name(label, turn))
+            _one(side, self.command, recording, turn, self._held(label, turn))
         except LabError as error:
             self.progress.add_failure(recording, error.what)
             raise
@@ -233,9 +252,10 @@ class _Check:
     def _recording(self, folder: str, label: str, turn: int) -> Path:
         return self.out / folder / f"{label}_{turn:02}.json"
 
-    def _name(self, label: str, turn: int) -> str:
-        """Of the process's container: the same at the next start, which ends one that was left."""
-        return f"lab-check-{hashlib.sha256(str(self.out.resolve()).encode()).hexdigest()[:12]}-{label}-{turn}"
+    def _held(self, label: str, turn: int) -> Held:
+        """The container's name is the same at the next start, which ends one that was left."""
+        digest = hashlib.sha256(str(self.out.resolve()).encode()).hexdigest()[:12]
+        return Held(f"lab-check-{digest}-{label}-{turn}", self.out.resolve() / RUNNING)
 
 
 def _forget(floors: Floors, why: str, say: Callable[[str], None]) -> None:
@@ -251,13 +271,13 @@ def _workload(base: Side, command: Sequence[str]) -> dict[str, str]:
     return {"command": "\0".join(command), "folder": str(place), "image": image}
 
 
-def _one(side: Side, command: Sequence[str], recording: Path, turn: int, name: str) -> None:
+def _one(side: Side, command: Sequence[str], recording: Path, turn: int, held: Held) -> None:
     """One fresh process, which writes `recording`. Raises MissingError if it fails or writes none."""
     make_folder(recording.parent)
     recording.unlink(missing_ok=True)  # of a process that was killed
     log = recording.with_suffix(LOG)
     with log.open("wb") as file:
-        code = _start(side, command, recording.resolve(), file, name)
+        code = _start(side, command, recording.resolve(), file, held)
     if code:
         last = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         raise MissingError(
@@ -273,25 +293,27 @@ def _one(side: Side, command: Sequence[str], recording: Path, turn: int, name: s
         )
 
 
-def _start(side: Side, command: Sequence[str], recording: Path, log: BinaryIO, name: str) -> int:
+def _start(side: Side, command: Sequence[str], recording: Path, log: BinaryIO, held: Held) -> int:
     """Run the command to its end, here or in the side's image, under a guard: nothing that it started
     outlives it, or lab. Its exit code."""
     place = inside(recording) if side.image else str(recording)
     words = [word.replace(PLACE, place) for word in command]
     env = {**os.environ, VARIABLE: place}
     if side.image:
-        end(name)  # of a check that was killed
-        words = command_in(side.image, words, side.folder, recording.parent, {VARIABLE: place}, name)
+        end(held.container)  # of a check that was killed
+        words = command_in(
+            side.image, words, side.folder, recording.parent, {VARIABLE: place}, held.container
+        )
         env = dict(os.environ)
     try:
-        # The lock is held until an earlier start's process has ended, whose lab was killed.
-        lock = recording.parent.parent / RUNNING
-        with guarded(words, name=name, cwd=side.folder, env=env, lock=lock, grace_s=GRACE_S) as process:
+        with guarded(
+            words, name=held.container, cwd=side.folder, env=env, lock=held.lock, grace_s=GRACE_S
+        ) as process:
             shutil.copyfileobj(process.output, log)  # to the end of the guard, which is its last owner
             report = process.report()
     except BaseException:
         if side.image:
-            end(name)  # the engine goes on with a container whose client was interrupted
+            end(held.container)  # the engine goes on with a container whose client was interrupted
         raise
     if "start_error" in report:
         raise MissingError(f"cannot start {report['start_error']}", where=side.folder)

@@ -50,7 +50,9 @@ def both(tmp_path, monkeypatch):
         for name, own in (("base", 10.0), ("head", scale)):
             (tmp_path / name / "times").mkdir(parents=True)
             (tmp_path / name / "work.sh").write_text(PROGRAM)
-            for label in [f"{side}_{n:02}" for side in (name, "aa") for n in range(LOOKS[-1] + 1)]:
+            for label in [
+                f"{side}_{n:02}" for side in (name, f"second_{name}", "aa") for n in range(LOOKS[-1] + 1)
+            ]:
                 time_ms = own * (1 + noise * (zlib.crc32(label.encode()) % 9973 / 9973 - 0.5))
                 text = json.dumps({"step_ms": [time_ms * (1 + 0.001 * (n % 3)) for n in range(5)]})
                 (tmp_path / name / "times" / f"{label}.json").write_text(text)
@@ -108,19 +110,18 @@ def test_killed_at_every_write_it_ends_as_in_one_go_and_runs_at_most_what_was_ru
     pair = both()
     whole = go(pair, tmp_path / "whole")
     assert whole.outcome == "regression" and set(starts(tmp_path).values()) == {1}
-    n_writes = 1 + 2 * LOOKS[0] + 1
-    for at in (4, n_writes) if before else (2, 3, n_writes):
+    n_first, n_all = 2 * LOOKS[0], 4 * LOOKS[0]  # with the second set
+    n_writes = 1 + n_first + 1 + LOOKS[0]
+    for at in (4, n_first + 2, n_writes) if before else (2, 3, n_first + 2, n_writes):
         out = tmp_path / f"{before}{at}"
         assert not killed(pair, out, writes=at, before=before)
         found = go(pair, out)
         assert alike(found) == alike(whole)
         ran = starts(tmp_path)
         again = [name for name, n in ran.items() if n > 1]
-        assert len(ran) == 2 * LOOKS[0] and len(again) <= before, (
-            "after its write a process is never run again"
-        )
+        assert len(ran) == n_all and len(again) <= before, "after its write a process is never run again"
         recorded = [one["recording"] for one in json.loads((out / FILE).read_text())["ended"]]
-        assert len(recorded) == len(set(recorded)) == 2 * LOOKS[0]
+        assert len(recorded) == len(set(recorded)) == n_all
         assert len(json.loads((out / FILE).read_text())["looks"]) == 1
 
 
