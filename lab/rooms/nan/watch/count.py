@@ -188,7 +188,7 @@ def _values(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 def _small(tensors: list[Tensor], dtype: torch.dtype, subnormals: bool) -> tuple[np.ndarray, np.ndarray]:
     """(counts, bits of the largest magnitude) of small tensors of one dtype, none of them empty."""
     whole, infinity, normal = FORMATS[dtype]
-    flat = as_array(torch._C._nn.flatten_dense_tensors(tensors).cpu(), SIGNED[whole])
+    flat = as_array(torch._C._nn.flatten_dense_tensors(tensors).resolve_neg().cpu(), SIGNED[whole])
     magnitude = flat & LARGEST[flat.itemsize]
     sizes = np.fromiter(map(Tensor.numel, tensors), np.int64, len(tensors))
     begins = np.cumsum(sizes) - sizes
@@ -207,7 +207,7 @@ def _small(tensors: list[Tensor], dtype: torch.dtype, subnormals: bool) -> tuple
 def _large(tensor: Tensor, dtype: torch.dtype, subnormals: bool) -> tuple[np.ndarray, int]:
     """(counts, bits of the largest magnitude) of one tensor, piece by piece."""
     whole, infinity, normal = FORMATS[dtype]
-    flat = as_array(tensor.detach().cpu(), SIGNED[whole])
+    flat = as_array(tensor.detach().resolve_neg().cpu(), SIGNED[whole])
     row, largest = np.zeros(4), 0
     for begin in range(0, len(flat), PIECE):
         signed = flat[begin : begin + PIECE]

@@ -88,6 +88,13 @@ def test_complex_and_strided_tensors_are_counted_too():
         assert way([strided, complex_one]).tolist() == [[1, 0, 0, 0, 3.0], [1, 1, 0, 0, 0.0]]
 
 
+@pytest.mark.parametrize("size", [3, count.LARGE])
+def test_a_view_that_turns_the_sign_is_counted_with_its_own_signs(size):
+    turned = torch._neg_view(torch.cat([torch.full((size,), float("inf")), torch.zeros(1)]))
+    for way in (count.plain_counts, count.bits_counts, count.screen_counts):
+        assert way([turned])[0, :3].tolist() == [0, 0, size]
+
+
 def test_an_unknown_way_of_counting_is_refused():
     with pytest.raises(UsageError, match="no counter 'fast'"):
         counter_named("fast")

@@ -19,7 +19,7 @@ from lab.rooms.nan.watch.quiet import quiet
 Named = tuple[str, Tensor]
 State = tuple[int, str]  # the id of a weight, and what of it the optimizer keeps
 Label = TypeVar("Label")
-SMALL, DTYPE = 1 << 18, attrgetter("dtype")
+SMALL, KIND = 1 << 18, attrgetter("dtype", "device")
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
 
 
@@ -61,7 +61,7 @@ def negative_squares(states: Sequence[tuple[State, Tensor]]) -> list[State]:
 
 def _lowest(tensors: Sequence[Tensor]) -> list[float]:
     """The lowest number of each; one wait per device. Of small ones that are positive, 0 or what is there."""
-    small = sum(map(Tensor.numel, tensors)) <= SMALL and len({*map(DTYPE, tensors)}) == 1
+    small = sum(map(Tensor.numel, tensors)) <= SMALL and len({*map(KIND, tensors)}) == 1
     if small and float(torch._C._nn.flatten_dense_tensors([*tensors]).amin()) >= 0:
         return [0.0] * len(tensors)
     lows = [one.detach().amin().double() for one in tensors]
