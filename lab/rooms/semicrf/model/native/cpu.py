@@ -158,10 +158,14 @@ def library() -> ctypes.CDLL:
 
 
 def typed(found: ctypes.CDLL) -> ctypes.CDLL:
-    for name, pointers in (("lab_semicrf_forward", 12), ("lab_semicrf_backward", 19)):
-        function = getattr(found, name)
-        function.argtypes = [ctypes.c_int64] * 6 + [ctypes.c_void_p] * pointers
-        function.restype = ctypes.c_int
-    found.lab_semicrf_audit.argtypes = [ctypes.c_int64] * 5 + [ctypes.c_void_p] * 8
+    numbers, pointer = [ctypes.c_int64] * 6, ctypes.c_void_p
+    for name, more in (
+        ("forward", [pointer] * 12),
+        ("backward", [pointer] * 19),
+        ("draw", [ctypes.c_int64, *[pointer] * 6, ctypes.c_int64, *[pointer] * 3]),
+    ):
+        function = getattr(found, f"lab_semicrf_{name}")
+        function.argtypes, function.restype = [*numbers, *more], ctypes.c_int
+    found.lab_semicrf_audit.argtypes = [*numbers[:5], *[pointer] * 8]
     found.lab_semicrf_audit.restype = ctypes.c_int
     return found

@@ -178,7 +178,7 @@ def fetched(plan: Plan, workspace: Tensor, first: str) -> tuple[Tensor, Decoded]
         found, sizes_BN, segments_BNT2 = (plan.buffers[name].view(workspace) for name in names)
         found, sizes_BN = found.cpu(), sizes_BN.cpu()
         segments_BNT2 = segments_BNT2[:, :, : int(sizes_BN.max())].cpu()
-    return found, Decoded(segments_BNT2, sizes_BN, backwards=True)
+    return found, Decoded(segments_BNT2, sizes_BN)
 
 
 def machine_for(problem: Problem) -> Machine:

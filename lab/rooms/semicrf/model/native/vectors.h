@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -41,6 +42,23 @@ inline bool any(M mask) {
     return found != 0;
 }
 
+inline double largest(V a) {
+    double top = a[0];
+    for (int i = 1; i < LANES; ++i) top = a[i] > top ? a[i] : top;
+    return top;
+}
+
+inline double finite_or_zero(double x) { return std::fabs(x) < INF ? x : 0.0; }
+
+inline double power_of_two(int64_t n) {
+    int64_t raw = n + 1023;
+    raw = raw < 0 ? 0 : raw > 2046 ? 2046 : raw;
+    raw <<= 52;
+    double value;
+    std::memcpy(&value, &raw, 8);
+    return value;
+}
+
 // exp within one unit in the last place: x = n ln 2 + r, Taylor's polynomial of r, and n into the exponent.
 // What is below the normal numbers is zero: with them flushed, that is what it would become.
 inline V exponential(V x) {
@@ -70,6 +88,25 @@ Vectors vectors(int64_t count) {
     if (posix_memalign(&p, 64, sizeof(V) * size_t(count > 0 ? count : 1))) throw std::bad_alloc();
     return Vectors(static_cast<V*>(p));
 }
+
+// One sequence's scores, (T, C): float64, or float32 where `single`.
+struct Sequence {
+    const void* score;
+    int64_t length, labels;
+    bool single;
+
+    double at(int64_t t, int64_t c) const {
+        const int64_t i = t * labels + c;
+        return single ? double(static_cast<const float*>(score)[i]) : static_cast<const double*>(score)[i];
+    }
+    // Frame t, with `padding` up to whole vectors.
+    void read(int64_t t, int64_t wide, double padding, V* line) const {
+        double* flat = reinterpret_cast<double*>(line);
+        if (single) std::copy_n(static_cast<const float*>(score) + t * labels, labels, flat);
+        else std::copy_n(static_cast<const double*>(score) + t * labels, labels, flat);
+        std::fill(flat + labels, flat + wide, padding);
+    }
+};
 
 // `work(thread)` on up to `threads` threads.
 template <class Work>
