@@ -413,20 +413,6 @@ void best_one(const Model& m, const Tables& tables, const Sequence& q, const Row
     }
 }
 
-// `one(b, thread)` for every sequence; false where memory was not to be had.
-template <class One>
-bool each(int64_t batch, int64_t threads, const One& one) {
-    std::atomic<bool> enough{true};
-    in_turns(batch, threads, [&](int64_t b, int64_t thread) {
-        try {
-            one(b, thread);
-        } catch (const std::bad_alloc&) {
-            enough = false;
-        }
-    });
-    return enough;
-}
-
 Model model_of(int64_t longest, int64_t labels, const double* transition, const double* duration, const double* start,
                const double* end) {
     const int64_t wide = (labels + PADDED - 1) / PADDED * PADDED;
@@ -445,7 +431,7 @@ int lab_semicrf_best(int64_t batch, int64_t frames, int64_t longest, int64_t lab
                      int64_t count, const void* score, const int64_t* lengths, const double* transition,
                      const double* duration, const double* start, const double* end, double* best, int32_t* segments,
                      int32_t* sizes) {
-    try {
+    return guarded([&] {
         const Model m = model_of(longest, labels, transition, duration, start, end);
         const Tables tables(m);
         const Inputs inputs{frames, score, lengths, single != 0};
@@ -453,13 +439,11 @@ int lab_semicrf_best(int64_t batch, int64_t frames, int64_t longest, int64_t lab
         const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels) + LANES;
         const Vectors memory = vectors(size * threads);
         std::vector<double> worth(size_t(room * threads));
-        return !each(batch, threads, [&](int64_t b, int64_t thread) {
+        in_turns(batch, threads, [&](int64_t b, int64_t thread) {
             const Found to{best + b * count, segments + b * count * frames * 2, sizes + b * count};
             best_one(m, tables, inputs.of(b, labels), Rows(m, frames, memory.get() + thread * size),
                      worth.data() + thread * room, count, frames, to);
         });
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+    });
 }
 }

@@ -68,10 +68,8 @@ def room_for(problem: Problem, count: int) -> Decoded:
 
 def begun(problem: Problem, count: int) -> list[Any]:
     """The arguments that `lab_semicrf_best` and `lab_semicrf_draw` begin with."""
-    score, *rest = (value.detach().contiguous() for value in problem.floats())
-    score = score if score.dtype == torch.float32 else score.double()
-    tensors = (score, problem.lengths_B.contiguous(), *(value.double() for value in rest))
-    return [*problem.shape, torch.get_num_threads(), int(score.dtype == torch.float32), count, *tensors]
+    tensors = native_cpu.inputs_of(problem)
+    return [*problem.shape, torch.get_num_threads(), int(tensors[0].dtype == torch.float32), count, *tensors]
 
 
 def call(function: Any, arguments: list[Any]) -> None:

@@ -894,17 +894,6 @@ double imbalance(int64_t frames, int64_t longest, int64_t labels, int64_t length
     return worst;
 }
 
-template <class Body>
-int guarded(const Body& body) {
-    try {
-        Flushing flushing;
-        body();
-        return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-}
-
 }  // namespace
 
 // All arrays are contiguous and hold float64 unless said otherwise. Rows of messages have `wide` labels, C padded to 8,
@@ -919,6 +908,7 @@ int lab_semicrf_forward(int64_t batch, int64_t frames, int64_t longest, int64_t 
                         const double* start, const double* end, double* alpha, double* gamma, int32_t* exponent,
                         double* z, double* log_z, uint8_t* flagged) {
     return guarded([&] {
+        Flushing flushing;
         Model m(longest, labels, transition, duration, start, end, false);
         Model reach(longest, labels, transition, duration, start, end, true);
         Tensors x{batch, frames, score, single != 0, lengths, alpha, gamma, exponent, z, log_z, flagged};
@@ -932,6 +922,7 @@ int lab_semicrf_audit(int64_t batch, int64_t frames, int64_t longest, int64_t la
                       const double* label, const double* starts, const double* ends, const double* durations,
                       const double* transitions, const double* mass_error, double* worst) {
     return guarded([&] {
+        Flushing flushing;
         const int64_t rows = frames * labels;
         in_turns(batch, threads, [&](int64_t b, int64_t) {
             worst[b] = imbalance(frames, longest, labels, lengths[b], label + b * rows, starts + b * rows, ends + b * rows,
@@ -947,6 +938,7 @@ int lab_semicrf_backward(int64_t batch, int64_t frames, int64_t longest, int64_t
                          double* z, double* log_z, uint8_t* flagged, double* label, double* starts, double* ends,
                          double* durations, double* transitions, double* mass_error, int64_t* mass_frame) {
     return guarded([&] {
+        Flushing flushing;
         Model m(longest, labels, transition, duration, start, end, false);
         Model reach(longest, labels, transition, duration, start, end, true);
         Tensors x{batch, frames, score, single != 0, lengths, alpha, gamma, exponent, z, log_z, flagged};
@@ -963,6 +955,7 @@ int lab_semicrf_draw(int64_t batch, int64_t frames, int64_t longest, int64_t lab
                      const double* duration, const double* start, const double* end, int64_t seed, uint8_t* flagged,
                      int32_t* segments, int32_t* sizes) {
     return guarded([&] {
+        Flushing flushing;
         Model m(longest, labels, transition, duration, start, end, false);
         Model reach(longest, labels, transition, duration, start, end, true);
         Tensors x{batch, frames, score, single != 0, lengths, nullptr, nullptr, nullptr, nullptr, nullptr, flagged};

@@ -122,13 +122,30 @@ void on_threads(int64_t threads, const Work& work) {
     for (std::thread& other : others) other.join();
 }
 
-// `one(b, thread)` for every sequence, on up to `threads` threads.
+// `one(b, thread)` for every sequence, on up to `threads` threads. Throws bad_alloc where one did.
 template <class One>
 void in_turns(int64_t batch, int64_t threads, const One& one) {
     std::atomic<int64_t> next{0};
+    std::atomic<bool> enough{true};
     on_threads(std::max<int64_t>(1, std::min(threads, batch)), [&](int64_t thread) {
-        for (int64_t b = next++; b < batch; b = next++) one(b, thread);
+        try {
+            for (int64_t b = next++; b < batch; b = next++) one(b, thread);
+        } catch (const std::bad_alloc&) {
+            enough = false;
+        }
     });
+    if (!enough) throw std::bad_alloc();
+}
+
+// 0, or 1 where there is not enough memory.
+template <class Body>
+int guarded(const Body& body) {
+    try {
+        body();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
 }
 
 }  // namespace
