@@ -19,21 +19,6 @@ struct Model {
     const double *transition, *duration, *start, *end;  // (C, C), (K, C), (C,), (C,)
 };
 
-struct Inputs {
-    int64_t frames;
-    const void* score;
-    const int64_t* lengths;
-    bool single;
-
-    Sequence of(int64_t b, int64_t labels) const {
-        const char* first = static_cast<const char*>(score) + b * frames * labels * (single ? 4 : 8);
-        return {first, lengths[b], labels, single};
-    }
-};
-
-inline V highest(V a, V b) { return a > b ? a : b; }
-inline V lowest(V a, V b) { return a < b ? a : b; }
-
 // The model for the pass: labels padded to whole vectors, with -inf; durations from the longest to the shortest.
 struct Tables {
     Vectors onward, durations, first;
@@ -85,12 +70,12 @@ struct Tops {
     V best = all(-INF), second = all(-INF);
 
     void add(V x) {
-        if (SECOND) second = highest(second, lowest(best, x));
-        best = highest(x, best);
+        if (SECOND) second = larger(second, smaller(best, x));
+        best = larger(x, best);
     }
     void add(const Tops& other) {
-        if (SECOND) second = highest(highest(second, other.second), lowest(best, other.best));
-        best = highest(other.best, best);
+        if (SECOND) second = larger(larger(second, other.second), smaller(best, other.best));
+        best = larger(other.best, best);
     }
 };
 
@@ -112,10 +97,10 @@ inline void onward_tile(const double* alpha, const V* onward, int64_t labels, in
     int64_t a = 0;
     for (; a + 2 <= labels; a += 2)
         for (int way = 0; way < 2; ++way)
-            for (int v = 0; v < W; ++v) best[way][v] = highest(alpha[a + way] + onward[(a + way) * nv + v], best[way][v]);
+            for (int v = 0; v < W; ++v) best[way][v] = larger(alpha[a + way] + onward[(a + way) * nv + v], best[way][v]);
     for (; a < labels; ++a)
-        for (int v = 0; v < W; ++v) best[0][v] = highest(alpha[a] + onward[a * nv + v], best[0][v]);
-    for (int v = 0; v < W; ++v) to[v] = highest(best[0][v], best[1][v]);
+        for (int v = 0; v < W; ++v) best[0][v] = larger(alpha[a] + onward[a * nv + v], best[0][v]);
+    for (int v = 0; v < W; ++v) to[v] = larger(best[0][v], best[1][v]);
 }
 
 void cross(const Model& m, const Tables& tables, const V* alpha, V* gamma) {
@@ -235,7 +220,7 @@ struct Choices {
         const double kept = except < 0 ? 0.0 : worth[except];
         if (except >= 0) worth[except] = -INF;
         V tops = all(-INF);
-        for (int64_t i = 0; i < count; i += LANES) tops = highest(worth_at(i), tops);
+        for (int64_t i = 0; i < count; i += LANES) tops = larger(worth_at(i), tops);
         double top = tops[0];
         for (int i = 1; i < LANES; ++i) top = std::max(top, tops[i]);
         const int64_t found = top > -INF ? first_from(count, top) : -1;
@@ -434,14 +419,13 @@ int lab_semicrf_best(int64_t batch, int64_t frames, int64_t longest, int64_t lab
     return guarded([&] {
         const Model m = model_of(longest, labels, transition, duration, start, end);
         const Tables tables(m);
-        const Inputs inputs{frames, score, lengths, single != 0};
         threads = std::max<int64_t>(1, std::min(threads, batch));
         const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels) + LANES;
         const Vectors memory = vectors(size * threads);
         std::vector<double> worth(size_t(room * threads));
         in_turns(batch, threads, [&](int64_t b, int64_t thread) {
             const Found to{best + b * count, segments + b * count * frames * 2, sizes + b * count};
-            best_one(m, tables, inputs.of(b, labels), Rows(m, frames, memory.get() + thread * size),
+            best_one(m, tables, {score, single != 0, b, frames, labels, lengths[b]}, Rows(m, frames, memory.get() + thread * size),
                      worth.data() + thread * room, count, frames, to);
         });
     });

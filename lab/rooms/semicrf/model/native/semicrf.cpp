@@ -381,10 +381,7 @@ struct Tensors {  // of a batch, as torch holds them; see the functions at the e
     uint8_t* flagged;
 
     int64_t length(int64_t b) const { return std::min(std::max<int64_t>(lengths[b], 1), frames); }
-    Sequence sequence(const Model& m, int64_t b) const {
-        const int64_t bytes = b * frames * m.labels * int64_t(single ? sizeof(float) : sizeof(double));
-        return {static_cast<const char*>(score) + bytes, length(b), m.labels, single};
-    }
+    Sequence sequence(const Model& m, int64_t b) const { return {score, single, b, frames, m.labels, length(b)}; }
     Kept kept(const Model& m, int64_t b) const {
         if (!alpha) return {nullptr, nullptr, nullptr};
         const int64_t first = b * (frames + 1), at = first * m.nv;
@@ -513,9 +510,11 @@ struct Drawing {
         }
         int64_t found = m.wide;
         for (int i = 0; i < LANES; ++i) found += beyond[i];
-        if (found < m.labels) return found;
-        for (found = m.labels - 1; found >= 0 && !(at(alpha, found) * at(step, found) > 0.0);) --found;
-        return if_exact(sum[LANES - 1], whole, found);
+        const bool reached = found < m.labels;
+        found = std::min(found, m.labels - 1);
+        // Sums of other lanes are rounded otherwise: beside a label that is forbidden the one before it is meant.
+        while (found >= 0 && !(at(alpha, found) * at(step, found) > 0.0)) --found;
+        return reached && found >= 0 ? found : if_exact(sum[LANES - 1], whole, found);
     }
     int64_t duration(Walk& w) {
         const double whole = message(from.alpha, w.t, w.next), target = w.random.next() * whole;

@@ -33,8 +33,8 @@ typedef decltype(V{} > V{}) M;  // lanes of -1 where true, of 0 where not
 
 inline V all(double value) { return value - V{}; }
 inline V pick(M mask, V yes, V no) { return (V)((mask & (M)yes) | (~mask & (M)no)); }
-inline V larger(V a, V b) { return pick(a > b, a, b); }
-inline V smaller(V a, V b) { return pick(a < b, a, b); }
+inline V larger(V a, V b) { return a > b ? a : b; }
+inline V smaller(V a, V b) { return a < b ? a : b; }
 
 inline bool any(M mask) {
     long found = 0;
@@ -89,12 +89,15 @@ Vectors vectors(int64_t count) {
     return Vectors(static_cast<V*>(p));
 }
 
-// One sequence's scores, (T, C): float64, or float32 where `single`.
+// One sequence's scores, (T, C): float64, or float32 where `single`. Of a batch's (B, T, C) the b-th, of `length` frames.
 struct Sequence {
     const void* score;
     int64_t length, labels;
     bool single;
 
+    Sequence(const void* scores, bool single, int64_t b, int64_t frames, int64_t labels, int64_t length)
+        : score(static_cast<const char*>(scores) + b * frames * labels * (single ? 4 : 8)), length(length), labels(labels),
+          single(single) {}
     double at(int64_t t, int64_t c) const {
         const int64_t i = t * labels + c;
         return single ? double(static_cast<const float*>(score)[i]) : static_cast<const double*>(score)[i];
