@@ -54,7 +54,11 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             inside = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
-            yield from inside[:MOST_FILES]
+            if len(inside) > MOST_FILES:
+                raise BadDataError(
+                    f"{len(inside):,} files, more than {MOST_FILES:,}", where=path, fix="give fewer at a time"
+                )
+            yield from inside
         elif path.exists():
             yield path
         else:
@@ -86,7 +90,7 @@ def _documents(path: Path) -> list[Any]:
     text = path.read_bytes().decode("utf-8", "replace").lstrip("\ufeff")
     decoder, at = json.JSONDecoder(), 0
     found: list[Any] = []
-    while len(found) < MOST_OBJECTS:
+    while True:
         while at < len(text) and text[at] in " \t\r\n,":
             at += 1
         if at >= len(text):
@@ -103,6 +107,8 @@ def _documents(path: Path) -> list[Any]:
                 fix="nccl-tests writes JSON with -J FILE",
             ) from error
         found += value if isinstance(value, list) else [value]
+        if len(found) > MOST_OBJECTS:
+            raise BadDataError(f"more than {MOST_OBJECTS:,} objects", where=path, fix="split the file")
     if not found:
         raise BadDataError("the file is empty", where=path, fix="give a file with JSON")
     return found
