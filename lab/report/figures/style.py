@@ -17,7 +17,7 @@ from lab.report.palette import light
 
 WIDTH_IN = 10.6
 PHONE_IN = 4.75  # what a figure is on a screen of 400 px, its text as large as on a wide one
-LEGEND_IN = 1.75  # of one entry of a legend
+LEGEND_IN, ROW_IN = 1.75, 0.19  # of one entry of a legend, and of a row of them
 LABEL_CHARS = 24  # of a row's label in one line, on a phone
 # Series differ in marker too, for readers and printers without colour.
 SERIES = ("computation", "communication", "ok", "memcpy", "fail", "unknown")
@@ -75,6 +75,8 @@ def add_legend(
         more
     )
     across = max(1, int(figure.get_figwidth() / LEGEND_IN))
+    rows, usual = (-(-len(handles) // columns) for columns in (across, int(WIDTH_IN / LEGEND_IN)))
+    figure.set_figheight(figure.get_figheight() + ROW_IN * (rows - usual))
     figure.legend(
         handles=handles, loc="outside upper left", ncols=across, handlelength=1.2, columnspacing=1.6
     )
