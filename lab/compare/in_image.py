@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from lab.core.step import Step
-from lab.engines.docker.engine import host_context
+from lab.engines.docker.host import host_context
 from lab.engines.docker.nature import Nature, ask
 from lab.errors import EngineError, UsageError
 from lab.gpus.discover import discover

@@ -19,19 +19,8 @@ from lab.core.files import make_folder, write_atomic
 from lab.core.words import plural
 from lab.recordings.gantt.packed import packed
 from lab.report import figures
-from lab.report.page import (
-    Block,
-    Card,
-    Figure,
-    Files,
-    Page,
-    Points,
-    Prose,
-    Section,
-    Table,
-    Timeline,
-    write_page,
-)
+from lab.report.page import write_page
+from lab.report.parts import Block, Card, Figure, Files, Page, Points, Prose, Section, Table, Timeline
 from lab.report.tables import write_csv
 
 ROWS = ["op", "dims", "kernel_a", "kernel_b", "n_a", "n_b", "kind", "change_us", "confidence"]

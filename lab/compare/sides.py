@@ -60,13 +60,20 @@ def _remove_left_over() -> None:
     listed = _git("worktree", "list", "--porcelain", where="this repository").splitlines()
     for line in listed:
         folder = Path(line.removeprefix("worktree "))
-        held = folder.parent / HELD
-        if not (line.startswith("worktree ") and folder.parent.name.startswith(TEMPORARY) and held.is_file()):
-            continue
-        if held.stat().st_uid == os.getuid() and holder_pid(held) is None:
+        if line.startswith("worktree ") and _is_left_over(folder.parent):
             # Another check may remove it at the same time: what is left is the next one's.
             words = ["git", "worktree", "remove", "--force", "--force", str(folder)]
             subprocess.run(words, capture_output=True, check=False)
+
+
+def _is_left_over(root: Path) -> bool:
+    """Whether a check of this user, which was killed, left this folder of worktrees."""
+    held = root / HELD
+    try:
+        is_ours = root.name.startswith(TEMPORARY) and held.stat().st_uid == os.getuid()
+    except OSError:  # not there, or in another user's folder
+        return False
+    return is_ours and holder_pid(held) is None
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from lab.compare.samples import METRICS
 from lab.compare.sides import sides
 from lab.errors import BusyError, MissingError, UsageError
 from lab.stats.gate import LEVEL
-from lab.stats.student import cdf
+from lab.stats.student import tail
 from tests.compare.made import layer, trace
 from tests.engines.docker.fixtures import REF, busybox, own_caches  # noqa: F401
 
@@ -144,6 +144,23 @@ def test_worktrees_of_a_check_that_was_killed_go_with_the_next_one(tmp_path, mon
     assert worktrees() == 1
 
 
+def test_a_worktree_in_another_users_folder_stops_no_check(tmp_path, monkeypatch):
+    monkeypatch.chdir(repository(tmp_path / "repo"))
+    theirs = tmp_path / "lab-check-theirs"
+    theirs.mkdir()
+    subprocess.run(["git", "worktree", "add", "--detach", theirs / "base"], check=True, capture_output=True)
+    plain = Path.stat
+
+    def stat(path, **words):
+        if path.parent == theirs:
+            raise PermissionError(13, "Permission denied", str(path))
+        return plain(path, **words)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    with sides("HEAD~1", "HEAD"):
+        assert worktrees() == 4
+
+
 def test_a_folder_with_recordings_and_a_command_without_a_folder_are_refused(tmp_path):
     base = side(tmp_path / "b", 1.0)
     (tmp_path / "out" / "base").mkdir(parents=True)
@@ -221,7 +238,7 @@ def false_alarms(level, pairs=6000, shifts=1.0):
         t = (y.mean(axis=1) - x.mean(axis=1)) / np.sqrt(parts.sum(axis=0))
         freedom = parts.sum(axis=0) ** 2 / (parts**2 / (n - 1)).sum(axis=0)
         for pair in np.flatnonzero(t > 2):
-            found[pair] |= cdf(t[pair], freedom[pair]) > 1 - (1 - level) / 2
+            found[pair] |= tail(t[pair], freedom[pair]) < (1 - level) / 2
     return int(found.sum())
 
 

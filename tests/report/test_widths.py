@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from lab.report.figures import Cell, cell_grid, ranges, save_both, stacked_panels, timeline, waterfall
-from lab.report.page import Figure, Page, Section, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Figure, Page, Section, Table
 from tests.conftest import BROWSERS
 
 pytest.importorskip("playwright", reason="needs playwright")

@@ -56,7 +56,9 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             inside = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
             if len(inside) > MOST_FILES:
                 raise BadDataError(
-                    f"{len(inside):,} files, more than {MOST_FILES:,}", where=path, fix="give fewer at a time"
+                    f"{len(inside):,} files in one folder: more than {MOST_FILES:,}",
+                    where=path,
+                    fix="give the files by name, or fewer of them",
                 )
             yield from inside
         elif path.exists():
@@ -95,6 +97,8 @@ def _documents(path: Path) -> list[Any]:
             at += 1
         if at >= len(text):
             break
+        if len(found) >= MOST_OBJECTS:
+            raise BadDataError(f"more than {MOST_OBJECTS:,} values", where=path, fix="split the file")
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
@@ -107,8 +111,6 @@ def _documents(path: Path) -> list[Any]:
                 fix="nccl-tests writes JSON with -J FILE",
             ) from error
         found += value if isinstance(value, list) else [value]
-        if len(found) > MOST_OBJECTS:
-            raise BadDataError(f"more than {MOST_OBJECTS:,} objects", where=path, fix="split the file")
     if not found:
         raise BadDataError("the file is empty", where=path, fix="give a file with JSON")
     return found

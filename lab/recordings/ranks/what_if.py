@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import plural, ranks_text
 from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
@@ -31,7 +31,7 @@ def replayable(account: Account) -> tuple[list[Step], list[str]]:
         return [], [f"{why}: no what-if is given"]
     wrong = [one.rank for one in account.clocks if not one.plausible]
     if wrong:
-        return [], [f"clocks contradict each other (rank {joined(wrong)}): no what-if is given"]
+        return [], [f"clocks contradict each other ({ranks_text(wrong)}): no what-if is given"]
     steps = replay.steps_of(together)
     left = [number for number in together.steps if number not in {one.number for one in steps}]
     notes = (
@@ -104,9 +104,8 @@ def what_if(account: Account, step: Step, outcome: Outcome) -> list[WhatIf]:
     slowest = sorted(span, key=lambda rank: -span[rank])[: min(MOST_HOSTS, len(span) - 1)]
     for count in range(1, len(slowest) + 1):
         fixed = slowest[:count]
-        rows += row(
-            f"host of rank {joined(fixed)} as the others'", replay.hosts_as_others(step, fixed), fixed
-        )
+        changed = replay.hosts_as_others(step, fixed)
+        rows += row(f"host of rank {joined(fixed)} as the others'", changed, fixed)
     free = _contention(account, step)
     rows += row(FREE, replay.shorter(step, free))
     ready = replay.hosts_ready(step)

@@ -8,7 +8,7 @@ from lab.recordings.ranks.explained import READY, Explained, bound_ranks
 
 # What to try where every host is too slow, and where some are and the others keep up.
 LIGHTER = "Try a lighter profile first (no shapes, no CPU ops), then larger shapes, compile or CUDA graphs."
-DIFFERS = "The other hosts keep up, so look first for what differs on that host."
+DIFFERS = "The other hosts keep up, so look first for what differs there."
 
 
 def host_bound(one: Explained) -> str | None:

@@ -17,7 +17,8 @@ from lab.report.palette import light
 
 WIDTH_IN = 10.6
 PHONE_IN = 4.75  # what a figure is on a screen of 400 px, its text as large as on a wide one
-LEGEND_IN, ROW_IN = 1.75, 0.19  # of one entry of a legend, and of a row of them
+LEGEND_ROW_IN = 0.2
+LEGEND_IN = 1.75  # of one entry of a legend
 LABEL_CHARS = 24  # of a row's label in one line, on a phone
 # Series differ in marker too, for readers and printers without colour.
 SERIES = ("computation", "communication", "ok", "memcpy", "fail", "unknown")
@@ -75,8 +76,8 @@ def add_legend(
         more
     )
     across = max(1, int(figure.get_figwidth() / LEGEND_IN))
-    rows, usual = (-(-len(handles) // columns) for columns in (across, int(WIDTH_IN / LEGEND_IN)))
-    figure.set_figheight(figure.get_figheight() + ROW_IN * (rows - usual))
+    rows_more = -(-len(handles) // across) - -(-len(handles) // int(WIDTH_IN / LEGEND_IN))
+    figure.set_figheight(figure.get_figheight() + rows_more * LEGEND_ROW_IN)  # else they take the axes' room
     figure.legend(
         handles=handles, loc="outside upper left", ncols=across, handlelength=1.2, columnspacing=1.6
     )

@@ -19,7 +19,7 @@ from lab.recordings.gpu_state import GpuState
 from lab.recordings.load import named_as_recording
 from lab.recordings.views import device_of
 from lab.report.figures import save_both
-from lab.report.page import Block, Figure, Files, Points, Section, Table
+from lab.report.parts import Block, Figure, Files, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.rooms.sweep.analyze import analyze

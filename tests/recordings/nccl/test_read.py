@@ -8,7 +8,6 @@ import random
 import pytest
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings.nccl import read as reader
 from lab.recordings.nccl import read_evidence
 from tests.recordings.nccl.made import operation, ras, speed, write
 
@@ -301,17 +300,6 @@ def test_two_communicators_of_one_hash_are_two_and_no_two_answers(tmp_path):
     assert any("communicator 0x1 is there twice" in one for one in found.missing)
 
 
-def test_too_many_files_are_refused_and_not_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "MOST_FILES", 1)
-    monkeypatch.setattr(reader, "MOST_OBJECTS", 2)
-    write(tmp_path / "a", speed({1024: 9.0}))
-    write(tmp_path / "b", *calls()[:3])
-    with pytest.raises(BadDataError, match="2 files, more than 1"):
-        read_evidence([tmp_path])
-    with pytest.raises(BadDataError, match="more than 2 objects"):
-        read_evidence([tmp_path / "b"])
-
-
 def test_values_replaced_at_random_end_in_words_and_never_in_another_error(tmp_path):
     dice = random.Random(7)
     odd = [None, -1, 1e308, "x", "", [], {}, True, float("nan"), 10**30, "\x1b[2J", [[]], {"a": None}]
@@ -338,3 +326,12 @@ def test_values_replaced_at_random_end_in_words_and_never_in_another_error(tmp_p
                 assert all(found.sentences) and "\x1b" not in "".join([*found.sentences, *found.missing])
         except BadDataError:
             pass
+
+
+@pytest.mark.parametrize(("limit", "text"), [("FILES", "2 files in one folder"), ("OBJECTS", "1 values")])
+def test_more_than_is_read_is_an_error_and_not_left_out(tmp_path, monkeypatch, limit, text):
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text("{}\n{}")
+    monkeypatch.setattr(f"lab.recordings.nccl.read.MOST_{limit}", 1)
+    with pytest.raises(BadDataError, match=text):
+        read_evidence([tmp_path] if limit == "FILES" else [tmp_path / "a.json"])

@@ -11,7 +11,8 @@ from pathlib import Path
 import pandas as pd
 
 from lab.report.figures import save_both
-from lab.report.page import Block, Card, Figure, Page, Points, Section, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Block, Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.rooms.sweep.ranks.picture import account_picture, step_picture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.rooms.sweep.gemm.compare.changes import (
     SIGNIFICANT,
     gemms_in_one,
@@ -16,7 +16,7 @@ from lab.rooms.sweep.gemm.compare.changes import (
     steps_differ,
 )
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
-from lab.rooms.sweep.names import first_few, name_of
+from lab.rooms.sweep.names import name_of
 
 UNPROVEN = {
     "one run each": "with one run each this may be chance, and nothing can be claimed",
