@@ -23,7 +23,7 @@ def test_every_row_is_that_of_its_ranks_own_table(tmp_path: Path) -> None:
                 assert table is not None and len(table)
                 is_mine = (found["rank"] == rank).to_numpy()
                 for name, value in zip(KEY, key, strict=True):
-                    is_mine &= (found[name].astype(object) == value).to_numpy()
+                    is_mine = is_mine & (found[name].astype(object) == value).to_numpy()
                 columns = table.as_dict()
                 for name in set(columns) & set(found) - {*KEY, "rank"}:
                     mine = found.loc[is_mine, name].to_numpy(dtype=object)
