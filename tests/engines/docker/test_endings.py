@@ -14,7 +14,8 @@ from lab.errors import EngineError, StorageError
 
 pytest.importorskip("docker")
 from lab.engines.docker import engine as docker_engine
-from lab.engines.docker.engine import DockerEngine, container_name
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.labels import container_name
 from lab.engines.docker.leftovers import leftovers
 from tests.engines.docker.fixtures import (  # noqa: F401
     a_docker_run,

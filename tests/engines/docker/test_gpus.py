@@ -110,7 +110,7 @@ def amd_nodes(tmp_path, monkeypatch) -> list[Gpu]:
 @pytest.mark.root
 @pytest.mark.parametrize("gids, opens", [(("5109",), True), ((), False)])
 def test_an_amd_container_opens_the_picked_nodes_by_their_numeric_group(tmp_path, amd_nodes, gids, opens):
-    from lab.engines.docker.engine import host_context
+    from lab.engines.docker.host import host_context
     from lab.images.container import container_spec
 
     step = shell("ls /dev /dev/dri; id; : < /dev/kfd && : < /dev/dri/renderD129 && echo opened", num_gpus=1)

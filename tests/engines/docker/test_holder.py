@@ -19,10 +19,10 @@ from lab.driver.execute import StepRunner
 from lab.engines.docker import engine as docker_engine
 from lab.engines.docker import holder as holders
 from lab.engines.docker.client import connect
-from lab.engines.docker.engine import DockerEngine, container_name, shares_network
-from lab.engines.docker.labels import driver_labels
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.labels import container_name, driver_labels
 from lab.engines.docker.leftovers import leftovers, stop_run
-from lab.engines.docker.nature import Nature
+from lab.engines.docker.nature import Nature, shares_network
 from tests.conftest import ROOT
 from tests.engines.docker.fixtures import (  # noqa: F401
     REF,
