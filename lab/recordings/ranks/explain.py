@@ -12,7 +12,7 @@ from lab.core.words import plural, printable, ranks_text
 from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
-from lab.recordings.ranks.common import WHOLE, launched_in
+from lab.recordings.ranks.common import UNKNOWN, launched_in
 from lab.recordings.ranks.hosts import host_waits
 from lab.recordings.ranks.path import Piece
 from lab.recordings.ranks.replay import Outcome, Step
@@ -112,7 +112,7 @@ def _replayable(account: Account) -> tuple[list[Step], list[str]]:
     steps = replay.steps_of(together)
     left = [number for number in together.steps if number not in {one.number for one in steps}]
     notes = (
-        [f"step {_join(left)}: not every rank recorded all launches, so no what-if is given"] if left else []
+        [f"{steps_text(left)}: not every rank recorded all launches, so no what-if is given"] if left else []
     )
     small = [one for one in steps if one.size <= replay.MOST_OPERATIONS]
     if len(small) < len(steps):
@@ -126,12 +126,12 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
     for step in steps:
         step, outcome = _repeated(account, step, learnt)
         if outcome is None:
-            withheld.append(f"step {step.number}: collectives are launched in contradicting orders")
+            withheld.append(f"{steps_text([step.number])}: collectives are launched in contradicting orders")
         elif not replay.accepted(step, outcome):
             off = 100 * replay.error_share(step, outcome)
             withheld.append(
-                f"step {step.number}: the replay of the unchanged recording is off by {off:.2f} % on a rank "
-                "(0.2 % is accepted), so no what-if is given"
+                f"{steps_text([step.number])}: the replay of the unchanged recording is off by {off:.2f} % "
+                "on a rank (0.2 % is accepted), so no what-if is given"
             )
         else:
             played[step.number] = (step, outcome)
@@ -173,8 +173,8 @@ def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
     both = replay.with_mined(step)
     if both is not None:
         note = (
-            f"step {step.number} is replayed with waits of streams that the recording suggests, beside the "
-            "recorded ones, which alone do not repeat it"
+            f"{steps_text([step.number])} is replayed with waits of streams that the recording suggests, "
+            "beside the recorded ones, which alone do not repeat it"
         )
         yield both, note
         yield replay.with_delays(both), note
@@ -183,8 +183,9 @@ def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
     if idle.parts["launch_gap_ns"] <= MOST_IDLE * idle.step_ns:
         why = "kernels found no room, or another program used the GPU"
         note = (
-            f"step {step.number}: starts that nothing recorded explains ({why}) are kept as recorded; "
-            f"what-if lengths may be off by {idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
+            f"{steps_text([step.number])}: starts that nothing recorded explains ({why}) are kept as "
+            "recorded; what-if lengths may be off by "
+            f"{idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
         )
         yield replay.with_delays(both or step, np.inf), note
 
@@ -381,8 +382,7 @@ def _with_text(account: Account, one: Finding, judged: Sequence[_Judged]) -> Fin
     mine = [other for other in judged if other.group == (one.rank, one.cause, one.binding)]
     details = [other.excess.detail for other in mine if other.excess.detail]
     detail = f" ({details[0]})" if details else _host_words(account, one)
-    where = f"in {'step' if len(one.steps) == 1 else 'steps'} {_join(one.steps)}"
-    where = where if account.together.window_kind != WHOLE else "over the whole recording"
+    where = "over the whole recording" if is_whole(one.steps) else f"in {steps_text(one.steps)}"
     size = f"+{one.cost_ms:.1f} ms over the others {where}"
     text = f"rank {one.rank}: {_what(account, one)}{detail}, {size}{_effect(one, mine, judged)}"
     return replace(one, text=text)
@@ -391,7 +391,7 @@ def _with_text(account: Account, one: Finding, judged: Sequence[_Judged]) -> Fin
 def _what(account: Account, one: Finding) -> str:
     first = account.together.steps[:1]
     if one.cause == ENTERED_LATE and [*one.steps] != first:
-        return f"it enters {'step' if len(one.steps) == 1 else 'steps'} {_join(one.steps)} late"
+        return f"it enters {steps_text(one.steps)} late"
     return _WORDS[one.cause]
 
 
@@ -410,7 +410,8 @@ def _effect(one: Finding, mine: Sequence[_Judged], judged: Sequence[_Judged]) ->
     if mates:
         joint_ms = mean(other.together_ns for other in mates) / 1e6
         joint = f", ranks {_join(mates[0].mates)} together {joint_ms:.1f} ms"
-    return f"; its repair alone saves {one.saves_ms:.1f} ms a step{joint}"
+    each = "" if is_whole(one.steps) else " a step"
+    return f"; its repair alone saves {one.saves_ms:.1f} ms{each}{joint}"
 
 
 def _binding_ranks(judged: Sequence[_Judged], hidden: Finding) -> list[int]:
@@ -480,8 +481,21 @@ def host_bound(one: Explained) -> str | None:
         who = f"{ranks_in_words([*bound], 'is', 'are').capitalize()} bound by the host"
     low, high = f"{min(bound.values()):.0f}", f"{max(bound.values()):.0f}"
     span = low if low == high else f"{low}-{high}"
-    work = f"{span} ms of launching per step for {ready:.1f} ms of GPU work"
+    each = "" if is_whole([step for step, _ in one.host_ms]) else " per step"
+    work = f"{span} ms of launching{each} for {ready:.1f} ms of GPU work"
     return f"{who}: {work}. {LIGHTER if every else DIFFERS}"
+
+
+def is_whole(steps: Sequence[int]) -> bool:
+    """Whether these are no steps, but the one window of a recording without marks."""
+    return UNKNOWN in steps
+
+
+def steps_text(steps: Sequence[int]) -> str:
+    """`step 5`, `steps 5 and 6`; `the recording` where it is one window."""
+    if is_whole(steps):
+        return "the recording"
+    return f"step{'' if len(steps) == 1 else 's'} {_join(steps)}"
 
 
 def ranks_in_words(ranks: Sequence[int], one: str, several: str) -> str:
