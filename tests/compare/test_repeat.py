@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from lab.cli.commands import run as lab_run
 from lab.compare import in_image
 from lab.compare.cli import check
-from lab.compare.repeat import LOOKS, schedule, sides
+from lab.compare.repeat import LOOKS, schedule
 from lab.compare.samples import METRICS
+from lab.compare.sides import sides
 from lab.errors import BusyError, MissingError, UsageError
 from lab.stats.gate import LEVEL
 from lab.stats.student import tail
@@ -132,7 +133,7 @@ def test_changes_that_are_not_committed_and_one_commit_on_both_sides_are_said(tm
 
 def test_worktrees_of_a_check_that_was_killed_go_with_the_next_one(tmp_path, monkeypatch):
     monkeypatch.chdir(repository(tmp_path / "repo"))
-    killed = "import os, sys; from lab.compare.repeat import sides\n"
+    killed = "import os, sys; from lab.compare.sides import sides\n"
     killed += "with sides('HEAD~1', 'HEAD'): os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", killed], check=False)
     assert worktrees() == 3
@@ -224,9 +225,12 @@ def test_floors_of_another_amount_of_work_are_not_used_and_forgotten(tmp_path):
     assert not list((tmp_path / "state" / "lab" / "floors").glob("*.json"))
 
 
-def false_alarms(level, pairs=6000):
-    """Of equal pairs, looked at with 3, 6 and 12 processes a side: those that look slower at least once."""
-    sides = np.random.default_rng(4).lognormal(0, 0.03, (2, pairs, LOOKS[-1]))
+def false_alarms(level, pairs=6000, shifts=1.0):
+    """Of equal pairs, looked at with 3, 6 and 12 processes a side: those that look slower at least once.
+
+    shifts (2, pairs, 12): what the machine makes of each process.
+    """
+    sides = shifts * np.random.default_rng(4).lognormal(0, 0.03, (2, pairs, LOOKS[-1]))
     found = np.zeros(pairs, dtype=bool)
     for n in LOOKS:
         x, y = np.log(sides[:, :, :n])

@@ -61,7 +61,8 @@ HOLDER_NOTE = (
     f"in a run of {SHARED_FROM} or more steps the network namespace is a sleeping container's, which steps "
     "join one at a time; nothing but the loopback is in it"
 )
-PREVIEW_TIMEOUT_S = 5  # a plan does not wait for an engine that hangs
+PREVIEW_TIMEOUT_S = 30  # under load an engine is slow; a plan does not wait for one that hangs
+NOT_KNOWN = "no engine here said what it is: the plan is for a Docker that is not rootless and has no CDI"
 
 
 class DockerEngine(Engine):
@@ -287,6 +288,8 @@ class DockerEngine(Engine):
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         nature = self._nature
+        if nature is None:
+            return (NOT_KNOWN,)
         if not isinstance(nature, Nature):
             return ()
         found = [] if nature.limits else [UNLIMITED]

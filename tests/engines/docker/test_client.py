@@ -103,7 +103,7 @@ def an_engine(path, **said):
         def log_message(self, *_: object) -> None: ...
 
     with socketserver.ThreadingUnixStreamServer(str(path), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield {"DOCKER_HOST": f"unix://{path}"}
         server.shutdown()
 

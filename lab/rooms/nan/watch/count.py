@@ -97,7 +97,7 @@ class Counted:
 
     def known_clean(self) -> bool:
         """Whether it is known without a wait that all are clean, and no magnitudes are."""
-        return type(self) is Counted and all_clean(self._rows)
+        return type(self) is Counted and _CLEAN_ROWS.get(len(self._rows)) is self._rows
 
 
 def beginning(counter: Counter) -> Callable[[Sequence[Tensor]], Counted]:
@@ -107,6 +107,11 @@ def beginning(counter: Counter) -> Callable[[Sequence[Tensor]], Counted]:
     """
     begin: Callable[[Sequence[Tensor]], Counted] | None = getattr(counter, "begin", None)
     return begin or (lambda tensors: Counted(counter(tensors)))
+
+
+def reads_only(counter: Counter) -> bool:
+    """Whether it reads memory where it lies, by no operator of torch's."""
+    return bool(getattr(counter, "reads_only", False))
 
 
 def plain_counts(tensors: Sequence[Tensor]) -> np.ndarray:
