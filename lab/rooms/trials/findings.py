@@ -146,7 +146,12 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
         lines.append(_rate_sentence(decision.cells[0]))
     if decision.p_order is not None and decision.p_order <= ALPHA:
         lines.append(f"Failures drift with time (p {decision.p_order:.2g}): no cell has one fixed rate.")
-    if decision.p_place is not None and decision.p_place <= ALPHA:
+    lines += [
+        f"{one.name} fails more often than other places in the same cells: {one.fail} of {one.n} against "
+        f"{one.others_fail} of {one.others_n} (corrected p {one.p:.2g})."
+        for one in decision.worse_places
+    ]
+    if decision.p_place is not None and decision.p_place <= ALPHA and not decision.worse_places:
         lines.append(f"Hosts or GPUs fail at different rates (p {decision.p_place:.2g}).")
     for what, p in (("temperature", decision.p_heat), ("clock", decision.p_clock)):
         if p is not None and p <= ALPHA:
@@ -257,9 +262,9 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
     lines = []
     for one in decision.cells:
         total = one.n + one.error
+        first = next((t.reason for t in found.trials if t.cell == one.name and t.verdict == "error"), "")
         if one.n == 0 and total:
             said = any(t.cell == one.name and t.reason == NEVER_RAN for t in found.trials)
-            first = next(t.reason for t in found.trials if t.cell == one.name and t.verdict == "error")
             errors = plural(total, "error")
             if not said:  # by what is missing, with its reason
                 lines.append(
@@ -267,7 +272,8 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
                 )
         elif total and one.error / total >= UNRELIABLE:
             lines.append(
-                f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable"
+                f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable; the "
+                f"first: {first}"
             )
     if not decision.decided:
         open_ones = [one.cell for one in decision.comparisons if one.verdict not in ANSWERS]
