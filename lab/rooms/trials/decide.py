@@ -20,6 +20,7 @@ from lab.stats.rates import (
     exact_interval,
     fisher_less_p,
     fisher_p,
+    runs_p,
     stratified_p,
 )
 from lab.stats.several import holm
@@ -100,6 +101,8 @@ class Decision:
     p_heat: float | None = None  # failing trials ran at another temperature, within cells
     p_clock: float | None = None  # failing trials ran at another clock, within cells
     worse_places: tuple[Place, ...] = ()
+    p_runs: float | None = None  # whether a trial fails has to do with those before it in its cell
+    clusters: bool = False  # failures follow failures; else they alternate
 
 
 def decide(
@@ -123,6 +126,8 @@ def decide(
     decided = all(one.verdict in ANSWERS for one in compared) if compared else complete
     judged = _judged(trials)
     p_place = _place_p(judged)
+    fails = [[t.verdict == "fail" for t in _judged(trials)] for trials in by_cell.values()]
+    p_runs, clusters = runs_p(fails)
     return Decision(
         cells=cells,
         comparisons=compared,
@@ -133,6 +138,8 @@ def decide(
         p_heat=_within_cells_p(judged, "temperature_c"),
         p_clock=_within_cells_p(judged, "sm_clock_mhz"),
         worse_places=_worse_places(judged) if p_place is not None and p_place <= ALPHA else (),
+        p_runs=p_runs if any(0 < sum(one) < len(one) for one in fails) else None,
+        clusters=clusters,
     )
 
 

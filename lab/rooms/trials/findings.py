@@ -135,6 +135,9 @@ def answer(decision: Decision) -> dict[str, Any]:
     }
 
 
+_SO = "and intervals and fixed-n tests, which take them as independent, are too sure"
+
+
 def sentences(decision: Decision, found: Gathered) -> list[str]:
     """The verdict: what was asked, first."""
     rates = {one.name: one for one in decision.cells}
@@ -146,6 +149,9 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
         lines.append(_rate_sentence(decision.cells[0]))
     if decision.p_order is not None and decision.p_order <= ALPHA:
         lines.append(f"Failures drift with time (p {decision.p_order:.2g}): no cell has one fixed rate.")
+    elif decision.p_runs is not None and decision.p_runs <= ALPHA:
+        how = "come in clusters" if decision.clusters else "alternate with passes"
+        lines.append(f"Failures {how} (p {decision.p_runs:.2g}): trials depend on those before them, {_SO}.")
     lines += [
         f"{one.name} fails more often than other places in the same cells: {one.fail} of {one.n} against "
         f"{one.others_fail} of {one.others_n} (corrected p {one.p:.2g})."
@@ -296,6 +302,9 @@ def _confounds(decision: Decision) -> list[str]:
             else "no drift of failures with time shown"
         )
         lines.append(f"Order: {drift} (permutation within cells, p {decision.p_order:.2g}).")
+    if decision.p_runs is not None:
+        seen = "seen" if decision.p_runs <= ALPHA else "not shown"
+        lines.append(f"Dependence on earlier trials: {seen} (runs within cells, p {decision.p_runs:.2g}).")
     if decision.p_place is None:
         lines.append("Host and GPU: all trials ran in one place, so its part is not known.")
     else:
