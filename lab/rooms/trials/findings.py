@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pandas as pd
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural
-from lab.report.figures import Cell, cell_grid, ranges, save
-from lab.report.page import Card, Figure, Page, Points, Section, Table, write_page
+from lab.report.figures import Cell, cell_grid, ranges, save_both
+from lab.report.page import write_page
+from lab.report.parts import Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
@@ -392,14 +394,15 @@ def _intervals(decision: Decision, out: Path) -> Figure:
     spans = [
         (100 * c.low, float("nan") if c.rate is None else 100 * c.rate, 100 * c.high) for c in decision.cells
     ]
-    drawn = ranges(
+    draw = partial(
+        ranges,
         [one.name for one in decision.cells],
         spans,
         axis="failure rate, %",
         reference=spans[0][1],
         roles=["computation"] * len(spans),
     )
-    svg = save(drawn, out / "figures", "rates")
+    svg = save_both(lambda inches: draw(width_in=inches), out / "figures", "rates")
     return Figure(svg, "Failure rates with 95 % intervals", "figures/rates.png", "tables/cells.csv")
 
 
@@ -423,8 +426,8 @@ def _timeline(found: Gathered, out: Path) -> Figure:
         return Cell(text, role, max(count["fail"], count["error"]) / n if role != "ok" else 0.3, hover)
 
     legend = {"failed": "fail", "error": "warn", "passed": "ok"}
-    drawn = cell_grid(found.names, columns, cell, legend=legend)
-    svg = save(drawn, out / "figures", "timeline")
+    draw = partial(cell_grid, found.names, columns, cell, legend=legend)
+    svg = save_both(lambda inches: draw(width_in=inches), out / "figures", "timeline")
     per = "block" if wide == 1 else f"{wide} blocks, with the number of failures"
     return Figure(svg, f"Trials in order, one column per {per}", "figures/timeline.png", "tables/trials.csv")
 
