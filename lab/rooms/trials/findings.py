@@ -183,12 +183,8 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
     errors = sum(one.error for one in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"
-        first = next(t for t in found.trials if t.verdict == "error")
-        why = (
-            f" {'The first' if errors > 1 else 'It'}, of {first.cell}: {first.reason}."
-            if first.reason
-            else ""
-        )
+        bad = next(t for t in found.trials if t.verdict == "error")
+        why = f" {'The first' if errors > 1 else 'It'}, of {bad.cell}: {bad.reason}." if bad.reason else ""
         lines.append(f"{plural(errors, 'trial')} ended in error and {verb} in no rate.{why}")
     return lines
 

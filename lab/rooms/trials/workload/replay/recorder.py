@@ -475,7 +475,7 @@ class Recorder:
         named = [
             (name, one.grad)
             for name, one in weights
-            if name in now and not (only_changed and self._read.get(id(one)) == now[name])
+            if one.grad is not None and not (only_changed and self._read.get(id(one)) == now[name])
         ]
         self._read.update({id(one): now[name] for name, one in weights if name in now})
         for (name, _), bits in zip(named, self.bits_of([one for _, one in named]), strict=True):
