@@ -184,8 +184,9 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
     if errors:
         verb = "is" if errors == 1 else "are"
         bad = next(t for t in found.trials if t.verdict == "error")
-        why = f" {'The first' if errors > 1 else 'It'}, of {bad.cell}: {bad.reason}." if bad.reason else ""
-        lines.append(f"{plural(errors, 'trial')} ended in error and {verb} in no rate.{why}")
+        which = "the first, of" if errors > 1 else "of"
+        why = f" ({which} {bad.cell}: {bad.reason})" if bad.reason else ""
+        lines.append(f"{plural(errors, 'trial')} ended in error and {verb} in no rate{why}.")
     return lines
 
 

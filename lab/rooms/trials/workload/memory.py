@@ -51,7 +51,9 @@ class Memory:
         if events or self._folder is None:
             return {"kills": events.get("oom_kill"), "hits": events.get("oom"), "host": host}
         kills = _fields(self._folder / "memory.oom_control").get("oom_kill")
-        return {"kills": kills, "hits": _number(self._folder / "memory.failcnt"), "host": host}
+        # A limit of memory and swap together, which Docker sets too, is counted by itself.
+        counts = [_number(self._folder / name) for name in ("memory.failcnt", "memory.memsw.failcnt")]
+        return {"kills": kills, "hits": sum(one or 0 for one in counts), "host": host}
 
     def _limit(self) -> int | None:
         assert self._folder is not None
