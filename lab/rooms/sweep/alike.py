@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lab.core.words import printable
-from lab.recordings.ranks.explain import ranks_in_words
+from lab.recordings.ranks.words import ranks_in_words
 from lab.recordings.tables import Trace
 
 About = Mapping[str, str]
