@@ -178,7 +178,7 @@ def judged(reader: Reader, code: int, timed_out: bool, kills: Kills, machine: st
     """
     whose, evidence = blame(kills)
     if not machine and code and not timed_out and (whose == "machine" or (code == KILLED and not whose)):
-        machine = evidence or who_killed(kills)
+        machine = evidence or f"{who_killed(kills)}; `exit==137` in --fail counts it"
     verdict, reason = reader.verdict(code, timed_out=timed_out, machine=machine)
     if evidence and evidence not in reason:
         reason = f"{reason}; {evidence}" if reason else f"although {evidence}"
