@@ -63,7 +63,7 @@ class Columns:
         self._num_untimed: Counter[str] = Counter()  # of them, those whose times cannot be read
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
-        self._scanned = ScannedPieces.of(self._encode, self._table_of)
+        self._scanned = ScannedPieces.of(self._encode)
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
         self._named: dict[tuple[str, int, int], int] = {}
 
@@ -127,7 +127,7 @@ class Columns:
             timed[table] = fields, self._place(fields, ts_ns, dur_ns)
         self._add_timed(timed)
         self._add_modules(*found.modules)
-        self._add_names(found.names())
+        self._add_names(found.names)
         self._add_waits(found.waits)
         self._add_arrows(found)
         self._indices.add_numbers(*found.indices)
@@ -244,10 +244,10 @@ class Columns:
 
     def _add_collectives(self, table: str, row: str, of: str, fields: Fields) -> None:
         """Rows for those of the last events of the table `of` that describe a collective."""
-        index = fields.with_text("collective")
+        index, chosen = fields.collectives()
         if not len(index):
             return
-        chosen, first = fields.take(index), len(self._tables[of]) - len(fields)
+        first = len(self._tables[of]) - len(fields)
         columns = {row: index + first}
         for name in ("in_nelems", "out_nelems", "group_size", "seq"):
             columns[name] = chosen.ints(name)

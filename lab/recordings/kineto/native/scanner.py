@@ -1,9 +1,10 @@
-"""The compiled scanner and what it numbered: rows (n, columns) of int64 from the text of whole events."""
+"""The compiled scanner and what it numbered: tables of int64 columns from the text of whole events."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -12,36 +13,48 @@ from lab.recordings.kineto.native.find import library
 
 MISSING = -(2**63)  # a time that was not recorded
 SLICE, META, ARROW_START, ARROW_END = 1, 2, 3, 4  # phases X, M, s, f
-LEAST_EVENT_BYTES = 16
 
 # In the order of the enum in scan.c.
 _NAMES = (
-    "ph pid tid ts_ns dur_ns name cat id start end marks external_id sequence rf_id device stream "
+    "ph pid tid ts_ns dur_ns name cat id start stop row marks external_id sequence rf_id device stream "
     "original_stream kernel correlation graph graph_node regs smem_bytes bytes_ copy_kind src_kind dst_kind "
     "grid_x grid_y grid_z block_x block_y block_z collective in_nelems out_nelems group_size dtype in_split "
     "out_split pg_name pg_desc pg_ranks seq concrete types strides dims ev_idx"
 )
 COLUMNS = {name: at for at, name in enumerate(_NAMES.split())}
-PID_TEXT, TID_TEXT, DEVICE_TEXT, STREAM_TEXT, ORIGINAL_STREAM_TEXT, BYTES_TEXT, EV_IDX_TEXT, HAS_GRID = (
-    1 << bit for bit in range(8)
-)
+# The same. comms are rows that describe a collective, launches the calls with a grid, copies the kernels with a
+# kind of copy, indices the profiler's numbers of operators and ranges, and of other events; meta and waits the
+# events that are decoded again.
+TABLES = (
+    "kernels ops runtime ranges modules arrows kernel_comms op_comms launches copies operator_indices "
+    "other_indices meta waits"
+).split()
+PID_TEXT, TID_TEXT = 1, 2  # marks: the number is that of a text
+_NO_MEMORY, _NO_ROOM = -2, -3
+_FIRST_ROWS = 1 << 10  # of a block, which grows where a piece has more
+_STAGGER = 24  # rows, so that columns do not all begin in the same set of the processor's cache
 
 
 class Rows:
-    """The rows of some events; a field is a column (n,) of int64."""
+    """The rows of one table; a field is a column (n,) of int64."""
 
-    def __init__(self, block: np.ndarray) -> None:
-        self._block = block
+    def __init__(self, block: np.ndarray, at: Mapping[str, int]) -> None:
+        self._block, self._at = block, at
 
     def __len__(self) -> int:
-        return len(self._block)
+        return self._block.shape[1]
 
     def __getattr__(self, name: str) -> np.ndarray:
-        column: np.ndarray = self._block[:, COLUMNS[name]]
+        column: np.ndarray = self._block[self._at[name]]
         return column
 
-    def where(self, mask: np.ndarray) -> Rows:
-        return Rows(self._block[mask])
+
+@dataclass(frozen=True)
+class Piece:
+    """The tables of one text by name, valid until the next one is scanned. exact: a time is beyond a float64."""
+
+    tables: Mapping[str, Rows]
+    exact: bool
 
 
 class Scanner:
@@ -54,30 +67,45 @@ class Scanner:
         self._library, self._state = loaded, None
         if loaded.scan_columns() != len(COLUMNS):
             raise RuntimeError("scan.c and COLUMNS name different columns")
+        self._at = [_layout(loaded, table) for table in range(len(TABLES))]
+        if not all(self._at) or _layout(loaded, len(TABLES)):
+            raise RuntimeError("scan.c and TABLES name different tables")
         self._state = loaded.scan_new()
         if not self._state:
             raise MemoryError
-        self._rows = np.empty((0, len(COLUMNS)), dtype=np.int64)
+        self._blocks = [np.empty((0, 0), dtype=np.int64)] * len(TABLES)
+        self._pointers = (ctypes.c_void_p * len(TABLES))()
+        self._rooms, self._counts = (ctypes.c_int64 * len(TABLES))(), (ctypes.c_int64 * (len(TABLES) + 1))()
+        for table in range(len(TABLES)):
+            self._make_room(table, _FIRST_ROWS + _STAGGER)
         self.texts = Distinct(lambda since: self._distinct(0, since))
         self.raws = Distinct(lambda since: self._distinct(1, since))
 
     def __del__(self) -> None:
         self._library.scan_free(self._state)
 
-    def scan(self, text: bytes) -> Rows | None:
-        """The events of a text, valid until the next call; None if it has anything unusual."""
-        if not text.isascii():
-            try:
-                text.decode()
-            except UnicodeDecodeError:
-                return None
-        most = len(text) // LEAST_EVENT_BYTES + 1
-        if most > len(self._rows):
-            self._rows = np.empty((most, len(COLUMNS)), dtype=np.int64)
-        count = self._library.scan(self._state, text, len(text), self._rows.ctypes.data, most)
-        if count == -2:
+    def scan(self, text: bytes) -> Piece | None:
+        """The tables of a text; None if it has anything unusual."""
+        while True:
+            found = self._library.scan(
+                self._state, text, len(text), self._pointers, self._rooms, self._counts
+            )
+            if found != _NO_ROOM:
+                break
+            for table, (count, room) in enumerate(zip(self._counts, self._rooms)):  # noqa: B905 - counts has one more
+                if count == room:
+                    self._make_room(table, 2 * room - _STAGGER)
+        if found == _NO_MEMORY:
             raise MemoryError
-        return Rows(self._rows[:count]) if count >= 0 else None
+        if found < 0:
+            return None
+        *counts, exact = self._counts
+        tables = zip(TABLES, self._blocks, counts, self._at, strict=True)
+        return Piece({name: Rows(block[:, :n], at) for name, block, n, at in tables}, bool(exact))
+
+    def _make_room(self, table: int, rows: int) -> None:
+        block = np.empty((len(self._at[table]), rows), dtype=np.int64)
+        self._blocks[table], self._rooms[table], self._pointers[table] = block, rows, block.ctypes.data
 
     def _distinct(self, which: int, since: int) -> list[bytes]:
         """The byte strings from number `since` on, in the order of their numbers."""
@@ -134,6 +162,14 @@ def text_of(raw: bytes) -> str:
         return raw.decode()
     text: str = msgspec.json.decode(b'"' + raw + b'"', type=str)
     return text
+
+
+def _layout(loaded: ctypes.CDLL, table: int) -> dict[str, int]:
+    """The place of each column in the block of a table; empty for no table."""
+    names, which = list(COLUMNS), ctypes.c_void_p()
+    count = loaded.scan_table(table, ctypes.byref(which))
+    numbers = ctypes.string_at(which.value or 0, count) if count else b""
+    return {names[number]: at for at, number in enumerate(numbers)}
 
 
 def scanner() -> Scanner | None:
