@@ -1,4 +1,4 @@
-"""A piece of a Kineto trace through the scanner: what the plain form would have made of the same events."""
+"""Pieces of a Kineto trace through the scanner: what the plain form would have made of the same events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PARTS = {  # of a table: its collectives, launches and copies
 
 
 @dataclass(frozen=True)
-class ScannedPiece:
+class ScannedEvents:
     """timed: the slices of each table with ts_ns and dur_ns, each (n,), and modules those of modules' calls.
     exact: a time is beyond a float64.
 
@@ -40,11 +40,14 @@ class ScannedPiece:
 
 
 class ScannedPieces:
-    """Scans the pieces of one file."""
+    """Scans the pieces of one file; num_bytes are those scanned and not taken yet."""
 
     def __init__(self, own: Scanner, encode: ColumnEncoder) -> None:
         self._scanner = own
         self.texts = Texts(own, encode)
+        self.num_bytes = 0
+        self._names: list[Any] = []
+        self._waits: list[Any] = []
 
     @classmethod
     def of(cls, encode: ColumnEncoder) -> ScannedPieces | None:
@@ -52,27 +55,38 @@ class ScannedPieces:
         own = scanner()
         return None if own is None else cls(own, encode)
 
-    def scan(self, text: bytes) -> ScannedPiece | None:
-        """None where the plain form must read the piece: it has anything unusual."""
-        found = self._scanner.scan(text)
-        if found is None:
-            return None
-        rows = found.tables
+    def scan(self, text: bytes) -> bool:
+        """False where the plain form must read the piece: it has anything unusual."""
+        before = self._scanner.added()
+        rows = self._scanner.scan(text)
+        if rows is None:
+            return False
         try:  # an odd type in a field at which the scanner does not look
             names, waits = (
-                tuple(map(FLOAT_ONE.decode, _texts_of(rows[table], text))) for table in ("meta", "waits")
+                list(map(FLOAT_ONE.decode, _texts_of(rows[table], text))) for table in ("meta", "waits")
             )
         except (ValueError, RecursionError):
-            return None
+            self._scanner.take_back(before)
+            return False
+        self._names += names
+        self._waits += waits
+        self.num_bytes += len(text)
+        return True
+
+    def take(self) -> ScannedEvents:
+        """The events scanned since the last call, until the next piece is scanned."""
+        exact, rows = self._scanner.exact, self._scanner.take()
+        names, waits = tuple(self._names), tuple(self._waits)
+        self.num_bytes, self._names, self._waits = 0, [], []
         timed = {
             table: self._slices(rows[table], **{part: rows[name] for part, name in parts.items()})
             for table, parts in _PARTS.items()
         }
-        return ScannedPiece(
+        return ScannedEvents(
             timed,
             self._slices(rows["modules"]),
-            found.exact,
-            (rows["operator_indices"].ev_idx.copy(), rows["other_indices"].ev_idx.copy()),
+            exact,
+            (rows["operator_indices"].ev_idx, rows["other_indices"].ev_idx),
             Scanned(rows["arrows"], self.texts),
             names,
             waits,

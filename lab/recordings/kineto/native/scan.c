@@ -163,10 +163,10 @@ typedef struct {
     Object event, args;
     const char *at, *end; /* in the text */
     int64_t row[NUM_COLUMNS];
-    int failed, exact;
+    int failed;
     int64_t *const *blocks; /* of each table, column after column */
     const int64_t *rooms;   /* rows for which there is room in each */
-    int64_t *counts;        /* rows of each */
+    int64_t *counts;        /* rows of each; at the end whether a time is beyond EXACT_NS */
     int64_t last[NUM_COLUMNS]; /* number of the last text or list of a field */
     int32_t text_guess[GUESSES], raw_guess[GUESSES]; /* number + 1 of what stood here the last time */
 } State;
@@ -750,7 +750,7 @@ static int add_slice(State *s, int table, int comms)
     const int64_t *row = s->row;
     if (row[TS_NS] == MISSING || row[DUR_NS] == MISSING || row[DUR_NS] >= EXACT_NS)
         return fail(s, ODD);
-    s->exact |= row[TS_NS] >= EXACT_NS;
+    s->counts[NUM_TABLES] |= row[TS_NS] >= EXACT_NS;
     s->row[ROW] = s->counts[table];
     return add(s, table) && (comms < 0 || row[COLLECTIVE] < 0 || add(s, comms));
 }
@@ -787,7 +787,7 @@ static int settle(State *s)
             return 1;
         if (row[TS_NS] == MISSING)
             return fail(s, ODD);
-        s->exact |= row[TS_NS] >= EXACT_NS;
+        s->counts[NUM_TABLES] |= row[TS_NS] >= EXACT_NS;
         return add(s, T_ARROWS);
     case NAMES: return row[PH] != META || add(s, T_META);
     case WAITS: return !is_slice || add(s, T_WAITS);
@@ -833,14 +833,14 @@ int64_t scan_table(int64_t table, const uint8_t **columns)
     return TABLES[table].count;
 }
 
-/* Tables of the events in text (length bytes and a NUL), into one block of each table with the columns one after
- * another, each of rooms[table] numbers. Returns the number of events; ODD, NO_MEMORY, or NO_ROOM where a block is
- * too small. counts (one more than tables): rows of each table, and whether a time is beyond EXACT_NS. */
+/* Tables of the events in text (length bytes and a NUL), added to one block of each table with the columns one
+ * after another, each of rooms[table] numbers. Returns the number of events; ODD, NO_MEMORY, or NO_ROOM where a
+ * block is too small, and the caller then takes back what was added. counts (one more than tables): rows of each
+ * table, and whether a time is beyond EXACT_NS. */
 int64_t scan(State *s, const char *text, int64_t length, int64_t *const *blocks, const int64_t *rooms, int64_t *counts)
 {
-    s->at = text, s->end = text + length, s->failed = s->exact = 0;
+    s->at = text, s->end = text + length, s->failed = 0;
     s->blocks = blocks, s->rooms = rooms, s->counts = counts;
-    memset(counts, 0, NUM_TABLES * sizeof *counts);
     for (int64_t n = 1;; n++) {
         space(s);
         if (*s->at != '{')
@@ -853,10 +853,8 @@ int64_t scan(State *s, const char *text, int64_t length, int64_t *const *blocks,
         if (!settle(s))
             return s->failed;
         space(s);
-        if (s->at == s->end) {
-            counts[NUM_TABLES] = s->exact;
+        if (s->at == s->end)
             return n;
-        }
         if (*s->at != ',')
             return ODD;
         s->at++;

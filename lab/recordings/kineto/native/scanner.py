@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -49,16 +48,10 @@ class Rows:
         return column
 
 
-@dataclass(frozen=True)
-class Piece:
-    """The tables of one text by name, valid until the next one is scanned. exact: a time is beyond a float64."""
-
-    tables: Mapping[str, Rows]
-    exact: bool
-
-
 class Scanner:
-    """Scans pieces of one file. The numbers of texts and of lists count over the whole file.
+    """Scans pieces of one file into tables. The numbers of texts and of lists count over the whole file.
+
+    exact: a time is beyond a float64.
 
     Raises RuntimeError for a library of another version, MemoryError without memory.
     """
@@ -84,27 +77,48 @@ class Scanner:
     def __del__(self) -> None:
         self._library.scan_free(self._state)
 
-    def scan(self, text: bytes) -> Piece | None:
-        """The tables of a text; None if it has anything unusual."""
-        while True:
-            found = self._library.scan(
-                self._state, text, len(text), self._pointers, self._rooms, self._counts
-            )
+    @property
+    def exact(self) -> bool:
+        return bool(self._counts[len(TABLES)])
+
+    def scan(self, text: bytes) -> dict[str, Rows] | None:
+        """Adds the events of a text to the tables. The rows of each table that it added, until the next call;
+        None if it has anything unusual: nothing is added then."""
+        before = tuple(self._counts)
+        scan, state = self._library.scan, self._state
+        while found := scan(state, text, len(text), self._pointers, self._rooms, self._counts):
+            if found >= 0:
+                return self._rows(before)
+            full = [table for table, room in enumerate(self._rooms) if self._counts[table] == room]
+            self.take_back(before)
+            if found == _NO_MEMORY:
+                raise MemoryError
             if found != _NO_ROOM:
                 break
-            for table, (count, room) in enumerate(zip(self._counts, self._rooms)):  # noqa: B905 - counts has one more
-                if count == room:
-                    self._make_room(table, 2 * room - _STAGGER)
-        if found == _NO_MEMORY:
-            raise MemoryError
-        if found < 0:
-            return None
-        *counts, exact = self._counts
-        tables = zip(TABLES, self._blocks, counts, self._at, strict=True)
-        return Piece({name: Rows(block[:, :n], at) for name, block, n, at in tables}, bool(exact))
+            for table in full:
+                self._make_room(table, 2 * self._rooms[table] - _STAGGER)
+        return None
+
+    def added(self) -> tuple[int, ...]:
+        """What `take_back` takes to undo what is added after this."""
+        return tuple(self._counts)
+
+    def take_back(self, added: tuple[int, ...]) -> None:
+        self._counts[:] = added
+
+    def take(self) -> dict[str, Rows]:
+        """The rows of each table since the last call, until the next one; they are then no longer here."""
+        found = self._rows((0,) * len(TABLES))
+        self.take_back((0,) * len(self._counts))
+        return found
+
+    def _rows(self, since: tuple[int, ...]) -> dict[str, Rows]:
+        tables = enumerate(zip(TABLES, self._blocks, self._at, strict=True))
+        return {name: Rows(block[:, since[n] : self._counts[n]], at) for n, (name, block, at) in tables}
 
     def _make_room(self, table: int, rows: int) -> None:
-        block = np.empty((len(self._at[table]), rows), dtype=np.int64)
+        old, block = self._blocks[table], np.empty((len(self._at[table]), rows), dtype=np.int64)
+        block[: len(old), : self._counts[table]] = old[:, : self._counts[table]]
         self._blocks[table], self._rooms[table], self._pointers[table] = block, rows, block.ctypes.data
 
     def _distinct(self, which: int, since: int) -> list[bytes]:

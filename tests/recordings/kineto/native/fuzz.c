@@ -35,10 +35,15 @@ int main(int count, char **words)
         if (!text || fread(text, 1, length, file) != length)
             return 2;
         text[length] = 0;
-        while ((found = scan(state, text, (int64_t)length, blocks, rooms, counts)) == NO_ROOM)
+        for (;;) {
+            memset(counts, 0, sizeof counts);
+            found = scan(state, text, (int64_t)length, blocks, rooms, counts);
+            if (found != NO_ROOM)
+                break;
             for (int table = 0; table < NUM_TABLES; table++)
                 if (counts[table] == rooms[table] && !make_room(table, 2 * rooms[table]))
                     return 2;
+        }
         read += found >= 0;
         cases++;
         free(text);

@@ -73,7 +73,7 @@ def test_recordings_are_read_the_same_and_wholly_by_the_scanner(monkeypatch, nam
 
     def counted(self, text):
         found = scan(self, text)
-        unusual.append(found is None)
+        unusual.append(not found)
         return found
 
     monkeypatch.setattr(ScannedPieces, "scan", counted)
