@@ -12,6 +12,7 @@ import numpy as np
 
 from lab.core.words import size_text
 from lab.gpus.sampling import COLUMNS, SAMPLES, SUMMARY
+from lab.stats.rows import distinct
 
 MOST_BYTES = 256 << 20
 _OTHER_NODES, _OTHER_SUMMARIES = "gpu_clocks.node*.csv", "gpu_clocks.node*.json"
@@ -46,7 +47,7 @@ class GpuState:
     @property
     def near_ns(self) -> int:
         """How far from a sample it still says something: a second, or the time between two samples."""
-        spacing = [np.diff(self.unix_ns[self.place == one]) for one in np.unique(self.place).tolist()]
+        spacing = [np.diff(self.unix_ns[self.place == one]) for one in distinct(self.place).tolist()]
         known = np.concatenate(spacing) if spacing else np.empty(0)
         return max(NEAR_NS, int(np.median(known)) if len(known) else 0)
 

@@ -37,8 +37,17 @@ def cv(values: Sequence[float] | np.ndarray) -> float:
 
 
 def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
-    """Linear-interpolated percentile, `percent` in 0..100; NaN for none."""
-    return float(np.percentile(values, percent)) if len(values) else float("nan")
+    """Linear-interpolated percentile, `percent` in 0..100; NaN for none.
+
+    The same as np.percentile, which loads numpy.ma for it (15 ms).
+    """
+    ordered = np.sort(np.asarray(values, dtype=float))  # NaN last
+    if not len(ordered) or np.isnan(ordered[-1]):
+        return float("nan")
+    place = percent / 100 * (len(ordered) - 1)
+    low = int(place)
+    start, stop, share = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)]), place - low
+    return start + (stop - start) * share if share < 0.5 else stop - (stop - start) * (1 - share)
 
 
 def grouped(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.pairing.rows import NO_MATCH, CallRows, Match
+from lab.stats.rows import distinct
 
 # Clocks of GPUs on one host, and the ends of one collective, differ by some tens of us.
 SAME_HOST_NS = 50_000
@@ -105,7 +106,7 @@ def _grid(rows: CallRows, group: int, match: Match) -> _Grid | None:
     if not wanted.any():
         return None
     index, call = members[wanted], match.call[wanted]
-    ranks = np.unique(rows.rank_index[index])
+    ranks = distinct(rows.rank_index[index])
     if len(ranks) < 2:
         return None
     shape = (int(call.max()) + 1, len(ranks))
@@ -191,7 +192,7 @@ def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
         last = grid.ranks[np.nanargmax(grid.start[calls], axis=1)]
         first = grid.ranks[np.nanargmin(grid.end[calls], axis=1)]
         worst = np.where(np.abs(offsets[last]) >= np.abs(offsets[first]), last, first)
-        found |= {index for index in np.unique(worst).tolist() if abs(offsets[index]) > SAME_HOST_NS}
+        found |= {index for index in distinct(worst).tolist() if abs(offsets[index]) > SAME_HOST_NS}
     return found
 
 
@@ -232,7 +233,7 @@ def _slope(when: np.ndarray, differences: np.ndarray) -> float:
     length = int(when.max() - when.min()) if len(when) else 0
     if length < DRIFT_WINDOW_NS or len(when) < FEWEST_CALLS:
         return 0.0
-    chosen = np.unique(np.linspace(0, len(when) - 1, _MOST_SLOPES).astype(np.int64))
+    chosen = distinct(np.linspace(0, len(when) - 1, _MOST_SLOPES).astype(np.int64))
     t, x = when[chosen], differences[chosen]
     i, j = np.triu_indices(len(t), 1)
     apart = t[j] != t[i]

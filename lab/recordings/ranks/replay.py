@@ -19,6 +19,7 @@ import numpy as np
 from lab.recordings.ranks.common import UNKNOWN, Together, launched_in
 from lab.recordings.ranks.hosts import HostWait, host_waits
 from lab.recordings.ranks.work import RankWork
+from lab.stats.rows import distinct
 
 LAUNCH_NS, STREAM_NS = 2_000, 1_000
 # An operation was held up by another stream if it started so soon after that, and so late after all else.
@@ -183,7 +184,7 @@ def _floor(together: Together, index: int, rows: np.ndarray, stream: np.ndarray)
     work = together.works[index]
     floor = np.full(len(rows), -np.inf)
     first = int(rows[0])
-    for one in np.unique(stream).tolist():
+    for one in distinct(stream).tolist():
         at = int(np.flatnonzero(stream == one)[0])
         earlier = np.flatnonzero((work.stream == one) & (work.start < work.start[rows[at]]))
         if len(earlier) and first >= 0:
@@ -219,7 +220,7 @@ def mined(instances: Sequence[Played]) -> tuple[tuple[int, ...], ...]:
         np.stack([getattr(one, name) for one in instances]) - base for name in ("start", "end", "ready")
     )
     held = np.stack([one.held if len(one.held) else np.zeros(len(one.rows), bool) for one in instances])
-    streams = np.unique(first.stream)
+    streams = distinct(first.stream)
     before_end = np.where(first.before >= 0, end[:, first.before], -np.inf)
     free = start - np.maximum(ready, before_end)
     waits: list[list[int]] = [[] for _ in range(len(first.stream))]
