@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.capture import Capture, Process, by_process, distinct
+from lab.recordings.capture import Capture, Process, by_process
 from lab.recordings.tables import Table
 from lab.stats.rows import distinct
 

@@ -9,15 +9,25 @@ import numpy as np
 
 
 def median(values: Sequence[float] | np.ndarray) -> float:
-    """Middle value of (n,); NaN for none."""
-    return float(np.median(values)) if len(values) else float("nan")
+    """Middle value of (n,); NaN for none, and where one is NaN.
+
+    The same as np.median, which loads numpy.ma for it (15 ms).
+    """
+    if not len(values):
+        return float("nan")
+    last = len(values) - 1
+    ordered = np.partition(np.asarray(values, dtype=float), [last // 2, (last + 1) // 2, last])  # NaN last
+    if np.isnan(ordered[last]):
+        return float("nan")
+    low, high = float(ordered[last // 2]), float(ordered[(last + 1) // 2])
+    return low if last % 2 == 0 else (low + high) / 2
 
 
 def mad(values: Sequence[float] | np.ndarray) -> float:
     """Median absolute deviation from the median, unscaled; NaN for none."""
     if len(values) == 0:
         return float("nan")
-    return float(np.median(np.abs(np.asarray(values, dtype=float) - np.median(values))))
+    return median(np.abs(np.asarray(values, dtype=float) - median(values)))
 
 
 def column_medians(values: np.ndarray) -> np.ndarray:

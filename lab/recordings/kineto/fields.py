@@ -52,6 +52,7 @@ class Fields(Protocol):
     def geometry(self) -> Iterator[tuple[int, Sizes]]:
         """(correlation, grid, block and shared memory) of each event that has a grid."""
 
+
 class Decoded:
     """Fields of event structs, the plain form."""
 

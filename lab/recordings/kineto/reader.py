@@ -14,8 +14,8 @@ from lab.recordings.tables import Trace
 READER_VERSION = 8
 
 
-# Pieces that stay in the processor's cache while they are copied and scanned; columns are made of many at once,
-# because that costs a fixed 0.5 ms of numpy.
+# Pieces that stay in the processor's cache while they are copied and scanned; columns are made of many
+# of them at once, because that costs a fixed 0.5 ms of numpy.
 SCANNED_PIECE_BYTES = 256 << 10
 SCANNED_TOGETHER_BYTES = 4 << 20
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.pairing.rows import NO_MATCH, CallRows, Match
+from lab.stats import robust
 from lab.stats.rows import distinct
 
 # Clocks of GPUs on one host, and the ends of one collective, differ by some tens of us.
@@ -127,7 +128,7 @@ def _median_deviation(num_ranks: int, grids: Sequence[_Grid]) -> np.ndarray:
             mine = grid.end[:, column] - middle
             mine = mine[~np.isnan(mine)]
             if len(mine) and math.isnan(deviation[index]):
-                deviation[index] = np.median(mine)
+                deviation[index] = robust.median(mine)
     return deviation
 
 
@@ -177,7 +178,7 @@ def _against(grid: _Grid, base: int, of_base: _Estimate) -> list[tuple[int, _Est
 
 
 def _offset_ns(estimate: _Estimate) -> float:
-    return float(np.median(estimate.differences)) + estimate.base_ns
+    return robust.median(estimate.differences) + estimate.base_ns
 
 
 def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
@@ -224,8 +225,8 @@ def _clock(rank: int, estimate: _Estimate | None, is_reference: bool, suspect: b
 
 def clock_line(when: np.ndarray, differences: np.ndarray) -> tuple[float, float, int]:
     """Offset in the middle, slope (ns per ns), and the middle, of a clock by its `differences` (n,)."""
-    slope, middle = _slope(when, differences), int(np.median(when))
-    return float(np.median(differences - slope * (when - middle))), slope, middle
+    slope, middle = _slope(when, differences), int(robust.median(when))
+    return robust.median(differences - slope * (when - middle)), slope, middle
 
 
 def _slope(when: np.ndarray, differences: np.ndarray) -> float:
@@ -237,9 +238,9 @@ def _slope(when: np.ndarray, differences: np.ndarray) -> float:
     t, x = when[chosen], differences[chosen]
     i, j = np.triu_indices(len(t), 1)
     apart = t[j] != t[i]
-    slope = float(np.median((x[j] - x[i])[apart] / (t[j] - t[i])[apart]))
+    slope = robust.median((x[j] - x[i])[apart] / (t[j] - t[i])[apart])
     rest = x - slope * (t - t[0])
-    noise = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
+    noise = 1.4826 * robust.median(np.abs(rest - robust.median(rest)))
     return slope if abs(slope) * length > max(2 * SAME_HOST_NS, 3 * noise) else 0.0
 
 
@@ -256,7 +257,7 @@ def _of_hosts(clocks: Sequence[Clock], hosts: Mapping[int, str]) -> tuple[Clock,
             outside = one.low_ns > SAME_HOST_NS or one.high_ns < -SAME_HOST_NS
             moved.append(_with(one, one.offset_ns, one.corrected and (outside or one.drift_ppm != 0)))
         else:
-            moved.append(_with(one, float(np.median([mate.offset_ns for mate in mates])), one.corrected))
+            moved.append(_with(one, robust.median([mate.offset_ns for mate in mates]), one.corrected))
     return tuple(moved)
 
 

@@ -19,6 +19,7 @@ from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.explain import Explained
 from lab.recordings.ranks.replay import Step
 from lab.recordings.ranks.work import COMP
+from lab.stats import robust
 from lab.stats.intervals import overlap, union
 from lab.stats.rows import distinct
 
@@ -79,7 +80,7 @@ def costs_of(one: Explained) -> dict[Class, Cost]:
         found[name] = Cost(
             cost_ms=float(middle[at, 0]),
             least_ms=float(middle[at, 1]),
-            latency_us=float(np.median(known)) / 1e3 if len(known) else float("nan"),
+            latency_us=robust.median(known) / 1e3 if len(known) else float("nan"),
             num_calls=int(mine.sum()),
             blocks=bool(calls.blocks[mine].all()),
             grid=launched[at][0],

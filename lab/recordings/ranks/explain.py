@@ -28,6 +28,7 @@ from lab.recordings.ranks.stragglers import (
     missing_of,
 )
 from lab.recordings.ranks.work import COMP, COPY
+from lab.stats import robust
 from lab.stats.intervals import overlap
 
 # A cause binds if its repair shortens the step by so much of its size, and by so much in all.
@@ -86,7 +87,7 @@ class Explained:
     def length_ms(self, change: str) -> float | None:
         """The median length over steps with this change, None where it is not known."""
         found = [one.length_ms for one in self.what_if if one.change == change]
-        return float(np.median(found)) if found else None
+        return robust.median(found) if found else None
 
 
 def explain(accounts: Sequence[Account]) -> list[Explained]:
@@ -346,7 +347,7 @@ def _binds(account: Account, one: Excess, saves: float | None) -> bool:
         if (wait.step, wait.awaited) == (one.step, one.rank):
             waited[wait.rank] = waited.get(wait.rank, 0) + wait.ns
     others = [waited.get(rank, 0) for rank in account.ranks if rank != one.rank]
-    return float(np.median(others)) > max(BINDS_NS, BINDS_SHARE * one.ns)
+    return robust.median(others) > max(BINDS_NS, BINDS_SHARE * one.ns)
 
 
 def _hosts_follow(account: Account, one: Excess) -> bool:
@@ -364,7 +365,7 @@ def _hosts_follow(account: Account, one: Excess) -> bool:
         span = np.array([[window[0], until]], dtype=np.int64)
         known_ns = sum(wait.end - wait.begin for wait in host_waits(work, rows))
         blocked.append(int(overlap(span, work.blocking_calls)[0]) - known_ns)
-    return bool(blocked) and float(np.median(blocked)) > max(BINDS_NS, BINDS_SHARE * one.ns)
+    return bool(blocked) and robust.median(blocked) > max(BINDS_NS, BINDS_SHARE * one.ns)
 
 
 _WORDS = {
@@ -462,9 +463,7 @@ def bound_ranks(one: Explained) -> dict[int, float]:
     if ready is None:
         return {}
     ranks = sorted({rank for _, rank in one.host_ms})
-    spans = {
-        rank: float(np.median([ms for (_, r), ms in one.host_ms.items() if r == rank])) for rank in ranks
-    }
+    spans = {rank: robust.median([ms for (_, r), ms in one.host_ms.items() if r == rank]) for rank in ranks}
     return {rank: span for rank, span in spans.items() if span > 1.05 * ready}
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from lab.recordings.ranks.common import UNKNOWN, Together, launched_in
 from lab.recordings.ranks.hosts import HostWait, host_waits
 from lab.recordings.ranks.work import RankWork
+from lab.stats import robust
 from lab.stats.rows import distinct
 
 LAUNCH_NS, STREAM_NS = 2_000, 1_000
@@ -422,7 +423,7 @@ def hosts_as_others(step: Step, fixed: Sequence[int]) -> Step | None:
         alike = [one for one in others if signature(one) == signature(mine)]
         if not alike:
             return None
-        begin = float(np.median([one.begin for one in others]))
+        begin = robust.median([one.begin for one in others])
         ready = begin + np.median([one.busy for one in alike], axis=0)
         ranks[rank] = _replace(
             mine,
@@ -444,7 +445,7 @@ def entry_as_others(step: Step, rank: int) -> Step:
     """The step with this rank entering it when the others do, its host otherwise as recorded."""
     others = [one.begin for other, one in step.ranks.items() if other != rank]
     mine = step.ranks[rank]
-    earlier = mine.begin - float(np.median(others))
+    earlier = mine.begin - robust.median(others)
     moved = {name: getattr(mine, name) - earlier for name in ("begin", "ready", "floor")}
     waits = tuple(one._replace(begin=one.begin - earlier, end=one.end - earlier) for one in mine.waits)
     ranks = {**step.ranks, rank: _replace(mine, **moved, waits=waits)}

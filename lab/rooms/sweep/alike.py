@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-import numpy as np
-
 from lab.core.words import printable
 from lab.recordings.ranks.explain import ranks_in_words
 from lab.recordings.tables import Trace

@@ -48,9 +48,11 @@ class Scanned:
         return len(self._rows)
 
     def ids(self, name: str) -> np.ndarray:
-        found = getattr(self._rows, name)
+        found: np.ndarray = getattr(self._rows, name)
         is_text = (self._rows.marks & _TEXT_MARKS[name]) != 0
-        return np.where(is_text, -2 - self._texts.ids(np.where(is_text, found, -1)), found) if is_text.any() else found
+        if not is_text.any():
+            return found
+        return np.where(is_text, -2 - self._texts.ids(np.where(is_text, found, -1)), found)
 
     def names(self) -> np.ndarray:
         return self._texts.ids(self._rows.name).astype(np.int32)

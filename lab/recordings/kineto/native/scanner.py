@@ -21,13 +21,14 @@ _NAMES = (
     "out_split pg_name pg_desc pg_ranks seq concrete types strides dims ev_idx"
 )
 COLUMNS = {name: at for at, name in enumerate(_NAMES.split())}
-# The same. comms are rows that describe a collective, launches the calls with a grid, copies the kernels with a
-# kind of copy, indices the profiler's numbers of operators and ranges, and of other events; meta and waits the
-# events that are decoded again.
-TABLES = (
+# The same. comms are rows that describe a collective, launches the calls with a grid, copies the kernels with
+# a kind of copy, indices the profiler's numbers of operators and ranges, and of other events; meta and waits
+# the events that are decoded again.
+_TABLES = (
     "kernels ops runtime ranges modules arrows kernel_comms op_comms launches copies operator_indices "
     "other_indices meta waits"
-).split()
+)
+TABLES = tuple(_TABLES.split())
 PID_TEXT, TID_TEXT = 1, 2  # marks: the number is that of a text
 _NO_MEMORY, _NO_ROOM = -2, -3
 _FIRST_ROWS = 1 << 10  # of a block, which grows where a piece has more
@@ -41,7 +42,7 @@ class Rows:
         self._block, self._at = block, at
 
     def __len__(self) -> int:
-        return self._block.shape[1]
+        return int(self._block.shape[1])
 
     def __getattr__(self, name: str) -> np.ndarray:
         column: np.ndarray = self._block[self._at[name]]
@@ -104,7 +105,7 @@ class Scanner:
         return tuple(self._counts)
 
     def take_back(self, added: tuple[int, ...]) -> None:
-        self._counts[:] = added
+        self._counts[:] = list(added)
 
     def take(self) -> dict[str, Rows]:
         """The rows of each table since the last call, until the next one; they are then no longer here."""
