@@ -21,7 +21,8 @@ import pandas as pd
 from bench.table import Row, at_most, measured
 from lab.recordings.gantt.bars import Span, assemble
 from lab.recordings.gantt.packed import packed
-from lab.report.page import Page, Section, Timeline, write_page
+from lab.report.page import write_page
+from lab.report.parts import Page, Section, Timeline
 
 LAUNCHES, ROWS, KINDS = 1_000_000, 16, 400
 CHROMIUM = (

@@ -19,7 +19,11 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 HOW = Path("lab/core/native.py")
-SOURCES = (Path("lab/recordings/kineto/native/scan.c"), Path("lab/rooms/nan/nixnan/reading/native/lines.c"))
+SOURCES = (
+    Path("lab/recordings/kineto/native/scan.c"),
+    Path("lab/rooms/nan/nixnan/reading/native/lines.c"),
+    Path("lab/rooms/nan/watch/native/counts.c"),
+)
 WANTED = "LAB_WHEEL"
 # Nothing of this machine in the file: no paths, no symbols, no id of the build, no later processor.
 FIXED = ("-s", "-Wl,--build-id=none", "-fno-ident")

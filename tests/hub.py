@@ -41,7 +41,7 @@ def tiny_repo(**more: bytes) -> dict[str, bytes]:
 def serving(hub: StandIn, host: str = "127.0.0.1") -> Iterator[StandIn]:
     server = ThreadingHTTPServer((host, 0), _handler(hub))
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     hub.url = f"http://{host}:{server.server_address[1]}"
     try:
         yield hub

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from lab.cli.registry import smoke_runs
-from lab.errors import StepFailed, UsageError
+from lab.errors import EngineError, StepFailed, UsageError
 from lab.images import build as imagebuild
 from lab.images import spec
-from lab.images.docker_cli import built, id_of
+from lab.images.docker_cli import ANSWER_S, id_of, listed
 from lab.images.endpoint import endpoint_of
 from lab.images.spec import Image
 from lab.images.targets import targets_of
@@ -25,8 +24,6 @@ from lab.terminal.options import as_json, option, quiet
 
 if TYPE_CHECKING:
     from lab.images.check import Row
-
-ASK_S = 60.0  # under load an engine is slow, and would be taken for one that maps no users
 
 
 @click.group(cls=Group)
@@ -39,14 +36,13 @@ def images() -> None:
 def images_list(as_json: bool) -> None:
     """One line per image, and whether the Docker engine here has it."""
     loaded = [spec.load(name) for name in spec.names()]
-    have = [built_refs(image) for image in loaded]
+    have = _built(loaded)
     if as_json:
         rows = [{**msgspec.to_builtins(image), "built": ids} for image, ids in zip(loaded, have, strict=True)]
         click.echo(msgspec.json.encode(rows).decode())
         return
     for image, ids in zip(loaded, have, strict=True):
-        state = "built" if ids and all(ids.values()) else "partly" if ids and any(ids.values()) else "-"
-        click.echo(f"{image.name:8} {image.vendor:7} {image.ref:20} {state:6} {image.summary}")
+        click.echo(f"{image.name:8} {image.vendor:7} {image.ref:20} {_state(ids):6} {image.summary}")
 
 
 @images.command("show")
@@ -187,7 +183,7 @@ def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: boo
     from lab.engines.docker.nature import Nature, ask
     from lab.images import smoke as imagesmoke
 
-    nature = ask(endpoint_of(os.environ), ASK_S) or Nature()
+    nature = ask(endpoint_of(os.environ), ANSWER_S) or Nature()
     box = imagesmoke.Box(nature.user_mapping, nature.cdi)
     rows = imagesmoke.smoke(names, smoke_runs(), stand_in=stand_in, timeout_s=timeout_s, box=box)
     _show_rows(rows, as_json)
@@ -216,11 +212,17 @@ def pin(names: tuple[str, ...]) -> None:
         click.echo(f"{name}: {digest}")
 
 
-def built_refs(image: Image) -> dict[str, str | None]:
-    """Reference -> id on the engine here, or None, of everything this image needs."""
-    return {target.ref: id_of(target.ref, _built()) for target in targets_of(image)}
+def _built(loaded: Sequence[Image]) -> list[dict[str, str | None] | None]:
+    """Reference -> id here, or None, of all that each image needs; None for all where no engine answers."""
+    try:
+        ids = listed()
+    except EngineError as error:
+        Console().say(f"note: which images are here is not known: {error.what}; see lab doctor")
+        return [None] * len(loaded)
+    return [{target.ref: id_of(target.ref, ids) for target in targets_of(image)} for image in loaded]
 
 
-@lru_cache(maxsize=1)
-def _built() -> dict[str, str]:
-    return built()
+def _state(ids: dict[str, str | None] | None) -> str:
+    if ids is None:
+        return "?"
+    return "built" if all(ids.values()) else "partly" if any(ids.values()) else "-"

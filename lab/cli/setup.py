@@ -13,7 +13,8 @@ import lab
 from lab.core.checkup import Check
 from lab.core.gpu import Gpu
 from lab.core.provenance import lab_with_content
-from lab.engines.docker.engine import DockerEngine, device_gids
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.host import device_gids
 from lab.engines.docker.nature import Nature, ask
 from lab.engines.docker.which_lab import lab_inside
 from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
@@ -24,7 +25,7 @@ from lab.images import acquire
 from lab.images import build as imagebuild
 from lab.images import smoke as imagesmoke
 from lab.images.acquire import Way
-from lab.images.docker_cli import engine_cli, id_of, listed
+from lab.images.docker_cli import ANSWER_S, engine_cli, id_of, listed
 from lab.images.endpoint import endpoint_of
 from lab.images.preflight import suits
 from lab.images.spec import load, names
@@ -32,8 +33,6 @@ from lab.images.targets import Target, targets
 from lab.images.tree import ROOT, is_tree
 from lab.terminal.console import Console
 from lab.terminal.options import as_json, quiet
-
-TIMEOUT_S = 60  # an engine under load is slow, and neither dead nor one without images
 
 
 @click.command()
@@ -110,7 +109,7 @@ def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
     """-> why containers would not get these GPUs, if so. Raises EngineError for an unusable engine."""
     with needs("host"):
         from lab.engines.docker.health import check_engine
-    checks = {check.what: check for check in check_engine(os.environ, gpus, TIMEOUT_S)}
+    checks = {check.what: check for check in check_engine(os.environ, gpus, round(ANSWER_S))}
     engine = checks["engine"]
     if engine.state != "ok":
         raise EngineError(engine.detail, fix=_cure(engine))
@@ -141,7 +140,7 @@ def image_for(gpus: Sequence[Gpu]) -> str:
 
 
 def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) -> list[Way]:
-    ids, cli = listed(TIMEOUT_S), engine_cli() or ()
+    ids, cli = listed(), engine_cli() or ()
     named = acquire.read_release(release) if release else None
     return [
         acquire.choose(
@@ -185,7 +184,7 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
     elif way.how == "build":
         for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
             console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")
-        if id_of(target.ref, listed(TIMEOUT_S)) is None:
+        if id_of(target.ref, listed()) is None:
             raise EngineError(
                 f"{target.ref} was built, but not by the engine at {endpoint_of(os.environ)}, which runs use",
                 fix=f"docker save {target.ref} | podman load",
@@ -194,7 +193,7 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
 
 def _try(wanted: Sequence[Target], gpus: Sequence[Gpu], console: Console) -> None:
     """lab starts in each image, as the caller, without network or rights, and sees the GPU it is given."""
-    nature = ask(endpoint_of(os.environ), TIMEOUT_S) or Nature()
+    nature = ask(endpoint_of(os.environ), ANSWER_S) or Nature()
     box = imagesmoke.Box(nature.user_mapping, nature.cdi, tuple(gpus), device_gids(gpus))
     rows = list(imagesmoke.smoke([target.name for target in wanted], {}, box=box))
     failed = [f"{row.image}: {row.what}: {row.detail}" for row in rows if row.state == "failed"]

@@ -13,6 +13,7 @@ from lab.terminal.options import as_json, option, out
 if TYPE_CHECKING:
     from lab.compare.diff import Compared, Difference
     from lab.compare.floors import Floors
+    from lab.compare.gate import Verdict
     from lab.compare.replay import Asked
 
 PATH = click.Path(path_type=Path)
@@ -219,7 +220,7 @@ def check(
     in, or images (image:NAME), and {out} in COMMAND is the trace, or {"step_ms": [...]}, that a process
     writes. Fresh processes, interleaved, the first of each side dropped, until decided or at most 12 a side.
     Once per machine and workload BASE runs 8 processes more by itself: by how much equal ones differ
-    (floors).
+    (floors). A check that was killed goes on with the same command.
 
     Exit code 0: a slowdown beyond --max-slowdown is excluded, of the step and of each kernel's signature. 1:
     proven of one. 3: undecided, and how many more processes would decide. 4: a process failed, or left no
@@ -233,7 +234,8 @@ def check(
 
     with needs("analysis"):
         if command:
-            from lab.compare.repeat import repeat, sides
+            from lab.compare.repeat import repeat
+            from lab.compare.sides import sides
 
             if out is None:
                 raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")
@@ -251,12 +253,26 @@ def check(
 
             floors = None if no_floors else _floors_beside(Path(base), Path(head))
             found = judge(processes(Path(base)), processes(Path(head)), max_slowdown, floors=floors)
+            if found.outcome == "regression":
+                _confirm_beside(found, Path(base), Path(head), floors)
     if junit:
         from lab.compare.junit import write_junit
 
         write_junit(found, junit)
     click.echo(msgspec.json.encode(found) if as_json else printable("\n".join(sentences(found))))
     ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])
+
+
+def _confirm_beside(found: Verdict, base: Path, head: Path, floors: Floors | None) -> None:
+    """By the second set that the check which recorded both sides left beside them, if it left one."""
+    from lab.compare.confirm import FOLDER, confirmed
+    from lab.compare.samples import processes
+
+    second = [one.resolve().parent / FOLDER / one.resolve().name for one in (base, head)]
+    if base.resolve().parent == head.resolve().parent and all(one.is_dir() for one in second):
+        confirmed(found, processes(second[0]), processes(second[1]), floors)
+    else:
+        found.notes.append("proven by one set of processes: no second one is here to confirm it")
 
 
 def _floors_beside(base: Path, head: Path) -> Floors | None:

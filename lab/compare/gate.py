@@ -51,7 +51,8 @@ class Verdict(msgspec.Struct, kw_only=True):
 
     exact: counts that changed; by_chance: those that may have by chance, in up to `chance` of equal checks.
     floors: where the A/A floors come from; None if there are none, and floors_words says why. notes: what was
-    not compared, though a reader may think so."""
+    not compared, though a reader may think so. second: what a second set of processes says of what is proven
+    (lab.compare.confirm); "" if there was none."""
 
     outcome: str
     max_slowdown: float
@@ -64,6 +65,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     floors: dict[str, Any] | None = None
     floors_words: str = ""
     notes: list[str] = []
+    second: str = ""
 
 
 def judge(
@@ -161,6 +163,13 @@ def _floors_words(floors: Floors | None, about: str, n: int) -> str:
     return f"{about[0].upper()}{about[1:]}{risk if n >= LEAST and chance > (1 - LEVEL) / 2 else ''}."
 
 
+def outcome_of(found: Verdict) -> str:
+    return _outcome(
+        [*(one.outcome for one in found.metrics), *([found.signatures.outcome] if found.signatures else [])],
+        found.doubts,
+    )
+
+
 def _outcome(found: Sequence[str], doubted: Sequence[str]) -> str:
     if "regression" in found:
         return "regression"
@@ -216,6 +225,7 @@ def sentences(found: Verdict) -> list[str]:
     }
     return [
         heads[found.outcome],
+        *([f"{found.second}."] if found.second else []),
         *(f"In doubt: {one}." for one in found.doubts),
         *(f"Note: {one}." for one in found.notes),
         *(f"Exact: {one}" for one in found.exact),
@@ -239,6 +249,7 @@ def metric_words(one: Metric) -> str:
     seen = f"smallest change that could be seen: {one.detectable:.1%}"
     seen += "" if one.floor is None else f"; A/A floor {one.floor:.1%}"
     proven = ", slower: proven" if one.outcome == "regression" else ", faster: proven" if one.high < 0 else ""
+    proven = ", slower by the first set, not by the second" if one.outcome == "unconfirmed" else proven
     if one.outcome != "undecided":
         return f"{what}{proven} ({seen})."
     further = (

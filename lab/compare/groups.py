@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -200,7 +199,3 @@ def limits(a: Placed, b: Placed) -> list[str]:
     if {a.places.source, b.places.source} == {"recorded", "ranges"}:
         found.append("modules are the profiler's on one side and the program's ranges on the other")
     return found
-
-
-def total_of(groups: Sequence[Group]) -> float:
-    return sum(one.change_ns for one in groups)

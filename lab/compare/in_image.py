@@ -10,14 +10,14 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from lab.core.step import Step
-from lab.engines.docker.engine import host_context
+from lab.engines.docker.host import host_context
 from lab.engines.docker.nature import Nature, ask
 from lab.errors import EngineError, UsageError
 from lab.gpus.discover import discover
 from lab.images import spec as images
 from lab.images.command_line import arguments_of
 from lab.images.container import Mount, container_spec
-from lab.images.docker_cli import engine_cli
+from lab.images.docker_cli import engine_cli, output_of
 from lab.images.endpoint import endpoint_of
 from lab.images.spec import Image, Vendor
 
@@ -47,6 +47,18 @@ def image_named(text: str) -> Image:
         python_version="",
         dockerfile="",
     )
+
+
+def id_of(image: Image) -> str:
+    """The engine's identity of the image, which another image of the same name does not have; "" if unknown.
+
+    One that is not here yet ends the check by itself, at its first process.
+    """
+    cli = engine_cli()
+    try:
+        return output_of([*cli, "image", "inspect", "-f", "{{.Id}}", image.ref]) if cli else ""
+    except EngineError:
+        return ""
 
 
 def command_in(

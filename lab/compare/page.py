@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,8 @@ from lab.core.files import make_folder, write_atomic
 from lab.core.words import plural
 from lab.recordings.gantt.packed import packed
 from lab.report import figures
-from lab.report.page import (
-    Block,
-    Card,
-    Figure,
-    Files,
-    Page,
-    Points,
-    Prose,
-    Section,
-    Table,
-    Timeline,
-    write_page,
-)
+from lab.report.page import write_page
+from lab.report.parts import Block, Card, Figure, Files, Page, Points, Prose, Section, Table, Timeline
 from lab.report.tables import write_csv
 
 ROWS = ["op", "dims", "kernel_a", "kernel_b", "n_a", "n_b", "kind", "change_us", "confidence"]
@@ -219,14 +209,15 @@ def _change(shown: Comparison, frames: Frames, out: Path) -> list[Block]:
     steps = frames["waterfall"]
     parts = list(zip(steps["class"], steps["change_us"], strict=True))[:-1]
     unit = unit_words(shown.unit)
-    drawing = figures.waterfall(
+    draw = functools.partial(
+        figures.waterfall,
         (f"A: span of a {unit}", shown.a["span_ns"] / 1000),
         [(name, change) for name, change in parts if change],
         f"B: span of a {unit}",
         axis="µs per unit",
         words=("span", "more", "less"),
     )
-    svg = figures.save(drawing, make_folder(out / "figures"), "waterfall")
+    svg = figures.save_both(lambda inches: draw(width_in=inches), make_folder(out / "figures"), "waterfall")
     return [
         Figure(svg, "From A to B, class by class", "figures/waterfall.png", "tables/waterfall.csv"),
         Table(steps, "The classes; they add up to the change of the span", "tables/waterfall.csv"),

@@ -51,7 +51,8 @@ class Signatures(msgspec.Struct, kw_only=True):
     """tested: those in every process of both sides; share: of BASE's kernel time. slower, faster: proven.
 
     undecided counts all, and lists the costliest. level: of each interval, 99.5 % or more of all at once.
-    with_floor: tested ones that have an A/A floor."""
+    with_floor: tested ones that have an A/A floor. unconfirmed: slower
+    in one set of processes, and not in a second one."""
 
     level: float
     tested: int
@@ -62,10 +63,13 @@ class Signatures(msgspec.Struct, kw_only=True):
     faster: list[Slower]
     listed: list[Slower]
     with_floor: int
+    unconfirmed: list[Slower] = []
 
     @property
     def outcome(self) -> str:
-        return "regression" if self.slower else "undecided" if self.undecided else "excluded"
+        return (
+            "regression" if self.slower else "undecided" if self.undecided or self.unconfirmed else "excluded"
+        )
 
 
 def judge_signatures(
@@ -183,6 +187,7 @@ def sentences(found: Signatures) -> list[str]:
     """What is proven first, then how many are excluded, then what is not known."""
     lines = [f"Slower: {_words(one)}" for one in found.slower]
     lines += [f"Faster: {_words(one)}" for one in found.faster]
+    lines += [f"Slower by the first set, not by the second: {_words(one)}" for one in found.unconfirmed]
     if not found.tested:
         return [
             "Signatures: none (op, shapes, kernel) is in every process of both sides, so none is compared."
@@ -190,6 +195,7 @@ def sentences(found: Signatures) -> list[str]:
     apart = "" if found.share > 0.999 else f", {found.share:.0%} of BASE's kernel time"
     counts = f"a slowdown beyond the limit is excluded for {found.excluded}"
     counts += f", proven for {len(found.slower)}" if found.slower else ""
+    counts += f", not confirmed for {len(found.unconfirmed)}" if found.unconfirmed else ""
     counts += f", undecided for {found.undecided}" if found.undecided else ""
     lines.append(f"Signatures (op, shapes, kernel) in every process: {found.tested}{apart}; {counts}.")
     lines.append("A signature's limit is --max-slowdown, and 0.1 % of the step and 1 µs at least.")

@@ -7,14 +7,12 @@ compiler, and where LAB_READER is `plain`.
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from lab.core import compiled
 from lab.errors import LabError
 
-READER = "LAB_READER"  # "plain" leaves C out
 C = compiled.Compiling(
     language="C",
     variable="CC",
@@ -23,15 +21,6 @@ C = compiled.Compiling(
     instead="the plain reader needs no compiler (LAB_READER=plain)",
     portable=True,
 )
-
-
-def wants_plain() -> bool:
-    return os.environ.get(READER) == "plain"
-
-
-def state_of(found: Callable[[], tuple[ctypes.CDLL | None, str]]) -> str:
-    """Which form is in use, and why, for `lab doctor`; `found` answers as `find` does."""
-    return f"plain, as {READER} asks" if wants_plain() else found()[1]
 
 
 def find(source: Path, typed: Callable[[ctypes.CDLL], ctypes.CDLL]) -> tuple[ctypes.CDLL | None, str]:

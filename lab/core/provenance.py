@@ -20,6 +20,7 @@ from lab.secrets import redact_env, secret_values
 
 # In a git hook these name another repository than the tree that is asked about.
 ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY")
+GIT_S = 60.0  # on a loaded machine or a slow disk git takes seconds; without its answer no commit is recorded
 # Variables that change what a GPU run measures.
 RELEVANT = (
     "CUDA_",
@@ -123,7 +124,7 @@ def git(folder: Path, *arguments: str) -> str | None:
             env={name: value for name, value in os.environ.items() if name not in ELSEWHERE},
             capture_output=True,
             text=True,
-            timeout=10,
+            timeout=GIT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):

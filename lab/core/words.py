@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 # C0 but newline and tab, DEL, C1, and what turns the direction of text: a terminal obeys them.
@@ -25,6 +26,17 @@ def _many(noun: str) -> str:
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
         return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(("s", "x", "z", "ch", "sh")) else f"{noun}s"
+
+
+def first_few(texts: Sequence[str], most: int = 4) -> str:
+    """`a, b, c, d and 3 more`."""
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
+    """`rank 3`; `ranks 0, 1 and 14 more`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {first_few([str(rank) for rank in ranks], most)}"
 
 
 def size_text(size_bytes: float) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from lab.core.words import plural
 from lab.errors import GpuError
 
-NVML_SUCCESS, NVML_NOT_SUPPORTED = 0, 3
+NVML_SUCCESS = 0
 POWER_AVERAGE, POWER_INSTANT = 185, 186
 CLOCK_SM, CLOCK_MEM, TEMPERATURE_GPU = 1, 2, 0
 MIG_REFUSAL = "MIG is on: the sensors count the whole board, not this instance"

@@ -52,11 +52,6 @@ class Inventory(NamedTuple):
     empty: list[Gpu] = []  # MIG is enabled on these and has no instance: nothing can compute on them
 
 
-def nvidia_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
-    """The usable ones of `nvidia_inventory`."""
-    return nvidia_inventory(env).usable
-
-
 def nvidia_inventory(env: Mapping[str, str] | None = None) -> Inventory:
     """Raises GpuError where there are NVIDIA GPUs and the driver offers none to compute on."""
     env = os.environ if env is None else env

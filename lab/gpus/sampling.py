@@ -31,7 +31,7 @@ INTERVAL_S = 0.25
 SAMPLES, SUMMARY = "gpu_clocks.csv", "gpu_clocks.json"
 COLUMNS = ("unix_ns", "place", "uuid", *STATE)
 MOST_SHARE = 0.05
-_END_S = 10.0
+_END_S = 30.0  # longer than a vendor's tool takes, and than Python takes to start on a loaded machine
 
 
 @contextlib.contextmanager

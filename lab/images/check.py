@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from lab.errors import LabError
+from lab.errors import EngineError, LabError
 from lab.images import bake, compose
 from lab.images import spec as images
 from lab.images.compare import differences
-from lab.images.docker_cli import built, engine_cli, id_of
+from lab.images.docker_cli import engine_cli, id_of, listed
 from lab.images.dockerfile import shared_sections
 from lab.images.names import LOCAL, registry_of
 from lab.images.probe import PROBE, Contents, tools_of
@@ -54,7 +54,7 @@ def check(names: Sequence[str], root: Path = ROOT) -> Iterator[Row]:
     loaded = {name: _load(name) for name in images.names()}
     of_targets = [target.name for found in loaded.values() if isinstance(found, list) for target in found]
     refuse_unknown(names, [*loaded, *of_targets])
-    ids = built()
+    ids = _listed()
     for name, found in loaded.items():
         if isinstance(found, LabError):
             if not names or name in names:
@@ -70,6 +70,13 @@ def check(names: Sequence[str], root: Path = ROOT) -> Iterator[Row]:
     yield from _check_compose(root)
 
 
+def _listed() -> dict[str, str] | EngineError:
+    try:
+        return listed()
+    except EngineError as error:
+        return error
+
+
 def _load(name: str) -> list[Target] | LabError:
     try:
         return targets_of(images.load(name))
@@ -77,7 +84,7 @@ def _load(name: str) -> list[Target] | LabError:
         return error
 
 
-def _check_target(target: Target, ids: Mapping[str, str], root: Path) -> Iterator[Row]:
+def _check_target(target: Target, ids: Mapping[str, str] | EngineError, root: Path) -> Iterator[Row]:
     unnamed = [] if registry_of(target.ref) else [f"{target.ref} names no registry: {LOCAL}/{target.ref}"]
     yield _row(target, "image.toml", unnamed, if_ok=target.ref)
     if is_tree(root):
@@ -106,14 +113,14 @@ def _hadolint(target: Target, root: Path) -> Row:
     return _row(target, "hadolint", problems or (["failed"] if done.returncode else []))
 
 
-def _check_built(target: Target, ids: Mapping[str, str]) -> Row:
+def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
     what = "as built"
-    cli = engine_cli()
-    if cli is None or not ids:
-        return _skipped(target.name, what, "no Docker engine answers, or it has no images")
+    if isinstance(ids, EngineError):
+        return _skipped(target.name, what, f"{ids.what}: see lab doctor")
     if not id_of(target.ref, ids):
         return _skipped(target.name, what, f"not built: lab images build {target.name}")
     image = images.load(target.image)
+    cli = engine_cli() or ()
     described = _docker_json([*cli, "image", "inspect", "-f", "{{json .}}", target.ref])
     probe = ["python3", "-c", PROBE, *tools_of(image)]
     answer = _docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe])

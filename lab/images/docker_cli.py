@@ -16,6 +16,7 @@ from lab.images.tree import Say
 
 NOISE = re.compile(r"#\d+ sha256:[0-9a-f]{64}$")  # BuildKit of Docker 20.10 prints one for each of its steps
 TAIL_LINES = 200
+ANSWER_S = 60.0  # an engine under load is slow, and neither dead nor one without images
 
 
 def docker_programs() -> list[str]:
@@ -40,24 +41,18 @@ def engine_cli() -> list[str] | None:
     return [docker, "--host", endpoint] if docker else None
 
 
-def built(timeout_s: float = 3.0) -> dict[str, str]:
-    """Reference -> id of the images on the engine; empty if none answers in time."""
-    try:
-        return listed(timeout_s)
-    except EngineError:
-        return {}
-
-
-def listed(timeout_s: float) -> dict[str, str]:
-    """The same, for whom an engine that does not answer is not one without images. Raises EngineError."""
+def listed(timeout_s: float = ANSWER_S) -> dict[str, str]:
+    """Reference -> id of the images on the engine. Raises EngineError if none answers in time."""
     argv = ["image", "ls", "--no-trunc", "--format", "{{.Repository}}:{{.Tag}} {{.ID}}"]
     cli = engine_cli()
     if cli is None:
         raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
     try:
         done = subprocess.run([*cli, *argv], capture_output=True, text=True, timeout=timeout_s, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise EngineError(f"the engine does not answer: {error}", fix="see lab doctor") from error
+    except subprocess.TimeoutExpired as error:
+        raise EngineError(f"the engine did not answer in {timeout_s:g} s", fix="see lab doctor") from error
+    except OSError as error:
+        raise EngineError(f"cannot start {cli[0]}: {error.strerror}") from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise EngineError(f"the engine does not list its images: {last}", fix="see lab doctor")
@@ -65,7 +60,7 @@ def listed(timeout_s: float) -> dict[str, str]:
 
 
 def id_of(ref: str, images: Mapping[str, str]) -> str | None:
-    """The id of `ref` among what `built` found; a reference without a tag means latest."""
+    """The id of `ref` among what `listed` found; a reference without a tag means latest."""
     return images.get(ref if ":" in ref.rsplit("/", 1)[-1] else f"{ref}:latest")
 
 

@@ -18,12 +18,11 @@ import msgspec
 
 from lab.core.gpu import PROMISE, Gpu
 from lab.core.step import Step
-from lab.errors import EngineError
 from lab.images import spec as images
 from lab.images.check import Row
 from lab.images.command_line import arguments_of
 from lab.images.container import ContainerSpec, HostContext, UserMapping, container_spec
-from lab.images.docker_cli import built, engine_cli, id_of
+from lab.images.docker_cli import engine_cli, id_of, listed
 from lab.images.spec import Image
 from lab.images.targets import Target, targets
 
@@ -75,10 +74,7 @@ def smoke(
     rooms: name -> the arguments of `lab run` for its smallest experiment. A container that gets GPUs of `box`
     fails unless it sees them all.
     """
-    ids = built()
-    cli = engine_cli()
-    if cli is None or not ids:
-        raise EngineError("no engine answers, or it has no images", fix="see lab doctor")
+    ids, cli = listed(), engine_cli() or ()
     for target in targets(names):
         if not id_of(target.ref, ids):
             detail = f"not built: lab images build {target.name}"

@@ -150,7 +150,7 @@ def _read(entry: Path, key: _Key, path: Path) -> Trace | None:
         KeyError,
         ValueError,
         OverflowError,
-        NotImplementedError,
+        RuntimeError,  # encrypted, or packed in a way that zipfile does not know
         zlib.error,
         msgspec.MsgspecError,
     ) as error:

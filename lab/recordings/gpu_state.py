@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.core.words import size_text
+from lab.core.words import plural, size_text
 from lab.gpus.sampling import COLUMNS, SAMPLES, SUMMARY
 from lab.stats import robust
 from lab.stats.rows import distinct
@@ -95,26 +95,23 @@ class GpuState:
 
 
 def read_state(folder: Path) -> GpuState | None:
-    """The samples of all nodes in a run's folder, and why there are none; None where none were asked for.
-
-    Lines that cannot be read are left out.
-    """
-    paths = [folder / SAMPLES, *sorted(folder.glob(_OTHER_NODES))]
-    paths = [path for path in paths if path.is_file()]
-    abouts = {
-        folder / SUMMARY,
-        *folder.glob(_OTHER_SUMMARIES),
-        *(path.with_suffix(".json") for path in paths),
-    }
-    if not paths and not any(path.is_file() for path in abouts):
+    """The samples of all nodes in a run's folder and why some are missing; None where none were asked for."""
+    paths = [path for path in (folder / SAMPLES, *sorted(folder.glob(_OTHER_NODES))) if path.is_file()]
+    abouts = {path for path in (folder / SUMMARY, *folder.glob(_OTHER_SUMMARIES)) if path.is_file()}
+    abouts |= {path.with_suffix(".json") for path in paths}
+    if not abouts:
         return None
     summaries = [_summary(path) for path in sorted(abouts)]
     reasons = [text for one in summaries for text in _reasons(one)]
+    if folder / SUMMARY not in abouts:
+        reasons.append(f"{SAMPLES} of the first node is missing")
     if (size := sum(path.stat().st_size for path in paths)) > MOST_BYTES:
         reasons.append(f"{size_text(size)} of samples are more than lab reads")
         paths = []
     lines = [line for path in paths for line in path.read_text("ascii", "replace").splitlines()[1:]]
     rows = [parsed for line in lines if (parsed := _row(line))]
+    if cut := len(lines) - len(rows):
+        reasons.append(f"{plural(cut, 'line')} of samples cannot be read")
     table = np.array([row[1:] for row in rows], dtype=float).reshape(-1, len(COLUMNS) - 2)
     times = np.array([row[0] for row in rows], dtype=np.int64)
     order = np.argsort(times, kind="stable")

@@ -72,4 +72,4 @@ def _plain(name: str, values: np.ndarray) -> Column:
 
 def is_missing(value: Any) -> bool:
     """Whether a cell holds nothing: None or NaN."""
-    return value is None or (isinstance(value, float) and value != value)
+    return value is None or (isinstance(value, (float, np.floating)) and bool(value != value))

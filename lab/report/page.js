@@ -28,6 +28,21 @@ function filterRows(input) {
   }
 }
 
+// A table that is wider than a narrow screen is shown row by row, each cell behind its heading.
+const narrow = matchMedia("(max-width: 640px)");
+function fit(table) {
+  table.classList.remove("stacked");
+  if (!narrow.matches || table.offsetWidth <= table.parentNode.clientWidth) return;
+  const names = Array.from(table.tHead.rows[0].cells, (cell) => cell.textContent);
+  for (const row of table.tBodies[0].rows) {
+    for (const cell of row.cells) cell.dataset.label = names[cell.cellIndex];
+  }
+  table.classList.add("stacked");
+}
+function fitAll() {
+  document.querySelectorAll("table.data").forEach(fit);
+}
+
 const tip = document.getElementById("tip");
 function showTip(event) {
   const mark = event.target.closest("[data-tip]");
@@ -45,4 +60,7 @@ for (const button of document.querySelectorAll("th button")) {
 for (const input of document.querySelectorAll("input.filter")) {
   input.addEventListener("input", () => filterRows(input));
 }
+for (const folded of document.querySelectorAll("details")) folded.addEventListener("toggle", fitAll);
+addEventListener("resize", fitAll);
+fitAll();
 document.addEventListener("pointermove", showTip);

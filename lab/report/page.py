@@ -17,43 +17,8 @@ from lab.core.files import write_atomic
 from lab.core.findings import FINDINGS, save
 from lab.report import palette
 from lab.report.evidence import findings_of
-from lab.report.parts import (
-    Block,
-    Card,
-    Chart,
-    Column,
-    Figure,
-    Files,
-    Page,
-    Points,
-    Prose,
-    Section,
-    Series,
-    Status,
-    Table,
-    Timeline,
-)
+from lab.report.parts import Page
 
-__all__ = [
-    "REPORT",
-    "SCRIPTS",
-    "Block",
-    "Card",
-    "Chart",
-    "Column",
-    "Figure",
-    "Files",
-    "Page",
-    "Points",
-    "Prose",
-    "Section",
-    "Series",
-    "Status",
-    "Table",
-    "Timeline",
-    "render",
-    "write_page",
-]
 SCRIPTS = {"chart": "charts.js", "timeline": "timeline.js"}  # what a kind of block needs beyond page.js
 REPORT = "report.html"
 _HERE = Path(__file__).parent

@@ -25,7 +25,7 @@ def write_csv(table: AnyTable, path: Path) -> Path:
     columns = columns_of(table)
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([one.name for one in columns])
+    writer.writerow([inert(one.name) for one in columns])
     writer.writerows(zip(*map(_csv_cells, columns), strict=True))
     write_atomic(path, text.getvalue().encode())
     return path

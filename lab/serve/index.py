@@ -20,6 +20,7 @@ from lab.core.findings import FINDINGS, Findings
 from lab.core.manifest import Manifest
 from lab.core.run import MANIFEST
 from lab.errors import LabError, MissingError
+from lab.serve.live import held_locks
 from lab.serve.rows import RunRow, TableFile, analysis_row, broken_row, row_of
 from lab.serve.walk import Seen, Walk, stamp, walk
 
@@ -52,6 +53,7 @@ class Index:
         self.rows: list[RunRow] = []
         self.unseen: tuple[str, ...] = ()
         self.recordings: tuple[str, ...] = ()  # that belong to no run
+        self.locks: set[tuple[int, int]] = set()  # held when the rows were read
         self.version = 0  # grows with every change
         self._entries: dict[str, Entry] = {}
         self._by_key: dict[str, RunRow] = {}
@@ -65,6 +67,8 @@ class Index:
         """The rows, newest first."""
         with self._mutex:
             if not self._looked or time.monotonic() - self._looked >= self._rest_s:
+                # Before the manifests: a driver that holds no lock any more has written all that it will.
+                self.locks = held_locks()
                 self._look(walk(self.root))
                 self._looked = time.monotonic()
             return self.rows

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from lab.core.words import plural
+from lab.core.words import plural, ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.cache import load_trace
 from lab.recordings.capture import API_COLUMNS, Capture, filled
@@ -112,23 +112,18 @@ def _on_one_clock(captures: list[Capture], paths: Sequence[Path], notes: list[st
         of_rank[rank] = at
     pairs = pair_collectives(ranks)
     offsets = pairs.offsets_ns
-    alone = [str(one.rank) for one in pairs.clocks if np.isnan(one.low_ns)]
-    wrong = [str(one.rank) for one in pairs.clocks if not one.plausible]
-    if alone:
-        notes.append(
-            f"{_listed(alone)}: clock as recorded, no collective with the others tells how far it is off"
-        )
-    if wrong:
-        notes.append(f"{_listed(wrong)}: clock as recorded, its collectives contradict each other")
+    why = {
+        "no collective with the others tells how far it is off": [
+            one.rank for one in pairs.clocks if np.isnan(one.low_ns)
+        ],
+        "its collectives contradict each other": [one.rank for one in pairs.clocks if not one.plausible],
+    }
+    notes += [f"{ranks_text(odd, most=16)}: clock as recorded, {text}" for text, odd in why.items() if odd]
     for rank, offset_ns in offsets.items():
         if offset_ns:
             captures[of_rank[rank]] = _moved(captures[of_rank[rank]], -offset_ns)
             notes.append(f"rank {rank}: moved by {-offset_ns / 1000:+.1f} µs, by the ends of its collectives")
     return captures
-
-
-def _listed(ranks: list[str]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:16])}{' …' if len(ranks) > 16 else ''}"
 
 
 def _moved(capture: Capture, by_ns: int) -> Capture:

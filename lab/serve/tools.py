@@ -48,7 +48,8 @@ class Tools:
 
         def answered() -> dict[str, Any]:
             rows = self.index.refresh()
-            running = {row.folder: word for row in rows if (word := now(self.index.path(row), row))}
+            locks, path = self.index.locks, self.index.path
+            running = {row.folder: word for row in rows if (word := now(path(row), row, locks))}
             facts = {row.folder: fact_of(row) for row in rows}
             found = [row for row in rows if fits(row, search, facts, running)]
             shown = found[max(offset, 0) : max(offset, 0) + MOST_ROWS]

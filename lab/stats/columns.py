@@ -43,7 +43,7 @@ def columns_of_rows(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> 
 def grouped_rows(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """The first row of each distinct combination (m,), ascending by the columns' values, and each row's (n,).
 
-    columns: integers, booleans or texts (n,), at least one.
+    columns: (n,) of values of one kind, none missing; at least one.
     """
     keys = np.stack([_codes(values) for values in columns], axis=1)
     distinct, group = distinct_rows(keys)
@@ -62,7 +62,7 @@ def in_order_of_appearance(first: np.ndarray, group: np.ndarray) -> tuple[np.nda
 
 def _codes(values: np.ndarray) -> np.ndarray:
     """Integers (n,) in the order of the values."""
-    if values.dtype != object:
+    if values.dtype.kind in "biu":
         return values.astype(np.int64)
     cells = values.tolist()
     rank = {value: at for at, value in enumerate(sorted(set(cells)))}

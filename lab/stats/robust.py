@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -65,8 +64,8 @@ def grouped(
 ) -> dict[str, np.ndarray]:
     """Statistics of `values` (n,) for each group 0..num_groups-1 (n,), by one sort: arrays (num_groups,).
 
-    Keys: count, sum, mean, median, std (ddof 1, NaN below 2 values), mad, min, max and `p5`, `p95` ... for
-    `percents`. NaN where a group is empty.
+    Keys: count, sum, mean, median, std (ddof 1, NaN below 2 values), cv (std over mean, NaN for mean 0), mad,
+    min, max and `p5`, `p95` ... for `percents`. NaN where a group is empty.
     """
     order = np.lexsort((values, group))
     ordered, sorted_group = np.asarray(values, dtype=float)[order], group[order]
@@ -83,7 +82,7 @@ def grouped(
         return found
 
     if len(ordered) == 0:
-        names = ["mean", "median", "std", "mad", "min", "max", *(f"p{p:g}" for p in percents)]
+        names = ["mean", "median", "std", "cv", "mad", "min", "max", *(f"p{p:g}" for p in percents)]
         nothing = dict.fromkeys(names, np.full(num_groups, np.nan))
         return {"count": count, "sum": np.zeros(num_groups), **nothing}
     sums = np.bincount(sorted_group, weights=ordered, minlength=num_groups)
@@ -91,6 +90,7 @@ def grouped(
         mean = sums / count
         squares = np.bincount(sorted_group, weights=(ordered - mean[sorted_group]) ** 2, minlength=num_groups)
         std = np.sqrt(np.where(count > 1, squares / (count - 1), np.nan))
+        spread = np.where(mean == 0, np.nan, std / mean)
     middle = at_percent(ordered, 50)
     deviation = np.abs(ordered - middle[sorted_group])
     return {
@@ -99,32 +99,9 @@ def grouped(
         "mean": mean,
         "median": middle,
         "std": std,
+        "cv": spread,
         "mad": at_percent(deviation[np.lexsort((deviation, sorted_group))], 50),
         "min": at_percent(ordered, 0),
         "max": at_percent(ordered, 100),
         **{f"p{percent:g}": at_percent(ordered, percent) for percent in percents},
     }
-
-
-def bootstrap_ci(
-    samples: Sequence[np.ndarray],
-    statistic: Callable[..., np.ndarray],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 2025,
-) -> tuple[float, float]:
-    """Percentile bootstrap interval of `statistic(*samples)`; (NaN, NaN) if a sample is empty.
-
-    samples: one or more arrays (n_i,), each resampled on its own, so that a ratio of two medians works.
-    statistic: takes one array (resamples, n_i) per sample and reduces the last axis, for example
-    `lambda free, busy: np.median(busy, axis=-1) / np.median(free, axis=-1)`.
-    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
-    """
-    if any(len(sample) == 0 for sample in samples):
-        return float("nan"), float("nan")
-    random = np.random.default_rng(seed)
-    drawn: list[Any] = [random.choice(np.asarray(s, dtype=float), size=(resamples, len(s))) for s in samples]
-    tail = (1 - level) / 2 * 100
-    low, high = np.percentile(statistic(*drawn), [tail, 100 - tail])
-    return float(low), float(high)

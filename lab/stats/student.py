@@ -30,17 +30,13 @@ def _density(t: float, freedom: float) -> float:
     return math.exp(log - (freedom + 1) / 2 * math.log1p(t * t / freedom))
 
 
-def cdf(t: float, freedom: float) -> float:
-    """P(T <= t) for t >= 0, by the regularised incomplete beta function's continued fraction (Lentz)."""
-    return 1 - tail(t, freedom)
-
-
 def tail(t: float, freedom: float) -> float:
     """P(T > t) for t >= 0, with all its digits where it is small."""
     return 0.5 * _beta(freedom / (freedom + t * t), freedom / 2, 0.5)
 
 
 def _beta(x: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function, by its continued fraction (Lentz)."""
     if x <= 0 or x >= 1:
         return float(x >= 1)
     front = math.exp(

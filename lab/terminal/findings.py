@@ -35,6 +35,7 @@ def show_findings(root: Path, findings: Findings | None, options: Options) -> No
                     "verdict": findings.verdict if findings else [],
                     "status": findings.status if findings else None,
                     "lacking": findings.lacking if findings else [],
+                    "incomplete": findings.incomplete if findings else [],
                     "terminal": findings.terminal if findings else "",
                     "files": [str(path) for path in (findings.files if findings else [])],
                     **(findings.answer if findings else {}),  # what a room promises to scripts

@@ -11,16 +11,12 @@ from typing import Any
 import click
 
 from lab.errors import MissingError, UsageError
-from lab.terminal.click_types import Decorator, with_options
+from lab.terminal.click_types import with_options
 
 _UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(ns|us|ms|s)?")
 _NUMBERS = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?")
 MOST_STEPS = 1_000_000
-
-
-def _option(name: str, variable: str, metavar: str, text: str) -> Decorator:
-    return click.option(name, variable, metavar=metavar, help=text)
 
 
 PART = with_options(

@@ -11,11 +11,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
+import inspect
 import math
 import os
 import re
+import threading
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +36,17 @@ BUFFER = "buffer"  # the node of a weight that no gradient moves, but perhaps th
 SIGNS = 4  # sums under random signs
 CHUNK = 1 << 22  # elements whose checksum is computed at once
 LEVELS = ("op", "module", "ends")
+_HOOK = inspect.signature(nn.Module.register_forward_hook).parameters
+_ALSO_WHERE_IT_RAISES: Any = (
+    {"always_call": True} if "always_call" in _HOOK else {}
+)  # as a checkpoint's forward does
+_OF_A_WEIGHT = "torch::autograd::AccumulateGrad"
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # In a schema: `Tensor(a)` is the memory of an argument, `Tensor(a!)` is written.
 _VIEW, _WRITTEN = re.compile(r"\([a-z|*]+(?: -> [a-z|*]+)?\)"), re.compile(r"\([a-z|]+!")
 _dispatch: Any = torch.utils._python_dispatch
+# The number that the next node of the graph gets in this thread; None where torch is too old to say it.
+_next_node: Any = getattr(torch.autograd, "_get_sequence_nr", lambda: None)
 
 
 @contextlib.contextmanager
@@ -104,7 +115,7 @@ def moved(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 class Recorder:
-    """Writes rows; `modules` is the stack of the modules that run."""
+    """Writes rows; `modules` is the stack of the modules whose forward runs."""
 
     def __init__(self, file: Any, level: str, reference: bool) -> None:
         self._file, self.level, self._reference = file, level, reference
@@ -113,6 +124,9 @@ class Recorder:
         self.calls = 0
         self._without: Counter[str] = Counter()
         self._looking = False  # the recorder's own ops are not the model's
+        self._began: dict[int, list[tuple[int, str]]] = {}  # by thread: from which node on which module ran
+        self._owners: dict[int, str] = {}  # id of a weight -> its module
+        self._on_outputs: list[Any] = []  # hooks of tensors, which may outlive the block
 
     def start(self, model: nn.Module) -> None:
         """The head of the file, then every weight and buffer."""
@@ -129,7 +143,9 @@ class Recorder:
             "device": name,
         }
         self._line({"meta": meta})
+        self._mark()
         for path, weight in model.named_parameters():
+            self._owners[id(weight)] = _plain(path).rpartition(".")[0]
             self.row("weight", _plain(path), weight, phase="start")
         for path, tensor in model.named_buffers():
             self.row("weight", _plain(path), tensor, phase="start", node=BUFFER)
@@ -140,6 +156,7 @@ class Recorder:
 
             def enter(_: nn.Module, args: Any, path: str = path) -> None:
                 self.modules.append(path)
+                self._mark()
                 if not path:
                     for at, tensor in enumerate(_tensors(args)):
                         self.row("input", "input", tensor, out=at)
@@ -148,10 +165,41 @@ class Recorder:
                 name = "" if hasattr(module, "_orig_mod") else type(module).__name__
                 for at, tensor in enumerate(_tensors(result)):
                     self.row("module", name, tensor, out=at, module=path)
-                self.modules.pop()
+                    self._watch_gradient(tensor, name, at, path)
+                while self.modules and self.modules.pop() != path:
+                    pass  # a module inside raised, which an old torch does not say
+                self._mark()
 
-            found += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+            found += [
+                module.register_forward_pre_hook(enter),
+                module.register_forward_hook(leave, **_ALSO_WHERE_IT_RAISES),
+            ]
         return found
+
+    def _watch_gradient(self, tensor: Tensor, name: str, at: int, path: str) -> None:
+        """A row of the gradient that reaches this output of a module."""
+
+        def came(gradient: Tensor) -> None:
+            self.row("module", name, gradient, out=at, module=path, phase="bwd")
+
+        if tensor.requires_grad:
+            self._on_outputs.append(tensor.register_hook(came))  # type: ignore[no-untyped-call]
+
+    def _mark(self) -> None:
+        """Nodes of the graph made from here on belong to the module that runs now."""
+        number = _next_node()
+        if number is not None:
+            running = self.modules[-1] if self.modules else ""
+            self._began.setdefault(threading.get_ident(), []).append((number, running))
+
+    def _module_of(self, node: Any) -> str:
+        """The module whose forward made `node`; "" where that is not known, or not the same by thread."""
+        if node.name() == _OF_A_WEIGHT:
+            return self._owners.get(id(node.variable), "")
+        number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1
+        places = [(marks, bisect_right(marks, number, key=itemgetter(0))) for marks in self._began.values()]
+        names = {marks[at - 1][1] for marks, at in places if at}
+        return names.pop() if len(names) == 1 else ""
 
     def pushed(self) -> Any:
         if self.level != "op":
@@ -162,6 +210,8 @@ class Recorder:
 
     def end(self, model: nn.Module, error: str) -> None:
         """Every gradient, then the mark that nothing is cut off."""
+        for hook in self._on_outputs:
+            hook.remove()
         grads = 0
         for path, weight in model.named_parameters():
             if weight.grad is not None:
@@ -184,10 +234,15 @@ class Recorder:
         more = {
             "phase": "fwd" if current is None else "bwd",
             "node": "" if current is None else current.name(),
+            # What runs in a backward is a checkpoint's forward again, or belongs to the node.
+            "module": self.modules[-1]
+            if self.modules
+            else ""
+            if current is None
+            else self._module_of(current),
         }
         for at, (tensor, error) in enumerate(zip(_tensors(result), errors, strict=True)):
-            module = self.modules[-1] if self.modules and current is None else ""
-            self.row("op", name, tensor, out=at, module=module, in_ck=given, **error, **more)
+            self.row("op", name, tensor, out=at, in_ck=given, **error, **more)
         self.calls += 1
         return result
 

@@ -196,7 +196,7 @@ def registry(version, title="lab/cpu", spoiled=""):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"127.0.0.1:{server.server_address[1]}", digest
         server.shutdown()
 
@@ -336,7 +336,7 @@ def box(tmp_path, monkeypatch):
     pytest.importorskip("docker")
     from tests.engines.docker.test_client import DOCKER, an_engine
 
-    monkeypatch.setattr("lab.cli.setup.listed", lambda _: {})
+    monkeypatch.setattr("lab.cli.setup.listed", dict)
     monkeypatch.setattr("lab.cli.setup.look", lambda: Found([gpu("nvidia", "sm_90")]))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("LAB_CDI_DIRS", str(tmp_path))
@@ -376,7 +376,7 @@ def test_an_engine_under_load_is_waited_for_longer_than_doctor_waits(box, monkey
 
 def test_without_an_engine_the_cure_is_said_and_nothing_is_looked_up(box, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/engine.sock")
-    monkeypatch.setattr("lab.cli.setup.listed", lambda _: pytest.fail("no engine was to be asked"))
+    monkeypatch.setattr("lab.cli.setup.listed", lambda: pytest.fail("no engine was to be asked"))
     done = CliRunner().invoke(setup, ["cpu"])
     assert isinstance(done.exception, EngineError) and "no Docker engine at" in done.exception.what
 

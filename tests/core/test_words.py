@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.core.words import plural, printable
+from lab.core.words import plural, printable, ranks_text
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,11 @@ def test_printable_text_keeps_lines_and_shows_every_other_control_character():
     assert printable("a\tb\nc µs ✓ –") == "a\tb\nc µs ✓ –"
     hostile = "".join(map(chr, [*range(9), *range(11, 32), *range(127, 160)])) + "\u202e\u2066\u200f"
     assert not any(char in printable(hostile) for char in hostile) and "\\x1b" in printable("\x1b[2J")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([0, 1], "ranks 0, 1"), (range(9), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more")],
+)
+def test_ranks_are_named_and_those_left_out_counted(ranks, text):
+    assert ranks_text(ranks) == text

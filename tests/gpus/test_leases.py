@@ -73,9 +73,15 @@ def test_a_killed_holder_frees_its_gpus():
         assert mine
 
 
-def test_waiting_says_for_whom_once_and_ends_when_the_gpu_is_free():
-    child, said = other_process("0", 1.5), []
-    with held(GPUS[:1], wait=True, said=said) as mine:
+def test_waiting_says_for_whom_once_and_ends_when_the_gpu_is_free(monkeypatch):
+    child, said = other_process("0", 600), []
+
+    def heard(text: str) -> None:
+        said.append(text)
+        threading.Timer(3 * leases.RETRY_S, child.kill).start()
+
+    monkeypatch.setattr(leases, "RETRY_S", 0.05)
+    with hold(GPUS[:1], holder="me", wait=True, stop=Stop(), say=heard) as mine:
         assert mine and said == [f"waiting for GPU 0: held by run other (pid {child.pid})"]
     child.wait()
 

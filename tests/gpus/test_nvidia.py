@@ -17,10 +17,14 @@ from lab.errors import GpuError
 from lab.gpus import nvidia
 from lab.gpus.cdi import Devices
 from lab.gpus.discover import look
-from lab.gpus.nvidia import cards_without_driver, nvidia_gpus, parse_nvidia_smi
+from lab.gpus.nvidia import cards_without_driver, nvidia_inventory, parse_nvidia_smi
 from lab.images.spec import load
 
 ROW = "3, GPU-aa-1, NVIDIA H200, 580.159.04, 143771, 700.00, 1980, 3201, 9.0, Disabled"
+
+
+def nvidia_gpus(env=None):
+    return nvidia_inventory(env).usable
 
 
 def test_every_column_is_read():

@@ -31,7 +31,7 @@ def test_scripts_are_sound_shell():
 
 def test_a_lab_without_its_source_tree_fails_no_check_of_files_it_does_not_have(tmp_path, monkeypatch):
     """As installed from a wheel."""
-    monkeypatch.setattr(imagecheck, "built", dict)
+    monkeypatch.setattr(imagecheck, "listed", dict)
     rows = list(imagecheck.check([], tmp_path))
     assert {row.what for row in rows} == {"image.toml", "as built", "source tree"}
     assert [row for row in rows if row.state == "failed"] == []
@@ -41,7 +41,7 @@ def test_a_lab_without_its_source_tree_fails_no_check_of_files_it_does_not_have(
 
 
 def test_in_a_source_tree_a_file_that_is_gone_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(imagecheck, "built", dict)
+    monkeypatch.setattr(imagecheck, "listed", dict)
     (tmp_path / "docker").mkdir()
     (tmp_path / "pyproject.toml").write_text("")
     failed = {(row.image, row.what) for row in imagecheck.check([], tmp_path) if row.state == "failed"}

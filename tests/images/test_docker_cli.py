@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
+from click.testing import CliRunner
 
-from lab.images import docker_cli
+from lab.cli.main import cli
+from lab.errors import EngineError
+from lab.images import docker_cli, spec
+from lab.images.check import check
 from lab.images.docker_cli import stream
+from lab.images.smoke import smoke
 
 
 def test_lines_of_a_build_come_as_they_are_printed_and_the_noise_is_left_out(tmp_path):
@@ -39,4 +45,29 @@ def test_commands_go_to_the_engine_that_runs_use(tmp_path, monkeypatch):
     docker = [f"{tmp_path}/docker", "--host", "unix:///run/user/7/podman/podman.sock"]
     assert docker_cli.engine_cli() == docker
     (tmp_path / "docker").unlink()
-    assert docker_cli.engine_cli() is None and docker_cli.built() == {}
+    assert docker_cli.engine_cli() is None
+    with pytest.raises(EngineError, match="neither docker nor podman is on PATH"):
+        docker_cli.listed()
+
+
+def an_engine(folder, monkeypatch, script):
+    (folder / "docker").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/none.sock")
+
+
+def test_an_engine_that_does_not_answer_is_not_one_without_images(tmp_path, monkeypatch):
+    """Under load a listing takes seconds, and `lab setup` said that there were no images."""
+    assert docker_cli.ANSWER_S >= 60
+    an_engine(tmp_path, monkeypatch, "exec sleep 600")
+    with pytest.raises(EngineError, match=r"did not answer in 0\.1 s"):
+        docker_cli.listed(0.1)
+    an_engine(tmp_path, monkeypatch, "echo no daemon >&2; exit 1")
+    (line, *rest) = CliRunner().invoke(cli, ["images", "list"]).output.splitlines()
+    assert line.startswith("note: which images are here is not known") and "no daemon" in line
+    assert len(rest) == len(spec.names()) and all(row.split()[3] == "?" for row in rest)
+    (row, *_) = [row for row in check(["cpu"]) if row.what == "as built"]
+    assert row.state == "skipped" and "no daemon" in row.detail
+    with pytest.raises(EngineError, match="no daemon"):
+        list(smoke(["cpu"], {}))

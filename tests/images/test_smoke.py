@@ -87,7 +87,7 @@ def test_a_command_that_fails_or_hangs_is_a_row_with_its_reason(tmp_path):
 
 
 def test_an_image_that_is_not_built_fails_the_smoke_that_asked_for_it(monkeypatch):
-    monkeypatch.setattr(imagesmoke, "built", lambda: {"other:latest": "x"})
+    monkeypatch.setattr(imagesmoke, "listed", lambda: {"other:latest": "x"})
     monkeypatch.setattr(imagesmoke, "engine_cli", lambda: ["docker"])
     (row,) = imagesmoke.smoke(["rocm70"], smoke_runs())
     assert row.state == "failed" and "lab images build rocm70" in row.detail
@@ -99,7 +99,7 @@ def test_an_image_that_is_not_built_fails_the_smoke_that_asked_for_it(monkeypatc
 def test_an_image_is_tried_with_the_gpu_that_is_here_and_has_to_see_it(monkeypatch, cdi, words):
     """Where the GPU does not reach the container, `lab doctor` in it fails by the number it was promised."""
     tried = []
-    monkeypatch.setattr(imagesmoke, "built", lambda: {f"{t.ref}:latest": t.ref for t in targets()})
+    monkeypatch.setattr(imagesmoke, "listed", lambda: {f"{t.ref}:latest": t.ref for t in targets()})
     monkeypatch.setattr(imagesmoke, "engine_cli", lambda: ["docker"])
     monkeypatch.setattr(imagesmoke, "_run", lambda _, argv, __: tried.append(argv) or (None, ""))
     gpu = Gpu(vendor="nvidia", index=0, uuid="GPU-7", cdi="n/gpu=7" if cdi else None)

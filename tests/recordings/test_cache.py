@@ -138,9 +138,16 @@ def damage_packed(entry: Path) -> None:
             archive.writestr(name, raw)
 
 
+def damage_flag(entry: Path) -> None:
+    """One bit of the zip's directory, which calls the first file encrypted."""
+    raw = bytearray(entry.read_bytes())
+    raw[raw.index(b"PK\x01\x02") + 8] ^= 1
+    entry.write_bytes(raw)
+
+
 @pytest.mark.parametrize(
     "damage",
-    [damage_cut, damage_flip, damage_foreign, damage_other_zip, damage_ids, damage_packed],
+    [damage_cut, damage_flip, damage_foreign, damage_other_zip, damage_ids, damage_packed, damage_flag],
     ids=lambda f: f.__name__,
 )
 def test_a_damaged_or_foreign_entry_is_named_ignored_and_rewritten(tmp_path, reads, damage):

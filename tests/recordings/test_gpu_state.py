@@ -49,13 +49,14 @@ def test_a_summary_names_what_slowed_a_gpu_and_leaves_idle_samples_out(tmp_path)
     assert row["slowed_by"] == "software power cap 100 %" and row["temperature_max_c"] == 60
 
 
-def test_no_samples_are_none_and_odd_lines_are_left_out(tmp_path):
+def test_no_samples_are_none_and_odd_lines_are_counted_and_left_out(tmp_path):
     assert read_state(tmp_path) is None
     (tmp_path / SAMPLES).write_text("head\nx\n1,2\n5,0,GPU,,,,,\n-3,0,G,1,1,1,1,1\n9,0,G,1,1,1,1\n")
     (tmp_path / SUMMARY).write_text("[1]")
     state = read_state(tmp_path)
     assert state.unix_ns.tolist() == [5] and math.isnan(state.cost_share)
     assert np.isnan(state.at(0, np.array([5]))).all()
+    assert state.reasons == ("4 lines of samples cannot be read",)
 
 
 def test_the_nodes_of_a_job_are_one_state_and_each_rank_is_seen_by_its_own_clock(tmp_path):
@@ -96,3 +97,12 @@ def test_a_node_whose_sampling_was_killed_leaves_its_cost_unknown(tmp_path):
     (tmp_path / "gpu_clocks.node1.csv").write_text(",".join(COLUMNS) + f"\n{T0},1,G,1500,1,1,1,0\n")
     state = read_state(tmp_path)
     assert math.isnan(state.cost_share) and state.at(1, np.array([T0]))[0] == 1500
+
+
+def test_a_first_node_without_samples_is_said_and_spoils_no_other_nodes_figures(tmp_path):
+    write_state(tmp_path, {1: [1980]})
+    for name in (SAMPLES, SUMMARY):
+        (tmp_path / name).rename(tmp_path / name.replace(".", ".node1."))
+    state = read_state(tmp_path)
+    assert (state.interval_s, state.cost_share) == (0.1, 0.005)
+    assert state.reasons == ("gpu_clocks.csv of the first node is missing",)

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from lab.errors import StorageError
-from lab.report.page import Card, Figure, Page, Prose, Section, Table, render, write_page
+from lab.report.page import render, write_page
+from lab.report.parts import Card, Figure, Page, Prose, Section, Table
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 

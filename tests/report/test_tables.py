@@ -105,3 +105,13 @@ def test_formulas_are_found_in_categories_as_well(tmp_path):
     assert write_csv(frame, tmp_path / "a.csv").read_text() == "name\n'=cmd\nx\n'=cmd\n"
     plain = pd.DataFrame({"name": pd.Categorical(["y", "x"])})
     assert write_csv(plain, tmp_path / "b.csv").read_text() == "name\ny\nx\n"
+
+
+def test_a_columns_name_that_a_spreadsheet_would_run_gets_a_quote(tmp_path):
+    frame = pd.DataFrame({"=cmd()": [1]})
+    assert write_csv(frame, tmp_path / "a.csv").read_text() == "'=cmd()\n1\n"
+
+
+def test_a_nan_of_numpys_own_in_a_column_of_texts_is_an_empty_cell(tmp_path):
+    frame = pd.DataFrame({"a": np.array([np.float32("nan"), "x"], dtype=object)})
+    assert write_csv(frame, tmp_path / "a.csv").read_text() == 'a\n""\nx\n'

@@ -62,7 +62,8 @@ def plan(number):
     "report.py": """import json
 
 from lab.core.plan import Findings
-from lab.report.page import Page, Points, Section, write_page
+from lab.report.page import write_page
+from lab.report.parts import Page, Points, Section
 from lab.report.provenance import provenance
 
 

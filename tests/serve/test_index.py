@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -186,8 +188,6 @@ def test_runs_are_newest_first_and_found_by_folder_name_or_key(tmp_path):
 
 
 def test_a_running_run_is_told_from_one_that_its_driver_left(tmp_path):
-    import socket
-
     here = socket.gethostname()
     folder = write_run(tmp_path / "runs", "live", statuses=("ok", None), host=here)
     row = looked(tmp_path / "runs")["live"]
@@ -210,6 +210,18 @@ def test_a_running_run_is_told_from_one_that_its_driver_left(tmp_path):
     assert live_tail(folder, row) == {"step1": ["loss 0.7", "loss 0.6"]}
     away = write_run(tmp_path / "runs", "away", statuses=(None,), host="node9")
     assert now(away, looked(tmp_path / "runs")["away"]) == ELSEWHERE
+
+
+def test_a_run_that_ends_between_two_looks_is_never_said_to_be_left_by_its_driver(tmp_path):
+    """Its row is as old as the locks: its outcome and the end of its driver are seen together."""
+    folder = write_run(tmp_path / "runs", "live", statuses=("ok", None), host=socket.gethostname())
+    index = Index(tmp_path / "runs", cache=False, rest_s=3600)
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        index.refresh()
+    (row,) = index.refresh()
+    assert now(folder, row) == LEFT, "as one would say who looks at the lock alone"
+    assert now(folder, row, index.locks) == RUNNING
 
 
 def test_no_name_leads_out_of_a_folder(tmp_path):

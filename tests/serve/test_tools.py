@@ -124,7 +124,7 @@ def test_the_command_speaks_the_protocol_on_stdio(tmp_path):
         input=json.dumps(hello) + "\n",
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=900,
         env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")},
         check=False,
     )

@@ -64,3 +64,8 @@ def test_groups_are_those_of_pandas_in_both_orders(n):
     first, group = in_order_of_appearance(first, group)
     assert group.tolist() == frame.groupby(list(columns), sort=False).ngroup().tolist()
     assert sorted(first.tolist()) == first.tolist()
+
+
+def test_rows_are_grouped_by_fractions_too():
+    first, group = grouped_rows([np.array([1.7, 1.5, 1.7])])
+    assert first.tolist() == [1, 0] and group.tolist() == [1, 0, 1]

@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lab.stats.effects import median_ratio_ci, permutation_p
-from lab.stats.robust import bootstrap_ci
 
 
 @pytest.mark.parametrize(("n", "m"), [(12, 84), (11, 31), (2, 3), (40, 40)])
 def test_the_interval_of_a_ratio_of_medians_is_that_of_plain_resampling(n, m):
     random = np.random.default_rng(7)
     base, changed = random.normal(165, 9, n), random.normal(300, 20, m)
-    plain = bootstrap_ci(
-        [base, changed], lambda a, b: np.median(b, -1) / np.median(a, -1), resamples=40_000, seed=1
-    )
-    assert median_ratio_ci(base, changed, resamples=40_000) == pytest.approx(plain, rel=0.01)
+    drawn = [np.median(random.choice(one, (40_000, len(one))), axis=1) for one in (base, changed)]
+    plain = np.percentile(drawn[1] / drawn[0], [2.5, 97.5])
+    assert median_ratio_ci(base, changed, resamples=40_000) == pytest.approx(tuple(plain), rel=0.01)
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])

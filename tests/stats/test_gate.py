@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lab.stats.gate import decide
-from lab.stats.student import cdf, quantile
+from lab.stats.student import quantile, tail
 from tests.conftest import SHARED
 
 STEPS = SHARED / "serve" / "steps_h200.json.gz"
@@ -31,12 +31,12 @@ STEPS = SHARED / "serve" / "steps_h200.json.gz"
 )
 def test_quantiles_are_those_of_the_tables(freedom, p, expected):
     assert quantile(p, freedom) == pytest.approx(expected, abs=6e-4)
-    assert cdf(quantile(p, freedom), freedom) == pytest.approx(p, abs=1e-9)
+    assert tail(quantile(p, freedom), freedom) == pytest.approx(1 - p, abs=1e-9)
 
 
 def test_one_degree_of_freedom_is_cauchys_distribution():
     for t in (0.1, 0.5, 1.0, 7.0, 300.0):
-        assert cdf(t, 1) == pytest.approx(0.5 + math.atan(t) / math.pi, abs=1e-12)
+        assert tail(t, 1) == pytest.approx(0.5 - math.atan(t) / math.pi, abs=1e-12)
 
 
 def test_clear_cases_are_decided_and_unclear_ones_say_how_many_more():

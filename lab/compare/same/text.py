@@ -102,7 +102,8 @@ def _where(one: Place | None) -> str:
     about = " ".join(part for part in (one.phase, one.node, f"in {one.module}" if one.module else "") if part)
     name = f"{one.op} (in B {one.op_b})" if one.op_b else one.op
     if one.kind == "module":
-        return f"module {one.module or '(the model)'} ({name})"
+        reached = "gradient at the output of " if one.phase == "bwd" else ""
+        return f"{reached}module {one.module or '(the model)'} ({name})"
     if one.kind != "op":
         return f"{'gradient of ' if one.kind == 'grad' else one.kind + ' '}{name}"
     return f"{one.i} {name}{f' output {one.out}' if one.out else ''} ({about})"

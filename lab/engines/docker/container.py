@@ -35,6 +35,7 @@ FOLLOW_AFTER_S = 0.25  # a step that ends sooner is read once, after its end
 GONE = re.compile(r"marked for removal|removal of container .* in progress|no such container", re.IGNORECASE)
 NO_MEMLOCK = "error setting rlimit type 8"
 PODMAN_TIMEOUT_S = 120
+CLOCK_WAS_SET_S = 30.0  # more than a daemon and its watcher differ on a busy machine
 FAILURES = (DockerException, requests.exceptions.RequestException)
 
 
@@ -261,12 +262,14 @@ class Watch:
         self._wait.start()
         if not self._wait.ended.wait(FOLLOW_AFTER_S):
             self._follower.start()
+        began = time.monotonic() - ran_s
         try:
-            stopped_by = self._watch(step, stop, grace_s, time.monotonic() - ran_s)
+            stopped_by = self._watch(step, stop, grace_s, began)
+            watched_s = time.monotonic() - began
             if self._wait.error is not None:
                 raise _unanswered(self._wait.error, self._context)
             self._follower.finish()
-            return self._end(stopped_by)
+            return self._end(stopped_by, watched_s)
         finally:
             self._follower.give_up()
 
@@ -300,7 +303,7 @@ class Watch:
             if not (isinstance(error, APIError) and error.status_code == 409):  # it has just ended by itself
                 raise _unanswered(error, self._context) from error
 
-    def _end(self, stopped_by: str | None) -> End:
+    def _end(self, stopped_by: str | None, watched_s: float) -> End:
         if self._follower.error is not None:
             raise _unanswered(self._follower.error, self._context)
         try:
@@ -313,14 +316,21 @@ class Watch:
                 DockerException(state.get("Error") or "the container never started"), context=self._context
             )
         killed = bool(state.get("OOMKilled"))
-        # The daemon records the start late: a process of a millisecond may seem to end before it began.
         return End(
             exit_code=int(state["ExitCode"]),
             stopped_by=stopped_by,
             limit_hit=killed if killed or found["HostConfig"].get("Memory") else None,
-            seconds=max(0.0, (moment(state["FinishedAt"]) - began).total_seconds()),
+            seconds=_lasted_s((moment(state["FinishedAt"]) - began).total_seconds(), watched_s),
             started_utc=began.isoformat(timespec="milliseconds"),
         )
+
+
+def _lasted_s(by_daemon_s: float, watched_s: float) -> float:
+    """What the daemon's clock says, unless that clock was set meanwhile: then how long it was watched.
+
+    The daemon records the start late: a process of a millisecond may seem to end before it began.
+    """
+    return max(0.0, by_daemon_s) if abs(by_daemon_s - watched_s) < CLOCK_WAS_SET_S else watched_s
 
 
 def remove(client: docker.APIClient, container: str) -> str | None:

@@ -7,52 +7,45 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
-import platform
-import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from lab.core.content import EXPECTED
-from lab.core.files import cache_folder
 from lab.core.gpu import Gpu
-from lab.core.hub import hub_cache
 from lab.core.manifest import ImageRecord, Lab, Used
 from lab.core.options import HostLab, Options
 from lab.core.plan import Site
-from lab.core.run import LAB, Run
-from lab.core.snapshot import import_path, step_env, take_snapshot
+from lab.core.run import Run
+from lab.core.snapshot import import_path, take_snapshot
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
+from lab.engines.docker.host import host_context
+from lab.engines.docker.labels import container_name, fingerprint, holder_labels, make_labels, readable_id
 from lab.engines.docker.mounts import OPTION_OF, check_run_folder, checked
-from lab.engines.docker.nature import UNLIMITED, Nature, ask, how_gpus_reach
+from lab.engines.docker.nature import UNLIMITED, Nature, ask, how_gpus_reach, shares_network
+from lab.engines.docker.records import ImageRecords
+from lab.engines.docker.refusals import allowed
 from lab.engines.docker.site import site_for
-from lab.engines.docker.which_lab import choose, lab_inside
+from lab.engines.docker.which_lab import choose, with_lab
 from lab.engines.log_writer import LogWriter, last_log_lines
 from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
-from lab.errors import EngineError, EngineLost, GpuError, UsageError, storage_error
+from lab.errors import EngineError, EngineLost, UsageError, storage_error
 from lab.images import spec as images
-from lab.images.acquire import TITLE_LABEL
 from lab.images.container import (
     ContainerSpec,
-    HostContext,
-    Mount,
     analysis_spec,
     container_spec,
     fetch_spec,
 )
 from lab.images.endpoint import endpoint_of
-from lab.images.names import repository_of
 from lab.images.spec import Image
-from lab.images.targets import targets
 from lab.secrets import redact_env, secret_values
 
 if TYPE_CHECKING:
@@ -68,7 +61,8 @@ HOLDER_NOTE = (
     f"in a run of {SHARED_FROM} or more steps the network namespace is a sleeping container's, which steps "
     "join one at a time; nothing but the loopback is in it"
 )
-PREVIEW_TIMEOUT_S = 5  # a plan does not wait for an engine that hangs
+PREVIEW_TIMEOUT_S = 30  # under load an engine is slow; a plan does not wait for one that hangs
+NOT_KNOWN = "no engine here said what it is: the plan is for a Docker that is not rootless and has no CDI"
 
 
 class DockerEngine(Engine):
@@ -90,7 +84,7 @@ class DockerEngine(Engine):
         self._connect = daemon
         self._mutex = threading.Lock()
         self._daemon: Daemon | None = None
-        self._records: dict[str, ImageRecord] = {}
+        self._images = ImageRecords(image, self.daemon)
         self._holders: Holders | None = None
 
     @classmethod
@@ -139,10 +133,9 @@ class DockerEngine(Engine):
         stdin: what it reads there. That is kept nowhere: not by the engine, and not on any disk.
         """
         from lab.engines.docker import container as containers
-        from lab.engines.docker.labels import make_labels
 
         daemon = self.daemon()
-        spec = _allowed(daemon, checked(spec))
+        spec = allowed(daemon, checked(spec))
         context = self._context(daemon, run, step, spec, gpus)
         # By content id: all steps of a run get one image, even if its name is moved to a newer one meanwhile.
         exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
@@ -153,7 +146,7 @@ class DockerEngine(Engine):
             stdin=stdin,
             name=container_name(run, step),
             context=context,
-            labels=make_labels(run, step.name, _fingerprint(run, step), gpus, spec.image),
+            labels=make_labels(run, step.name, fingerprint(run, step), gpus, spec.image),
             podman=daemon.endpoint if daemon.is_podman else None,
         )
         with (
@@ -172,7 +165,6 @@ class DockerEngine(Engine):
         On Docker as the system runs it only: a rootless engine or podman gives each its own.
         """
         from lab.engines.docker.holder import Holders
-        from lab.engines.docker.labels import holder_labels
         from lab.engines.docker.leftovers import discard_unstarted_holders
 
         daemon = self.daemon()
@@ -182,7 +174,7 @@ class DockerEngine(Engine):
             yield
             return
         context = dataclasses.replace(self._context(daemon, run, steps[0]), step="network namespace")
-        holders = Holders(daemon.client, run=_readable(run), labels=holder_labels(run), context=context)
+        holders = Holders(daemon.client, run=readable_id(run), labels=holder_labels(run), context=context)
         self._holders = holders
         try:
             yield
@@ -211,7 +203,7 @@ class DockerEngine(Engine):
         if not found:
             return None
         one, context = found[-1], self._context(daemon, run, step)
-        if one.fingerprint != _fingerprint(run, step):
+        if one.fingerprint != fingerprint(run, step):
             raise EngineError(
                 f"the container of step {step.name!r} was started for another configuration",
                 where=one.name,
@@ -227,25 +219,7 @@ class DockerEngine(Engine):
 
     def image_record(self, ref: str | None = None) -> ImageRecord:
         """Which image the steps run in. Raises EngineError when the engine does not have it."""
-        from lab.engines.docker.errors import Context, translated
-        from lab.images.saved_checks import load_check
-
-        daemon, ref = self.daemon(), ref or self.image.workload_ref or self.image.ref
-        with self._mutex:
-            if ref not in self._records:
-                with translated(Context(endpoint=daemon.endpoint, image=self.image.name, ref=ref)):
-                    found = daemon.client.inspect_image(ref)  # type: ignore[no-untyped-call]
-                labels = found["Config"].get("Labels") or {}
-                _refuse_another(ref, labels, self.image)
-                self._records[ref] = ImageRecord(
-                    name=self.image.name,
-                    ref=ref,
-                    id=found["Id"],
-                    digests=tuple(found.get("RepoDigests") or ()),
-                    wheel_sha256=labels.get("lab.wheel.sha256"),
-                    checked=load_check(found["Id"]),
-                )
-            return self._records[ref]
+        return self._images.of(ref)
 
     def gpus_in_use(self) -> set[str]:
         """The UUIDs of GPUs that running containers of lab use, whether or not their drivers live."""
@@ -270,15 +244,10 @@ class DockerEngine(Engine):
         """Both images are looked at: an analysis that could not run is known before the first step."""
         if self._analysed_in_image:
             choose(ours, self.analysis_image(), self.host_lab)
-        return "mounted" if choose(ours, self._with_lab_inside(), self.host_lab) else "image"
+        return "mounted" if choose(ours, self._images.with_lab_inside(), self.host_lab) else "image"
 
     def analysis_image(self) -> ImageRecord:
-        return self._with_lab_inside(images.load(ANALYSIS_IMAGE).ref)
-
-    def _with_lab_inside(self, ref: str | None = None) -> ImageRecord:
-        record = self.image_record(ref)
-        inside = lab_inside(self.daemon(), str(record.id), self.image.python)
-        return msgspec.structs.replace(record, lab_version=inside.version, lab_sha256=inside.sha256)
+        return self._images.with_lab_inside(images.load(ANALYSIS_IMAGE).ref)
 
     def run_analysis(
         self, run: Run, step: Step, ours: Lab, *, on_line: Callable[[str], None], stop: Stop
@@ -300,7 +269,7 @@ class DockerEngine(Engine):
         check_run_folder(run_dir)
         host = host_context(run_dir, gpus, self.daemon())
         spec = container_spec(self.image, Step(name="any", argv=("python",)), gpus, host)
-        return self._with_lab_inside(), {
+        return self._images.with_lab_inside(), {
             "uid": host.uid,
             "gid": host.gid,
             "user": spec.user,
@@ -319,6 +288,8 @@ class DockerEngine(Engine):
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         nature = self._nature
+        if nature is None:
+            return (NOT_KNOWN,)
         if not isinstance(nature, Nature):
             return ()
         found = [] if nature.limits else [UNLIMITED]
@@ -412,105 +383,6 @@ class DockerEngine(Engine):
         )
 
 
-def with_lab(spec: ContainerSpec, run: Run, step: Step) -> ContainerSpec:
-    """The container of a step that imports the lab its run names: the image's own, or the run's copy."""
-    env = {**spec.env, **step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))}
-    copy = Mount(source=str(run.root.absolute() / LAB), target=f"/out/{LAB}", read_only=True)
-    mounts = (*spec.mounts, copy) if run.manifest.lab.used == "mounted" else spec.mounts
-    return msgspec.structs.replace(spec, env=env, mounts=mounts)
-
-
 def _shown(spec: ContainerSpec) -> dict[str, object]:
     """The spec as plain data, secrets redacted."""
     return {**msgspec.to_builtins(spec), "env": redact_env(spec.env, secret_values())}
-
-
-def container_name(run: Run, step: Step) -> str:
-    """One name per step of a run folder; it is a lock, because the engine refuses a second such container."""
-    key = hashlib.sha256(f"{run.root.resolve()}\0{step.name}".encode()).hexdigest()[:16]
-    return f"lab-{_readable(run)}-{key}"
-
-
-def _readable(run: Run) -> str:
-    return re.sub(r"[^a-zA-Z0-9_.-]", "_", run.manifest.id)[:40]
-
-
-def shares_network(engine: Daemon | Nature) -> bool:
-    """Whether containers of this engine can join another's network namespace: not across user namespaces."""
-    return not engine.is_podman and engine.user_mapping == "same"
-
-
-def host_context(run_dir: str, gpus: Sequence[Gpu], engine: Daemon | Nature | None = None) -> HostContext:
-    """What a container of this engine may see of this host. Looks only at the host's files."""
-    return HostContext(
-        run_dir=run_dir,
-        name=os.environ.get("SLURMD_NODENAME") or platform.node(),
-        hf_cache=str(hub_cache()),
-        cache=str(cache_folder()),
-        uid=os.getuid(),
-        gid=os.getgid(),
-        user_mapping=engine.user_mapping if engine else "same",
-        cdi=bool(engine and engine.cdi),
-        device_gids=device_gids(gpus),
-        host_env=dict(os.environ),
-        infiniband=Path("/dev/infiniband").exists(),
-    )
-
-
-def device_gids(gpus: Sequence[Gpu]) -> tuple[str, ...]:
-    """The numeric groups that may open these GPUs' nodes. Names would be looked up in the image, and fail."""
-    nodes = [Path(gpu.render_node) for gpu in gpus if gpu.render_node]
-    if not nodes:
-        return ()
-    kfd = nodes[0].parent.parent / "kfd"
-    present = [node for node in [kfd, *nodes] if node.exists()]
-    return tuple(sorted({str(node.stat().st_gid) for node in present})) or ("<gid of /dev/kfd>",)
-
-
-def _allowed(daemon: Daemon, spec: ContainerSpec) -> ContainerSpec:
-    """Refuse what an engine would silently get wrong."""
-    if daemon.is_podman and any(request.driver == "nvidia" for request in spec.device_requests):
-        raise GpuError(
-            f"the engine at {daemon.endpoint} is podman, which gives NVIDIA GPUs by CDI only, and no CDI "
-            "specification of this host names these",
-            where=", ".join(spec.device_requests[0].device_ids),
-            fix="sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml (podman 4.1 or newer)",
-        )
-    if daemon.user_mapping == "rootless-docker":
-        _refuse_closed_nodes(daemon, spec)
-    for mount in spec.mounts:
-        try:
-            mount.source.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the Docker engine needs UTF-8 paths: {mount.source!r}", fix="rename the folder"
-            ) from error
-    return spec
-
-
-def _refuse_closed_nodes(daemon: Daemon, spec: ContainerSpec) -> None:
-    """Rootless Docker drops the caller's groups, by which most users may open an AMD GPU."""
-    for node in (Path(device.partition(":")[0]) for device in spec.devices):
-        found = node.stat()
-        own = found.st_uid == os.getuid() or found.st_gid == os.getgid()
-        if not own and found.st_mode & 0o006 != 0o006:
-            raise GpuError(
-                f"containers of the rootless Docker at {daemon.endpoint} cannot open {node}: they lose the "
-                f"group {found.st_gid} by which you may",
-                fix="use podman, which keeps your groups, or a Docker engine of the system (DOCKER_HOST)",
-            )
-
-
-def _refuse_another(ref: str, labels: Mapping[str, str], image: Image) -> None:
-    """A tag can be moved to another of lab's images, whose packages are not what the run's record names."""
-    title = labels.get(TITLE_LABEL, "")
-    known = {f"lab/{target.name}" for target in targets()}
-    if {title, repository_of(ref)} <= known - {repository_of(image.base)} and title != repository_of(ref):
-        raise EngineError(
-            f"the image {ref} is not itself: it is labelled {title}",
-            fix=f"build or pull it again: lab images build {image.name}",
-        )
-
-
-def _fingerprint(run: Run, step: Step) -> str:
-    return next((r.fingerprint for r in run.manifest.steps if r.step.name == step.name), "")

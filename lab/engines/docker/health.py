@@ -17,7 +17,7 @@ from lab.engines.docker.nature import UNLIMITED, has_limits, has_toolkit, how_gp
 from lab.errors import EngineError
 from lab.images import endpoint as endpoints
 
-TIMEOUT_S = 5
+TIMEOUT_S = 30  # under load an engine is slow, and not one that does not answer
 LEAST_FREE = 10 * 2**30  # an image of a GPU has 8 GB
 CDI_FILE = "/etc/cdi/nvidia.yaml"
 RESTART = ("systemctl", "restart", "docker")

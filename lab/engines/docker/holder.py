@@ -132,7 +132,7 @@ class Holders:
                 self._idle.append(holder)
 
     def _end(self, holder: Holder | None) -> None:
-        """The end of its input ends it; removing it makes sure that it is gone when this returns."""
+        """The end of its input ends it, and the engine removes it; asked twice, it forgets neither."""
         if holder is None:
             return
         with contextlib.suppress(OSError):

@@ -1,8 +1,10 @@
-"""What the labels of a container tell a later process, which may follow it again or remove it."""
+"""What the name and labels of a container tell a later process, which may follow it again or remove it."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -13,6 +15,7 @@ import msgspec
 
 from lab.core.gpu import Gpu
 from lab.core.run import Run
+from lab.core.step import Step
 
 ALIVE = ("running", "paused", "restarting")
 
@@ -102,3 +105,17 @@ def _start_ticks(pid: int) -> str:
     except (FileNotFoundError, ProcessLookupError):
         return ""
     return text.rpartition(")")[2].split()[19]
+
+
+def container_name(run: Run, step: Step) -> str:
+    """One name per step of a run folder; it is a lock, because the engine refuses a second such container."""
+    key = hashlib.sha256(f"{run.root.resolve()}\0{step.name}".encode()).hexdigest()[:16]
+    return f"lab-{readable_id(run)}-{key}"
+
+
+def readable_id(run: Run) -> str:
+    return re.sub(r"[^a-zA-Z0-9_.-]", "_", run.manifest.id)[:40]
+
+
+def fingerprint(run: Run, step: Step) -> str:
+    return next((r.fingerprint for r in run.manifest.steps if r.step.name == step.name), "")

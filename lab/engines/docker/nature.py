@@ -23,6 +23,8 @@ class HasNature(Protocol):
     def is_podman(self) -> bool: ...
     @property
     def cdi(self) -> bool: ...
+    @property
+    def user_mapping(self) -> UserMapping: ...
 
 
 @dataclass(frozen=True)
@@ -115,3 +117,8 @@ class _OverSocket(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+
+
+def shares_network(engine: HasNature) -> bool:
+    """Whether containers of this engine can join another's network namespace: not across user namespaces."""
+    return not engine.is_podman and engine.user_mapping == "same"

@@ -14,8 +14,11 @@ from lab.core import content
 from lab.core.files import make_folder, write_atomic
 from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import HostLab
+from lab.core.run import LAB, Run
+from lab.core.snapshot import step_env
+from lab.core.step import Step
 from lab.errors import UsageError, writing
-from lab.images.container import TMP, USERNS_MODE, ContainerSpec, UserMapping, least_spec, user_inside
+from lab.images.container import TMP, USERNS_MODE, ContainerSpec, Mount, UserMapping, least_spec, user_inside
 from lab.images.saved_checks import saved_path
 
 if TYPE_CHECKING:
@@ -96,3 +99,11 @@ def _cache_path(image_id: str, python: str) -> Path:
 
 def _named(version: str | None, sha256: str | None) -> str:
     return f"{version or 'of no version'} ({sha256[:12]})" if sha256 else "none that Python finds"
+
+
+def with_lab(spec: ContainerSpec, run: Run, step: Step) -> ContainerSpec:
+    """The container of a step that imports the lab its run names: the image's own, or the run's copy."""
+    env = {**spec.env, **step_env(run, step, "/out", spec.env.get("PYTHONPATH", ""))}
+    copy = Mount(source=str(run.root.absolute() / LAB), target=f"/out/{LAB}", read_only=True)
+    mounts = (*spec.mounts, copy) if run.manifest.lab.used == "mounted" else spec.mounts
+    return msgspec.structs.replace(spec, env=env, mounts=mounts)

@@ -21,8 +21,9 @@ from lab.core.gpu import Gpu
 from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
-from lab.engines.docker.engine import host_context, with_lab
+from lab.engines.docker.host import host_context
 from lab.engines.docker.mounts import checked
+from lab.engines.docker.which_lab import with_lab
 from lab.engines.local.engine import LocalEngine
 from lab.engines.slurm.node import node_name
 from lab.errors import MissingError, UsageError

@@ -116,6 +116,8 @@ class FollowedStep:
         self._cancelled = cancelled
         if state in queue.LIVE:
             self._gone_since = None
+            if state not in queue.WAITING:  # it began before it could be taken out of the queue
+                self.given_up = ""
         elif self._gone_since is None:
             self._gone_since = time.monotonic()
 

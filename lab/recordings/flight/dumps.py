@@ -84,7 +84,13 @@ def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, 
     if folder.is_file():
         files = [folder]
     elif folder.is_dir():
-        files = sorted(path for path in folder.iterdir() if path.is_file())[:MOST_FILES]
+        files = sorted(path for path in folder.iterdir() if path.is_file())
+        if len(files) > MOST_FILES:
+            raise BadDataError(
+                f"{len(files):,} files in one folder: more than {MOST_FILES:,}",
+                where=folder,
+                fix="give a folder with the dumps of one job alone",
+            )
     else:
         raise MissingError("no such folder", where=folder, fix="give the folder of the ranks' dumps")
     sets: dict[str, dict[int, Path]] = {}

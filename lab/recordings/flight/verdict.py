@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from lab.core.words import ranks_text
 from lab.recordings.flight.dumps import Dump, Entry
 
 NOT_JOINED, MISMATCHED, STUCK_KERNEL, ORDER_DEADLOCK, NONE, UNKNOWN = (
@@ -64,7 +65,9 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
     missing = tuple(sorted({*_missing(dumps), *blind}))
     dumps = {rank: dump for rank, dump in dumps.items() if rank not in blind}
     if blind and not dumps:
-        text = f"the collectives of {_ranks(missing)} have no numbers, so no call can be told from another"
+        text = (
+            f"the collectives of {ranks_text(missing)} have no numbers, so no call can be told from another"
+        )
         return Verdict(UNKNOWN, (), "", -1, "", "", text, missing)
     if not any(dump.entries or dump.status for dump in dumps.values()):
         text = "the dumps hold no collective: the recorder was off (TORCH_FR_BUFFER_SIZE), or none was called"
@@ -266,7 +269,7 @@ def _deadlock(stalls: Sequence[_Stall], cycle: tuple[int, ...], missing: tuple[i
             if rank in cycle and rank in stall.entries:
                 entry = stall.entries[rank]
                 first = first or (stall, entry)
-                awaited = _ranks([one for one in stall.awaited if one != rank])
+                awaited = ranks_text([one for one in stall.awaited if one != rank])
                 parts.append(
                     f"rank {rank} waits in group {stall.group}, call {stall.seq} ({entry.name}), "
                     f"for {awaited}{_at(_source(entry))}"
@@ -296,31 +299,32 @@ def _of_stall(
     if stall.absent:
         where = "; ".join(_whereabouts(dumps, stall, rank, unreadable) for rank in stall.absent[:8])
         verb = "waits" if len(stall.waiting) == 1 else "wait"
-        here = f"{call}, in which {_ranks(stall.waiting)} {verb}{_at(_source(waiting))}; {where}"
+        here = f"{call}, in which {ranks_text(stall.waiting)} {verb}{_at(_source(waiting))}; {where}"
         known = tuple(rank for rank in stall.absent if rank in dumps)
         gone = tuple(rank for rank in stall.absent if rank not in (*dumps, *unreadable))
         if known:
-            return found(NOT_JOINED, (*known, *gone), f"{_ranks(known)} never entered {here}")
+            return found(NOT_JOINED, (*known, *gone), f"{ranks_text(known)} never entered {here}")
         if gone:
-            return found(NOT_JOINED, gone, f"nothing shows {_ranks(gone)} in {here}")
-        return found(UNKNOWN, stall.absent, f"it is not known whether {_ranks(stall.absent)} entered {here}")
+            return found(NOT_JOINED, gone, f"nothing shows {ranks_text(gone)} in {here}")
+        return found(
+            UNKNOWN, stall.absent, f"it is not known whether {ranks_text(stall.absent)} entered {here}"
+        )
     if not stall.states_known:
-        who = "all ranks" if _is_whole(dumps) else _ranks(stall.waiting)
+        who = "all ranks" if _is_whole(dumps) else ranks_text(stall.waiting)
         text = f"{who} entered {call} and did not leave it; this backend records no states, so whether it "
         text += "was launched cannot be told"
         return found(UNKNOWN, (), text if _is_whole(dumps) else f"{text}; {_OTHERS}")
     if stall.awaited:
         culprit = stall.entries.get(stall.awaited[0])
-        text = f"{_ranks(stall.awaited)} scheduled {call} and never started it, {_ranks(stall.waiting)} did: "
+        who, others = ranks_text(stall.awaited), ranks_text(stall.waiting)
+        text = f"{who} scheduled {call} and never started it, {others} did: "
         text += f"an earlier kernel or a wait blocks its stream{_at(_source(culprit))}"
         return found(STUCK_KERNEL, stall.awaited, text, culprit)
     if {entry.state for entry in stall.entries.values()} == {"scheduled"}:
         text = f"every rank scheduled {call} and none started it: earlier work blocks the streams"
         return found(STUCK_KERNEL, stall.waiting, text)
-    text = (
-        f"{_ranks(stall.waiting)} started {call} and did not leave it: the network, a peer's GPU, or kernels "
-    )
-    return found(STUCK_KERNEL, stall.waiting, f"{text}of another group that came first")
+    text = f"{ranks_text(stall.waiting)} started {call} and did not leave it: the network, a peer's GPU, "
+    return found(STUCK_KERNEL, stall.waiting, f"{text}or kernels of another group that came first")
 
 
 def _is_whole(dumps: Mapping[int, Dump]) -> bool:
@@ -335,12 +339,12 @@ def _is_unnumbered(dump: Dump) -> bool:
 def _nothing(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: Collection[int]) -> Verdict:
     if missing:
         left = "left no dump that can be read" if {*missing} & {*unreadable} else "left no dump"
-        text = f"what was dumped has ended; {_ranks(missing)} {left}, so this is no all-clear"
+        text = f"what was dumped has ended; {ranks_text(missing)} {left}, so this is no all-clear"
         return Verdict(UNKNOWN, missing, "", -1, "", "", text, missing)
     if len(dumps) == 1 and not _is_whole(dumps):
-        text = f"every recorded collective has ended on {_ranks(tuple(dumps))}; {_OTHERS}"
+        text = f"every recorded collective has ended on {ranks_text(tuple(dumps))}; {_OTHERS}"
         return Verdict(UNKNOWN, (), "", -1, "", "", text, missing)
-    where = "every rank" if _is_whole(dumps) else f"{_ranks(tuple(sorted(dumps)))}"
+    where = "every rank" if _is_whole(dumps) else f"{ranks_text(tuple(sorted(dumps)))}"
     return Verdict(NONE, (), "", -1, "", "", f"every recorded collective has ended on {where}", missing)
 
 
@@ -398,10 +402,3 @@ def _at(source: str) -> str:
 def _call_words(entry: Entry) -> str:
     sizes = ", ".join(str(list(shape)) for shape in entry.input_sizes[:2])
     return f"{entry.name} of {entry.dtypes[0] if entry.dtypes else '?'} {sizes}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    texts = [str(rank) for rank in ranks]
-    if len(texts) == 1:
-        return f"rank {texts[0]}"
-    return f"ranks {', '.join(texts[:8])}{f' and {len(texts) - 8} more' if len(texts) > 8 else ''}"

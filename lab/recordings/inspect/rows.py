@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from lab.core.words import plural, printable
+from lab.core.words import plural, printable, ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.capture import Capture
 from lab.recordings.inspect.others import other_of
@@ -229,8 +229,8 @@ def row_text(row: Row) -> str:
         return "\n".join([*lines, f"  cannot be read: {row.error}"])
     lines.append(f"  {row.what}")
     if row.verdict is not None:
-        ranks = [str(one["rank"]) for one in row.processes if one["rank"] is not None]
-        which = f" (rank {', '.join(ranks[:8])})" if ranks else ""
+        ranks = [one["rank"] for one in row.processes if one["rank"] is not None]
+        which = f" ({ranks_text(ranks)})" if ranks else ""
         processes = plural(len(row.processes), "process")
         lines.append(
             f"  recorded by {row.tool}: {plural(row.gpu_ops, 'GPU row')}, {row.gpu_time_ns / 1e6:.3f} ms, "

@@ -54,7 +54,13 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             inside = sorted(one for one in path.iterdir() if one.is_file() and not one.name.startswith("."))
-            yield from inside[:MOST_FILES]
+            if len(inside) > MOST_FILES:
+                raise BadDataError(
+                    f"{len(inside):,} files in one folder: more than {MOST_FILES:,}",
+                    where=path,
+                    fix="give the files by name, or fewer of them",
+                )
+            yield from inside
         elif path.exists():
             yield path
         else:
@@ -86,11 +92,13 @@ def _documents(path: Path) -> list[Any]:
     text = path.read_bytes().decode("utf-8", "replace").lstrip("\ufeff")
     decoder, at = json.JSONDecoder(), 0
     found: list[Any] = []
-    while len(found) < MOST_OBJECTS:
+    while True:
         while at < len(text) and text[at] in " \t\r\n,":
             at += 1
         if at >= len(text):
             break
+        if len(found) >= MOST_OBJECTS:
+            raise BadDataError(f"more than {MOST_OBJECTS:,} values", where=path, fix="split the file")
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:

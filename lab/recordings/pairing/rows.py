@@ -103,19 +103,34 @@ def one_name(
     for index, mine in enumerate(held):
         for key in mine:
             users.setdefault(key, set()).add(index)
-    members = {key: {*ranks_of(key[0], ranks)} & {*ranks} for key in users}
+    members = {key: frozenset(ranks_of(key[0], ranks)) & {*ranks} for key in users}
     only = {key: min(used) for key, used in users.items() if len(used) == 1 and len(members[key]) > 1}
+    alike: dict[frozenset[int], list[GroupKey]] = {}
+    for key in users:
+        alike.setdefault(members[key], []).append(key)
     taken, said = dict[GroupKey, GroupKey](), list[str]()
-    for key, index in sorted(only.items(), key=lambda item: item[1]):
-        for other, used in users.items():
-            earlier = other not in taken and only.get(other, -1) < index
-            if earlier and index not in used and members[other] == members[key]:
-                taken[key] = other
-                used.add(index)
-                name = f"{key[1]!r}" if key[1] else "without a name"
-                said.append(f"process group {other[1]!r} is {name} on rank {ranks[index]}: taken as one")
-                break
+    for (index, same), names in _by_rank_and_members(only, members).items():
+        open_ = (
+            other
+            for other in alike[same]
+            if other not in taken and only.get(other, -1) < index and index not in users[other]
+        )
+        for key, other in zip(names, list(open_), strict=False):  # either may be more
+            taken[key] = other
+            users[other].add(index)
+            name = f"{key[1]!r}" if key[1] else "without a name"
+            said.append(f"process group {other[1]!r} is {name} on rank {ranks[index]}: taken as one")
     return [taken.get(key, key) for key in keys], said
+
+
+def _by_rank_and_members(
+    only: Mapping[GroupKey, int], members: Mapping[GroupKey, frozenset[int]]
+) -> dict[tuple[int, frozenset[int]], list[GroupKey]]:
+    """Names that one rank alone uses, by its index and the group's members, lower ranks first."""
+    found: dict[tuple[int, frozenset[int]], list[GroupKey]] = {}
+    for key, index in sorted(only.items(), key=lambda item: item[1]):
+        found.setdefault((index, members[key]), []).append(key)
+    return found
 
 
 @dataclass(frozen=True)

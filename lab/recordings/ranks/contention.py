@@ -41,7 +41,9 @@ def contention_of(works: Sequence[RankWork], calls: Sequence[Call]) -> list[Cont
     overlaps = [_overlaps(work, call) for work, call in zip(works, calls, strict=True)]
     beside, waiting = [one[:2] for one in overlaps], [one[2] for one in overlaps]
     computes = [work.kind == COMP for work in works]
-    free = [mask & (total == 0) for mask, (total, _) in zip(computes, beside, strict=True)]
+    # A kernel of no time tells nothing of the usual one.
+    timed = [mask & (work.end > work.start) for mask, work in zip(computes, works, strict=True)]
+    free = [mask & (total == 0) for mask, (total, _) in zip(timed, beside, strict=True)]
     rank = np.repeat(np.arange(len(works)), [int(mask.sum()) for mask in free])
     key = np.concatenate([numbers[i][mask] for i, mask in enumerate(free)])
     dur = np.concatenate([(work.end - work.start)[mask] for work, mask in zip(works, free, strict=True)])

@@ -8,7 +8,7 @@ from statistics import mean
 
 import numpy as np
 
-from lab.core.words import plural, printable
+from lab.core.words import plural, printable, ranks_text
 from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
@@ -109,7 +109,7 @@ def _replayable(account: Account) -> tuple[list[Step], list[str]]:
         return [], [f"{why}: no what-if is given"]
     wrong = [one.rank for one in account.clocks if not one.plausible]
     if wrong:
-        return [], [f"clocks contradict each other (rank {_join(wrong)}): no what-if is given"]
+        return [], [f"clocks contradict each other ({ranks_text(wrong)}): no what-if is given"]
     steps = replay.steps_of(together)
     left = [number for number in together.steps if number not in {one.number for one in steps}]
     notes = (
@@ -454,7 +454,7 @@ def _host_words(account: Account, one: Finding) -> str:
 
 # What to try where every host is too slow, and where some are and the others keep up.
 LIGHTER = "Try a lighter profile first (no shapes, no CPU ops), then larger shapes, compile or CUDA graphs."
-DIFFERS = "The other hosts keep up, so look first for what differs on that host."
+DIFFERS = "The other hosts keep up, so look first for what differs there."
 
 
 def bound_ranks(one: Explained) -> dict[int, float]:

@@ -32,7 +32,9 @@ def host_waits(work: RankWork, rows: np.ndarray) -> list[HostWait]:
     """The waits of a rank's host between the launches of these operations, in order; on its own clock."""
     calls = work.blocking_calls[np.argsort(work.blocking_calls[:, 0], kind="stable")]
     calls = calls[calls[:, 1] - calls[:, 0] >= WAITS_NS]
-    begins, ends = work.call_begin[rows], work.end[rows]
+    # In the order of `rows`, in which an operation without a recorded launch stands at its start.
+    begins = np.where(work.call_begin >= 0, work.call_begin, work.start)[rows]
+    ends = work.end[rows]
     found: list[HostWait] = []
     for begin, end in calls.tolist():
         place = int(np.searchsorted(begins, end))

@@ -8,12 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.report.figures.style import (
-    add_legend,
-    figure_with_axes,
-    set_hover,
-    styled,
-)
+from lab.report.figures.style import WIDTH_IN, add_legend, figure_with_axes, set_hover, styled
 from lab.report.palette import light
 
 
@@ -53,15 +48,16 @@ def stacked_panels(
     *,
     axis: str,
     words: Mapping[str, str] | None = None,
+    width_in: float = WIDTH_IN,
 ) -> Figure:
     """Small multiples of stacked bars on one scale; each panel's `parts` is as in `stacked_bars`.
 
     words: what a role is called in the legend, where that is not its own name.
     """
-    across = min(4, len(titles))
+    across = max(1, min(int(4 * width_in / WIDTH_IN), len(titles)))
     down = -(-len(titles) // across)
     tallest = max(len(panel) for panel in labels)
-    figure, axes = figure_with_axes(0.6 + down * (0.45 + 0.17 * tallest), down, across)
+    figure, axes = figure_with_axes(0.6 + down * (0.45 + 0.17 * tallest), down, across, width_in=width_in)
     for ax, title, panel_labels, panel in zip(axes, titles, labels, parts, strict=False):
         _stack(ax, panel_labels, panel, title=title)
         ax.set_title(title)

@@ -10,8 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from lab.report.figures.style import (
+    WIDTH_IN,
     add_legend,
     figure_with_axes,
+    row_labels,
     set_hover,
     styled,
 )
@@ -35,9 +37,10 @@ def cell_grid(
     cell: Callable[[int, int], Cell | None],
     *,
     legend: Mapping[str, str],
+    width_in: float = WIDTH_IN,
 ) -> Figure:
     """A grid of coloured cells; `cell(row, column)` is None for no data; `legend` is words -> role."""
-    figure, axes = figure_with_axes(0.75 + 0.3 * len(rows))
+    figure, axes = figure_with_axes(0.75 + 0.3 * len(rows), width_in=width_in)
     ax = axes[0]
     for down in range(len(rows)):
         for across in range(len(columns)):
@@ -46,7 +49,7 @@ def cell_grid(
                 _draw_cell(ax, down, across, content)
     # A few columns stay at the left, because a cell needs no more room than its text.
     ax.set(xlim=(-0.5, max(len(columns), 6) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-    ax.set_yticks(range(len(rows)), rows)
+    ax.set_yticks(range(len(rows)), row_labels(rows, width_in))
     upright = len(columns) > 8
     ax.set_xticks(range(len(columns)), columns, rotation=90 if upright else 0)
     ax.xaxis.tick_top()

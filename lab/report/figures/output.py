@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from lab.core.files import write_atomic
-from lab.report.figures.style import (
-    STYLE,
-)
+from lab.report.figures.style import PHONE_IN, STYLE, WIDTH_IN
 from lab.report.palette import PALETTE, light
 
 
@@ -37,6 +36,19 @@ def save(figure: Figure, folder: Path, name: str) -> str:
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
     write_atomic(folder / f"{name}.png", png.getvalue())
     return inline_svg(svg.getvalue(), name)
+
+
+def save_both(draw: Callable[[float], Figure], folder: Path, name: str) -> str:
+    """As `save`, with a second form of the figure that the page shows where it is as narrow as a phone.
+
+    draw(width_in) draws it so wide.
+    """
+    wide = save(draw(WIDTH_IN), folder, name)
+    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+        svg = io.StringIO()
+        draw(PHONE_IN).savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    narrow = inline_svg(svg.getvalue(), f"{name}-narrow")
+    return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 
 
 def inline_svg(svg: str, name: str) -> str:

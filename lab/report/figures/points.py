@@ -11,8 +11,10 @@ from matplotlib.figure import Figure
 from lab.report.figures.style import (
     MARKERS,
     SERIES,
+    WIDTH_IN,
     figure_with_axes,
     narrow_figure,
+    row_labels,
     styled,
 )
 from lab.report.palette import light
@@ -74,15 +76,16 @@ def ranges(
     axis: str,
     reference: float,
     roles: Sequence[str],
+    width_in: float = WIDTH_IN,
 ) -> Figure:
     """A dot with its interval per label, first on top; `spans` are (low, middle, high), NaN if unknown."""
-    figure, axes = figure_with_axes(0.75 + 0.24 * len(labels))
+    figure, axes = figure_with_axes(0.75 + 0.24 * len(labels), width_in=width_in)
     ax = axes[0]
     ax.axvline(reference, color=light("muted"), linewidth=1)
     for at, ((low, middle, high), role) in enumerate(zip(spans, roles, strict=True)):
         ax.plot([low, high], [at, at], color=light(role), linewidth=1.6)
         ax.plot([middle], [at], marker="o", markersize=4.5, color=light(role))
-    ax.set_yticks(range(len(labels)), labels)
+    ax.set_yticks(range(len(labels)), row_labels(labels, width_in))
     ax.set_ylim(len(labels) - 0.5, -0.5)
     ax.set_xlabel(axis)
     ax.grid(axis="x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,10 @@ from matplotlib.patches import Patch
 from lab.report.palette import light
 
 WIDTH_IN = 10.6
+PHONE_IN = 4.75  # what a figure is on a screen of 400 px, its text as large as on a wide one
+LEGEND_ROW_IN = 0.2
+LEGEND_IN = 1.75  # of one entry of a legend
+LABEL_CHARS = 24  # of a row's label in one line, on a phone
 # Series differ in marker too, for readers and printers without colour.
 SERIES = ("computation", "communication", "ok", "memcpy", "fail", "unknown")
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -47,8 +52,10 @@ STYLE: Any = {
 styled = matplotlib.rc_context(STYLE)
 
 
-def figure_with_axes(height_in: float, down: int = 1, across: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
+def figure_with_axes(
+    height_in: float, down: int = 1, across: int = 1, *, width_in: float = WIDTH_IN
+) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(down, across, squeeze=False, sharex=True).flat)
 
@@ -68,7 +75,19 @@ def add_legend(
     handles = [Patch(facecolor=light(role), label=(words or {}).get(role, role)) for role in parts] + list(
         more
     )
-    figure.legend(handles=handles, loc="outside upper left", ncols=6, handlelength=1.2, columnspacing=1.6)
+    across = max(1, int(figure.get_figwidth() / LEGEND_IN))
+    rows_more = -(-len(handles) // across) - -(-len(handles) // int(WIDTH_IN / LEGEND_IN))
+    figure.set_figheight(figure.get_figheight() + rows_more * LEGEND_ROW_IN)  # else they take the axes' room
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=across, handlelength=1.2, columnspacing=1.6
+    )
+
+
+def row_labels(labels: Sequence[str], width_in: float) -> list[str]:
+    """In several lines where the figure is narrow, so that the rows keep their room."""
+    if width_in > PHONE_IN:
+        return list(labels)
+    return ["\n".join(textwrap.wrap(label, LABEL_CHARS)) for label in labels]
 
 
 def set_hover(artist: Any, text: str) -> None:

@@ -11,11 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
 
-from lab.report.figures.style import (
-    add_legend,
-    figure_with_axes,
-    styled,
-)
+from lab.report.figures.style import WIDTH_IN, add_legend, figure_with_axes, row_labels, styled
 from lab.report.palette import light
 
 
@@ -29,6 +25,7 @@ def timeline(
     shades: Sequence[tuple[int, float, float]],
     axis: str,
     arrows: Sequence[tuple[float, int, int]] = (),
+    width_in: float = WIDTH_IN,
 ) -> Figure:
     """Bars on one row per label, first on top.
 
@@ -36,11 +33,13 @@ def timeline(
     `bands` are (name, start, end), tinted in turn and named above where there is room; `shades` are (row,
     start, end); `arrows` point at (time, from row, to row).
     """
-    figure, axes = figure_with_axes(1.2 + 0.3 * len(rows))
+    figure, axes = figure_with_axes(1.2 + 0.3 * len(rows), width_in=width_in)
     ax = axes[0]
     for at, (name, start, end) in enumerate(bands):
         ax.axvspan(start, end, facecolor=light("rule"), alpha=0.5 if at % 2 == 0 else 0.2, linewidth=0)
-        if (min(end, span[1]) - max(start, span[0])) > len(name) * 0.009 * (span[1] - span[0]):
+        if (min(end, span[1]) - max(start, span[0])) > len(name) * 0.009 * (WIDTH_IN / width_in) * (
+            span[1] - span[0]
+        ):
             middle = (max(start, span[0]) + min(end, span[1])) / 2
             ax.text(middle, -0.75, name, ha="center", va="bottom", color=light("muted"))
     if shades:
@@ -52,7 +51,7 @@ def timeline(
         line = {"arrowstyle": "-|>", "color": light("ink"), "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
         ax.annotate("", xy=(when, target), xytext=(when, row), arrowprops=line)
     ax.set(xlim=span, ylim=(len(rows) - 0.5, -0.7), xlabel=axis)
-    ax.set_yticks(range(len(rows)), rows)
+    ax.set_yticks(range(len(rows)), row_labels(rows, width_in))
     handles = [Patch(facecolor=light(role), label=words) for words, role in parts]
     overlap = "compute beside communication or copies"
     more = [Patch(facecolor=light("fail"), alpha=0.25, label=overlap)] if shades else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -123,9 +124,9 @@ def sibling(folder: Path, name: str, kind: type[_Result]) -> tuple[_Result | Non
     which newer ones cannot be read.
     """
     unread: list[str] = []
-    candidates = [folder / name, *sorted(folder.resolve().parent.glob(f"*/{name}"), reverse=True)]
-    for path in candidates:
-        if path.is_file() and (path.parent == folder or _made_from(path.parent, folder)):
+    beside = sorted(folder.resolve().parent.glob(f"*/{name}"), reverse=True)
+    for path in chain([folder / name], (one for one in beside if _made_from(one.parent, folder))):
+        if path.is_file():
             try:
                 return msgspec.json.decode(path.read_bytes(), type=kind), path.parent, unread
             except (OSError, msgspec.MsgspecError) as error:  # damaged, or of another version of lab

@@ -10,7 +10,7 @@ import msgspec
 
 from lab.core.files import replacing
 from lab.errors import BadDataError, MissingError
-from lab.rooms.kernels.schema import PROFILE, SIGNATURES, Signatures
+from lab.rooms.kernels.schema import PROFILE
 
 
 class Trail(msgspec.Struct, kw_only=True):
@@ -92,8 +92,3 @@ def read_json(path: Path, kind: type[_S]) -> _S:
         raise _missing(path) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise BadDataError(f"not a {kind.__name__}: {error}", where=path) from error
-
-
-def read_signatures(folder: Path) -> Signatures:
-    """`signatures.json` of a `tables` folder."""
-    return read_json(folder / SIGNATURES, Signatures)

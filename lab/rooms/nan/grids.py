@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Drawing
 
 from lab.core.words import plural
 from lab.report.figures import Cell, cell_grid, save
-from lab.report.page import Block, Figure, Prose, Table
+from lab.report.parts import Block, Figure, Prose, Table
 from lab.rooms.nan.analyze import NanTables
 from lab.rooms.nan.columns import LINKS
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from lab.core.words import plural
 from lab.report.figures import save, stacked_bars
-from lab.report.page import Block, Figure, Prose, Table
+from lab.report.parts import Block, Figure, Prose, Table
 from lab.report.terminal import Heading
 from lab.rooms.nan.analyze import NanTables
 from lab.rooms.nan.columns import OUTPUTS, RANKING, SASS

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.core.plan import Findings
-from lab.report.page import Card, Figure, Page, Points, Section, Status, write_page
+from lab.report.page import write_page
+from lab.report.parts import Card, Figure, Page, Points, Section, Status
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nan.analyze import NanTables
 from lab.rooms.nan.columns import TERMINAL

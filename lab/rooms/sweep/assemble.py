@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.rooms.sweep.alike import differences
@@ -18,7 +18,6 @@ from lab.rooms.sweep.effective import channels_verdict, log_channels, threads_ve
 from lab.rooms.sweep.how import NAMES, how_of, word_verdict
 from lab.rooms.sweep.knobs import Key, serves
 from lab.rooms.sweep.layout import ConfigDir
-from lab.rooms.sweep.names import first_few
 from lab.rooms.sweep.rank import RankFigures
 from lab.rooms.sweep.tables import (
     CONFIGS,

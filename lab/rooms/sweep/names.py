@@ -40,9 +40,3 @@ def shape_name(shape: tuple[Any, ...]) -> str:
     of = dict(zip(GEMM_SHAPE, shape, strict=True))
     batch = f"{of['B']}·" if of["B"] > 1 else ""
     return f"{str(of['op']).removeprefix('aten::')} {batch}{of['M']}×{of['N']}×{of['K']} {of['transpose']}"
-
-
-def first_few(texts: list[str], most: int = 4) -> str:
-    """`a, b, c, d and 3 more`."""
-    more = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")

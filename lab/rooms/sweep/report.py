@@ -9,7 +9,8 @@ import pandas as pd
 
 from lab.core import plan
 from lab.core.words import plural
-from lab.report.page import Figure, Page, Section, Status, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Figure, Page, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.sweep.blocks.cards import cards
 from lab.rooms.sweep.blocks.configurations import configs_table

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.rooms.sweep.layout import ConfigDir
-from lab.rooms.sweep.names import first_few, long_name, short_name
+from lab.rooms.sweep.names import long_name, short_name
 from lab.rooms.sweep.tables import SETTING, column_names, grouped
 from lab.stats.best import best_of
 from lab.stats.means import mean_interval

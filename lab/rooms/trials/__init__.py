@@ -39,17 +39,28 @@ def watcher(run: Run) -> Silent:
 
 
 def spare(run: Run) -> Callable[[Step], str] | None:
-    """Why a trial need not run: those before it have decided its cell. Asked before each step."""
-    from lab.rooms.trials.config import CONFIG
-    from lab.rooms.trials.progress import why_not
-    from lab.rooms.trials.rows import ended_rows, settings_of
+    """Why a trial need not run: those before it have decided its cell, or its command is not there.
+
+    Asked before each step.
+    """
+    from lab.rooms.trials.config import CONFIG, NEVER_RAN
+    from lab.rooms.trials.progress import never_ran, why_not
+    from lab.rooms.trials.rows import ended_rows, rows_of_cell, settings_of
 
     if not (run.root / CONFIG).is_file():  # a replay, or a comparison of GPUs
         return None
     config = settings_of(run)
-    if not (config.stop or config.until or any(one.slow_as for one in config.cells)):
-        return None
-    return lambda step: why_not(config, str(step.labels["cell"]), ended_rows(run))
+    if config.stop or config.until or any(one.slow_as for one in config.cells):
+        return lambda step: why_not(config, str(step.labels["cell"]), ended_rows(run))
+    known: dict[str, str] = {}  # the first trials of a cell settle it
+
+    def why(step: Step) -> str:
+        cell = str(step.labels["cell"])
+        if cell not in known and (rows := rows_of_cell(run, cell)):
+            known[cell] = NEVER_RAN if never_ran(rows) else ""
+        return known.get(cell, "")
+
+    return why
 
 
 def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:

@@ -14,8 +14,18 @@ from lab.core.files import sha256_of
 from lab.core.manifest import StepRecord
 from lab.core.run import Run
 from lab.core.step import Status
+from lab.core.words import plural
 from lab.errors import BadDataError
-from lab.rooms.trials.config import DECIDED, NOT_RUN, NOT_SLOWER, RESULT, VERDICTS, Trial, TrialsConfig
+from lab.rooms.trials.config import (
+    DECIDED,
+    NEVER_RAN,
+    NOT_RUN,
+    NOT_SLOWER,
+    RESULT,
+    VERDICTS,
+    Trial,
+    TrialsConfig,
+)
 from lab.rooms.trials.rows import read_trial, settings_of
 
 COLUMNS = {"cell", "trial", "verdict"}
@@ -49,10 +59,21 @@ def gather(run: Run) -> Gathered:
     """The rows of a run: what the manifest says of a step counts, not what lies in its folder."""
     config = settings_of(run)
     trials = [_row(run, record) for record in run.manifest.steps]
-    lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NOT_SLOWER)]
-    missing = [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
+    lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NOT_SLOWER, NEVER_RAN)]
+    missing = [_never_ran(name, trials) for name in sorted({t.cell for t in trials if t.reason == NEVER_RAN})]
+    missing += [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
     missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
     return Gathered(trials, [one.name for one in config.cells], config.baseline, config, missing)
+
+
+def _never_ran(cell: str, trials: list[Trial]) -> str:
+    mine = [t for t in trials if t.cell == cell]
+    first = next(t for t in mine if t.reason != NEVER_RAN)
+    left = sum(t.reason == NEVER_RAN for t in mine)
+    return (
+        f"{cell}: {first.reason}; {plural(left, 'further trial')} would end so, too: mend the command and "
+        "start a new run (an exit code that is your failure counts where --fail names it: exit==127)"
+    )
 
 
 def _row(run: Run, record: StepRecord) -> Trial:
@@ -154,6 +175,8 @@ def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
             host=row.get("host") or row.get("node") or "",
             gpus=row.get("gpus") or "",
             started_utc=_moment(row.get("started_utc") or ""),
+            began_s=_float(row, "began_s"),
+            boot=row.get("boot") or "",
             temperature_c=_float(row, "temperature_c"),
             sm_clock_mhz=_float(row, "sm_clock_mhz"),
             step=row.get("step") or "",

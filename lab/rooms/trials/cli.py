@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,9 +92,23 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     options = msgspec.structs.replace(options, image=config.image, images=further)
 
     def make_plan(site: Site, root: Path) -> Plan:
+        _refuse_missing(config, options, root)
         return plan(config, site)
 
     return Experiment("trials", make_plan, options)
+
+
+def _refuse_missing(config: TrialsConfig, options: Options, root: Path) -> None:
+    """Raises MissingError for a command that cannot start in this environment; a container's is not seen."""
+    from lab.rooms.trials.config import words_of
+    from lab.rooms.trials.startable import refuse_missing
+
+    if options.engine not in (None, "local"):
+        return
+    for one in config.cells:
+        if not (one.image or config.image):
+            env, cwd = {**os.environ, **one.env}, Path(config.cwd or root)
+            refuse_missing(words_of(config, one, 0), env, cwd, one.name if len(config.cells) > 1 else "")
 
 
 def _of_gpus(flags: dict[str, Any], options: Options) -> Experiment:
@@ -138,6 +153,7 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     from lab.errors import UsageError
     from lab.rooms.trials.replay.config import ReplayConfig
     from lab.rooms.trials.replay.plan import plan
+    from lab.rooms.trials.startable import refuse_missing
 
     options = options_of(ctx)
     if as_json:
@@ -154,6 +170,8 @@ def run_replay(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
     )
 
     def make_plan(site: Site, root: Path) -> Plan:
+        if not config.in_image and options.engine in (None, "local"):
+            refuse_missing(config.command, os.environ, Path(config.cwd or root))
         return plan(config, site)
 
     return Experiment("trials", make_plan, options)

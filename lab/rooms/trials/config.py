@@ -10,6 +10,7 @@ CONFIG = "trials.json"
 RESULT = "trial.json"
 VERDICTS = ("pass", "fail", "error")
 DECIDED, NOT_SLOWER = "decided before", "its cell is not shown to be slower"  # why a trial need not run
+NEVER_RAN = "its command cannot run: see the cell's first trial"
 NOT_RUN = "not run"  # planned, and either the question was decided before or the run ended
 RATIO = 1.15  # a cell slower than the baseline by more is not told apart from slowness
 ALPHA = 0.05
@@ -68,6 +69,15 @@ def seed_of(config: TrialsConfig, trial: int, cell: Cell) -> int:
     return first if config.same_seed else first + trial
 
 
+def words_of(config: TrialsConfig, cell: Cell, trial: int) -> list[str]:
+    """The words to start, with {seed}, {trial} and {cell} filled in."""
+    values = {"{seed}": str(seed_of(config, trial, cell)), "{trial}": str(trial), "{cell}": cell.name}
+    words = [*config.command, *cell.args]
+    for mark, value in values.items():
+        words = [word.replace(mark, value) for word in words]
+    return words
+
+
 def controls_of(config: TrialsConfig) -> dict[str, str]:
     """Cell -> its control, where it has one."""
     return {one.slow_as: one.name for one in config.cells if one.slow_as}
@@ -86,6 +96,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
     step_time: float | None = None  # median of what the output said
     started_utc: str = ""
+    began_s: float | None = None  # since the host's boot, by a clock that nobody sets
+    boot: str = ""  # which boot of which host
     host: str = ""
     gpus: str = ""
     image: str = ""  # by its name; "": no image

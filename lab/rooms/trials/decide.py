@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ NO_EFFECT = "no effect"  # nothing reads what the cell sets: a second baseline, 
 ANSWERS = (LESS, MORE, ONLY_SLOW)  # a cell with another verdict is undecided
 SAME_SEEDS = 3  # seeds after which equal numbers are no accident
 LATER = 0.9  # from this share of pairs in which one side began later, time is a reason of its own
+CLOCK_STEP_S = 2.0  # a clock that is kept by NTP drifts less between two trials
 MATCHED = 0.95  # a control must reach this share of its cell's step time
 MOST_TIMES = 0.8  # share of a control's trials that must have been slowed
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
@@ -295,9 +298,12 @@ def _shared(base: list[Trial], cell: list[Trial]) -> list[Trial]:
 def _began_later(base: list[Trial], cell: list[Trial]) -> float | None:
     """0.5 where both ran at the same times, 1 where all of the cell's trials began after the baseline's.
 
-    By the clock, which several queues or nodes do not order as planned; without one by the planned order.
+    By the clock, which several queues or nodes do not order as planned; without one by the planned order. On
+    one host that is the clock since its boot, which nobody sets.
     """
-    for name in ("started_utc", "order"):
+    boots = {t.boot for t in (*base, *cell)}
+    own = ("began_s",) if len(boots) == 1 and "" not in boots else ()
+    for name in (*own, "started_utc", "order"):
         starts = [[getattr(t, name) for t in side] for side in (base, cell)]
         if not any(value in (None, "") for side in starts for value in side):
             places = np.unique(np.array(starts[0] + starts[1]), return_inverse=True)[1]
@@ -307,6 +313,26 @@ def _began_later(base: list[Trial], cell: list[Trial]) -> float | None:
             pairs = (second[:, None] > first[None, :]) + 0.5 * (second[:, None] == first[None, :])
             return float(pairs.mean())
     return None
+
+
+def clock_steps(trials: Sequence[Trial]) -> list[tuple[str, float]]:
+    """Where a host's wall clock was set between two trials: the later one's step, and by how many seconds."""
+    found = []
+    known = [(t.boot, t.began_s, wall_s, t.step) for t in trials if t.began_s and (wall_s := _wall_s(t))]
+    for (boot, began_s, wall_s, _), (next_boot, later_s, later_wall_s, step) in itertools.pairwise(
+        sorted(known)
+    ):
+        set_s = (later_wall_s - wall_s) - (later_s - began_s)
+        if boot == next_boot and abs(set_s) > CLOCK_STEP_S:
+            found.append((step, set_s))
+    return found
+
+
+def _wall_s(trial: Trial) -> float | None:
+    try:
+        return datetime.fromisoformat(trial.started_utc).timestamp()
+    except ValueError:
+        return None
 
 
 def _slowdown(base: list[Trial], cell: list[Trial]) -> tuple[float | None, float | None, float | None]:

@@ -22,8 +22,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from lab.core.words import printable
 from lab.errors import UsageError
+from lab.rooms.trials.expressions import Expressions
 
+CANNOT_RUN = "cannot run"  # how the reason begins where the command, or what it starts, is not there
+NOT_THERE = {126: "not executable", 127: "a command is not found"}  # by POSIX, of every shell
+NO_SCRIPT = re.compile(r"\S*python\S*: (?:can't open file '.*': \[Errno \d+\]|No module named \S).*")
+LONGEST_REASON = 200
 NAME = r"[A-Za-z_][\w./-]*"
 WORD = r"[+-]?(?:\d\.#(?:qnan|snan|ind|inf)\d*|nan|inf(?:inity)?)"  # 1.#IND is how Microsoft's C writes it
 DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
@@ -31,8 +37,9 @@ NUMBER = rf"(?:{WORD}|{DIGITS})"
 _ITEM = rf"(?:{WORD}|[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)"
 _BETWEEN = r"[\[\],\s\"']+"
 LIST = rf"\[(?:{_BETWEEN})?{_ITEM}(?:{_BETWEEN}{_ITEM})*"  # each of its numbers is judged
-_SIGN = r"[\"']?\s*(?:\([^()]{0,80}\)\s*)?(?:[:=]|[-=]>|→)\s*"  # `loss: `, `"loss": `, `loss (mean) -> `
-VALUE = rf"{_SIGN}(?:tensor\(|array\()?[\"'\s]*({LIST}|{NUMBER})"
+_SIGN = r"[\"']?\s*(?:\([^()]{0,80}\)\s*)?(?:[:=]|[-=]>|→)"  # `loss: `, `"loss": `, `loss (mean) -> `
+# Spaces are read by one part of a pattern only: two that may share them try every share.
+VALUE = rf"{_SIGN}(?:\s*(?:tensor|array)\()?[\"'\s]*({LIST}|{NUMBER})"
 DENIED = r"(?<!\bno )(?<!\bnot )(?<!\bwithout )(?<!\bany )(?<!\bif )(?<!\bfor )"  # `no nan in loss`
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,
@@ -106,7 +113,9 @@ class Reader:
         }
         self._patterns.pop("", None)
         self._patterns.pop("exit", None)
-        self._regexes = {t.text: re.compile(t.text[1:-1]) for t in terms if t.kind == "regex"}
+        patterns = dict.fromkeys(t.text[1:-1] for t in terms if t.kind == "regex")
+        self.expressions = Expressions(list(patterns)) if patterns else None
+        self._not_judged: dict[str, str] = {}  # expression -> why
         self._step_time = step_time
         self.times: list[float] = []
         self.seen: set[str] = set()
@@ -114,14 +123,16 @@ class Reader:
         self._no_numbers: dict[str, int] = {}  # comparisons that met NaN, which is neither above nor below
         self._judged = hashlib.sha256()
         self.at = 0  # lines so far
+        self._first = self._last = ""  # of those that are not empty
 
     def line(self, line: str) -> None:
         self.at += 1
         if "\x1b" in line:
             line = COLOURS.sub("", line)
-        for text, regex in self._regexes.items():
-            if text not in self.hits and regex.search(line):
-                self.hits[text] = self.at
+        if line and not line.isspace():
+            self._first, self._last = self._first or line[:LONGEST_REASON], line[:LONGEST_REASON]
+        if self.expressions:
+            self.expressions.line(line)
         for name, values in self._numbers(line).items():
             self.seen.add(name)
             if name != self._step_time:
@@ -159,16 +170,28 @@ class Reader:
         """A hash of all numbers that were judged, "" where there were none: equal trials are one trial."""
         return self._judged.hexdigest()[:16] if self.seen - {self._step_time} else ""
 
-    def verdict(self, exit_code: int, *, timed_out: bool = False) -> tuple[str, str]:
-        """-> (pass, fail or error; the reason). What was to be judged and never seen is an error, no pass."""
+    def verdict(self, exit_code: int, *, timed_out: bool = False, machine: str = "") -> tuple[str, str]:
+        """-> (pass, fail or error; the reason). What was to be judged and never seen is an error, no pass.
+
+        machine: why the exit code is the machine's doing; only a term that names this very code counts then.
+        """
+        self._ask_expressions()
+        no_start = "" if timed_out else self._no_start(exit_code)
         for term in self.terms:
             if term.kind == "timeout" and timed_out:
                 return "fail", "timeout"
-            if term.kind == "exit" and not timed_out and COMPARE[term.op](exit_code, term.value):
+            is_hit = term.kind == "exit" and not timed_out and COMPARE[term.op](exit_code, term.value)
+            if is_hit and (not (no_start or machine) or _is_meant(term, exit_code)):
                 return "fail", code_text(exit_code)
         if self.hits:
             text = min(self.hits, key=lambda one: self.hits[one])
             return "fail", f"{text}: line {self.hits[text]}"
+        if no_start:
+            return "error", f"{CANNOT_RUN}: {no_start}"
+        if machine:
+            return "error", f"{code_text(exit_code)}: {machine}"
+        for pattern, why in self._not_judged.items():
+            return "error", f"undecided: {f'/{pattern}/ ' if pattern else ''}{why}"
         if timed_out:
             return "error", "ran past --trial-timeout"
         if exit_code != 0 and not any(term.kind == "exit" and term.op != "!=" for term in self.terms):
@@ -184,6 +207,31 @@ class Reader:
         if unseen:
             return "error", f"the output never says {unseen[0]}: nothing to judge"
         return "pass", ""
+
+    def close(self) -> None:
+        """Where no verdict is asked for."""
+        if self.expressions:
+            self.expressions.end()
+            self.expressions = None
+
+    def _ask_expressions(self) -> None:
+        if self.expressions:
+            found, self._not_judged = self.expressions.ended()
+            self.hits.update({f"/{pattern}/": at for pattern, at in found.items()})
+            self.expressions = None
+
+    def _no_start(self, exit_code: int) -> str:
+        """What says that the command, or something it starts, is not there; "": nothing does."""
+        if exit_code in NOT_THERE:
+            said = f": {printable(self._last)}" if self._last else ""
+            return f"exit code {exit_code} ({NOT_THERE[exit_code]}){said}"
+        found = NO_SCRIPT.fullmatch(self._first) if exit_code else None
+        return printable(self._first) if found else ""
+
+
+def _is_meant(term: Term, exit_code: int) -> bool:
+    """Whether an exit term names this code, and not just every failure, as `exit!=0` does."""
+    return COMPARE[term.op](exit_code, term.value) and not COMPARE[term.op](1, term.value)
 
 
 def shell_code(code: int) -> int:
@@ -201,7 +249,9 @@ def _named(name: str) -> re.Pattern[str]:
     """`loss: 1`, or `loss nan` and `nan loss`, which need no sign between them; one group per form."""
     word = rf"(?<![\w.]){re.escape(name)}"
     spoken = rf"(?:\s+(?:is|was|became|went|turned|of|value))?\s+({WORD})"
-    before = rf"(?<![\w.]){DENIED}({WORD})\s+(?:in\s+)?(?:the\s+)?{re.escape(name)}(?!\s*[\w\"']*\s*[:=])"
+    before = (
+        rf"(?<![\w.]){DENIED}({WORD})\s+(?:in\s+)?(?:the\s+)?{re.escape(name)}(?!\s*(?:[\w\"']+\s*)?[:=])"
+    )
     return re.compile(rf"(?:{word}(?:{VALUE}|{spoken})|{before})(?!\w|\.\w)", re.IGNORECASE)
 
 

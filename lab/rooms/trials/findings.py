@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ import pandas as pd
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import plural
-from lab.report.figures import Cell, cell_grid, ranges, save
-from lab.report.page import Card, Figure, Page, Points, Section, Table, write_page
+from lab.report.figures import Cell, cell_grid, ranges, save_both
+from lab.report.page import write_page
+from lab.report.parts import Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.analyze import Gathered, gather, read_table
-from lab.rooms.trials.config import ALPHA, NOT_RUN, RATIO, Trial, controls_of
+from lab.rooms.trials.config import ALPHA, NEVER_RAN, NOT_RUN, RATIO, Trial, controls_of
 from lab.rooms.trials.decide import (
     ANSWERS,
     BY_PLACE,
@@ -36,6 +38,7 @@ from lab.rooms.trials.decide import (
     Comparison,
     Decision,
     Rate,
+    clock_steps,
     decide,
 )
 from lab.stats.rates import MOST_TRIALS, trials_per_cell
@@ -101,7 +104,15 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
             Section("Over time", [figures[1], Points(_confounds(decision))]),
             Section(
                 "Trials",
-                [*_again(found, run), Table(trials, "Every trial", "tables/trials.csv", pills=PILLS)],
+                [
+                    *_again(found, run),
+                    Table(
+                        trials.drop(columns=["began_s", "boot"]),
+                        "Every trial",
+                        "tables/trials.csv",
+                        pills=PILLS,
+                    ),
+                ],
             ),
         ],
         provenance=provenance(folder, run.manifest if run else None),
@@ -147,6 +158,17 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
             f"All trials of {', '.join(same)} gave the same numbers, whatever their seed: the command may "
             "not use {seed} or LAB_TRIAL_SEED, and intervals are for repeats of that one input."
         )
+    if steps := clock_steps(found.trials):
+        first, by_s = steps[0]
+        again = f" and {plural(len(steps) - 1, 'time')} after it" if len(steps) > 1 else ""
+        way = "back" if by_s < 0 else "forward"
+        several = len({t.boot for t in found.trials if t.boot}) > 1
+        still = (
+            "which of two hosts' trials began first is uncertain"
+            if several
+            else "order and durations are by another clock"
+        )
+        lines.append(f"The wall clock was set {way} by {abs(by_s):,.0f} s before {first}{again}: {still}.")
     errors = sum(one.error for one in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"
@@ -238,9 +260,13 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
     for one in decision.cells:
         total = one.n + one.error
         if one.n == 0 and total:
-            lines.append(
-                f"{one.name}: no trial passed or failed ({plural(total, 'error')}), so it has no rate"
-            )
+            said = any(t.cell == one.name and t.reason == NEVER_RAN for t in found.trials)
+            first = next(t.reason for t in found.trials if t.cell == one.name and t.verdict == "error")
+            errors = plural(total, "error")
+            if not said:  # by what is missing, with its reason
+                lines.append(
+                    f"{one.name}: no trial passed or failed ({errors}, the first: {first}), so it has no rate"
+                )
         elif total and one.error / total >= UNRELIABLE:
             lines.append(
                 f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable"
@@ -248,7 +274,10 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
     if not decision.decided:
         open_ones = [one.cell for one in decision.comparisons if one.verdict not in ANSWERS]
         more = f" and {len(open_ones) - MOST_OPEN} more" if len(open_ones) > MOST_OPEN else ""
-        lines.append(f"undecided: {', '.join(open_ones[:MOST_OPEN]) or found.baseline}{more}")
+        cells = (
+            f"cell{'s' if len(open_ones) > 1 else ''} {', '.join(open_ones[:MOST_OPEN]) or found.baseline}"
+        )
+        lines.append(f"undecided: {cells}{more}")
     return lines
 
 
@@ -344,14 +373,15 @@ def _intervals(decision: Decision, out: Path) -> Figure:
     spans = [
         (100 * c.low, float("nan") if c.rate is None else 100 * c.rate, 100 * c.high) for c in decision.cells
     ]
-    drawn = ranges(
+    draw = partial(
+        ranges,
         [one.name for one in decision.cells],
         spans,
         axis="failure rate, %",
         reference=spans[0][1],
         roles=["computation"] * len(spans),
     )
-    svg = save(drawn, out / "figures", "rates")
+    svg = save_both(lambda inches: draw(width_in=inches), out / "figures", "rates")
     return Figure(svg, "Failure rates with 95 % intervals", "figures/rates.png", "tables/cells.csv")
 
 
@@ -375,8 +405,8 @@ def _timeline(found: Gathered, out: Path) -> Figure:
         return Cell(text, role, max(count["fail"], count["error"]) / n if role != "ok" else 0.3, hover)
 
     legend = {"failed": "fail", "error": "warn", "passed": "ok"}
-    drawn = cell_grid(found.names, columns, cell, legend=legend)
-    svg = save(drawn, out / "figures", "timeline")
+    draw = partial(cell_grid, found.names, columns, cell, legend=legend)
+    svg = save_both(lambda inches: draw(width_in=inches), out / "figures", "timeline")
     per = "block" if wide == 1 else f"{wide} blocks, with the number of failures"
     return Figure(svg, f"Trials in order, one column per {per}", "figures/timeline.png", "tables/trials.csv")
 

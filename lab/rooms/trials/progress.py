@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.core.words import plural
-from lab.rooms.trials.config import DECIDED, NOT_RUN, NOT_SLOWER, Trial, TrialsConfig, controls_of
+from lab.rooms.trials.config import (
+    DECIDED,
+    NEVER_RAN,
+    NOT_RUN,
+    NOT_SLOWER,
+    Trial,
+    TrialsConfig,
+    controls_of,
+)
 from lab.rooms.trials.control import pause_for
+from lab.rooms.trials.failure import CANNOT_RUN
 from lab.stats.sprt import Sprt, first_answer
 
 
@@ -25,12 +34,20 @@ def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
 
 def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
     """Why a further trial of this cell is not needed, by the rows so far; "": it is."""
+    if never_ran([row for row in rows if row.cell == name]):
+        return NEVER_RAN
     if not (config.stop or config.until or controls_of(config)):
         return ""
     cell = next(one for one in config.cells if one.name == name)
     if name in ended(config, rows):
         return DECIDED
     return NOT_SLOWER if cell.slow_as and pause_for(config, cell, rows) is None else ""
+
+
+def never_ran(rows: Sequence[Trial]) -> bool:
+    """Whether no trial of a cell ran: none would, because its command, or what that starts, is not there."""
+    ended = [row for row in rows if row.verdict != NOT_RUN]
+    return bool(ended) and all(row.verdict == "error" and row.reason.startswith(CANNOT_RUN) for row in ended)
 
 
 def ended(config: TrialsConfig, rows: Sequence[Trial]) -> set[str]:

@@ -69,6 +69,19 @@ def ended_rows(run: Run) -> list[Trial]:
     return rows + [_without_result(known[name].step) for name in sorted(left)]
 
 
+def rows_of_cell(run: Run, cell: str) -> list[Trial]:
+    """The rows of one cell's trials that have ended."""
+    folders = [
+        run.folder(one.step) for one in run.manifest.steps if one.step.labels["cell"] == cell and _is_ok(one)
+    ]
+    rows = []
+    for folder in folders:
+        with contextlib.suppress(BadDataError):  # for the analysis to tell
+            if (row := read_trial(folder)) is not None:
+                rows.append(row)
+    return rows
+
+
 def _is_ok(record: StepRecord) -> bool:
     return record.outcome is not None and record.outcome.ok
 

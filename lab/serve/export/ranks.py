@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.core.words import ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.as_trace import traces_of
 from lab.recordings.cache import load_trace
@@ -84,7 +85,7 @@ def read_ranks(paths: Sequence[Path], progress: Callable[[str], None] = lambda _
         )
     missing = _missing(traces)
     if missing:
-        notes.append(f"{ABSENT} rank {', '.join(map(str, missing))}")
+        notes.append(f"{ABSENT} {ranks_text(missing, most=16)}")
     return Ranks(traces, _offsets(traces), notes)
 
 

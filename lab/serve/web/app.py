@@ -31,7 +31,7 @@ from lab.serve.clocks import clocks_of
 from lab.serve.confine import opened, recording_inside
 from lab.serve.index import Index, key_of
 from lab.serve.jobs import Jobs
-from lab.serve.live import held_locks, live_tail, may_go_on, now
+from lab.serve.live import live_tail, may_go_on, now
 from lab.serve.rows import RunRow
 from lab.serve.sql.ask import ask
 from lab.serve.sql.saved import SAVED, askable
@@ -102,7 +102,7 @@ class Site:
             return rows, self._known[1]
 
     def now(self, rows: list[RunRow]) -> dict[str, str]:
-        locks = held_locks()
+        locks = self.index.locks
         found = {row.folder: now(self.index.path(row), row, locks) for row in rows if may_go_on(row)}
         return {folder: word for folder, word in found.items() if word}
 

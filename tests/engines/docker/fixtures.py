@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import io
 import os
@@ -26,9 +27,11 @@ from lab.core.gpu import Gpu
 from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
+from lab.engines.docker import leftovers as leftover_containers
 from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.errors import Context
+from lab.engines.docker.labels import Leftover
 from lab.engines.docker.leftovers import leftovers
 from lab.engines.docker.nature import ask
 from lab.images.endpoint import endpoint_of
@@ -73,6 +76,7 @@ APPLETS = (
     "yes",
 )
 HOOK_FLAG = Path("/run/lab-fake-nvidia-hook")
+HOOK_LOCK = Path("/run/lab-fake-nvidia-hook.lock")  # the engine is everybody's, and so is its hook
 
 
 @pytest.fixture(scope="session")
@@ -181,8 +185,19 @@ def a_docker_run(root: Path, *steps: Step) -> Run:
 
 
 def left_of(run: Run) -> list[str]:
-    """The states of this run's containers."""
-    return [one.state for one in leftovers(run_dir=run.root)]
+    """The states of this run's containers; an engine under load takes seconds to remove one."""
+    return [one.state for one in leftovers(run_dir=run.root) if one.state != "removing"]
+
+
+def reap_below(folder: Path, **asked) -> list[Leftover]:
+    """What the reaper takes of the runs in `folder`: others' tests, and people, share this engine."""
+
+    def of_folder(**how) -> list[Leftover]:
+        return [one for one in leftovers(**how) if Path(one.run_dir).is_relative_to(folder.resolve())]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leftover_containers, "leftovers", of_folder)
+        return leftover_containers.reap(**asked)
 
 
 def stop_when(line: str, stop: Stop):
@@ -197,12 +212,32 @@ def stop_when(line: str, stop: Stop):
 
 @contextlib.contextmanager
 def hook_says(text: str) -> Iterator[None]:
-    """Make the stand-in for NVIDIA's hook fail with this text while the block runs."""
-    HOOK_FLAG.write_text(text)
-    try:
+    """Make the stand-in for NVIDIA's hook fail with this text while the block runs, for nobody else."""
+    with _hook(fcntl.LOCK_EX):
+        HOOK_FLAG.write_text(text)
+        try:
+            yield
+        finally:
+            HOOK_FLAG.unlink()
+
+
+@pytest.fixture
+def quiet_hook() -> Iterator[None]:
+    """No test that runs beside this one makes NVIDIA's hook fail meanwhile."""
+    if os.geteuid() != 0:
         yield
-    finally:
-        HOOK_FLAG.unlink()
+        return
+    with _hook(fcntl.LOCK_EX):
+        HOOK_FLAG.unlink(missing_ok=True)  # of a test that was killed
+    with _hook(fcntl.LOCK_SH):
+        yield
+
+
+@contextlib.contextmanager
+def _hook(how: int) -> Iterator[None]:
+    with HOOK_LOCK.open("a") as file:
+        fcntl.flock(file, how)
+        yield
 
 
 class Wire:

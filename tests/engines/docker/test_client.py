@@ -17,10 +17,11 @@ from lab.core.gpu import Gpu
 from lab.core.step import Step
 from lab.core.stop import Stop
 from lab.engines.docker import client as docker_client
-from lab.engines.docker import engine as docker_engine
+from lab.engines.docker import refusals
 from lab.engines.docker.client import Daemon, connect
-from lab.engines.docker.engine import DockerEngine, _allowed
+from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.nature import Nature, ask
+from lab.engines.docker.refusals import allowed
 from lab.errors import EngineError, GpuError
 from lab.images import spec as images
 from lab.images.container import HostContext, container_spec
@@ -57,7 +58,7 @@ def test_an_engine_that_hangs_is_told_after_the_limit(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "host", ["tcp://10.0.0.1:2375", "ssh://me@there", "http://10.0.0.1:2375", "10.0.0.1:2375"]
 )
-def test_an_engine_on_another_machine_is_refused_unless_allowed(host):
+def test_an_engine_on_another_machine_is_refused_unlessallowed(host):
     with pytest.raises(EngineError, match="not an engine of this machine") as caught:
         connect({"DOCKER_HOST": host})
     assert "LAB_ALLOW_REMOTE_ENGINE=1" in str(caught.value)
@@ -102,7 +103,7 @@ def an_engine(path, **said):
         def log_message(self, *_: object) -> None: ...
 
     with socketserver.ThreadingUnixStreamServer(str(path), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield {"DOCKER_HOST": f"unix://{path}"}
         server.shutdown()
 
@@ -179,14 +180,14 @@ def test_rootless_docker_is_refused_for_amd_nodes_that_only_a_group_opens(tmp_pa
     spec = container_spec(images.load("rocm70"), Step(name="s", argv=("true",)), gpus, host)
     spec = msgspec.structs.replace(spec, devices=spec.devices[1:])  # without /dev/kfd
     rootless = Daemon(client=None, endpoint="e", is_podman=False, user_mapping="rootless-docker")
-    assert _allowed(rootless, spec) is spec, "the caller's own"
-    monkeypatch.setattr(docker_engine.os, "getuid", lambda: 4321)
-    monkeypatch.setattr(docker_engine.os, "getgid", lambda: 4321)
+    assert allowed(rootless, spec) is spec, "the caller's own"
+    monkeypatch.setattr(refusals.os, "getuid", lambda: 4321)
+    monkeypatch.setattr(refusals.os, "getgid", lambda: 4321)
     with pytest.raises(GpuError, match="lose the group") as caught:
-        _allowed(rootless, spec)
+        allowed(rootless, spec)
     assert "podman" in str(caught.value)
     node.chmod(0o666)
-    assert _allowed(rootless, spec) is spec
+    assert allowed(rootless, spec) is spec
 
 
 def test_podman_is_refused_for_nvidia_gpus_without_cdi_names_because_it_would_run_without_them(

@@ -14,7 +14,8 @@ from lab.errors import EngineError, StorageError
 
 pytest.importorskip("docker")
 from lab.engines.docker import engine as docker_engine
-from lab.engines.docker.engine import DockerEngine, container_name
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.labels import container_name
 from lab.engines.docker.leftovers import leftovers
 from tests.engines.docker.fixtures import (  # noqa: F401
     a_docker_run,
@@ -68,9 +69,9 @@ def test_a_step_past_its_limit_is_stopped(tmp_path):
 
 
 def test_silence_past_its_limit_is_a_stall_and_talking_is_not(tmp_path):
-    talks = shell("for i in 1 2 3 4 5 6; do echo $i; sleep 0.4; done; sleep 300", stall_timeout_s=1.2)
+    talks = shell("for i in 1 2 3 4 5 6; do echo $i; sleep 0.6; done; sleep 300", stall_timeout_s=3.0)
     ran = run_step(tmp_path / "r", talks, grace_s=1)
-    assert ran.outcome.status is Status.timeout and "printed nothing for 1.2 s" in ran.outcome.reason
+    assert ran.outcome.status is Status.timeout and "printed nothing for 3 s" in ran.outcome.reason
     assert ran.lines == list("123456")
 
 

@@ -30,6 +30,7 @@ from tests.engines.docker.fixtures import (  # noqa: F401
     left_of,
     nvidia,
     own_caches,
+    quiet_hook,
     run_step,
     shell,
     systems_engine,
@@ -124,7 +125,7 @@ def test_a_container_gets_the_least_it_needs(tmp_path):
     assert said.count("docker.sock: No such file") == 2
 
 
-@pytest.mark.usefixtures("systems_engine")
+@pytest.mark.usefixtures("systems_engine", "quiet_hook")
 def test_a_step_on_one_gpu_has_no_network_but_the_loopback(tmp_path):
     step = shell("ls /sys/class/net", num_gpus=1)
     assert run_step(tmp_path / "r", step, nvidia(3), image=an_image("nvidia")).lines == ["lo"]

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("docker")
 from lab.core.gpu import Gpu
+from lab.engines.docker import engine as docker_engine
 from lab.engines.docker import health
 from lab.engines.docker.client import Daemon
 from lab.engines.docker.engine import DockerEngine
@@ -112,6 +113,16 @@ def test_an_engine_whose_limits_have_no_effect_is_told_in_doctor_and_plan(
     words = "cannot limit a container's memory or processes"
     assert (words in row.detail) == (notes != ()) == (not limited)
     assert limited or words in notes[0]
+
+
+def test_a_plan_without_an_answer_says_for_which_engine_it_is(tmp_path, monkeypatch):
+    """A rootless podman that is loaded gets other users and mounts than what the plan shows."""
+    deaf = socket.socket(socket.AF_UNIX)
+    deaf.bind(str(tmp_path / "s"))
+    deaf.listen()
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/s")
+    monkeypatch.setattr(docker_engine, "PREVIEW_TIMEOUT_S", 0.2)
+    assert DockerEngine(an_image()).notes([]) == (docker_engine.NOT_KNOWN,)
 
 
 def test_a_plan_says_that_the_toolkit_is_missing(tmp_path, monkeypatch):

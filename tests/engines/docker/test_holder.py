@@ -19,10 +19,10 @@ from lab.driver.execute import StepRunner
 from lab.engines.docker import engine as docker_engine
 from lab.engines.docker import holder as holders
 from lab.engines.docker.client import connect
-from lab.engines.docker.engine import DockerEngine, container_name, shares_network
-from lab.engines.docker.labels import driver_labels
-from lab.engines.docker.leftovers import leftovers, reap, stop_run
-from lab.engines.docker.nature import Nature
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.labels import container_name, driver_labels
+from lab.engines.docker.leftovers import leftovers, stop_run
+from lab.engines.docker.nature import Nature, shares_network
 from tests.conftest import ROOT
 from tests.engines.docker.fixtures import (  # noqa: F401
     REF,
@@ -34,6 +34,8 @@ from tests.engines.docker.fixtures import (  # noqa: F401
     left_of,
     nvidia,
     own_caches,
+    quiet_hook,
+    reap_below,
     shell,
     systems_engine,
     until,
@@ -98,6 +100,7 @@ def test_steps_in_turn_share_a_namespace_with_nothing_but_the_loopback(tmp_path)
         assert lines[:2] == ["lo", "lab"] and "127.0.0.1\tlab" in lines
 
 
+@pytest.mark.usefixtures("quiet_hook")
 def test_a_step_on_one_gpu_joins_as_well(tmp_path):
     steps = steps_that("env", num_gpus=1)
     _, seen = execute(tmp_path / "r", steps, gpus=nvidia(3), image=an_image("nvidia"))
@@ -119,6 +122,7 @@ def test_few_steps_do_not_repay_a_holder(tmp_path):
     assert seen.joined == ["none", "none"] and all_ok(run)
 
 
+@pytest.mark.usefixtures("quiet_hook")
 def test_a_step_with_a_network_of_its_own_does_not_join(tmp_path):
     """As a fetch has, and several GPUs."""
     steps = steps_that("ls /sys/class/net", num_gpus=2)
@@ -227,7 +231,7 @@ def a_holder_of(root, driver: dict[str, str], how: tuple[str, ...] = ("run", "-d
 def test_the_reaper_takes_a_dead_drivers_holder_without_being_asked_for_what_runs(tmp_path):
     """Or the reaper of another test that runs beside this one."""
     a_holder_of(tmp_path, {**driver_labels(), "lab.pid": str(2**22)})
-    reap()
+    reap_below(tmp_path)
     until(lambda: leftovers(run_dir=tmp_path) == [])
 
 
@@ -254,7 +258,7 @@ def test_stopping_a_run_ends_its_holder(tmp_path):
 class Reaper(Watcher):
     def line(self, step, line) -> None:
         super().line(step, line)
-        assert not [one for one in reap(running=True) if one.run_dir == str(self.run.root)]
+        assert reap_below(self.run.root, running=True) == []
 
 
 def test_the_reaper_leaves_a_living_drivers_holder(tmp_path):

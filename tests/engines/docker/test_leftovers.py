@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from lab.errors import EngineError, EngineLost
 
 pytest.importorskip("docker")
 from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.leftovers import leftovers, reap, stop_run
+from lab.engines.docker.leftovers import leftovers, stop_run
 from tests.engines.docker.fixtures import (  # noqa: F401
     Wire,
     a_docker_run,
@@ -21,6 +22,7 @@ from tests.engines.docker.fixtures import (  # noqa: F401
     kill_driver_of,
     left_of,
     own_caches,
+    reap_below,
     shell,
     until,
 )
@@ -28,18 +30,19 @@ from tests.engines.docker.fixtures import (  # noqa: F401
 pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches")]
 
 
-@pytest.mark.parametrize("pause_s", [0, 3], ids=["still running", "ended meanwhile"])
-def test_a_container_outlives_its_driver_and_the_next_one_gets_log_and_exit_code(tmp_path, pause_s):
-    step = shell("echo up; sleep 1.5; echo more; exit 7")
+@pytest.mark.parametrize("then", ["running", "exited"])
+def test_a_container_outlives_its_driver_and_the_next_one_gets_log_and_exit_code(tmp_path, then):
+    step = shell("echo up; until [ -e s/go ]; do sleep 0.1; done; echo more; exit 7")
     run = kill_driver_of(tmp_path / "r", step)
     (one,) = leftovers(run.manifest.id, run_dir=run.root)
     assert (one.step, one.running, one.driver_alive, one.fingerprint) == ("s", True, False, "f")
-    time.sleep(pause_s)
+    threading.Timer(1.0, (run.root / "s/go").touch).start()
+    until(lambda: left_of(run) == [then])
     lines: list[str] = []
     outcome = DockerEngine(an_image()).attach(run, step, on_line=lines.append, stop=Stop())
     assert outcome is not None and (outcome.exit_code, outcome.status) == (7, Status.failed)
     assert lines == ["up", "more"] and run.log(step).read_text() == "up\nmore\n"
-    assert outcome.seconds > 1.4 and left_of(run) == []
+    assert outcome.seconds > 0.9 and left_of(run) == []
     assert DockerEngine(an_image()).attach(run, step, on_line=print, stop=Stop()) is None
 
 
@@ -73,9 +76,9 @@ def test_the_reaper_takes_what_ended_and_leaves_what_runs_unless_asked(tmp_path)
     ended = kill_driver_of(tmp_path / "ended", shell("echo up; sleep 0.2"))
     runs = kill_driver_of(tmp_path / "runs", shell("echo up; sleep 300"))
     until(lambda: left_of(ended) == ["exited"])
-    assert [one.run_dir for one in reap() if one.run_dir.startswith(str(tmp_path))] == [str(ended.root)]
+    assert [one.run_dir for one in reap_below(tmp_path)] == [str(ended.root)]
     assert (left_of(ended), left_of(runs)) == ([], ["running"])
-    assert str(runs.root) in {one.run_dir for one in reap(running=True)}
+    assert [one.run_dir for one in reap_below(tmp_path, running=True)] == [str(runs.root)]
     assert left_of(runs) == []
 
 
@@ -84,9 +87,9 @@ def test_the_reaper_takes_what_outlived_its_slurm_job_and_nothing_else(tmp_path,
     mine = kill_driver_of(tmp_path / "mine", shell("echo up; sleep 300"))
     monkeypatch.setenv("SLURM_JOB_ID", "4712")
     other = kill_driver_of(tmp_path / "other", shell("echo up; sleep 300"))
-    assert [one.run_dir for one in reap(slurm_job="4711")] == [str(mine.root)]
+    assert [one.run_dir for one in reap_below(tmp_path, slurm_job="4711")] == [str(mine.root)]
     assert (left_of(mine), left_of(other)) == ([], ["running"])
-    assert [one.run_dir for one in reap(slurm_job="4712")] == [str(other.root)]
+    assert [one.run_dir for one in reap_below(tmp_path, slurm_job="4712")] == [str(other.root)]
 
 
 def test_the_reaper_leaves_a_living_drivers_containers_alone(tmp_path):
@@ -96,7 +99,7 @@ def test_the_reaper_leaves_a_living_drivers_containers_alone(tmp_path):
     run.begin(step)
 
     def meanwhile(_line: str) -> None:
-        seen.append([one for one in reap(running=True) if one.run_dir == str(run.root)])
+        seen.append(reap_below(tmp_path, running=True))
         seen.append(left_of(run))
         stop.set()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ class Entries:
     def __init__(self, entries: list[bytes], cuts: list[int], *, hang: bool = False) -> None:
         self.entries, self.cuts, self.hang = entries, list(cuts), hang
         self.read = 0
+        self.followed = threading.Event()  # as far as the first cut, or the end
 
     def logs(self, _container, *, follow, tail, **_):
         closed = threading.Event()
@@ -29,6 +29,7 @@ class Entries:
 
         def entries():
             yield from found
+            self.followed.set()
             if follow and self.hang:
                 closed.wait(30)
 
@@ -52,7 +53,7 @@ def followed(engine, root: Path) -> list[str]:
     with LogWriter(root / "log", lines.append) as log:
         follower = LogFollower(engine, "c", log)
         follower.start()
-        time.sleep(0.3)
+        engine.followed.wait(300)
         follower.finish()
         assert follower.error is None
     return lines

@@ -14,7 +14,8 @@ from lab.errors import BusyError, EngineError
 
 pytest.importorskip("docker")
 from lab.driver.execute import StepRunner
-from lab.engines.docker.engine import DockerEngine, _refuse_another
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.refusals import refuse_another
 from tests.engines.docker.fixtures import (  # noqa: F401
     REF,
     WHEEL,
@@ -82,7 +83,7 @@ def test_a_name_that_was_moved_to_another_image_of_lab_is_refused(title, ref, ba
     """An image made of another keeps that one's label, and says so by its base."""
     image = msgspec.structs.replace(an_image(), ref=ref, base=base)
     with pytest.raises(EngineError, match=f"labelled {title}") if refused else contextlib.nullcontext():
-        _refuse_another(ref, {"org.opencontainers.image.title": title}, image)
+        refuse_another(ref, {"org.opencontainers.image.title": title}, image)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_program_that_cannot_start_is_an_engine_error_and_leaves_no_container(
     run = a_docker_run(tmp_path / "r", step)
     run.begin(step)
     engine = DockerEngine(an_image())
-    from lab.engines.docker.engine import host_context
+    from lab.engines.docker.host import host_context
     from lab.images.container import container_spec
 
     spec = msgspec.structs.replace(
@@ -134,7 +135,7 @@ def test_two_drivers_cannot_run_one_step_at_once(tmp_path):
 
 def test_locked_memory_that_the_engine_may_not_lift_is_left_out_with_a_warning(tmp_path):
     """On an engine that may lift it, the limit is simply there: either way the step runs."""
-    from lab.engines.docker.engine import host_context
+    from lab.engines.docker.host import host_context
     from lab.images.container import container_spec
 
     step = shell("grep 'Max locked' /proc/self/limits")

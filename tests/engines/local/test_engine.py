@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from pathlib import Path
 
@@ -29,11 +28,20 @@ def python(code: str, **fields) -> Step:
     )
 
 
-def run_step(root: Path, step: Step, *, stop: Stop | None = None, grace_s: float = 2.0):
-    run = Run.create(root, a_manifest(step))
+def run_step(
+    root: Path, step: Step, *, stop: Stop | None = None, stop_at: str | None = None, grace_s: float = 2.0
+):
+    """stop_at: the line at which the step is stopped."""
+    run, stop = Run.create(root, a_manifest(step)), stop or Stop()
     run.begin(step)
     lines: list[str] = []
-    outcome = LocalEngine(grace_s=grace_s).run(run, step, [], on_line=lines.append, stop=stop or Stop())
+
+    def heard(line: str) -> None:
+        lines.append(line)
+        if line == stop_at:
+            stop.set()
+
+    outcome = LocalEngine(grace_s=grace_s).run(run, step, [], on_line=heard, stop=stop)
     return run, outcome, lines
 
 
@@ -50,7 +58,7 @@ def alive(marker: str) -> list[int]:
     return found
 
 
-def until_gone(marker: str, seconds: float = 60.0) -> list[int]:
+def until_gone(marker: str, seconds: float = 300.0) -> list[int]:
     end = time.monotonic() + seconds
     while (left := alive(marker)) and time.monotonic() < end:
         time.sleep(0.05)
@@ -145,19 +153,19 @@ def test_silence_past_its_limit_is_a_stall(tmp_path):
 
 
 def test_a_stop_lets_the_step_clean_up_first(tmp_path):
-    stop = Stop()
-    threading.Timer(1.0, stop.set).start()
     run, outcome, lines = run_step(
         tmp_path / "r",
         python("""
         import time
         try:
-            time.sleep(60)
+            print("up", flush=True)
+            time.sleep(600)
         except KeyboardInterrupt:
             print("cleaned up", flush=True)"""),
-        stop=stop,
+        stop_at="up",
+        grace_s=400,
     )
-    assert outcome.status is Status.interrupted and lines == ["cleaned up"]
+    assert outcome.status is Status.interrupted and lines == ["up", "cleaned up"]
     assert run.pending() == [run.manifest.steps[0].step]
 
 

@@ -149,3 +149,11 @@ def test_a_stack_belongs_to_its_rank_where_hosts_are_joined(tmp_path):
     _write_dumps(tmp_path, "host1_rank0.json", "host2_rank1.json")
     (dumps,) = read_dumps(tmp_path).values()
     assert "line 3" in dumps[1].stack and not dumps[0].stack
+
+
+def test_more_files_than_are_read_are_an_error_and_not_left_out(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("lab.recordings.flight.dumps.MOST_FILES", 1)
+    with pytest.raises(BadDataError, match="2 files in one folder: more than 1"):
+        read_dumps(tmp_path)

@@ -146,3 +146,12 @@ def test_hostile_values_are_unknown(tmp_path):
     lines = [operation(rank, 1, 5.0) for rank in range(2)]
     lines[0]["header"]["n_ranks"] = 1 << 60
     assert _one(write(tmp_path / "y", *lines)).late_ranks == []
+
+
+@pytest.mark.parametrize(("limit", "text"), [("FILES", "2 files in one folder"), ("OBJECTS", "1 values")])
+def test_more_than_is_read_is_an_error_and_not_left_out(tmp_path, monkeypatch, limit, text):
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text("{}\n{}")
+    monkeypatch.setattr(f"lab.recordings.nccl.read.MOST_{limit}", 1)
+    with pytest.raises(BadDataError, match=text):
+        read_evidence([tmp_path] if limit == "FILES" else [tmp_path / "a.json"])

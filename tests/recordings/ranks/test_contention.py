@@ -70,3 +70,9 @@ def test_what_collectives_cost_a_slow_rank_is_found_within_a_tenth(factor):
     found = cost_us([factor, 1.0], [1.4, 1.0])
     planted_us = 3 * sum((100 + 10 * kind) * factor * 0.4 for kind in range(ALONE, ALONE + BESIDE))
     assert found[0] == pytest.approx(planted_us, rel=0.1) and found[1] == 0.0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("factors", [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 1.0, 1.0]])
+def test_kernels_without_durations_make_no_other_rank_contended(factors):
+    assert cost_us(factors, [1.4] * len(factors)) == [0.0] * len(factors)

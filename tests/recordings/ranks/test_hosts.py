@@ -80,3 +80,12 @@ def test_a_rank_without_launches_or_with_nobody_alike_has_no_lateness():
     assert set(host_lateness_ns(account_of(works).together, 6)) == {1, 2}
     odd = Job(ranks=3, extra={2: 1}).play()
     assert set(host_lateness_ns(account_of(odd).together, 6)) == {0, 1}
+
+
+def test_a_wait_is_seen_where_launches_after_it_were_not_recorded():
+    works = waiting(Job(ranks=2).play(), patient=(0,))
+    rows = launched_in(account_of(works).together, 0, 5)
+    (wait,) = host_waits(works[0], rows)
+    begin, start, later = works[0].call_begin.copy(), works[0].start.copy(), rows[wait.place :]
+    start[later], begin[later] = begin[later], -1
+    assert host_waits(replace(works[0], call_begin=begin, start=start), rows) == [wait]

@@ -97,3 +97,10 @@ def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
     (tmp_path / "kernels_2/replay.json").write_bytes(replay[:-9])
     found = analyse_profile(folder, folder, None, lambda _: None)
     assert len(found.lacking) == 1 and found.lacking[0].startswith("kernels_2/replay.json cannot be read")
+
+
+def test_a_result_of_the_run_itself_that_cannot_be_read_is_said_once(tmp_path):
+    folder = profile_folder(tmp_path / "kernels_1")
+    (folder / "replay.json").write_text("{")
+    found, home, (why,) = sibling(folder, "replay.json", ReplayResult)
+    assert found is None and home == folder and why.startswith("kernels_1/replay.json cannot be read")

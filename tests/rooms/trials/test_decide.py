@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from datetime import datetime, timezone
 from functools import partial
 
 import msgspec
@@ -15,7 +16,7 @@ from lab.errors import BadDataError
 from lab.rooms.trials import decide as decide_module
 from lab.rooms.trials.analyze import is_table, read_table
 from lab.rooms.trials.config import Trial, Until
-from lab.rooms.trials.decide import decide
+from lab.rooms.trials.decide import clock_steps, decide
 from lab.stats.effects import median_ratio_ci
 from tests.conftest import ROOT
 
@@ -108,6 +109,36 @@ def test_a_cell_that_was_decided_early_is_not_confounded_with_time():
     cell = [msgspec.structs.replace(r, order=2 * r.trial + 1) for r in rows("a", "." * 14)]
     (one,) = of(base, cell, stop=True).comparisons
     assert one.verdict == "fails less" and one.began_later == pytest.approx(0.5, abs=0.05)
+
+
+def _at(row, at_s, wall_s):
+    """The row of a trial that began `at_s` after the boot, where the wall clock showed `wall_s`."""
+    moment = datetime.fromtimestamp(1767225600 + wall_s, timezone.utc).isoformat(timespec="milliseconds")
+    return msgspec.structs.replace(row, began_s=1 + at_s, boot="b", started_utc=moment, step=f"s{at_s:g}")
+
+
+@pytest.mark.parametrize("set_s", [-3600.0, -20.0, 3600.0])
+def test_a_clock_that_is_set_hides_no_order_and_makes_none(set_s):
+    """All of the baseline first: set back by as much as that took, both seem to begin together."""
+    base = [_at(r, r.trial, r.trial) for r in rows("none", "F" * 20)]
+    after = [_at(r, 20 + r.trial, 20 + r.trial + set_s) for r in rows("a", "." * 20)]
+    (one,) = of(base, after).comparisons
+    assert one.verdict == "confounded with time" and one.began_later == 1.0
+    assert clock_steps([*after, *base]) == [("s20", pytest.approx(set_s))]
+    # In turns, with the clock set in the middle, nothing is confounded.
+    turns = [
+        [_at(r, 2 * r.trial + k, 2 * r.trial + k + set_s * (r.trial > 9)) for r in side]
+        for k, side in enumerate((rows("none", "F" * 20), rows("a", "." * 20)))
+    ]
+    (one,) = of(*turns).comparisons
+    assert one.verdict == "fails less" and one.began_later == pytest.approx(0.525)
+
+
+def test_hosts_of_two_boots_are_ordered_by_the_wall_clock_and_a_quiet_clock_is_not_said():
+    base = [_at(r, 500 + r.trial, r.trial) for r in rows("none", "F" * 20)]
+    cell = [msgspec.structs.replace(_at(r, r.trial, 20 + r.trial), boot="c") for r in rows("a", "." * 20)]
+    (one,) = of(base, cell).comparisons
+    assert one.began_later == 1.0 and clock_steps([*base, *cell]) == []
 
 
 def test_the_clock_says_when_trials_ran_and_not_the_plan():

@@ -176,8 +176,34 @@ def test_a_long_list_that_ends_in_no_number_is_read_in_one_pass():
 
 
 @pytest.mark.parametrize(
-    "rest", [" " * 65000, "1" * 65000 + "x", "1e" * 30000, "[" * 65000, "'" * 65000, " is loss" * 8000]
+    "rest",
+    [
+        " " * 65000,
+        "1" * 65000 + "x",
+        "1e" * 30000,
+        "[" * 65000,
+        "'" * 65000,
+        " is loss" * 8000,
+        "1 nan loss" + " " * 65000 + "x:",
+        "loss" + " " * 65000,
+        "loss (" * 10000,
+    ],
 )
 def test_a_line_of_nothing_but_a_number_that_never_ends_holds_nothing_up(rest):
     """Two ways to read each of 65,000 digits are four billion steps."""
     assert judged("nan in loss", f"loss: {rest}", "loss: 1") == ("pass", "")
+
+
+def test_what_is_not_there_is_an_error_unless_fail_names_its_exit_code():
+    """127 is a shell's `not found`, and no failure of the program that never ran."""
+    assert judged("exit!=0", "sh: 1: pyhton: not found", code=127) == (
+        "error",
+        "cannot run: exit code 127 (a command is not found): sh: 1: pyhton: not found",
+    )
+    assert judged("exit>0", code=126)[1] == "cannot run: exit code 126 (not executable)"
+    assert judged("exit==127", code=127)[0] == "fail" == judged("exit!=1", code=127)[0]
+    assert judged("exit!=0 or /not found/", "x: not found", code=127)[0] == "fail"
+    gone = "/usr/bin/python3: can't open file '/src/x.py': [Errno 2] No such file or directory"
+    assert judged("exit!=0", gone, code=2) == ("error", f"cannot run: {gone}")
+    assert judged("exit!=0", "python: No module named trian", code=1)[1].startswith("cannot run: python")
+    assert judged("exit!=0", "step 1", gone, code=2) == ("fail", "exit code 2")  # it had begun

@@ -74,7 +74,7 @@ def test_a_driver_killed_in_a_cell_of_an_image_loses_no_trial_and_counts_none_tw
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SLOW": "1"}
     driver = subprocess.Popen([sys.executable, "-m", "lab", "run", *words], cwd=folder, env=env)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not list(folder.glob("out/steps/image-cpu-*/run_output.log")):
         assert time.monotonic() < end and driver.poll() is None
         time.sleep(0.02)

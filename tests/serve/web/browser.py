@@ -8,11 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.conftest import BROWSERS, ROOT
+
+PATIENCE_MS = 180_000  # of a page that shows in a second on a machine with nothing else to do
 
 
 @contextlib.contextmanager
@@ -21,19 +24,27 @@ def served(folder: Path, cache: Path, *, packages: Path = ROOT, where: tuple[str
 
     packages: a folder whose packages come before the installed ones. where: options in place of a free port.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lab", "serve", str(folder), *(where or ("--port", "0"))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"},
-    )
-    try:
-        assert process.stdout is not None
-        yield next(line.strip() for line in process.stdout if line.startswith("http"))
-    finally:
-        process.terminate()
-        process.wait(20)
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "lab", "serve", str(folder), *(where or ("--port", "0"))],
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"},
+        )
+        try:
+            assert process.stdout is not None
+            address = next((line.strip() for line in process.stdout if line.startswith("http")), None)
+            assert address, f"lab serve ended: {_read(said)}"
+            yield address
+        finally:
+            process.terminate()
+            process.wait(300)
+
+
+def _read(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 @contextlib.contextmanager
@@ -42,7 +53,7 @@ def visited(url: str, *args: str, **options: Any) -> Iterator[Any]:
 
     args: of the browser.
     """
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
     base = address_of(url)
     asked: list[str] = []
@@ -53,6 +64,8 @@ def visited(url: str, *args: str, **options: Any) -> Iterator[Any]:
             executable_path=program, args=["--no-sandbox", "--disable-gpu", *args]
         )
         context = browser.new_context(viewport={"width": 1400, "height": 900}, **options)
+        context.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=PATIENCE_MS)
         page = context.new_page()
         page.on("request", lambda one: asked.append(one.url))
         page.on("pageerror", lambda error: wrong.append(str(error)))

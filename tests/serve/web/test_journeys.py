@@ -266,26 +266,26 @@ def test_a_live_run_appears_and_ends_and_the_list_follows(page):
     )
     try:
         assert holder.stdout.readline() == b"1\n"
-        page.wait_for_selector("section.live", timeout=20_000)
+        page.wait_for_selector("section.live")
         live = page.locator("section.live")
         assert "live_1" in live.inner_text() and "1 of 2 steps done" in live.inner_text()
         (folder / "steps/step1/run_output.log").write_text("step 2/4  loss <b>0.5</b>\n")
-        page.wait_for_selector("text=loss <b>0.5</b>", timeout=20_000)
+        page.wait_for_selector("text=loss <b>0.5</b>")
         page.get_by_label("compare sweep_1", exact=True).check()
         other = page.context.new_page()
         other.goto(f"{page.base}{page.locator('section.live a').get_attribute('href')}")
         assert "running" in other.locator(".question").inner_text()
         (folder / "steps/step1/run_output.log").write_text("step 3/4  loss 0.4\n")
-        other.wait_for_selector("text=loss 0.4", timeout=20_000)
+        other.wait_for_selector("text=loss 0.4")
         whole = manifest.load(folder / MANIFEST)
         outcome = Outcome(status=Status.ok, seconds=3.0, started_utc=NOW.isoformat())
         whole.steps[1] = msgspec.structs.replace(whole.steps[1], outcome=outcome)
         manifest.save(whole, folder / MANIFEST)
         holder.communicate()
-        page.wait_for_selector("section.live", state="detached", timeout=20_000)
+        page.wait_for_selector("section.live", state="detached")
         row = page.locator("tr", has_text="live_1").inner_text()
         assert "2/2" in row and "no findings" in row
-        expect(other.locator(".question")).not_to_contain_text("running", timeout=20_000)
+        expect(other.locator(".question")).not_to_contain_text("running")
         assert other.locator("#steps .pill").all_inner_texts() == ["ok", "ok"], "its own page follows too"
         assert page.get_by_label("compare sweep_1", exact=True).is_checked(), (
             "a refresh keeps what was ticked"

@@ -162,9 +162,9 @@ def test_perfetto_itself_shows_the_recording_and_reads_nothing_else(tmp_path):
     launches().write(tmp_path / "trace.json")
     with served(tmp_path, tmp_path / "cache") as url, visited(url) as page:
         page.goto(f"{page.base}/in-perfetto?file=trace.json")
-        page.wait_for_selector("[data-given]", timeout=90_000)
+        page.wait_for_selector("[data-given]")
         frame = page.frame_locator("iframe.perfetto")
-        frame.locator("text=rank 0 GPU").first.wait_for(timeout=90_000)
+        frame.locator("text=rank 0 GPU").first.wait_for()
         inside = page.frames[-1]
         assert inside.evaluate("origin") == "null"
         read = "fetch('/rows', { credentials: 'include' }).then((answer) => answer.text(), () => 'refused')"

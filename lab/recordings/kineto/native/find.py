@@ -3,28 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from pathlib import Path
 
-from lab.core.native import READER, C, find, state_of, wants_plain
-
-__all__ = ["READER", "C", "library", "library_state"]
-SOURCE = Path(__file__).with_name("scan.c")
-
-
-def library() -> ctypes.CDLL | None:
-    """The library; None without one, and where $LAB_READER asks for the plain reader."""
-    return None if wants_plain() else _found()[0]
-
-
-def library_state() -> str:
-    """Which reader is in use, and why, for `lab doctor`."""
-    return state_of(_found)
-
-
-@cache
-def _found() -> tuple[ctypes.CDLL | None, str]:
-    return find(SOURCE, _typed)
+from lab.core.library import Library
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
@@ -43,3 +24,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
         ctypes.POINTER(ctypes.c_void_p),
     ]
     return found
+
+
+LIBRARY = Library(Path(__file__).with_name("scan.c"), _typed)
+library, library_state = LIBRARY.get, LIBRARY.state

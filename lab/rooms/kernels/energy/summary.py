@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 
 from lab.core.words import plural
-from lab.report.page import Status
+from lab.report.parts import Status
 from lab.rooms.kernels.energy.result import EnergyClosure, EnergyResult, EnergyRow, ModelEnergy
 
 NAMED = 3  # calls named per reason; all are in tables/energy.csv

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.report.figures import save, stacked_bars
-from lab.report.page import Block, Figure, Points, Section, Table
+from lab.report.parts import Block, Figure, Points, Section, Table
 from lab.rooms.kernels.energy.result import EnergyResult
 
 

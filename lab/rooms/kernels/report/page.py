@@ -13,7 +13,8 @@ from lab.gpus.roofs import roof_of
 from lab.recordings.gantt.bars import busy_table
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
-from lab.report.page import Figure, Page, Status, write_page
+from lab.report.page import write_page
+from lab.report.parts import Figure, Page, Status
 from lab.report.tables import write_csv
 from lab.rooms.kernels import analyze
 from lab.rooms.kernels.catalogue.build import Catalogue

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from lab.report.page import Block, Chart, Points, Section, Series, Table
+from lab.report.parts import Block, Chart, Points, Section, Series, Table
 from lab.rooms.kernels.replay.proof.result import EXACT, OP_ONLY, Coverage, Result, Row
 from lab.rooms.kernels.replay.proof.summary import CPU_ONLY, QUESTIONS
 

@@ -11,7 +11,7 @@ from lab.gpus.roofs import Roof, roof_of
 from lab.recordings.gantt.bars import Bars, head
 from lab.recordings.gantt.packed import packed
 from lab.report.figures import roofline, save, stacked_bars
-from lab.report.page import Block, Figure, Points, Prose, Section, Table, Timeline
+from lab.report.parts import Block, Figure, Points, Prose, Section, Table, Timeline
 from lab.report.tables import write_csv
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt.page import CAPTION

@@ -8,7 +8,7 @@ import pandas as pd
 
 from lab.core.words import plural
 from lab.recordings.integrity.words import bound, integrity_lines, marked
-from lab.report.page import Card
+from lab.report.parts import Card
 from lab.rooms.kernels.catalogue.build import Catalogue
 
 

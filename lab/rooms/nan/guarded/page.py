@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.core.words import plural
-from lab.report.page import Card, Page, Points, Section, Status, Table, write_page
+from lab.core.words import plural, ranks_text
+from lab.report.page import write_page
+from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nan.guarded.join import Verdict, verdict_of
 from lab.rooms.nan.guarded.read import Event, Found, Op, Planted, Record
@@ -166,10 +167,10 @@ def missing(verdict: Verdict, records: Sequence[Record]) -> list[str]:
     if verdict.missing_ranks:
         names = ", ".join(map(str, verdict.missing_ranks[:16]))
         found.append(f"no record of {plural(len(verdict.missing_ranks), 'rank')}: {names}")
-    cut = [str(one.rank) for one in records if not one.ended]
+    cut = [one.rank for one in records if not one.ended]
     if cut:
         found.append(
-            f"rank {', '.join(cut[:16])}: the process did not end in order; the record is of its last write"
+            f"{ranks_text(cut, most=16)}: the process did not end in order; the record is of its last write"
         )
     if verdict.status in ("nothing-seen", "partly-seen"):
         found.append(f"the guard's status is {verdict.status}")

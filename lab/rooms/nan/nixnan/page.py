@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.report.figures import save, stacked_bars
-from lab.report.page import Block, Figure, Points, Table
+from lab.report.parts import Block, Figure, Points, Table
 from lab.rooms.nan.nixnan.tables import SassTables
 
 MOST_BARS = 28

@@ -97,7 +97,7 @@ class Counted:
 
     def known_clean(self) -> bool:
         """Whether it is known without a wait that all are clean, and no magnitudes are."""
-        return type(self) is Counted and all_clean(self._rows)
+        return type(self) is Counted and _CLEAN_ROWS.get(len(self._rows)) is self._rows
 
 
 def beginning(counter: Counter) -> Callable[[Sequence[Tensor]], Counted]:
@@ -107,6 +107,11 @@ def beginning(counter: Counter) -> Callable[[Sequence[Tensor]], Counted]:
     """
     begin: Callable[[Sequence[Tensor]], Counted] | None = getattr(counter, "begin", None)
     return begin or (lambda tensors: Counted(counter(tensors)))
+
+
+def reads_only(counter: Counter) -> bool:
+    """Whether it reads memory where it lies, by no operator of torch's."""
+    return bool(getattr(counter, "reads_only", False))
 
 
 def plain_counts(tensors: Sequence[Tensor]) -> np.ndarray:
@@ -183,7 +188,7 @@ def _values(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 def _small(tensors: list[Tensor], dtype: torch.dtype, subnormals: bool) -> tuple[np.ndarray, np.ndarray]:
     """(counts, bits of the largest magnitude) of small tensors of one dtype, none of them empty."""
     whole, infinity, normal = FORMATS[dtype]
-    flat = as_array(torch._C._nn.flatten_dense_tensors(tensors).cpu(), SIGNED[whole])
+    flat = as_array(torch._C._nn.flatten_dense_tensors(tensors).resolve_neg().cpu(), SIGNED[whole])
     magnitude = flat & LARGEST[flat.itemsize]
     sizes = np.fromiter(map(Tensor.numel, tensors), np.int64, len(tensors))
     begins = np.cumsum(sizes) - sizes
@@ -202,7 +207,7 @@ def _small(tensors: list[Tensor], dtype: torch.dtype, subnormals: bool) -> tuple
 def _large(tensor: Tensor, dtype: torch.dtype, subnormals: bool) -> tuple[np.ndarray, int]:
     """(counts, bits of the largest magnitude) of one tensor, piece by piece."""
     whole, infinity, normal = FORMATS[dtype]
-    flat = as_array(tensor.detach().cpu(), SIGNED[whole])
+    flat = as_array(tensor.detach().resolve_neg().cpu(), SIGNED[whole])
     row, largest = np.zeros(4), 0
     for begin in range(0, len(flat), PIECE):
         signed = flat[begin : begin + PIECE]

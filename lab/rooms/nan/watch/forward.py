@@ -73,6 +73,13 @@ class Forward:
         """Whether its counts wait for those of other forwards."""
         return bool(self._parts) and all(isinstance(counted, Later) for _, counted in self._parts)
 
+    def known_clean(self) -> Batch | None:
+        """Its one batch, if that is known to be clean and nothing of it was missed; None if not known."""
+        if len(self._parts) != 1 or self.failed:
+            return None
+        batch, counted = self._parts[0]
+        return batch if not batch.overwritten and counted.known_clean() else None
+
     def let_go(self) -> None:
         """Drop the tensors; nobody asks for their shapes any more."""
         for batch, _ in self._parts:

@@ -136,7 +136,7 @@ class Launched(Counted):
 
 def _as_before(tensors: Sequence[Tensor], groups: list[Group]) -> Launched | None:
     """The counts if only addresses are new; None if a tensor now needs a copy or another way."""
-    if not all(map(Tensor.is_contiguous, tensors)):
+    if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
         return None
     pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
     if int(np.bitwise_or.reduce(pointers)) & 15:
@@ -191,6 +191,7 @@ def _table(tensors: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Table
     Counting does not care for order, but gaps need a copy.
     """
     dense = [tensor if tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
+    dense = [tensor.resolve_neg() for tensor in dense]  # the imaginary part of a conjugate has other signs
     pointers = [tensor.data_ptr() for tensor in dense]
     per_word = 1 if dtype is torch.float32 else 2
     chosen = [

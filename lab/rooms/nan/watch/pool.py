@@ -97,4 +97,7 @@ def picker(places: Sequence[int]) -> Picker:
     """The items at `places` as a tuple; itemgetter gives none for one or no place."""
     if len(places) > 1:
         return itemgetter(*places)
-    return lambda items: tuple(items[place] for place in places)
+    if not places:
+        return lambda items: ()
+    only = places[0]
+    return lambda items: (items[only],)

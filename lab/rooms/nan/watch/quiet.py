@@ -28,8 +28,17 @@ _len_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _len_functions = getattr(torch._C, "_len_torch_function_stack", None)
 
 
-def quiet(work: Callable[[Any], T], value: Any) -> T:
-    """`work(value)` unseen by whatever the program has switched on."""
+def quiet(work: Callable[[Any], T], value: Any, *, reads_only: bool = False) -> T:
+    """`work(value)` unseen by whatever the program has switched on.
+
+    What `reads_only` calls no operator of torch's as a rule, and needs no shelter while nothing is on.
+    """
+    if reads_only and not (
+        in_transform()
+        or (_len_modes is not None and _len_modes())
+        or (_len_functions is not None and _len_functions())
+    ):
+        return work(value)
     if _outside_transforms is not None and in_transform():
         with _outside_transforms():
             return quiet(work, value)

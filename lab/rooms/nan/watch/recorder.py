@@ -34,12 +34,12 @@ from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.batch import Batch, Written
-from lab.rooms.nan.watch.count import Counted, Counter, beginning
+from lab.rooms.nan.watch.count import Counted, Counter, beginning, reads_only
 from lab.rooms.nan.watch.deferred import Deferred
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING, NOTHING, VERSIONS, Lane, Lanes, blind, recomputing
 from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
-from lab.rooms.nan.watch.plain import in_transform, is_odd
+from lab.rooms.nan.watch.plain import ORDINARY, in_transform, is_odd
 from lab.rooms.nan.watch.pool import PASSED
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
@@ -82,12 +82,12 @@ class Recorder(ABC):
         for name, module in model.named_modules():
             self._know(name, module)
         self._count = count
-        self._begin_count = beginning(count)
+        self._begin_count, self._reads_only = beginning(count), reads_only(count)
         self._lanes, self._lock, self._numbers = Lanes(), threading.RLock(), itertools.count()
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
         self._patient = patient  # counts may wait for those of the next forwards
-        self._deferred = Deferred(lambda tensors: quiet(self._count, tensors))
+        self._deferred = Deferred(lambda some: quiet(count, some, reads_only=self._reads_only))
         self._waiting: deque[Forward] = deque()
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
         self._at_once = any(getattr(module, "inplace", False) is True for module in self._modules)
@@ -102,6 +102,10 @@ class Recorder(ABC):
         """A forward that `take` was given ended without an exception."""
 
     # Hooks for the guard.
+
+    def take_clean(self, forward: Forward, batch: Batch) -> bool:
+        """All of the forward was counted at once, and nothing is bad; whether that is all that is to know."""
+        return False
 
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward begins."""
@@ -161,6 +165,9 @@ class Recorder(ABC):
     @hidden
     def settle(self) -> None:
         """Count what waits, and take the forwards it belongs to."""
+        self._settle()
+
+    def _settle(self) -> None:
         with self._lock:
             while self._waiting:
                 self._take_one(self._waiting.popleft())
@@ -243,6 +250,13 @@ class Recorder(ABC):
 
     @hidden
     def _arrived(self, lane: Lane, at: int, args: Any, kwargs: Any) -> None:
+        self._arrive(lane, at, args, kwargs)
+
+    @hidden
+    def _returned(self, lane: Lane, at: int, output: Any) -> None:
+        self._return(lane, at, output)
+
+    def _arrive(self, lane: Lane, at: int, args: Any, kwargs: Any) -> None:
         index = len(lane.events)
         lane.events += (at, args, kwargs)
         if lane.mode == EVERYTHING:
@@ -254,8 +268,7 @@ class Recorder(ABC):
             if not is_cache_name(name):
                 _note(value, name, index + 2, lane.written)
 
-    @hidden
-    def _returned(self, lane: Lane, at: int, output: Any) -> None:
+    def _return(self, lane: Lane, at: int, output: Any) -> None:
         index = len(lane.events)
         lane.events += (~at, output, None)
         if lane.mode == EVERYTHING:
@@ -273,8 +286,31 @@ class Recorder(ABC):
 
         An exception of the model passes on after the count.
         """
-        if why := blind():
+        if why := self._open(lane, at, args, kwargs):
             return self._aside(lane, why, inner, module, args, kwargs)
+        forward = lane.forward
+        collecting = gc.isenabled()
+        gc.disable()  # thousands of small events at once would set it off, over all of the program's objects
+        ended, output = False, None
+        try:
+            self._first_call(lane, at, module, args, kwargs)
+            output = inner(module, *args, **kwargs)
+            ended = True
+        finally:
+            try:
+                self._finish(lane, at, output, ended)
+            finally:
+                if collecting:
+                    gc.enable()
+        if ended and not self._patient:
+            self.react(forward)
+        return output
+
+    @hidden
+    def _open(self, lane: Lane, at: int, args: Any, kwargs: Any) -> str:
+        """Begin a forward in this lane; why it cannot be seen, if so."""
+        if why := blind():
+            return why
         try:
             if self._grown:
                 self.meet_new_modules()
@@ -282,34 +318,21 @@ class Recorder(ABC):
             phase = RECOMPUTE if recomputing() else phase
             mode = self._mode_for(phase, args, kwargs)
         except Exception as error:
-            reason = f"its inputs cannot be read ({type(error).__name__})"
-            return self._aside(lane, reason, inner, module, args, kwargs)
+            return f"its inputs cannot be read ({type(error).__name__})"
         if at and phase != RECOMPUTE and (direct := self._called_directly(at)):
             self.direct[direct] += 1
-        lane.forward = forward = Forward(-1, phase, length)
+        lane.forward = Forward(-1, phase, length)
         lane.inside, lane.mode = True, mode
         # One token's activations fill no memory, nor do those of a model that used little of it before.
         template = self._templates.get(phase)
         light = template is not None and template.num_bytes * 16 < self.budget_bytes
-        lane.weigh_at = sys.maxsize if light or forward.query_length == 1 else WEIGH_EVERY
-        collecting = gc.isenabled()
-        gc.disable()  # thousands of small events at once would set it off, over all of the program's objects
-        ended = False
-        try:
-            self.begins(forward, module, args, kwargs)
-            self._arrived(lane, at, args, kwargs)
-            output = inner(module, *args, **kwargs)
-            self._returned(lane, at, output)
-            ended = True
-        finally:
-            try:
-                self._finish(lane)
-            finally:
-                if collecting:
-                    gc.enable()
-        if ended and not self._patient:
-            self.react(forward)
-        return output
+        lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
+        return ""
+
+    @hidden
+    def _first_call(self, lane: Lane, at: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.begins(lane.forward, module, args, kwargs)
+        self._arrive(lane, at, args, kwargs)
 
     def _called_directly(self, at: int) -> str:
         """Which module around this one runs though nobody called it, and how; "" if none does.
@@ -357,7 +380,6 @@ class Recorder(ABC):
         finally:
             lane.mode = EVERYTHING
 
-    @hidden
     def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
         if (
             self._at_once
@@ -383,7 +405,6 @@ class Recorder(ABC):
         if held.bytes > self.budget_bytes:
             self._absorb_safely(lane)
 
-    @hidden
     def _absorb_safely(self, lane: Lane, last: bool = False) -> None:
         """Begin the count of all tensors of the events so far. What cannot be counted is a note."""
         try:
@@ -418,7 +439,7 @@ class Recorder(ABC):
     def _begin(self, batch: Batch, may_wait: bool) -> Counted:
         if may_wait and self._patient and not batch.odd:
             return self._deferred.begin(batch.tensors, batch.bytes(), batch.exposed())
-        return quiet(self._begin_count, batch.tensors)
+        return quiet(self._begin_count, batch.tensors, reads_only=self._reads_only)
 
     def _absorb_by_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
         """A whole forward by the template of its phase; None if it differs from it."""
@@ -428,7 +449,9 @@ class Recorder(ABC):
             return None
         tensors = template.distinct(values)
         # On a GPU the count begins first, so that the GPU works while it is looked at.
-        counted = None if self._patient else quiet(self._begin_count, tensors)
+        counted = None
+        if not self._patient:
+            counted = quiet(self._begin_count, tensors, reads_only=self._reads_only)
         batch = template.confirm(values, tensors, lane.written)
         if batch is None:
             return None
@@ -476,16 +499,22 @@ class Recorder(ABC):
         return batch
 
     @hidden
-    def _finish(self, lane: Lane) -> None:
+    def _finish(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
         """Whatever happens in here, the program goes on as it would have."""
         forward = lane.forward
+        if returned:
+            try:
+                self._return(lane, at, output)
+            except Exception as error:  # an output that refuses to be asked for its class
+                forward.failed = f"{type(error).__name__}: {error}"
         self._absorb_safely(lane, last=True)
         if lane.kept:
             self._learn(lane)
         elif lane.mode in (EVERYTHING, VERSIONS):
             self._never_written.setdefault(forward.phase, True)
         lane.inside, lane.mode, lane.kept = False, EVERYTHING, []
-        forward.note_cache()
+        if forward.cache is not None:
+            forward.note_cache()
         _let_go(lane)
         lane.forward = Forward()
         with self._lock:
@@ -494,7 +523,7 @@ class Recorder(ABC):
             self._waiting.append(forward)
             full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
             if full or not self._patient or not forward.may_wait():
-                self.settle()
+                self._settle()
 
     def _learn(self, lane: Lane) -> None:
         """After a forward that was counted at once: was anything written in place before or after passing?"""
@@ -513,9 +542,13 @@ class Recorder(ABC):
 
     def _take_one(self, forward: Forward) -> None:
         try:
-            seen = forward.read_out()
-            self._tally(forward, seen)
-            self.take(forward, seen)
+            if (batch := forward.known_clean()) is None or not self.take_clean(forward, batch):
+                seen = forward.read_out()
+                self._tally(forward, seen.batches)
+                self.unknown += seen.unknown()
+                self.take(forward, seen)
+            else:
+                self._tally(forward, (batch,))
         except Exception as error:
             forward.failed = forward.failed or f"{type(error).__name__}: {error}"
         forward.let_go()
@@ -523,11 +556,10 @@ class Recorder(ABC):
             self.failed += 1
             self.note(f"a {forward.phase} could not be counted: {forward.failed[:300]}")
 
-    def _tally(self, forward: Forward, seen: Seen) -> None:
-        for batch in seen.batches:
+    def _tally(self, forward: Forward, batches: Sequence[Batch]) -> None:
+        for batch in batches:
             for (at, leaf, why), times in batch.unseen.items():
                 self.unseen[self._names[at], leaf, why] += times
-        self.unknown += seen.unknown()
         if forward.calls is not self._last_calls:  # forwards read by one template share theirs
             self._last_calls = forward.calls
             self.called.update(at for at, _, _ in forward.calls)
@@ -571,6 +603,8 @@ def _safely(value: Any, name: str, given: bool) -> Iterator[tuple[str, Tensor | 
 
 def _version(tensor: Tensor) -> int:
     try:
+        if type(tensor) in ORDINARY and not tensor._version:  # as a rule; inference tensors refuse to say
+            return 0
         return 0 if tensor.is_inference() or is_odd(tensor) else tensor._version
     except Exception:  # a subclass that refuses to be asked; when it is read it becomes a note
         return 0
@@ -593,5 +627,9 @@ def _by_length(tensor: Tensor) -> tuple[str, int]:
 
 def _without_versions(args: Any, kwargs: Any) -> bool:
     """Whether tensors are or were made in inference mode, where torch counts no writes."""
-    given = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-    return bool(torch.is_inference_mode_enabled()) or any(map(Tensor.is_inference, given))
+    if torch.is_inference_mode_enabled():
+        return True
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and Tensor.is_inference(value):
+            return True
+    return False

@@ -15,7 +15,8 @@ from lab.recordings.lacks import counted, holes
 from lab.recordings.load import format_of, is_recording, load_capture, named_as_recording
 from lab.recordings.pool import raise_if_none_read
 from lab.recordings.processes import with_processes
-from lab.report.page import Files, Page, Section, Status, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Files, Page, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.rooms.nsys.captures.metrics import FORMAT, NO_TIMELINE, write_metrics
 from lab.rooms.nsys.captures.page import NO_KERNELS, Written, write_recording
@@ -63,7 +64,9 @@ def _reads(path: Path) -> bool:
 
 def _other_json(path: Path) -> bool:
     """A small JSON file without events: a manifest, settings, results."""
-    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _SMALL_JSON:
+    if path.suffix != ".json" or named_as_recording(path):
+        return False
+    if not path.is_file() or path.stat().st_size > _SMALL_JSON:
         return False
     text = path.read_bytes()
     return b"traceEvents" not in text and b"rocprofiler-sdk-tool" not in text and text.lstrip()[:1] == b"{"

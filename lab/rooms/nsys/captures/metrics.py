@@ -11,7 +11,8 @@ from lab.core.words import plural, printable
 from lab.errors import BadDataError
 from lab.recordings.names import short_name
 from lab.recordings.rocprof_compute import Metrics, load_metrics
-from lab.report.page import Page, Section, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Page, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nsys.captures.page import Written

@@ -20,7 +20,8 @@ from lab.recordings.lacks import AXES, Axis, verdict_of
 from lab.recordings.names import kernel_class, short_name
 from lab.recordings.processes import process_label
 from lab.recordings.projection import project
-from lab.report.page import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline, write_page
+from lab.report.page import write_page
+from lab.report.parts import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.report.terminal import number

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.report.figures import lines, roofline, save
-from lab.report.page import Block, Figure, Table
+from lab.report.parts import Block, Figure, Table
 from lab.report.terminal import Heading
 from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN
 from lab.rooms.nsys.report.drawings import matmul_shares, matrix_drawing, phase_drawing, roofs_of

@@ -9,7 +9,8 @@ import pandas as pd
 from lab.core import plan
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
-from lab.report.page import Block, Card, Figure, Page, Points, Prose, Section, Status, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nsys.answers.answer import FAILED, OK, Answer
 from lab.rooms.nsys.config import QUESTIONS

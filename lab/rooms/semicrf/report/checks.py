@@ -8,7 +8,7 @@ import pandas as pd
 
 from lab.core.run import Run
 from lab.core.words import plural
-from lab.report.page import Card, Page, Section, Table
+from lab.report.parts import Card, Page, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf.report.common import FOUND, PILLS, Findings, finish, short_numbers
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from lab.core import plan
-from lab.report.page import Figure, Page, write_page
+from lab.report.page import write_page
+from lab.report.parts import Figure, Page
 from lab.report.tables import terminal_table
 
 FOUND = "✕ a fault was found"  # the badge of a diagnosis or check that is complete and not clean

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from lab.report.figures import lines, save
-from lab.report.page import Block, Figure, Table
+from lab.report.parts import Block, Figure, Table
 from lab.report.terminal import Heading
 from lab.rooms.semicrf.report.common import PILLS
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lab.core.run import Run
 from lab.core.words import plural
-from lab.report.page import Block, Card, Files, Page, Points, Prose, Section, Table
+from lab.report.parts import Block, Card, Files, Page, Points, Prose, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf import verdict as verdicts
 from lab.rooms.semicrf.analyze.examination import Examination

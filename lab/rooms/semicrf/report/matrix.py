@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Drawing
 
 from lab.core.words import plural
 from lab.report.figures import Cell, cell_grid, save
-from lab.report.page import Block, Figure, Table
+from lab.report.parts import Block, Figure, Table
 from lab.rooms.semicrf.report.common import PILLS
 
 COLUMNS = (

@@ -11,7 +11,7 @@ import pandas as pd
 from lab.core.files import write_atomic
 from lab.core.manifest import Kind
 from lab.core.run import Run
-from lab.report.page import Card, Files, Page, Section, Status
+from lab.report.parts import Card, Files, Page, Section, Status
 from lab.report.tables import write_csv
 from lab.rooms.semicrf.analyze.trainings import Trainings, comparison
 from lab.rooms.semicrf.layout import COMPARISON

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.report.page import Card
+from lab.report.parts import Card
 from lab.rooms.sweep.tables import SETTING, SweepTables
 from lab.rooms.sweep.verdict.honoured import knobs_of
 from lab.rooms.sweep.verdict.ranking import Contender

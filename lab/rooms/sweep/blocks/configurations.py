@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.report.page import Table
+from lab.report.parts import Table
 from lab.rooms.sweep.blocks.shared import PILLS
 from lab.rooms.sweep.tables import PARTS, SETTING
 

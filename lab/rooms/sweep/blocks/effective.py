@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from lab.report.figures import Cell, cell_grid, save
-from lab.report.page import Block, Figure, Prose, Table
+from lab.report.parts import Block, Figure, Prose, Table
 from lab.rooms.sweep.blocks.shared import PILLS, settings_of
 from lab.rooms.sweep.names import short_name, size_text
 from lab.rooms.sweep.tables import SETTING, SweepTables, grouped

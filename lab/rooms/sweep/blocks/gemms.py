@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from lab.report.figures import Cell, cell_grid, save
-from lab.report.page import Block, Figure, Prose, Table
+from lab.report.parts import Block, Figure, Prose, Table
 from lab.report.terminal import Heading
 from lab.rooms.sweep.names import shape_name, short_name
 from lab.rooms.sweep.tables import GEMM_SHAPE, SETTING

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
 from lab.report.figures import save, stacked_bars, stacked_panels
-from lab.report.page import Block, Figure, Table
+from lab.report.parts import Block, Figure, Table
 from lab.rooms.sweep.blocks.shared import settings_of
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import short_name

@@ -81,7 +81,7 @@ def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
         n=stats["count"],
         median_us=stats["median"],
         mad_us=stats["mad"],
-        cv=stats["std"] / stats["mean"],
+        cv=stats["cv"],
         p5_us=stats["p5"],
         p95_us=stats["p95"],
         robust_spread=stats["mad"] / np.where(stats["median"] > 0, stats["median"], np.nan),

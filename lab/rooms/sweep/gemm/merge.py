@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lab.core.words import ranks_text
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
 from lab.recordings.merge import Merged, merge_json, merge_pftrace
@@ -109,12 +110,7 @@ def _add_result(report: Report, job: MergeJob, result: Merged | LabError) -> Non
         return
     report.files.append(result.path)
     if result.missing:
-        report.missing.append(f"{name}: without {_ranks(result.missing)}")
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    """`rank 1`, or `ranks 1, 2`."""
-    return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(map(str, numbers))}"
+        report.missing.append(f"{name}: without {ranks_text(result.missing)}")
 
 
 def _name(config: ConfigDir) -> str:

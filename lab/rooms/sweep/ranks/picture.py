@@ -39,16 +39,16 @@ PART_ROLES = dict(
 )
 PART_WORDS = {role: name.removesuffix("_ns").replace("_", " ") for name, role in PART_ROLES.items()}
 MOST_ARROWS = 24
-# Bars of one label are one where less than this share of the step is between them: a fifth of a pixel.
-CLOSEST = 1 / 8000
+# Bars of one label are one where less than this many inches are between them: a fifth of a pixel.
+CLOSEST_IN = 1 / 750
 
 
-def step_picture(one: Explained, step: int) -> Drawing:
+def step_picture(one: Explained, step: int, width_in: float) -> Drawing:
     """Every rank's labels over one step on the common clock, in ms since the first begin."""
     account = one.account
     edges = [_edges(account, index, step) for index in _with(account, step)]
     origin = min(begin for begin, _ in edges)
-    closest_ms = CLOSEST * (max(end for _, end in edges) - origin) / 1e6
+    closest_ms = CLOSEST_IN / width_in * (max(end for _, end in edges) - origin) / 1e6
     parts: dict[tuple[str, str], list[np.ndarray]] = {}
     arrows: list[tuple[float, float, int, int]] = []
     last = 0.0
@@ -77,10 +77,11 @@ def step_picture(one: Explained, step: int) -> Drawing:
         shades=(),
         axis="ms since the first rank began the step",
         arrows=[(at, row, target) for _, at, row, target in arrows[:MOST_ARROWS]],
+        width_in=width_in,
     )
 
 
-def account_picture(one: Explained) -> Drawing:
+def account_picture(one: Explained, width_in: float) -> Drawing:
     """The parts of every rank and step as stacked bars, ms."""
     titles, labels, parts = [], [], []
     account = one.account
@@ -91,7 +92,7 @@ def account_picture(one: Explained) -> Drawing:
         parts.append(
             {role: np.array([row.parts[name] / 1e6 for row in rows]) for name, role in PART_ROLES.items()}
         )
-    return stacked_panels(titles, labels, parts, axis="ms", words=PART_WORDS)
+    return stacked_panels(titles, labels, parts, axis="ms", words=PART_WORDS, width_in=width_in)
 
 
 def _with(account: Account, step: int) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural, ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.as_trace import load_traces
 from lab.recordings.cache import load_trace
@@ -24,7 +24,7 @@ from lab.recordings.tables import Trace
 from lab.rooms.sweep.alike import about, differences
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, configs_of
-from lab.rooms.sweep.names import first_few, long_name
+from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import Progress
 
 # Share of operations without a launch above which an account says little about the host.
@@ -230,18 +230,17 @@ def _steps_not_shared(one: Explained) -> list[str]:
     """Steps that only some ranks recorded: nobody can tell who was waited for in them."""
     together = one.account.together
     own = {work.rank: set(work.steps[:, 0].tolist()) for work in together.works}
-    bare = [str(rank) for rank, steps in sorted(own.items()) if not steps]
+    bare = [rank for rank, steps in sorted(own.items()) if not steps]
     if bare and len(bare) < len(own):
-        who = f"rank {first_few(bare, most=8)}"
-        return [f"{who} recorded no steps, so the recording is not told step by step"]
+        return [f"{ranks_text(bare)} recorded no steps, so the recording is not told step by step"]
     every = set().union(*own.values())
     lacking: dict[tuple[int, ...], list[int]] = {}
     for rank, steps in sorted(own.items()):
         if steps != every:
             lacking.setdefault(tuple(sorted(every - steps)), []).append(rank)
     return [
-        f"rank {first_few([str(rank) for rank in ranks], most=8)} recorded no step "
-        f"{first_few([str(step) for step in steps], most=8)}, which others did: waiting in it is not told"
+        f"{ranks_text(ranks)} recorded no step {first_few([str(step) for step in steps], most=8)}, which "
+        "others did: waiting in it is not told"
         for steps, ranks in lacking.items()
     ]
 

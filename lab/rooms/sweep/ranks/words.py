@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import plural, ranks_text
 from lab.recordings.ranks.common import GPU_STEPS, WHOLE
 from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, host_bound, ranks_in_words
 from lab.recordings.ranks.path import shares
@@ -158,7 +157,8 @@ def gpu_sentences(setting: Setting) -> list[str]:
         [f"GPU clocks are not all known: {text}." for text in setting.state.reasons] if setting.state else []
     )
     if not rows:
-        text = f"Clocks were not sampled beside the run, so why the kernels of rank {_join(slow)} are slower"
+        whose = ranks_text(sorted(slow))
+        text = f"Clocks were not sampled beside the run, so why the kernels of {whose} are slower"
         return [*found, f"{text} is not seen."] if slow and on_gpu else found
     clock = {row["rank"]: row["sm_clock_mhz"] for row in rows}
     for row in rows:
@@ -198,10 +198,6 @@ def _explains(setting: Setting, rank: int, clock_ratio: float) -> str:
     )
 
 
-def _join(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ranks)))
-
-
 def _clocks(setting: Setting) -> list[str]:
     found = []
     for clock in setting.account.clocks:
@@ -216,6 +212,10 @@ def _clocks(setting: Setting) -> list[str]:
                 f"The clock of rank {clock.rank} is {clock.offset_ns / 1e3:.1f} us ahead ({bounds}{drift}): "
                 "corrected."
             )
+    loose = [clock.rank for clock in setting.account.clocks if np.isnan(clock.high_ns)]
+    if loose and len(setting.account.clocks) > 1:
+        whose = f"clock{'s' if len(loose) > 1 else ''} of {ranks_in_words(loose, 'is', 'are')}"
+        found.append(f"The {whose} as recorded: no collective with the others tells how far off.")
     wide = [
         clock.rank
         for clock in setting.account.clocks

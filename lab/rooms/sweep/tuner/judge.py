@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.recordings.ranks.costs import Class
 from lab.recordings.views.timeline import GLOO_PREFIX
 from lab.rooms.sweep.how import NAMES
 from lab.rooms.sweep.knobs import Knobs, serves
-from lab.rooms.sweep.names import first_few, short_name, size_text
+from lab.rooms.sweep.names import short_name, size_text
 from lab.rooms.sweep.tuner.file import Row, bounds_of
 from lab.rooms.sweep.tuner.logs import Choice
 from lab.rooms.sweep.tuner.observe import Observed, Ran, sizes_of

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from lab.core.words import first_few
 from lab.recordings.views.timeline import GLOO_PREFIX
 from lab.rooms.sweep.knobs import Knobs
-from lab.rooms.sweep.names import first_few, long_name, size_text
+from lab.rooms.sweep.names import long_name, size_text
 from lab.rooms.sweep.tables import SETTING, grouped
 
 if TYPE_CHECKING:

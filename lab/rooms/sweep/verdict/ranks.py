@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.recordings.ranks.explain import (
     DIFFERS,
     LIGHTER,
@@ -21,7 +21,7 @@ from lab.recordings.ranks.explain import (
     host_bound,
 )
 from lab.rooms.sweep.knobs import Key, Knobs
-from lab.rooms.sweep.names import first_few, long_name, short_name
+from lab.rooms.sweep.names import long_name, short_name
 from lab.rooms.sweep.tables import SETTING, column_names
 from lab.stats.means import mean_interval
 

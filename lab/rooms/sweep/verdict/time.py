@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from lab.rooms.sweep.names import first_few, long_name, name_of
+from lab.core.words import first_few
+from lab.rooms.sweep.names import long_name, name_of
 from lab.rooms.sweep.tables import SETTING
 from lab.rooms.sweep.verdict.ranking import Contender
 

@@ -13,7 +13,8 @@ from lab.core.run import Run
 from lab.core.step import Status as StepStatus
 from lab.core.words import plural
 from lab.errors import BadDataError
-from lab.report.page import Card, Page, Points, Section, Status, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Card, Page, Points, Section, Status, Table
 from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.replay.compare import PLACES, Divergence, Finding, compare

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -29,12 +30,13 @@ from lab.core.content import EXPECTED, REPORT
 from lab.core.gpu import GIVEN, HOST
 from lab.core.run import LOG
 from lab.errors import LabError
-from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of
+from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of, words_of
 from lab.rooms.trials.control import pause_for
-from lab.rooms.trials.failure import Reader, parse, shell_code
+from lab.rooms.trials.failure import CANNOT_RUN, Reader, parse, shell_code
 from lab.rooms.trials.progress import progress, why_not
 from lab.rooms.trials.rows import read_settings, read_trials, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
+from lab.rooms.trials.workload.memory import Kills, Memory, blame, who_killed
 from lab.rooms.trials.workload.pauses import Pauses, family
 from lab.rooms.trials.workload.sensors import Sensors
 from lab.workload.hook import hooked
@@ -47,6 +49,8 @@ LAST_LINES = 200  # which the log has in any case
 GRACE_S = 5.0
 MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 CANNOT_START = 127
+KILLED = 128 + signal.SIGKILL
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP)
 PR_SET_CHILD_SUBREAPER = 36
 NOT_JUDGED = (
     "its output was not judged to its end: something holds it open, or --fail takes too long on a line"
@@ -87,15 +91,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def command(config: TrialsConfig, cell: Cell, trial: int) -> list[str]:
-    """The words to start, with {seed}, {trial} and {cell} filled in."""
-    values = {"{seed}": str(seed_of(config, trial, cell)), "{trial}": str(trial), "{cell}": cell.name}
-    words = [*config.command, *cell.args]
-    for mark, value in values.items():
-        words = [word.replace(mark, value) for word in words]
-    return words
-
-
 def callers_environment() -> dict[str, str]:
     """This process's environment without what makes a step import lab's copy."""
     env = dict(os.environ)
@@ -131,14 +126,16 @@ def observed(env: dict[str, str], cell: Cell, folder: Path) -> dict[str, str]:
 def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     reader = Reader(parse(config.fail), config.step_time)
     started, began = datetime.now(timezone.utc).isoformat(timespec="milliseconds"), time.monotonic()
+    began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     witnesses = args.out.resolve() / "effects"
     env = observed(environment(config, cell, args.trial), cell, witnesses)
-    words = command(config, cell, args.trial)
+    words = words_of(config, cell, args.trial)
     paused = pause_for(config, cell, read_trials(args.out.parent)) if cell.slow_as else None
+    memory = Memory()
     with Sensors(env) as sensors:
         code, timed_out, failure = _run(words, env, args.cwd, config.trial_timeout_s, reader, paused)
     code = shell_code(code)
-    verdict, reason = ("error", failure) if failure else reader.verdict(code, timed_out=timed_out)
+    verdict, reason = ("error", failure) if failure else judged(reader, code, timed_out, memory.kills())
     step = args.out.name
     effect = effect_of(cell.settings, cell.read_by, witnesses)
     if verdict != "error" and cell.settings and effect != "yes":
@@ -154,6 +151,8 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         seconds=round(time.monotonic() - began, 3),
         step_time=reader.step_time,
         started_utc=started,
+        began_s=round(began_s, 3),
+        boot=_boot(),
         # As cells name it; a container has a name of its own.
         host=env.get("SLURMD_NODENAME") or env.get(HOST) or platform.node(),
         gpus=env.get(GIVEN) or next((env[m] for m in MASKS if env.get(m) not in (None, "", "-1")), ""),
@@ -166,6 +165,26 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
         step=step,
         log=f"steps/{step}/{LOG}",
     )
+
+
+def judged(reader: Reader, code: int, timed_out: bool, kills: Kills) -> tuple[str, str]:
+    """The reader's verdict, unless the kernel, or somebody, ended the command and not its own failing."""
+    whose, evidence = blame(kills)
+    machine = ""
+    if code and not timed_out and (whose == "machine" or (code == KILLED and whose != "trial")):
+        machine = evidence or who_killed(kills)
+    verdict, reason = reader.verdict(code, timed_out=timed_out, machine=machine)
+    if evidence and evidence not in reason:
+        reason = f"{reason}; {evidence}" if reason else f"although {evidence}"
+    return verdict, reason
+
+
+def _boot() -> str:
+    """The kernel's name of this boot, the same in its containers; "" where it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _run(
@@ -192,9 +211,12 @@ def _run(
             start_new_session=True,
         )
     except OSError as error:
-        return CANNOT_START, False, f"{words[0]} cannot start: {error.strerror}"
+        lasting = error.errno in NOT_THERE  # and no shortage of memory or processes
+        return CANNOT_START, False, f"{CANNOT_RUN if lasting else 'no start'}: {words[0]}: {error.strerror}"
     with Pauses(child.pid, paused) if paused else contextlib.nullcontext():
         timed_out, judged = _follow(child, reader, limit_s, stopped)
+    if stopped or not judged:
+        reader.close()
     if stopped:
         raise Stopped
     return child.returncode, timed_out, "" if judged else NOT_JUDGED
@@ -221,7 +243,7 @@ def _follow(
             break
         time.sleep(0.01)
     _signal_group(child, signal.SIGKILL)
-    _kill_orphans()
+    _kill_orphans(spared=reader.expressions.pid if reader.expressions else None)
     at = -1
     while thread.is_alive() and at != reader.at:  # for as long as it comes forward
         at = reader.at
@@ -277,10 +299,12 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _kill_orphans() -> None:
+def _kill_orphans(spared: int | None) -> None:
     """What a command leaves running holds its output open and disturbs the next trial."""
     for _ in range(3):  # one may have started another meanwhile
         for pid in family(os.getpid())[1:]:
+            if pid == spared:
+                continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lab.core.library import READER
 from lab.errors import LabError
 from lab.recordings import tables
 from lab.recordings.kineto import read_kineto, reader
 from lab.recordings.kineto.native import library, library_state
-from lab.recordings.kineto.native.find import READER
 from lab.recordings.kineto.native.pieces import ScannedPieces
 from lab.recordings.tables import Trace
 from tests.conftest import SHARED

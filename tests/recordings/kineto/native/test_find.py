@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from lab.core import compiled as compiled_module
+from lab.core.library import READER
+from lab.core.native import C
 from lab.errors import MissingError
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.columns import TABLE_OF
@@ -25,9 +27,13 @@ compiled = pytest.mark.skipif(not HAS_C, reason=f"no scanner here: {native.libra
 @pytest.fixture
 def fresh(monkeypatch):
     """Each test looks for the library anew."""
-    native._found.cache_clear()
+    forget()
     yield monkeypatch
-    native._found.cache_clear()
+    forget()
+
+
+def forget():
+    vars(native.LIBRARY).pop("found", None)
 
 
 def test_without_a_compiler_the_plain_reader_reads(fresh, tmp_path):
@@ -41,7 +47,7 @@ def test_without_a_compiler_the_plain_reader_reads(fresh, tmp_path):
 
 @compiled
 def test_the_plain_reader_can_be_asked_for(fresh):
-    fresh.setenv(native.READER, "plain")
+    fresh.setenv(READER, "plain")
     assert native.library() is None and native.library_state() == "plain, as LAB_READER asks"
 
 
@@ -49,14 +55,14 @@ def test_the_plain_reader_can_be_asked_for(fresh):
 def test_a_compiled_library_needs_no_compiler_any_more(fresh, tmp_path):
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert native.library() is not None and native.library_state().startswith("native, compiled here (")
-    native._found.cache_clear()
+    forget()
     fresh.setenv("PATH", str(tmp_path))
     assert native.library() is not None
 
 
 @compiled
 def test_the_library_of_a_package_comes_first(fresh, tmp_path):
-    made = Path(native.C.built(native.SOURCE)._name)
+    made = Path(C.built(native.LIBRARY.source)._name)
     in_package(fresh, tmp_path).write_bytes(made.read_bytes())
     fresh.setenv("PATH", str(tmp_path))
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
@@ -67,7 +73,7 @@ def test_a_library_that_does_not_load_is_named(fresh, tmp_path):
     place = in_package(fresh, tmp_path)
     place.write_bytes(b"\x7fELF")
     with pytest.raises(MissingError, match="does not load"):
-        native.C.loaded(place)
+        C.loaded(place)
     fresh.setenv("CC", "no-such-compiler")
     fresh.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
     assert native.library() is None
@@ -77,7 +83,7 @@ def test_a_library_that_does_not_load_is_named(fresh, tmp_path):
 def in_package(fresh, folder: Path) -> Path:
     """Where the wheel's library would be."""
     fresh.setattr(compiled_module, "PACKAGED", folder)
-    return folder / native.C.file_name(native.SOURCE)
+    return folder / C.file_name(native.LIBRARY.source)
 
 
 @compiled
@@ -148,7 +154,7 @@ def test_a_piece_that_only_the_plain_form_reads_leaves_nothing_behind():
 
 def test_no_read_or_write_leaves_its_block_on_mutated_and_cut_events(tmp_path):
     program = tmp_path / "fuzz"
-    source = native.SOURCE.parent
+    source = native.LIBRARY.source.parent
     flags = ("-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     here = __file__.replace("test_find.py", "fuzz.c")
     try:

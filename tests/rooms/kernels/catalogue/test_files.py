@@ -7,8 +7,8 @@ import json
 import pandas as pd
 
 from lab.rooms.kernels.catalogue import files
-from lab.rooms.kernels.schema import UNIQUE_COLUMNS, Launch, OpRecord
-from lab.rooms.kernels.trails import read_lines, read_signatures
+from lab.rooms.kernels.schema import UNIQUE_COLUMNS, Launch, OpRecord, Signatures
+from lab.rooms.kernels.trails import read_json, read_lines
 from tests.rooms.kernels.catalogue.traces import catalogue_of
 from tests.tracegen import TraceWriter
 
@@ -21,7 +21,7 @@ def test_the_files_hold_what_the_catalogue_says(made, tmp_path):
     assert tuple(unique.columns) == UNIQUE_COLUMNS and unique["count"].sum() == len(made.launches)
     assert len(list(read_lines(tables / "launches.jsonl", Launch))) == len(made.launches)
     assert {op.op_id for op in read_lines(tables / "ops.jsonl", OpRecord)} == {op.op_id for op in made.ops}
-    assert read_signatures(tables).signatures == made.signatures.signatures
+    assert read_json(tables / "signatures.json", Signatures).signatures == made.signatures.signatures
     seed = [json.loads(line) for line in (tables / "unique_kernels.jsonl").read_text().splitlines()]
     assert sum(one["count"] for one in seed) == len(made.launches)
     assert {"name", "grid", "block", "shared memory"} == set(seed[0]["signature"])

@@ -111,6 +111,8 @@ def test_a_lossy_recording_has_its_page_and_exit_code_1(tmp_path, capsys):
         assert [row["bound"] for row in rows(tmp_path / "out" / "tables" / f"{name}.csv")] == ["at least"]
     (gpu,) = rows(tmp_path / "out" / "tables" / "gpus.csv")
     assert gpu["bound"] == "busy at least, idle at most"
+    (lack,) = json.loads(analyze(capsys, path, "-o", tmp_path / "again", "--json")[1])["incomplete"]
+    assert "1 of 9 launches" in lack
 
 
 def test_only_the_process_that_lost_rows_has_bounds(tmp_path, capsys):
@@ -170,9 +172,10 @@ def test_a_folder_of_recordings_has_a_page_each_and_names_what_it_could_not_read
     (folder / "cut.json").write_text('{"traceEvents": [{"ph": "X"')
     (folder / "empty.sqlite").touch()
     (folder / "step.pftrace.gz").write_bytes(b"\x1f\x8b")
+    (folder / "trace_cut.json").write_text('{"schemaVersion": 1, "dev')  # before its first event
     code, said, error = analyze(capsys, folder, "-o", tmp_path / "out")
-    assert code == 1 and "2 recordings of 5 analysed" in said
-    assert all(name in error for name in ("cut.json", "empty.sqlite", "step.pftrace.gz"))
+    assert code == 1 and "2 recordings of 6 analysed" in said
+    assert all(name in error for name in ("cut.json", "empty.sqlite", "step.pftrace.gz", "trace_cut.json"))
     for name in ("a.json", "b.sqlite"):
         assert (tmp_path / "out" / name / "report.html").exists()
         assert f"{name}/report.html" in (tmp_path / "out" / "report.html").read_text()

@@ -285,7 +285,7 @@ def test_steps_that_not_every_rank_recorded_are_said_and_known_to_the_exit_code(
     done = call(job, "--json", "-q", ok=False)
     assert isinstance(done.exception, StepFailed)
     assert json.loads(done.stdout)["lacking"] == [
-        "rank 0, 1 recorded no step 16, which others did: waiting in it is not told",
+        "ranks 0, 1 recorded no step 16, which others did: waiting in it is not told",
         "rank 2 recorded no step 6, which others did: waiting in it is not told",
     ]
 
@@ -334,6 +334,17 @@ def test_slow_kernels_are_set_beside_the_clock_of_their_gpu(tmp_path, mhz, said)
         rows = list(csv.DictReader((tmp_path / "out/gpu_clocks.csv").open()))
         assert [row["sm_clock_mhz"] for row in rows] == ["1980.0", f"{mhz}.0", "1980.0"]
         assert "Sampling clocks every 0.1 s took 0.5 % of one CPU core" in done.stdout
+
+
+def test_a_clock_that_no_collective_tells_is_said_to_be_as_recorded(tmp_path):
+    job = write_job(tmp_path / "job")
+    alone = TraceWriter(rank=2, world_size=3)
+    for step in range(STEPS):
+        alone.step(5 + step, 1000 + STEP_US * step, STEP_US)
+        alone.gemm(64, 32, 128, 1100 + STEP_US * step, 300)
+    alone.write(job / "rank2" / "trace_step7.json.gz")
+    said = call(job, "-o", tmp_path / "out", ok=False).stdout
+    assert "The clock of rank 2 is as recorded: no collective with the others tells how far off" in said
 
 
 def test_why_clocks_were_not_sampled_is_said(tmp_path):

@@ -13,7 +13,7 @@ from tests.recordings.ranks.made import Job
 
 def test_every_rank_has_bars_of_its_compute_in_the_picture():
     (one,) = explain([account_of(Job(ranks=5).play())])
-    patches = [one for one in step_picture(one, 6).axes[0].get_children() if isinstance(one, PathPatch)]
+    patches = [one for one in step_picture(one, 6, 10.6).axes[0].get_children() if isinstance(one, PathPatch)]
     rows = {round(float(box[:, 1].mean())) for patch in patches for box in _boxes(patch)}
     assert rows == set(range(5))
 

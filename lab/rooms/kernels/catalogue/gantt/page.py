@@ -10,7 +10,8 @@ from lab.recordings.gantt.bars import Bars, busy_table
 from lab.recordings.gantt.packed import packed
 from lab.recordings.integrity.words import integrity_lines
 from lab.recordings.lacks import Lack, verdict_of
-from lab.report.page import Page, Section, Table, Timeline, write_page
+from lab.report.page import write_page
+from lab.report.parts import Page, Section, Table, Timeline
 from lab.report.tables import write_csv
 
 CAPTION = (

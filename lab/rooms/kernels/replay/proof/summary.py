@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from lab.core.words import plural
-from lab.report.page import Status
+from lab.report.parts import Status
 from lab.rooms.kernels.replay.args import ReplayPlan
 from lab.rooms.kernels.replay.proof.evaluate import OFTEN, total_closure
 from lab.rooms.kernels.replay.proof.result import (

@@ -7,7 +7,6 @@ tensors, so that nothing is left on what the program can copy or save.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,6 +21,7 @@ from lab.rooms.nan.watch.guard.gradients import Collector, Taken
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
+_PREHOOKS = hasattr(getattr(torch.autograd.graph, "Node", None), "register_prehook")  # since torch 2.0
 _current_node = getattr(torch._C, "_current_autograd_node", None)
 MOST_PLANS = 16
 HOOKED = "the program has a hook on that tensor, which may have made it; a replay names the hook's line"
@@ -41,13 +41,7 @@ class Border:
     hooked: bool = False  # the program has a hook on the tensor, which may change its gradient
 
 
-@dataclass
-class Entered:
-    """A gradient that entered a module's output."""
-
-    border: Border
-    node: Any
-    clean: bool | None = None
+Entered = tuple[Border, Any]  # a gradient that entered a module's output, and the node that it entered
 
 
 class Borders:
@@ -63,15 +57,19 @@ class Borders:
 
     def attach(self, forward: Forward, batch: Batch) -> None:
         """Hook the nodes of what modules put out in these tensors."""
+        tensors, entered = batch.tensors, self._entered
         for u, border in self._plan(forward, batch):
-            tensor = batch.tensors[u]
+            tensor = tensors[u]
             node = tensor.grad_fn
-            if node is not None:
-                number = tensor.output_nr
-                hooked = bool(tensor._backward_hooks)
-                if number != border.output_nr or hooked:
-                    border = replace(border, output_nr=number, hooked=hooked)
-                self._hook(tensor, node, border)
+            if node is None:
+                continue
+            number = tensor.output_nr
+            if number != border.output_nr or tensor._backward_hooks:
+                border = replace(border, output_nr=number, hooked=bool(tensor._backward_hooks))
+            if _PREHOOKS:
+                node.register_prehook(partial(entered, border, number))
+            else:
+                self._hook_tensor(tensor, border)
 
     def _plan(self, forward: Forward, batch: Batch) -> list[tuple[int, Border]]:
         """(place among the tensors, border) of each output; forwards read by one template share theirs."""
@@ -110,12 +108,9 @@ class Borders:
             forward.saved if roots else None,
         )
 
-    def _hook(self, tensor: Tensor, node: Any, border: Border) -> None:
-        register = getattr(node, "register_prehook", None)
-        if register is not None:
-            register(partial(self._entered, border, border.output_nr))
-        else:  # torch before 2.0
-            tensor.register_hook(lambda grad: self._entered(border, 0, (grad,)))  # type: ignore[no-untyped-call]
+    def _hook_tensor(self, tensor: Tensor, border: Border) -> None:
+        """For torch before 2.0."""
+        tensor.register_hook(lambda grad: self._entered(border, 0, (grad,)))  # type: ignore[no-untyped-call]
 
     @passes_on
     def _entered(self, border: Border, number: int, grads: Any) -> None:
@@ -124,8 +119,16 @@ class Borders:
         if grad is None or self.ended:
             return
         try:
-            self._entered_.append(Entered(border, _current_node() if _current_node is not None else None))
-            self._collector.take("act_grads", self._forgotten + len(self._entered_) - 1, grad)
+            entered, collector = self._entered_, self._collector
+            entered.append((border, _current_node() if _current_node is not None else None))
+            try:
+                version = grad._version
+            except RuntimeError:  # made in inference mode
+                version = -1
+            key = self._forgotten + len(entered) - 1
+            collector.lists.own.entries.append(("act_grads", key, grad, version, -1))
+            if collector.weighs:
+                collector.weigh(grad)
             if border.saved is not None:
                 border.saved.gradients[border.root_leaf] = grad.detach()
         except Exception as error:  # a note, never an exception inside autograd
@@ -141,18 +144,12 @@ class Borders:
     def held(self) -> int:
         return len(self._entered_)
 
-    def learn(self, taken: Sequence[Taken], rows: np.ndarray) -> None:
-        """Which gradients at borders were clean."""
-        for one, row in zip(taken, rows, strict=True):
-            if one.stage == "act_grads" and (entered := self._of(one)) is not None:
-                entered.clean = bool(row[0] >= 0 and row[:3].sum() == 0)
-
     def place(self, one: Taken) -> tuple[str, str, str, str]:
         """(stage, module, place, why unsure) of a bad gradient at a border."""
         entered = self._of(one)
         if entered is None:
             return "act_grads", "", "in backward", "its step was over when it was counted"
-        border = entered.border
+        border = entered[0]
         uses = self._uses(entered)
         if border.root_leaf is not None and uses <= 0 and not border.consumers:
             return "loss", "", "in the loss: the gradient that enters the model is bad, its output is not", ""
@@ -180,10 +177,11 @@ class Borders:
 
     def _uses(self, entered: Entered) -> int:
         """How many nodes of the step's graphs take this output; -1 if that cannot be told."""
-        if entered.node is None:
+        border, entered_node = entered
+        if entered_node is None:
             return -1
         found, met = 0, set[Any]()
-        todo = deque(one.node for one in self._entered_ if one.border.root_leaf is not None)
+        todo = deque(node for one, node in self._entered_ if one.root_leaf is not None)
         while todo and len(met) < MOST_NODES:
             node = todo.popleft()
             if node in met:
@@ -191,9 +189,9 @@ class Borders:
             met.add(node)
             for after, number in node.next_functions:
                 if after is not None:
-                    found += after is entered.node and number == entered.border.output_nr
+                    found += after is entered_node and number == border.output_nr
                     todo.append(after)
-        return found if entered.node in met else -1
+        return found if entered_node in met else -1
 
 
 def _named(module: str) -> str:

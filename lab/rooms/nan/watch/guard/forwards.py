@@ -28,6 +28,8 @@ OUTSIDE = "the program itself calls it: the batch held it, or code between the m
 class Listener(Protocol):
     """What is told of forwards as they happen."""
 
+    reacts: bool  # to what is bad, beside keeping it
+
     def new_modules(self) -> None:
         """Modules became part of the model."""
 
@@ -67,7 +69,14 @@ class GuardedWatch(Watch):
         self._journal.safely(self._listener.new_modules)
 
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._journal.safely(self._listener.forward_begins, forward, module, args, kwargs)
+        self._journal.within(self._listener.forward_begins, forward, module, args, kwargs)
+
+    def take_clean(self, forward: Forward, batch: Batch) -> bool:
+        if batch.fp8:
+            return False
+        self.forwards += forward.phase != RECOMPUTE
+        self.recomputed += forward.phase == RECOMPUTE
+        return True
 
     def take(self, forward: Forward, seen: Seen) -> None:
         clean = all_clean(seen.counts)
@@ -79,17 +88,17 @@ class GuardedWatch(Watch):
             if any(batch.fp8 for batch in seen.batches):
                 self._note_saturated(seen)
         if not clean and len(seen.counts) and seen.counts[:, 4].max() > 0:
-            kinds = [("forward", dtype) for _, dtype in seen.shapes()]
-            self._journal.safely(self._headroom.met_all, kinds, seen.counts[:, 4])
+            dtypes = [dtype for _, dtype in seen.shapes()]
+            self._journal.within(self._headroom.met_tensors, "forward", dtypes, seen.counts[:, 4])
 
     def passing(self, forward: Forward, batch: Batch) -> None:
         if self._headroom.due(self._journal.step) and len(batch.tensors) > 1:
             given_out = [one for one, out in zip(batch.tensors, batch.outputs(), strict=True) if out]
             self._journal.safely(self._headroom.sample, "activation", given_out)
-        self._journal.safely(self._borders.attach, forward, batch)
+        self._journal.within(self._borders.attach, forward, batch)
 
     def ends(self, forward: Forward) -> None:
-        self._journal.safely(self._listener.forward_ends, forward)
+        self._journal.within(self._listener.forward_ends, forward)
 
     def stepped(self, step: Step, forward: Forward) -> None:
         if step.births:
@@ -98,7 +107,8 @@ class GuardedWatch(Watch):
             self._steps.clear()  # a training job has no end of forwards
 
     def react(self, forward: Forward) -> None:
-        self._listener.react_if_bad()
+        if self._listener.reacts:
+            self._listener.react_if_bad()
 
     def read_weights_again(self) -> list[dict[str, Any]]:
         """What weights and buffers hold now that is bad."""

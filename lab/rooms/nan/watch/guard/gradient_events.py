@@ -45,7 +45,6 @@ class GradientEvents:
         if not bad.any():
             return
         self._weights.read_what_was_updated(before=taken[0].time)
-        self._borders.learn(taken, rows)
         for at in np.flatnonzero(bad):
             self._was_bad(taken[at], rows[at])
 

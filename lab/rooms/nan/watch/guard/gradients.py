@@ -23,6 +23,7 @@ from lab.rooms.nan.watch.count import Counted
 from lab.rooms.nan.watch.guard.journal import Journal
 from lab.rooms.nan.watch.plain import all_plain, as_counted, is_odd
 from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 LEAST_BUDGET, MOST_BUDGET = 64 << 20, 1 << 30  # bytes of gradients that are held for one count
 FREE_PART = 64  # of a GPU's free memory one part in so many may be held
@@ -65,84 +66,99 @@ class Group:
     late: list[int]  # which of them had been written to before the count began
 
 
-class _Lists(threading.local):
-    """The calling thread's own list, and how many it has had so far."""
+class _List:
+    """What one thread has taken and nobody has drained, and how many were drained."""
 
-    def __init__(self, every: list[list[Passed]]) -> None:
+    def __init__(self) -> None:
         self.entries: list[Passed] = []
-        every.append(self.entries)
-        self.count = 0
+        self.drained = 0
+
+
+class _Lists(threading.local):
+    """The calling thread's own list."""
+
+    def __init__(self, every: list[_List]) -> None:
+        self.own = _List()
+        every.append(self.own)
 
 
 class Collector:
     """Collects tensors and counts them in groups; `settled` gives the finished groups' rows."""
 
-    def __init__(self, begin: Callable[[Sequence[Tensor]], Counted], journal: Journal) -> None:
+    def __init__(
+        self, begin: Callable[[Sequence[Tensor]], Counted], journal: Journal, *, reads_only: bool = False
+    ) -> None:
         self._begin, self._journal, self._lock = begin, journal, threading.RLock()
-        self._every: list[list[Passed]] = []
-        self._lists = _Lists(self._every)
-        self._held: list[Passed] = []  # in order of time
-        self._times: list[float] = []  # of these
+        self._reads_only = reads_only
+        self._every: list[_List] = []
+        self.lists = _Lists(self._every)
+        self._held: list[tuple[int, list[Passed]]] = []  # in order of time, with the tick they came before
         self._groups: list[Group] = []
-        self._drained = 0
-        self._weighs = True  # whether each tensor is weighed as it comes: not while backwards are light
+        self.weighs = True  # whether each tensor is weighed as it comes: not while backwards are light
         self._bytes = self._flushes = 0
         self._budget, self._asked = LEAST_BUDGET, -ASK_EVERY
         self.unread: dict[str, int] = {}  # why -> tensors
 
-    def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1, *, stays: bool = False) -> None:
-        """Remember a tensor to be counted; one that `stays` in memory without us is held for nothing."""
-        lists = self._lists
-        lists.count += 1
+    @passes_on
+    def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1) -> None:
+        """Remember a tensor to be counted."""
         try:
             version = tensor._version
         except RuntimeError:  # made in inference mode
             version = -1
-        lists.entries.append((stage, key, tensor, version, time))
-        if self._weighs:
-            self._weigh(tensor, stays)
+        self.lists.own.entries.append((stage, key, tensor, version, time))
+        if self.weighs:
+            self.weigh(tensor)
+
+    @hidden
+    def weigh(self, tensor: Tensor, stays: bool = False) -> None:
+        """Count what is held once it is much; a tensor that `stays` in memory without us costs nothing."""
+        self._weigh(tensor, stays)
 
     def _weigh(self, tensor: Tensor, stays: bool) -> None:
         self._bytes += 0 if stays else tensor.numel() * tensor.element_size()
         if self._bytes > LEAST_BUDGET and self._flushes - self._asked >= ASK_EVERY:
             self._asked, self._budget = self._flushes, _budget(tensor.device)
-        if self._bytes > self._budget or len(self._lists.entries) > MOST_HELD:
+        if self._bytes > self._budget or len(self.lists.own.entries) > MOST_HELD:
             self.flush()
 
     @property
     def waits(self) -> bool:
         """Whether tensors were taken whose rows nobody has asked for."""
-        return bool(self._groups or self._held or any(self._every))
+        if self._groups or self._held:
+            return True
+        return bool([one for one in self._every if one.entries])
 
     def here(self) -> int:
         """How many tensors this thread has taken so far."""
-        return self._lists.count
+        own = self.lists.own
+        with self._lock:  # another thread may be draining it
+            return own.drained + len(own.entries)
 
     def anywhere(self) -> int:
         """How many tensors all threads have taken so far."""
-        return self._drained + sum(map(len, self._every))
+        with self._lock:
+            return sum(one.drained + len(one.entries) for one in self._every)
 
     def mark(self) -> None:
         """What was taken so far came before everything that the clock is asked for from now on."""
         with self._lock:
-            for entries in self._every:
-                if not entries:
+            for one in self._every:
+                if not one.entries:
                     continue
-                found = entries[:]
-                del entries[: len(found)]  # its own thread may have appended more meanwhile
-                self._drained += len(found)
-                begin, part = self._journal.now(), TICK / len(found)
-                self._held += found
-                self._times += [one[4] if one[4] >= 0 else begin + at * part for at, one in enumerate(found)]
+                found = one.entries[:]
+                del one.entries[: len(found)]  # its own thread may have appended more meanwhile
+                one.drained += len(found)
+                self._held.append((self._journal.now(), found))
 
     def flush(self) -> None:
         """Begin the count of everything held."""
         self.mark()
         with self._lock:
-            held, self._held, self._bytes = self._held, [], 0
-            times, self._times = self._times, []
-        if not held:
+            chunks, self._held, self._bytes = self._held, [], 0
+        if not chunks:
             return
+        held = chunks[0][1] if len(chunks) == 1 else [one for _, chunk in chunks for one in chunk]
         tensors: Sequence[Tensor] = [one[2] for one in held]
         owners: Sequence[int] | None = None
         if not all_plain(tensors):
@@ -150,33 +166,38 @@ class Collector:
         if not tensors:
             return
         try:
-            counted = quiet(self._begin, tensors)
+            counted = quiet(self._begin, tensors, reads_only=self._reads_only)
         except Exception as error:  # a count that fails is a note, never the program's problem
             why = f"{type(error).__name__}: {error}"[:200]
             self.unread[why] = self.unread.get(why, 0) + len(tensors)
             return
-        if owners is not None:
-            held, times = [held[at] for at in owners], [times[at] for at in owners]
-        self._note(held, times, tensors, counted)
+        self._note(chunks, held, owners, tensors, counted)
 
     def _note(
-        self, held: list[Passed], times: list[float], tensors: Sequence[Tensor], counted: Counted
+        self,
+        chunks: Sequence[tuple[int, list[Passed]]],
+        held: list[Passed],
+        owners: Sequence[int] | None,
+        tensors: Sequence[Tensor],
+        counted: Counted,
     ) -> None:
         """A count has begun, one row per tensor; a clean one that is over leaves only its stages."""
-        self._journal.seen.update([one[0] for one in held])
-        late = [at for at, one in enumerate(held) if one[3] >= 0 and one[2]._version != one[3]]
+        of_rows = held if owners is None else [held[at] for at in owners]
+        self._journal.seen.update([one[0] for one in of_rows])
+        late = [at for at, one in enumerate(of_rows) if one[3] >= 0 and one[2]._version != one[3]]
         if late or not counted.known_clean():
-            step = self._journal.step
+            step, times = self._journal.step, _times(chunks)
+            times = times if owners is None else [times[at] for at in owners]
             taken = [
                 Taken(time, one[0], one[1], step, tensor.shape, tensor.dtype)
-                for one, time, tensor in zip(held, times, tensors, strict=True)
+                for one, time, tensor in zip(of_rows, times, tensors, strict=True)
             ]
             with self._lock:
                 self._groups.append(Group(taken, counted, late))
         self._flushes += 1
         if self._flushes % LOOK_EVERY == 2:
             size = sum(one.numel() * one.element_size() for one in tensors)
-            self._weighs = size * LOOK_EVERY > LEAST_BUDGET or len(tensors) * LOOK_EVERY > MOST_HELD
+            self.weighs = size * LOOK_EVERY > LEAST_BUDGET or len(tensors) * LOOK_EVERY > MOST_HELD
 
     def _dense(self, tensors: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """(which tensor each part belongs to, all parts that can be counted)"""
@@ -204,6 +225,15 @@ class Collector:
                 rows[group.late] = -1
             found.append((group.taken, rows))
         return found
+
+
+def _times(chunks: Sequence[tuple[int, list[Passed]]]) -> list[float]:
+    """When each came: what was drained together is ordered within a part of one tick."""
+    return [
+        one[4] if one[4] >= 0 else begin + at * TICK / len(chunk)
+        for begin, chunk in chunks
+        for at, one in enumerate(chunk)
+    ]
 
 
 def _budget(device: torch.device) -> int:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from lab.core.words import plural
 from lab.errors import UsageError
-from lab.rooms.nan.watch.choose import choose_counter, counter_named
-from lab.rooms.nan.watch.count import Counter, beginning, bits_counts, screen_counts
+from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
+from lab.rooms.nan.watch.count import Counter, beginning, reads_only
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of
@@ -74,6 +74,7 @@ class Guard:
                 fix='use "keep", "raise", "replay" or a function of a GuardStep',
             )
         self.model, self.on_bad, self.out = model, on_bad, out
+        self.reacts = on_bad != "keep"
         self.index = 0  # for a program with several models that knows no guard
         self.journal = journal = Journal()
         self.scaling, self.strategy = Scaling(scaler), strategy_of(model)
@@ -81,7 +82,7 @@ class Guard:
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._on_gpu = on_gpu = device.type == "cuda"
         self.counter, count = self._chosen(device, counter)
-        self.collector = Collector(beginning(count), journal)
+        self.collector = Collector(beginning(count), journal, reads_only=reads_only(count))
         self.borders = Borders(self.collector)
         self.watch = GuardedWatch(model, count, journal, self.borders, self.headroom, self)
         self.borders.names = self.watch._names
@@ -114,10 +115,13 @@ class Guard:
         if counter is not None or name != "bits":
             return name, counter_named(name)
 
-        def count(tensors: Sequence[Tensor]) -> np.ndarray:
-            due = self.headroom.magnitudes_due(self.step)
-            return bits_counts(tensors, subnormals=False) if due else screen_counts(tensors)
+        magnitudes, screen, in_c = cpu_counters()
+        headroom, journal = self.headroom, self.journal
 
+        def count(tensors: Sequence[Tensor]) -> np.ndarray:
+            return (magnitudes if headroom.magnitudes_due(journal.step) else screen)(tensors)
+
+        count.reads_only = in_c  # type: ignore[attr-defined]
         return name, count
 
     # Entering and leaving
@@ -277,7 +281,7 @@ class Guard:
         self.parameters.attach()
 
     def forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
-        forward.update = self.step
+        forward.update = self.journal.step
         if forward.phase == RECOMPUTE:
             return
         if self.borders.held > MOST_BORDERS:  # a program without an optimizer
@@ -295,7 +299,7 @@ class Guard:
 
     def forward_ends(self, forward: Forward) -> None:
         self.collector.mark()
-        forward.time, forward.update = self.journal.now(), self.step
+        forward.time, forward.update = self.journal.now(), self.journal.step
         if self._unbuilt:
             self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
             self.parameters.attach()
@@ -305,22 +309,33 @@ class Guard:
 
     # Updates
 
+    @hidden
     def _before_update(self, optimizer: Any, *_: Any) -> None:
-        if not self.ended and self._is_ours(optimizer):
+        if self.journal.ended:
+            return
+        parameters = parameters_of(optimizer)
+        if self._is_ours(optimizer, parameters):
             self._goes_on(optimizer)
-            self.journal.safely(self._look_before_update, optimizer)
-            self.react_if_bad()
+            self.journal.within(self._look_before_update, parameters)
+            if self.reacts:
+                self.react_if_bad()
+        else:
+            self._begun_at.pop(id(optimizer), None)  # of one that is gone, by the same id
 
+    @hidden
     def _after_update(self, optimizer: Any, *_: Any) -> None:
-        if not self.ended and self._is_ours(optimizer):
-            self.journal.safely(self._look_after_update, optimizer)
+        if self.journal.ended:
+            return
+        parameters = parameters_of(optimizer)
+        if id(optimizer) in self._begun_at or self._is_ours(optimizer, parameters):
+            self.journal.within(self._look_after_update, optimizer, parameters)
 
-    def _is_ours(self, optimizer: Any) -> bool:
+    def _is_ours(self, optimizer: Any, parameters: Sequence[Tensor]) -> bool:
         """Whether it was given to the guard, or updates one of the model's weights."""
-        given = self.weights.optimizers
-        if any(one is optimizer or getattr(one, "optimizer", None) is optimizer for one in given):
-            return True
-        return any(map(self.weights.is_one_of, parameters_of(optimizer)))
+        for one in self.weights.optimizers:
+            if one is optimizer or getattr(one, "optimizer", None) is optimizer:
+                return True
+        return any(map(self.weights.is_one_of, parameters))
 
     def _goes_on(self, optimizer: Any) -> None:
         """Updates by several optimizers after one forward are one step."""
@@ -331,27 +346,27 @@ class Guard:
         self._updated_by.add(id(optimizer))
         self._begun_at[id(optimizer)] = self.journal.step
 
-    def _look_before_update(self, optimizer: Any) -> None:
-        parameters = parameters_of(optimizer)
+    def _look_before_update(self, parameters: Sequence[Tensor]) -> None:
         self.weights.before_update(parameters)
         self.parameters.before_update(parameters)
-        if not self._on_gpu or self.on_bad != "keep":
+        if not self._on_gpu or self.reacts:
             self.settle()
 
-    def _look_after_update(self, optimizer: Any) -> None:
+    def _look_after_update(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
         begun_at = self._begun_at.pop(id(optimizer), self.journal.step)
         if self.journal.step > begun_at and not self._forward_since_update:  # an optimizer in it has ended it
             self.journal.step -= 1
-        self.weights.after_update(optimizer, parameters_of(optimizer))
+        self.weights.after_update(optimizer, parameters)
         if not before_update.exists:
             self.weights.note_versions()
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
         self.settle()
-        self.react_if_bad()
-        states = (one for _, one in state_tensors(optimizer, self.weights.names) if one.dim())
-        self.journal.safely(self.headroom.step_ends, self, states)
+        if self.reacts:
+            self.react_if_bad()
+        states = (one for _, one in state_tensors(optimizer) if one.dim())
+        self.journal.within(self.headroom.step_ends, self, states)
         self._step_is_over()
-        if self.step % WRITE_EVERY == 0:
+        if self.journal.step % WRITE_EVERY == 0:
             self._write()
 
     def _step_is_over(self) -> None:
@@ -405,9 +420,9 @@ class Guard:
     @hidden
     def react_if_bad(self) -> None:
         """Where a reaction can still come before the update."""
-        if self.on_bad == "keep" or self.ended:
+        if not self.reacts or self.ended:
             return
-        self.journal.safely(self.settle)
+        self.journal.within(self.settle)
         self.reactions.before_update(self.journal.open.get(self.step))
 
     def _write(self) -> None:

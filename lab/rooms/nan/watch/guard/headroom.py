@@ -96,6 +96,14 @@ class Headroom:
         for (stage, dtype), one in groups.items():
             self.met(stage, str(dtype)[6:], one)
 
+    def met_tensors(self, stage: str, dtypes: Sequence[torch.dtype], largest: np.ndarray) -> None:
+        """Many tensors of one stage, as a rule of one type."""
+        kinds = {*dtypes}
+        if len(kinds) == 1:
+            self.met(stage, str(kinds.pop())[6:], float(largest.max()))
+        else:
+            self.met_all([(stage, one) for one in dtypes], largest)
+
     def due(self, step: int) -> bool:
         """Whether shares are sampled in this step."""
         if not self.every:

@@ -74,6 +74,10 @@ class Journal:
     @hidden
     def safely(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run it; a failure is a note, never an exception in the program. Reactions do pass."""
+        return self.within(work, *args)
+
+    def within(self, work: Callable[..., Any], *args: Any) -> Any:
+        """`safely`, in code that torch.compile cannot see already."""
         try:
             return work(*args)
         except NonFiniteError:

@@ -12,7 +12,7 @@ from lab.rooms.nan.watch.guard.journal import Journal
 from lab.rooms.nan.watch.guard.scaling import Scaling, find_scaler, scale_of
 from lab.rooms.nan.watch.lane import recomputing
 from lab.rooms.nan.watch.shared import rehooked
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 _OLD = not hasattr(torch._C, "_current_graph_task_id")  # such a torch may run backward in another thread
 MOST_LOOKS = 3  # for the scaler behind a loss, each of which goes through all objects of the program
@@ -27,16 +27,16 @@ class Losses:
         self._passed = collector.anywhere if on_gpu or _OLD else collector.here
         self._looks_for_scaler = MOST_LOOKS
 
-    @passes_on
+    @hidden
     def begins(self, tensors: Any) -> tuple[int, int] | None:
         """(when, how many gradients had passed); None inside of a backward, as a checkpoint runs one."""
-        found: tuple[int, int] | None = self._journal.safely(self._passed_before, tensors)
+        found: tuple[int, int] | None = self._journal.within(self._passed_before, tensors)
         return found
 
-    @passes_on
+    @hidden
     def ended(self, tensors: Any, begun: tuple[int, int] | None) -> None:
         if begun is not None:
-            self._journal.safely(self._take, tensors, begun)
+            self._journal.within(self._take, tensors, begun)
 
     def _passed_before(self, tensors: Any) -> tuple[int, int] | None:
         if self._journal.ended or recomputing():

@@ -13,7 +13,7 @@ from lab.rooms.nan.watch.guard.journal import Journal
 from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.weights import Weights, version, versions_of
 from lab.rooms.nan.watch.plain import is_unbuilt
-from lab.rooms.nan.watch.unseen_by_compile import hidden
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 
 class Unhooked(int):
@@ -35,6 +35,7 @@ class ParameterHooks:
         self._weights, self._strategy = weights, strategy
         # FSDP accumulates what has been reduced already.
         self._stage = "after_reduce" if strategy.name == "FSDP" else "param_grads"
+        self._reduces_at_once = strategy.reduces_at_once
         self._handles: list[Any] = []
         self._kept_nodes: list[Any] = []
         self._hooked: set[int] = set()
@@ -71,23 +72,37 @@ class ParameterHooks:
         self._kept_nodes.append(node)
         self._handles.append(node.register_hook(lambda *_: self._accumulated(parameter)))
 
-    @hidden
+    @passes_on
     def _accumulated(self, parameter: Tensor) -> None:
         """A gradient has been added to a parameter's: this rank's own, before any reduction."""
         try:
             grad = parameter.grad
             if self._journal.ended or grad is None:
                 return
-            key = id(parameter)
-            if self._last is not None and self._last[0].grad is not self._last[1]:
-                self._stay = False
-            self._last = parameter, grad
-            self._collector.take(self._stage, key, grad, stays=self._stay)
-            self._counted[key] = (id(grad), version(grad))
-            if self._strategy.reduces_at_once:
-                self._collector.flush()
+            key, collector = id(parameter), self._collector
+            if type(grad) is Tensor and not grad.is_inference():
+                number = own = grad._version
+            else:
+                number, own = _versions_of_other(grad)
+            collector.lists.own.entries.append((self._stage, key, grad, own, -1))
+            self._counted[key] = (id(grad), number)
+            if collector.weighs:
+                self._weigh(parameter, grad)
+            if self._reduces_at_once:
+                self._flush()
         except Exception as error:  # a note, never an exception inside autograd
             self._journal.failure("gradients of weights", error)
+
+    @hidden
+    def _weigh(self, parameter: Tensor, grad: Tensor) -> None:
+        if self._last is not None and self._last[0].grad is not self._last[1]:
+            self._stay = False
+        self._last = parameter, grad
+        self._collector.weigh(grad, stays=self._stay)
+
+    @hidden
+    def _flush(self) -> None:
+        self._collector.flush()
 
     def before_update(self, parameters: Sequence[Tensor]) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
@@ -95,7 +110,7 @@ class ParameterHooks:
         used = [one for one in parameters if one.grad is not None]
         grads: list[Any] = [one.grad for one in used]
         now = [*zip(map(id, grads), versions_of(grads), strict=True)]
-        if not self._strategy.reduces and now == [self._counted.get(id(one)) for one in used]:
+        if not self._strategy.reduces and now == [*map(self._counted.get, map(id, used))]:
             return
         for parameter, grad, seen in zip(used, grads, now, strict=True):
             known = self._counted.get(id(parameter))
@@ -107,3 +122,12 @@ class ParameterHooks:
             if id(parameter) not in self._hooked:
                 self.attach()
         self._collector.flush()
+
+
+@hidden
+def _versions_of_other(grad: Tensor) -> tuple[int, int]:
+    """Of a distributed gradient, a subclass or one made in inference mode: its part's, and its own."""
+    try:
+        return version(grad), grad._version
+    except RuntimeError:  # made in inference mode
+        return version(grad), -1

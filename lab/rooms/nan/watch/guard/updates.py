@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,22 +17,29 @@ from lab.rooms.nan.watch.plain import ORDINARY, REAL, all_plain, as_counted, is_
 from lab.rooms.nan.watch.quiet import quiet
 
 Named = tuple[str, Tensor]
-SMALL, DTYPE = 1 << 18, attrgetter("dtype")
+State = tuple[int, str]  # the id of a weight, and what of it the optimizer keeps
+Label = TypeVar("Label")
+SMALL, KIND = 1 << 18, attrgetter("dtype", "device")
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
 
 
-def state_tensors(optimizer: Any, names: dict[int, str]) -> Iterator[Named]:
-    """(name of the weight and of its state, tensor) of every floating state of an optimizer."""
+def state_tensors(optimizer: Any) -> Iterator[tuple[State, Tensor]]:
+    """Every floating state of an optimizer."""
     for parameter, state in list(getattr(optimizer, "state", {}).items()):
         if not isinstance(state, dict):
             continue
         for key, value in state.items():
             if isinstance(value, Tensor) and value.is_floating_point():
-                yield f"{names.get(id(parameter), '?')}: {key}", value
+                yield (id(parameter), key), value
 
 
-def parts_of(named: Iterable[Named]) -> list[Named]:
-    """The dense local parts of named tensors."""
+def state_name(state: State, names: dict[int, str]) -> str:
+    """In words: the weight's name, and what is kept of it."""
+    return f"{names.get(state[0], '?')}: {state[1]}"
+
+
+def parts_of(named: Iterable[tuple[Label, Tensor]]) -> list[tuple[Label, Tensor]]:
+    """The dense local parts of labelled tensors."""
     named = list(named)
     if named and all_plain([one for _, one in named]):
         return named
@@ -43,18 +50,18 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
     return [one for group in getattr(optimizer, "param_groups", ()) for one in group.get("params", ())]
 
 
-def negative_squares(named: Sequence[Named]) -> list[str]:
+def negative_squares(states: Sequence[tuple[State, Tensor]]) -> list[State]:
     """States that are sums of squares and yet below zero: finite, and the next update is not."""
-    squares = [(name, one) for name, one in named if name.rsplit(": ", 1)[-1] in SQUARES and one.numel()]
+    squares = [(state, one) for state, one in states if state[1] in SQUARES and one.numel()]
     if not squares:
         return []
     lows = quiet(_lowest, [one for _, one in squares])
-    return [name for (name, _), low in zip(squares, lows, strict=True) if low < 0]
+    return [state for (state, _), low in zip(squares, lows, strict=True) if low < 0]
 
 
 def _lowest(tensors: Sequence[Tensor]) -> list[float]:
     """The lowest number of each; one wait per device. Of small ones that are positive, 0 or what is there."""
-    small = sum(map(Tensor.numel, tensors)) <= SMALL and len({*map(DTYPE, tensors)}) == 1
+    small = sum(map(Tensor.numel, tensors)) <= SMALL and len({*map(KIND, tensors)}) == 1
     if small and float(torch._C._nn.flatten_dense_tensors([*tensors]).amin()) >= 0:
         return [0.0] * len(tensors)
     lows = [one.detach().amin().double() for one in tensors]

@@ -23,9 +23,11 @@ from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, owner
 from lab.rooms.nan.watch.guard.updates import (
     Named,
+    State,
     named_weights,
     negative_squares,
     parts_of,
+    state_name,
     state_tensors,
     why_not_finite,
 )
@@ -96,7 +98,7 @@ class Weights:
     def before_update(self, parameters: Sequence[Tensor]) -> None:
         """Notice what other code has written since the last update."""
         now, after = versions_of(parameters), self._versions_after
-        if now == [after.get(id(one)) for one in parameters]:
+        if now == [*map(after.get, map(id, parameters))]:
             return
         for one, versions in zip(parameters, now, strict=True):
             if after.get(id(one), versions) != versions:
@@ -105,9 +107,9 @@ class Weights:
     def after_update(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
         read_already = self._journal.step == self._counted_in and not self._since_read
-        self.updated_by([optimizer])
+        self.updated_by((optimizer,))
         if read_already or self.updates <= READ_FIRST or (self.updates - 1) % READ_EVERY == 0:
-            self._journal.safely(self.read)
+            self._journal.within(self.read)
         self._versions_after.update(zip(map(id, parameters), versions_of(parameters), strict=True))
 
     def updated_by(self, optimizers: Sequence[Any]) -> None:
@@ -117,7 +119,12 @@ class Weights:
             self._since_read += 1
         elif not self._since_read:  # read after another optimizer of this step: once more after this one
             self._since_read, self.reads = 1, self.reads - 1
-        self._updated_by += [one for one in optimizers if not any(one is other for other in self._updated_by)]
+        for one in optimizers:
+            for other in self._updated_by:
+                if one is other:
+                    break
+            else:
+                self._updated_by.append(one)
         self._updated_at, self._updated_step = self._journal.now(), self._journal.step
 
     def note_versions(self) -> None:
@@ -152,17 +159,21 @@ class Weights:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
             self._updated_at, self._updated_step = self._journal.now(), self._journal.step
-        states = parts_of(one for by in self._updated_by for one in state_tensors(by, self.names))
+        states = parts_of(one for by in self._updated_by for one in state_tensors(by))
         weights = parts_of(named_weights(self._walk()))
         rows = quiet(self._count, [one for _, one in (*states, *weights)])
         if not all_clean(rows):
-            kinds = [("opt_state", one.dtype) for _, one in states]
-            kinds += [("weights_after", one.dtype) for _, one in weights]
-            self._headroom.met_all(kinds, rows[:, 4])
-            self._judge_states(states, rows)
-            self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
+            for stage, of, some in (
+                ("opt_state", states, rows[: len(states)]),
+                ("weights_after", weights, rows[len(states) :]),
+            ):
+                self._headroom.met_tensors(stage, [one.dtype for _, one in of], some[:, 4])
+            if (rows[:, :3] > 0).any():
+                self._judge_states(states, rows)
+                self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
         if late >= 0 or not self._on_gpu:
-            for name in negative_squares(states):
+            for label in negative_squares(states):
+                name = state_name(label, self.names)
                 self._event("opt_state", name, None, None, why="a sum of squares is below zero")
         self._journal.seen["opt_state"] += len(states)
         self._journal.seen["weights_after"] += len(weights)
@@ -177,9 +188,10 @@ class Weights:
             self._modules = [*self._model.named_modules()]
         return self._modules
 
-    def _judge_states(self, states: Sequence[Named], rows: np.ndarray) -> None:
+    def _judge_states(self, states: Sequence[tuple[State, Tensor]], rows: np.ndarray) -> None:
         for at in _bad(rows[: len(states)]):
-            self._event("opt_state", states[at][0], rows[at], states[at][1], why=self._span())
+            name = state_name(states[at][0], self.names)
+            self._event("opt_state", name, rows[at], states[at][1], why=self._span())
 
     def _judge_weights(
         self, weights: Sequence[Named], rows: np.ndarray, *, late: float, buffers: bool

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lab.report.figures import SERIES
-from lab.report.page import Chart, Prose, Series, Table
+from lab.report.parts import Chart, Prose, Series, Table
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
 from lab.rooms.sweep.names import name_of, short_name
 from lab.rooms.sweep.tables import SETTING, column_names

@@ -12,7 +12,8 @@ import lab
 from lab.core.provenance import lab_identity
 from lab.core.words import plural
 from lab.errors import UsageError
-from lab.report.page import Card, Page, Section, Table, write_page
+from lab.report.page import write_page
+from lab.report.parts import Card, Page, Section, Table
 from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes

@@ -7,10 +7,10 @@ from typing import Any
 
 import pandas as pd
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.rooms.sweep.gemm.compare.changes import SIGNIFICANT, repeats_needed
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
-from lab.rooms.sweep.names import first_few, name_of
+from lab.rooms.sweep.names import name_of
 
 UNPROVEN = {
     "one run each": "with one run each this may be chance, and nothing can be claimed",

@@ -49,10 +49,11 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
     gflops, moved_bytes = _work(shape, arguments)
     dur_us = gemm.dur_ns / 1000
     stats = grouped(dur_us, group, n, (5, 95))
-    timed_us = np.where(dur_us > 0, dur_us, np.nan)  # work in no time has no rate
+    timed = dur_us > 0  # work in no time has no rate
+    of, timed_us = group[timed], dur_us[timed]
     rates = {
-        "TB/s": grouped(moved_bytes[group] / timed_us / 1e6, group, n),
-        "TFLOPS/s": grouped(gflops[group] / timed_us * 1e3, group, n),
+        "TB/s": grouped(moved_bytes[of] / timed_us / 1e6, of, n),
+        "TFLOPS/s": grouped(gflops[of] / timed_us * 1e3, of, n),
     }
     tid = gemm.tid[first]
     found_rows = sheet(
@@ -143,7 +144,7 @@ def _gemm_extras(
     names, _ = distinct_rows(np.stack([group, grouped_rows([gemm.kernels])[1]], axis=1))
     extras: dict[str, Any] = {
         "mad_us": stats["mad"],
-        "cv": stats["std"] / stats["mean"],
+        "cv": stats["cv"],
         "p5_us": stats["p5"],
         "p95_us": stats["p95"],
         "family": gemm.family[first],

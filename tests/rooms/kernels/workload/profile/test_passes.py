@@ -188,7 +188,7 @@ def holds_1_12(folder: Path) -> None:
 @pytest.mark.docker
 def test_profile_and_recorder_work_in_the_pascal_image(open_folder):
     here = subprocess.run(
-        ["docker", "image", "inspect", "localhost/lab/pascal"], capture_output=True, check=False, timeout=30
+        ["docker", "image", "inspect", "localhost/lab/pascal"], capture_output=True, check=False, timeout=300
     )
     if here.returncode:
         pytest.skip("the image lab/pascal is not built here (lab images build pascal)")

@@ -45,7 +45,7 @@ def both(tmp_path_factory):
         )
         for rank in range(2)
     ]
-    texts = [one.communicate(timeout=240) for one in started]
+    texts = [one.communicate(timeout=900) for one in started]
     assert [one.returncode for one in started] == [0, 0], texts[0][1][-2000:] + texts[1][1][-2000:]
     lines = [json.loads(line) for text, _ in texts for line in text.splitlines() if line.startswith("{")]
     return {(one["wrap"], one["how"], one.get("on_bad", "keep"), one["rank"]): one for one in lines}, out

@@ -529,5 +529,5 @@ def test_a_mutant_of_the_kernels_is_killed(unmutated, libraries, monkeypatch, tm
     # A fault may lead a walk outside of its arrays.
     child = multiprocessing.get_context("fork").Process(target=as_unmutated)
     child.start()
-    child.join(60)
+    child.join(600)
     assert child.exitcode in (1, -signal.SIGSEGV)

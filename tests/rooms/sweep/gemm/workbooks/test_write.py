@@ -271,6 +271,7 @@ def test_a_sweep_of_which_no_trace_can_be_read_is_an_error_with_the_first_reason
         read_sweep(tmp_path, cache=None, workers=1, workbooks=tmp_path / "out")
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_gemms_that_took_no_time_cost_nobody_the_report(tmp_path):
     writer = TraceWriter()
     writer.step(1, 0, 900)
@@ -278,11 +279,14 @@ def test_gemms_that_took_no_time_cost_nobody_the_report(tmp_path):
         writer.gemm(4, 4, 4, start, 0)
     writer.gemm(4, 4, 4, 500, 10)
     writer.gemm(2**70, 4, 4, 600, 10)  # larger than any tensor: of unknown size
+    writer.gemm(8, 8, 8, 700, 0)
     writer.all_reduce(1024, 490, 50)
     path = writer.write(tmp_path / "256thread/nccl_28channels/torch_profiler/rank0/trace_step9.json")
     data = read_sweep(path, cache=None, workers=1, workbooks=tmp_path / "out")
     assert data.missing == [] and data.files
-    assert sorted(data.gemm["M"]) == [-1, 4, 4, 4, 4]
+    assert sorted(data.gemm["M"]) == [-1, 4, 4, 4, 4, 8]
+    rates = data.groups.set_index("param: M")["TFLOPS/s_median"]
+    assert rates[4] == pytest.approx(2 * 4**3 / 10e-6 / 1e12) and rates[8] != rates[8]
     found = groups(data)
     found = found[found["M"] == 4]
     assert found["n"].tolist() == [4] and found["free_median_us"].tolist() == [0]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("lines.c")
+from lab.core.library import Library
 
 
 class Word(ctypes.Structure):
@@ -21,27 +20,6 @@ class Words(ctypes.Structure):
         ("num_labels", ctypes.c_int64),
         ("turns", ctypes.c_uint64 * 4),
     )
-
-
-def library() -> ctypes.CDLL | None:
-    """The library; None without one, and where $LAB_READER asks for the plain form."""
-    from lab.core.native import wants_plain
-
-    return None if wants_plain() else _found()[0]
-
-
-def library_state() -> str:
-    """Which scanner is in use, and why, for `lab doctor`."""
-    from lab.core.native import state_of
-
-    return state_of(_found)
-
-
-@cache
-def _found() -> tuple[ctypes.CDLL | None, str]:
-    from lab.core.native import find  # it brings subprocess along, which a small log does without
-
-    return find(SOURCE, _typed)
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
@@ -66,3 +44,7 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     ]
     found.lines_forget.restype, found.lines_forget.argtypes = None, [state, size]
     return found
+
+
+LIBRARY = Library(Path(__file__).with_name("lines.c"), _typed)
+library, library_state = LIBRARY.get, LIBRARY.state

@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from lab.core.native import READER
+from lab.core.library import READER
 from lab.rooms.nan.nixnan.reading.bulk.native import NativeScanner, scanner
 from lab.rooms.nan.nixnan.reading.bulk.scanner import PlainScanner
 from lab.rooms.nan.nixnan.reading.counts import NATIVE_BYTES, NativeCounts, PlainCounts, counts_for
@@ -183,7 +183,7 @@ def test_no_read_or_write_leaves_its_block(tmp_path):
     flags = ("-std=c11", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     try:
         done = subprocess.run(
-            ["cc", *flags, f"-I{find.SOURCE.parent}", here, "-o", program], capture_output=True
+            ["cc", *flags, f"-I{find.LIBRARY.source.parent}", here, "-o", program], capture_output=True
         )
     except FileNotFoundError:
         pytest.skip("no C compiler here")

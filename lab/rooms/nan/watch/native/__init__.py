@@ -1,0 +1,1 @@
+"""Tensors on a CPU counted in C."""

@@ -1,0 +1,117 @@
+"""Whether a command can start at all, seen before its first trial. Looks at files and starts nothing."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from lab.errors import MissingError, not_here
+
+PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?\Z")
+SHELLS = ("sh", "bash", "dash")
+MOST_NAMES = 20_000  # of programs, among which one is looked for that was meant
+ALIKE = 0.8  # of difflib
+PER_TRIAL = re.compile(r"\{(seed|trial)\}")  # a word with one of these is another file in every trial
+
+
+def refuse_missing(words: Sequence[str], env: Mapping[str, str], cwd: Path, cell: str = "") -> None:
+    """Raises MissingError where the program, or the script that an interpreter is to run, is not there."""
+    of_cell = f" of cell {cell!r}" if cell else ""
+    if not cwd.is_dir():
+        raise MissingError("the folder in which the command runs is not there", where=cwd)
+    if PER_TRIAL.search(words[0]):
+        return
+    folders = (env.get("PATH") or os.defpath).split(os.pathsep)
+    problem = why_not_run(words[0], folders, cwd)
+    if problem:
+        raise MissingError(
+            f"the command{of_cell} cannot start: {problem}",
+            where=words[0] if "/" in words[0] else f"PATH={os.pathsep.join(folders)}",
+            fix=_meant(words[0], folders, cwd) or "check the name, or give its path",
+        )
+    script = script_of(words)
+    if script is None or PER_TRIAL.search(script) or (cwd / script).exists():
+        return
+    if not PYTHON.match(Path(words[0]).name) and "/" not in script and _on_path(script, folders, cwd):
+        return  # a shell looks there, too
+    path = Path(script) if cwd == Path.cwd() else cwd / script
+    raise not_here(f"the script{of_cell} is not there", path)
+
+
+def why_not_run(program: str, folders: Sequence[str], cwd: Path) -> str:
+    """Why the system would not run this program; "": it would try."""
+    if not program:
+        return "its name is empty"
+    if "/" not in program:
+        found = _on_path(program, folders, cwd)
+        if not found:
+            return f"no program {program!r} on PATH"
+        return "" if any(os.access(one, os.X_OK) for one in found) else f"{found[0]} is not executable"
+    path = cwd / program
+    if not path.exists():
+        return f"no file {program!r}"
+    if path.is_dir():
+        return f"{program!r} is a folder"
+    return "" if os.access(path, os.X_OK) else f"{program!r} is not executable (chmod +x)"
+
+
+def _on_path(name: str, folders: Sequence[str], cwd: Path) -> list[Path]:
+    return [path for folder in folders if (path := cwd / (folder or ".") / name).is_file()]
+
+
+def script_of(words: Sequence[str]) -> str | None:
+    """The file that `python`, `sh` or `bash` is told to run; None where there is none, or it is not known."""
+    name, rest = Path(words[0]).name, iter(words[1:])
+    if PYTHON.match(name):
+        return _script(rest, ends="cmVh?", takes="WX", long=("--check-hash-based-pycs",))
+    return _script(rest, ends="cs", takes="oO", long=("--rcfile", "--init-file")) if name in SHELLS else None
+
+
+def _script(words: Iterator[str], *, ends: str, takes: str, long: Sequence[str]) -> str | None:
+    """The first word that is no option. ends: letters that leave no script; takes: those with a value."""
+    for word in words:
+        if word == "--":
+            return next(words, None)
+        if word.startswith("--"):
+            if word not in long:
+                return None  # such as --version
+            next(words, None)
+            continue
+        if word[:1] not in ("-", "+") or len(word) == 1:
+            return None if word == "-" else word
+        letters = word[1:]
+        first = next((at for at, letter in enumerate(letters) if letter in ends + takes), None)
+        if first is None:
+            continue
+        if letters[first] in ends:
+            return None
+        if first == len(letters) - 1:
+            next(words, None)
+    return None
+
+
+def _meant(program: str, folders: Sequence[str], cwd: Path) -> str:
+    """The program whose name is nearest, as a question."""
+    if "/" in program:
+        path = cwd / program
+        names = _names(path.parent)
+        found = [
+            str(Path(program).parent / one) for one in difflib.get_close_matches(path.name, names, 1, ALIKE)
+        ]
+    else:
+        # An exact name in the caller's folder first: the shell's `./` was forgotten.
+        here = [f"./{program}"] if (cwd / program).is_file() else []
+        every = dict.fromkeys(name for folder in folders for name in _names(cwd / (folder or ".")))
+        found = here or difflib.get_close_matches(program, list(every), 1, ALIKE)
+    return f"did you mean {found[0]!r}?" if found else ""
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [one.name for one in islice(os.scandir(folder), MOST_NAMES)]
+    except OSError:
+        return []

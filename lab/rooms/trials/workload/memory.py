@@ -1,0 +1,136 @@
+"""Whether the kernel killed for memory while a trial ran, and whose limit was hit.
+
+The kernel counts its kills per control group: `memory.events` (version 2), `memory.oom_control` (version 1).
+A limit of the group that the trial runs in is the trial's own, as `mem_limit` of an image or MemoryMax of
+systemd sets it; a kill without one is the host's shortage, or that of a group above.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lab.core.words import size_text
+
+ROOT = Path("/sys/fs/cgroup")
+OURS = b"lab.rooms.trials.workload"
+NO_LIMIT = 1 << 60  # version 1 writes a number of this size where there is none
+
+
+@dataclass(frozen=True)
+class Kills:
+    """What happened between two looks. of_group None: the kernel does not say."""
+
+    of_group: int | None = None  # processes of the trial's group that the kernel killed for memory
+    own_limit: bool = False  # the group's own limit was hit
+    limit_bytes: int | None = None
+    shared: bool = False  # other trials ran in the group, and count to its limit
+    of_host: int | None = None  # such kills anywhere on the host
+
+
+class Memory:
+    """Looked at before a trial and after it."""
+
+    def __init__(self, root: Path = ROOT, proc: Path = Path("/proc")) -> None:
+        self._proc, self._folder = proc, _folder(root, proc)
+        self._before, self._shared = self._counts(), self._is_shared()
+
+    def kills(self) -> Kills:
+        """Since it was made."""
+        now, then = self._counts(), self._before
+        kills, hits, host = (_rise(then[name], now[name]) for name in ("kills", "hits", "host"))
+        if kills is None:
+            return Kills(of_host=host)
+        found = Kills(kills, bool(hits), self._limit(), self._shared, host)
+        return replace(found, shared=found.shared or self._is_shared())
+
+    def _counts(self) -> dict[str, int | None]:
+        events = {} if self._folder is None else _fields(self._folder / "memory.events")
+        host = _fields(self._proc / "vmstat").get("oom_kill")
+        if events or self._folder is None:
+            return {"kills": events.get("oom_kill"), "hits": events.get("oom"), "host": host}
+        kills = _fields(self._folder / "memory.oom_control").get("oom_kill")
+        return {"kills": kills, "hits": _number(self._folder / "memory.failcnt"), "host": host}
+
+    def _limit(self) -> int | None:
+        assert self._folder is not None
+        names = ("memory.max", "memory.limit_in_bytes")
+        limits = [one for name in names if (one := _number(self._folder / name)) is not None]
+        return limits[0] if limits and limits[0] < NO_LIMIT else None
+
+    def _is_shared(self) -> bool:
+        if self._folder is None:
+            return False
+        others = [pid for pid in _text(self._folder / "cgroup.procs").split() if pid != str(os.getpid())]
+        return any(OURS in _bytes(self._proc / pid / "cmdline") for pid in others)
+
+
+def blame(kills: Kills) -> tuple[str, str]:
+    """-> whose the kill was: "trial", "machine" or "" for none; and the evidence in words."""
+    if not kills.of_group:
+        return "", ""
+    if not kills.own_limit:
+        return (
+            "machine",
+            "the kernel killed a process of it because the host, or a group above, had no memory left",
+        )
+    limit = "" if kills.limit_bytes is None else f" of {size_text(kills.limit_bytes)}"
+    if kills.shared:
+        return (
+            "machine",
+            f"the kernel killed a process of it at the memory limit{limit}, which several trials share",
+        )
+    return "trial", f"it hit its memory limit{limit}"
+
+
+def who_killed(kills: Kills) -> str:
+    """What is known of a SIGKILL that was not for memory in the trial's own group."""
+    if kills.of_group == 0 or kills.of_host == 0:
+        return "killed from outside or by itself: the kernel killed none of it for memory"
+    if kills.of_host:
+        return "killed, perhaps for memory: the kernel did so on this host meanwhile"
+    return "killed from outside, by itself or for memory: nothing here says which"
+
+
+def _folder(root: Path, proc: Path) -> Path | None:
+    """The trial's control group; in a container its own is mounted at the root."""
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            places = [root / "memory" / path.lstrip("/"), root / "memory"]
+            name = "memory.oom_control"
+        elif number == "0" and not controllers:
+            places, name = [root / path.lstrip("/"), root], "memory.events"
+        else:
+            continue
+        if found := next((one for one in places if (one / name).is_file()), None):
+            return found
+    return None
+
+
+def _rise(then: int | None, now: int | None) -> int | None:
+    return None if then is None or now is None else now - then
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """`name number` per line."""
+    pairs = (line.split() for line in _text(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _text(path: Path) -> str:
+    return _bytes(path).decode(errors="replace")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

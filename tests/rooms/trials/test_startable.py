@@ -1,0 +1,92 @@
+"""A command that is not there is one error before the first trial, not one in each."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from lab.errors import MissingError
+from lab.rooms.trials.startable import refuse_missing, script_of
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A folder with a program, a script and a folder, and PATH that leads to one `train`."""
+    (tmp_path / "bin").mkdir()
+    for name, mode in (("bin/train", 0o755), ("bin/dead", 0o644), ("run.sh", 0o644), ("train.py", 0o644)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(mode)
+    os.symlink(sys.executable, tmp_path / "bin/python3")
+    os.symlink("/bin/sh", tmp_path / "bin/sh")
+    return tmp_path
+
+
+def refused(place, *words, path="bin"):
+    try:
+        refuse_missing(words, {"PATH": path}, place)
+    except MissingError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train",),
+        ("./bin/train", "--lr", "1"),
+        ("python3", "train.py"),
+        ("python3", "-u", "-W", "ignore", "-Xdev", "train.py"),
+        ("python3", "--", "train.py"),
+        ("python3", "bin"),  # a folder may have a __main__.py
+        ("python3", "-c", "print()"),
+        ("python3", "-um", "nobody.knows"),
+        ("python3", "-"),
+        ("python3", "--version"),
+        ("python3", "train_{seed}.py"),
+        ("sh", "run.sh"),
+        ("sh", "-ec", "nothing"),
+        ("sh", "-o", "pipefail", "run.sh"),
+        ("sh", "train"),  # shells look on PATH, too
+        ("run_{trial}.sh",),
+    ],
+)
+def test_what_may_start_is_let_through(place, words):
+    assert refused(place, *words) == ""
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (("tarin",), "did you mean 'train'?"),
+        (("pyhton3", "train.py"), "did you mean 'python3'?"),
+        (("dead",), "is not executable"),
+        (("./run.sh",), "is not executable (chmod +x)"),
+        (("run.sh",), "did you mean './run.sh'?"),
+        (("./bin",), "is a folder"),
+        (("./bin/trian",), "did you mean 'bin/train'?"),
+        (("",), "its name is empty"),
+        (("python3", "trian.py"), "did you mean"),
+        (("python3", "-B", "nothing.py", "train.py"), "nothing.py"),
+        (("python3", "-W", "ignore", "--", "nothing.py"), "the script is not there"),
+        (("sh", "-o", "pipefail", "nothing.sh"), "nothing.sh"),
+    ],
+)
+def test_what_cannot_start_is_named_with_what_was_meant(place, words, says):
+    assert says in refused(place, *words)
+
+
+def test_a_cells_own_path_counts_and_a_folder_that_is_gone_is_said(place):
+    with pytest.raises(MissingError, match="of cell 'other' cannot start: no program 'train'"):
+        refuse_missing(("train",), {"PATH": "/nowhere"}, place, "other")
+    with pytest.raises(MissingError, match="the folder in which the command runs is not there"):
+        refuse_missing(("train",), {"PATH": "bin"}, place / "gone")
+
+
+def test_only_interpreters_have_a_script():
+    assert script_of(("torchrun", "train.py")) is None and script_of(("python3.11", "a.py")) == "a.py"
+    assert (
+        script_of(("/usr/bin/bash", "--rcfile", "b", "a.sh")) == "a.sh"
+        and script_of(("sh", "+o", "x")) is None
+    )
