@@ -48,7 +48,7 @@ def cv(values: Sequence[float] | np.ndarray) -> float:
 def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
     """Linear-interpolated percentile, `percent` in 0..100; NaN for none.
 
-    The same as np.percentile, which loads numpy.ma for it (15 ms).
+    The same as np.percentile (of integers below 2^53), which loads numpy.ma for it (15 ms).
     """
     ordered = np.sort(np.asarray(values, dtype=float))  # NaN last
     if not len(ordered) or np.isnan(ordered[-1]):
