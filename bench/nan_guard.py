@@ -1,11 +1,11 @@
 """What guarding a training step costs: forward, backward and AdamW, with the guard and without, in turns.
 
 On a GPU: a 7B-shaped Mistral in bfloat16 (random weights, fused AdamW), 2,048 tokens. On a CPU: a small
-transformer and two small perceptrons, by the thread's own CPU time, because a busy machine makes wall time of
-milliseconds useless. Each round begins a new guard, whose first steps look closer and only warm up, and then
-takes one period: a guard reads weights, state and, on a CPU, magnitudes in one step of eight. A time is the
-mean over the period of the medians over rounds, so that the dear step counts. Bars: 5 % on a GPU, a factor
-of 1.3 on a CPU; "bare hooks" is what no guard in Python can do without.
+transformer, a tiny one and three small perceptrons, by the thread's own CPU time, because a busy machine
+makes wall time of milliseconds useless. Each round begins a new guard, whose first steps look closer and
+only warm up, and then takes one period: a guard reads weights, state and, on a CPU, magnitudes in one step
+of eight. A time is the mean over the period of the medians over rounds, so that the dear step counts. Bars:
+5 % on a GPU, a factor of 1.3 on a CPU; "bare hooks" is what no guard in Python can do without.
 LAB_BENCH_LAYERS and LAB_BENCH_TOKENS change the shape. What watching costs an inference is `nan_watch`.
 """
 
@@ -195,14 +195,16 @@ def mistral() -> tuple[Any, Any, Callable[[], Any]]:
     return model, optimizer, lambda: model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
-def transformer() -> tuple[Any, Any, Callable[[], Any]]:
+def transformer(width: int, layers: int, tokens: int) -> tuple[Any, Any, Callable[[], Any]]:
     import torch
     from torch import nn
 
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
-    model = nn.Sequential(nn.Embedding(200, 128), nn.TransformerEncoder(layer, 3), nn.Linear(128, 200))
-    ids = torch.randint(0, 200, (4, 128))
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+    model = nn.Sequential(
+        nn.Embedding(200, width), nn.TransformerEncoder(layer, layers), nn.Linear(width, 200)
+    )
+    ids = torch.randint(0, 200, (4, tokens))
     return adam(model, lambda: nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()))
 
 
@@ -226,9 +228,11 @@ def adam(model: Any, loss: Callable[[], Any]) -> tuple[Any, Any, Callable[[], An
 
 GPU_CASES = {"7B shape, bfloat16": mistral}
 CPU_CASES = {
-    "transformer, 3 layers": transformer,
+    "transformer, 3 layers": lambda: transformer(128, 3, 128),
+    "transformer, 2 layers of 32": lambda: transformer(32, 2, 16),
     "perceptron 256, batch 256": lambda: perceptron(256, 256),
     "perceptron 64, batch 32": lambda: perceptron(64, 32),
+    "perceptron 16, batch 16": lambda: perceptron(16, 16),
 }
 
 if __name__ == "__main__":

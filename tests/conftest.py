@@ -88,6 +88,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for marker in item.iter_markers():
             if marker.name in absent:
                 item.add_marker(pytest.mark.skip(reason=absent[marker.name]))
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        items[:] = mixed(items)
+
+
+WAITING = {"docker", "podman", "slurm", "browser"}
+
+
+def mixed(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Files with many tests first, and one that mostly waits for every six others: they compute meanwhile."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    waiting, computing = [], []
+    for file in sorted(files.values(), key=len, reverse=True):
+        waits = any(marker.name in WAITING for item in file for marker in item.iter_markers())
+        (waiting if waits else computing).append(file)
+    order = []
+    for at, file in enumerate(computing):
+        order += waiting[at // 6 : at // 6 + 1] if at % 6 == 0 else []
+        order.append(file)
+    return [item for file in [*order, *waiting[len(computing) // 6 + 1 :]] for item in file]
 
 
 @pytest.fixture

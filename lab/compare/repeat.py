@@ -187,7 +187,8 @@ class _Check:
 
     def _second(self, processes_a_side: int) -> tuple[list[Process], list[Process]]:
         """As many processes again, by themselves: what is proven has to show in them, too."""
-        self.say(f"a slowdown is proven: a second set of {processes_a_side} a side has to show it, too")
+        if not self.progress.has_any(SECOND):
+            self.say(f"a slowdown is proven: a second set of {processes_a_side} a side has to show it, too")
         *_, (_, units) = self._rounds(processes_a_side, SECOND)
         return units["base"], units["head"]
 

@@ -33,6 +33,7 @@ log = logging.getLogger("lab.workload")
 # The engine ends a silent step at the limit itself, so ranks act sooner.
 EARLIER = 0.75
 HANG = "hang"
+LEAST_WAIT_S = 2.0  # for the others' dumps
 BUFFER_ENTRIES = "2000"
 
 
@@ -102,7 +103,7 @@ def end(folder: Path, context: RankContext, seconds: float, begun: float) -> Non
         _forget(folder, begun)
         dump(folder, context.rank)
         log.warning("rank %d: %s; wrote what it was doing into %s", context.rank, reason, folder)
-        _await_others(folder, context.world_size, limit=min(20.0, max(2.0, seconds / 2)))
+        _await_others(folder, context.world_size, limit=min(20.0, max(LEAST_WAIT_S, seconds / 2)))
         ranks = _ranks_there(folder)
         said = folder.with_suffix(".txt")
         if context.rank == min(ranks, default=context.rank):

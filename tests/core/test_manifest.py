@@ -85,7 +85,7 @@ def test_a_folder_without_manifest_says_so(tmp_path):
 
 
 def test_writing_is_all_or_nothing_under_sigkill(tmp_path):
-    """A process that rewrites a file as fast as it can is killed at 25 arbitrary moments."""
+    """A process that rewrites a file as fast as it can is killed at 12 arbitrary moments."""
     target = tmp_path / "manifest.json"
     write_atomic(target, "0" * 50_000)
     program = textwrap.dedent("""
@@ -96,10 +96,10 @@ def test_writing_is_all_or_nothing_under_sigkill(tmp_path):
             write_atomic(Path(sys.argv[1]), str(i % 10) * 50_000)
             if i == 0: print("go", flush=True)
     """)
-    for moment in range(25):
+    for moment in range(12):
         writer = subprocess.Popen([sys.executable, "-c", program, str(target)], stdout=subprocess.PIPE)
         assert writer.stdout and writer.stdout.readline() == b"go\n"
-        time.sleep(0.0007 * moment)
+        time.sleep(0.0014 * moment)
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         text = target.read_text()

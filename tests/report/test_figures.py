@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -10,7 +11,16 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
-from lab.report.figures import Cell, cell_grid, roofline, save, stacked_bars, stacked_panels, timeline
+from lab.report.figures import (
+    Cell,
+    cell_grid,
+    roofline,
+    save,
+    save_both,
+    stacked_bars,
+    stacked_panels,
+    timeline,
+)
 from lab.report.palette import PALETTE, css_variables, light
 
 PARTS = {"computation": np.array([1.0, 2.0]), "idle": np.array([0.5, np.nan])}
@@ -139,3 +149,12 @@ def test_bars_of_two_strengths_keep_their_places_and_strengths() -> None:
         spans = [(round(box[:, 1].mean() - 0.072), *box[[0, 2], 0].tolist()) for box in corners]
         found[round(one.get_facecolor()[3], 2)] = spans
     assert found == {1.0: [(0, 0.0, 2.0), (1, 2.0, 5.0)], 0.3: [(0, 4.0, 6.0)]}
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_legend_of_many_parts_leaves_a_short_figure_its_room_on_a_phone(tmp_path: Path) -> None:
+    parts = {role: np.array([1.0]) for role in list(PALETTE)[:10]}
+    draw = functools.partial(stacked_panels, ["step 1"], [["r0"]], [parts], axis="ms")
+    markup = save_both(lambda inches: draw(width_in=inches), tmp_path, "x")
+    heights = [float(one) for one in re.findall(r'<svg[^>]* height="([0-9.]+)pt"', markup)]
+    assert len(heights) == 2 and heights[1] > heights[0]

@@ -12,17 +12,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from lab.workload import stall
 from lab.workload.rank import RankContext
 from lab.workload.stall import watch_for_stall
 
 
 def main(case: str, out: Path, limit_s: float) -> None:
     context = RankContext.from_env()
+    stall.LEAST_WAIT_S = 20.0
     on_gpu = torch.cuda.device_count() >= context.world_size
     device = torch.device("cuda", context.local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    with watch_for_stall(out, context, limit_s) as progressed:
+    with watch_for_stall(out, context, 300.0):  # a rank may take long to begin on a loaded machine
         dist.init_process_group("nccl" if on_gpu else "gloo")
         other = dist.new_group([0, 1])
         data = torch.ones(1024, device=device)
@@ -31,7 +33,7 @@ def main(case: str, out: Path, limit_s: float) -> None:
         for _ in range(3):
             dist.all_reduce(data)
         settle(device)
-        progressed()
+    with watch_for_stall(out, context, limit_s) as progressed:
         CASES[case](context.rank, data, other)
         settle(device)
         progressed()

@@ -37,7 +37,7 @@ def play(case: str, out: Path, limit: float) -> list[subprocess.CompletedProcess
                 command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
         )
-    return [subprocess.CompletedProcess(p.args, p.wait(timeout=300), *p.communicate()) for p in ranks]
+    return [subprocess.CompletedProcess(p.args, p.wait(timeout=900), *p.communicate()) for p in ranks]
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def play(case: str, out: Path, limit: float) -> list[subprocess.CompletedProcess
     ],
 )
 def test_a_hang_is_dumped_and_named_before_the_ranks_end(tmp_path, case, kind, ranks):
-    done = play(case, tmp_path, 8.0)
+    done = play(case, tmp_path, 4.0)
     assert [one.returncode for one in done] == [1, 1], [one.stderr[-500:] for one in done]
     (dumps,) = read_dumps(tmp_path / "hang").values()
     verdict = verdict_of(dumps)
     assert (verdict.kind, verdict.ranks) == (kind, ranks)
     assert "hang_job.py" in verdict.frame
-    assert f"rank 0 stalled: no step finished within 8 s: {kind.replace('_', ' ')}" in done[0].stdout
+    assert f"rank 0 stalled: no step finished within 4 s: {kind.replace('_', ' ')}" in done[0].stdout
     if case == "not_joined":
         assert "stuck_elsewhere" in dumps[1].stack and "its host is at" in verdict.text
     assert not list(tmp_path.rglob("*.tmp"))
@@ -68,8 +68,8 @@ def test_what_an_earlier_attempt_left_in_the_folder_does_not_speak(tmp_path):
     for path in old:
         path.write_bytes(b"of before")
         os.utime(path, (1e9, 1e9))
-    done = play("mismatched", tmp_path, 8.0)
-    assert "rank 0 stalled: no step finished within 8 s: mismatched" in done[0].stdout
+    done = play("mismatched", tmp_path, 4.0)
+    assert "rank 0 stalled: no step finished within 4 s: mismatched" in done[0].stdout
     assert "mismatched" in (tmp_path / "hang.txt").read_text()
     (dumps,) = read_dumps(tmp_path / "hang").values()
     assert sorted(dumps) == [0, 1] and verdict_of(dumps).missing == ()

@@ -16,7 +16,7 @@ import numpy as np
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.common import UNKNOWN
-from lab.recordings.ranks.explain import Explained
+from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.replay import Step
 from lab.recordings.ranks.work import COMP
 from lab.stats import robust

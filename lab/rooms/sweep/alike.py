@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from lab.core.words import printable
-from lab.recordings.ranks.explain import ranks_in_words
+from lab.recordings.ranks.words import ranks_in_words
 from lab.recordings.tables import Trace
 from lab.stats.rows import distinct
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from lab.recordings.ranks import Account
-from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, Explained, explain, host_bound
+from lab.recordings.ranks.explain import explain
+from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED, Explained
 from lab.recordings.ranks.path import shares
+from lab.recordings.ranks.words import host_bound
 from tests.recordings.ranks.test_account import SWEEP, account_in, folder_of, golden_of
 
 WANTED = {

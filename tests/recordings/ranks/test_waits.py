@@ -9,7 +9,8 @@ import pytest
 
 from lab.recordings.cache import load_trace
 from lab.recordings.ranks import account_of
-from lab.recordings.ranks.explain import READY, RECORDED, Explained, explain
+from lab.recordings.ranks.explain import explain
+from lab.recordings.ranks.explained import READY, RECORDED, Explained
 from lab.recordings.ranks.work import RankWork, work_of
 from tests.tracegen import TraceWriter
 

@@ -59,7 +59,7 @@ class Explainer:
 
     def bad_leaves(self, seen: Seen) -> tuple[np.ndarray | None, list[str]]:
         """(which leaves are bad, None if none is; where minus infinity was taken for a mask)."""
-        if not (seen.counts[:, :3] > 0).any():
+        if seen.clean or not (seen.counts[:, :3] > 0).any():
             return None, []
         wrong = np.append((seen.counts[:, :2] > 0).any(axis=1), False)[seen.index]  # -1 takes the added False
         minus = np.append(seen.counts[:, 2] > 0, False)[seen.index] & ~wrong

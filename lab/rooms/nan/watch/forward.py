@@ -89,9 +89,10 @@ class Forward:
         """All parts as one, after the wait for their counts."""
         if len(self._parts) == 1:
             batch, counted = self._parts[0]
-            rows = counted.rows()
-            only = _known(np.asarray(batch.index, np.int64), rows)
-            return Seen(batch.labels, batch.leaf_call, only, rows, batch.outputs(), [batch])
+            rows, places = counted.rows(), np.asarray(batch.index, np.int64)
+            clean = not batch.overwritten and not rows[:, :3].any()  # -1 stands for what is not known
+            only = places if clean else _known(places, rows)
+            return Seen(batch.labels, batch.leaf_call, only, rows, batch.outputs(), [batch], clean)
         batches = [batch for batch, _ in self._parts]
         parts = [counted.rows() for _, counted in self._parts]
         if not parts:
@@ -120,7 +121,7 @@ def _known(index: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class Seen:
     """A whole forward: its leaves in the order of time, and the index of each leaf's row in `counts`.
 
@@ -133,10 +134,11 @@ class Seen:
     counts: np.ndarray  # (distinct tensors, kinds)
     put_out: np.ndarray  # which of these some module put out
     batches: list[Batch]
+    clean: bool = False  # known to be: all was counted, and nothing is bad
 
     def unknown(self) -> int:
         """How many leaves were overwritten before they could be counted."""
-        if all_clean(self.counts) and not any(batch.overwritten for batch in self.batches):
+        if self.clean:
             return 0
         return int((self.index < 0).sum())
 

@@ -78,16 +78,17 @@ class Recorder(ABC):
         self._around_it: dict[int, dict[CodeType, list[tuple[str, nn.Module]]]] = {}
         self._known: set[int] = set()  # ids of `_modules`
         self._grown = False  # a module of the model has got a new module or parameter
-        self._makers: list[tuple[nn.Module, seam.Make]] = []
+        self._makers: list[tuple[nn.Module, seam.Make, seam.Direct]] = []
         for name, module in model.named_modules():
             self._know(name, module)
         self._count = count
         self._begin_count, self._reads_only = beginning(count), reads_only(count)
-        self._lanes, self._lock, self._numbers = Lanes(), threading.RLock(), itertools.count()
+        self._lock, self._numbers = threading.RLock(), itertools.count()
+        self._lanes = Lanes(self._weigh)
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
         self._patient = patient  # counts may wait for those of the next forwards
-        self._deferred = Deferred(lambda some: quiet(count, some, reads_only=self._reads_only))
+        self._deferred = Deferred(lambda some: quiet(self._count, some, reads_only=self._reads_only))
         self._waiting: deque[Forward] = deque()
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
         self._at_once = any(getattr(module, "inplace", False) is True for module in self._modules)
@@ -136,22 +137,22 @@ class Recorder(ABC):
         missed = [name for name, one in self.model.named_modules() if id(one) not in self._known]
         if missed:
             self.blind[f"of {', '.join(missed[:5])}, which became part of the model inside the block"] += 1
-        for module, make in self._makers:
+        for module, make, _ in self._makers:
             seam.remove(module, make)
         self._makers.clear()
         self.settle()
-        self._lanes = Lanes()
+        self._lanes = Lanes(self._weigh)
 
     def step_aside(self) -> None:
         """Let calls pass by until `stepping_in`; what was learnt of the model stays."""
-        for module, make in self._makers:
+        for module, make, _ in self._makers:
             seam.remove(module, make)
 
     @contextlib.contextmanager
     def stepping_in(self) -> Iterator[None]:
         """See calls again, after `step_aside`, for as long as the block lasts."""
-        for module, make in self._makers:
-            seam.add(module, make)
+        for module, make, direct in self._makers:
+            seam.add(module, make, direct)
         try:
             yield
         finally:
@@ -196,9 +197,10 @@ class Recorder(ABC):
         return at
 
     def _attach(self, at: int, module: nn.Module) -> None:
-        make = self._around(at, next(module.children(), None) is None)
-        seam.add(module, make)
-        self._makers.append((module, make))
+        leaf = next(module.children(), None) is None
+        make, direct = self._around(at, leaf), (self._lanes, at, ~at, at + PASSED, leaf)
+        seam.add(module, make, direct)
+        self._makers.append((module, make, direct))
 
     def _around(self, at: int, leaf: bool) -> seam.Make:
         """What surrounds each call of a module: all that happens for every call of every module."""
@@ -210,7 +212,7 @@ class Recorder(ABC):
                 lane = lanes.lane
                 if lane.mode:
                     return self._carefully(lane, at, inner, module, args, kwargs)
-                events = lane.events
+                events = lane.events  # what follows stands in `seam` too, for a module that one watch sees
                 if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
                     try:
                         output = inner(module, *args)

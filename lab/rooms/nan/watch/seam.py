@@ -18,10 +18,14 @@ from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 Call = Callable[..., Any]  # (module, *args, **kwargs)
 Make = Callable[[Call], Call]  # from the call inside to the call with a watch around it
+Direct = tuple[Any, int, int, int, bool]  # a watch's lanes; the module's number as events have it; see `add`
 
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
 _table: dict[int, Call] = {}
+# Modules that one watch sees: what it takes to see a call, without another frame of Python around each.
+_direct: dict[int, Direct] = {}
 _makers: dict[int, list[Make]] = {}
+_directs: dict[Make, Direct] = {}
 _held: dict[int, nn.Module] = {}  # a watched module must not die, or its id may become another's
 _lock = threading.RLock()
 _state: dict[str, Any] = {"strangers": None}
@@ -37,7 +41,28 @@ def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """What `nn.Module.__call__` is while a watch lasts."""
     if _is_compiling():  # dynamo reads this as True: a program that it traces holds no watch
         return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-    seen = _table.get(id(self))
+    key = id(self)
+    direct = _direct.get(key)
+    if direct is not None:
+        lanes, at, gone, passed, leaf = direct
+        lane = lanes.lane
+        if not lane.mode:
+            events = lane.events
+            if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
+                try:
+                    output = _state["original"](self, *args)
+                except BaseException:  # what it took was seen; a checkpoint ends its repetition so, too
+                    events += (at, args, kwargs)
+                    raise
+                events += (passed, args[0], output)
+            else:
+                events += (at, args, kwargs)
+                output = _state["original"](self, *args, **kwargs)
+                events += (gone, output, None)
+            if len(events) > lane.weigh_at:
+                lanes.weigh(lane)
+            return output
+    seen = _table.get(key)
     if seen is not None:
         return seen(self, *args, **kwargs)
     if (strangers := _state["strangers"]) is not None and (seen := strangers(self)) is not None:
@@ -45,12 +70,18 @@ def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     return _state["original"](self, *args, **kwargs)
 
 
-def add(module: nn.Module, make: Make) -> None:
-    """From now on calls of `module` go through `make(inner)`, the newest outermost."""
+def add(module: nn.Module, make: Make, direct: Direct | None = None) -> None:
+    """From now on calls of `module` go through `make(inner)`, the newest outermost.
+
+    `direct`: while this is the only one, a call in a lane that notes nothing (mode 0) becomes events at once:
+    (the watch's lanes; module, return, and both in one as events have them; whether it has no children).
+    """
     with _lock:
         if not _makers and _state["strangers"] is None:
             _open()
         _makers.setdefault(id(module), []).append(make)
+        if direct is not None:
+            _directs[make] = direct
         _held[id(module)] = module
         _rebuild(id(module))
 
@@ -60,6 +91,7 @@ def remove(module: nn.Module, make: Make) -> None:
     with _lock:
         left = _makers.get(id(module), [])
         left[:] = [one for one in left if one is not make]
+        _directs.pop(make, None)
         _rebuild(id(module))
         _close_if_unused()
 
@@ -97,10 +129,14 @@ def _close_if_unused() -> None:
 
 def _rebuild(key: int) -> None:
     if not _makers.get(key):
-        for table in (_table, _makers, _held):
+        for table in (_table, _makers, _held, _direct):
             table.pop(key, None)
         return
     call: Call = _state["original"] if len(_makers[key]) == 1 else _pass_on
     for make in _makers[key]:
         call = make(call)
     _table[key] = call
+    if len(_makers[key]) == 1 and (direct := _directs.get(_makers[key][0])) is not None:
+        _direct[key] = direct
+    else:
+        _direct.pop(key, None)

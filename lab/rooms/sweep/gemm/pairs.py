@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lab.recordings.pairing import Pairs, pair_collectives
-from lab.recordings.ranks.explain import Explained
+from lab.recordings.ranks.explained import Explained
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.knobs import Key

@@ -16,6 +16,7 @@ from lab.terminal.options import out
 
 # A transfer in the recording that takes so many times as long as alone is said.
 NOTABLE = 1.2
+ALONE = "alone"
 
 
 @click.command("import")
@@ -38,7 +39,7 @@ def import_evidence(files: tuple[Path, ...], folder: Path | None, out: Path | No
     from lab.recordings.nccl import read_evidence
 
     found = read_evidence(files)
-    beside = _beside(folder, found) if folder else []
+    beside, unknown = _beside(folder, found) if folder else ([], [])
     written = _write(found, out) if out else []
     if as_json:
         import msgspec
@@ -57,6 +58,9 @@ def import_evidence(files: tuple[Path, ...], folder: Path | None, out: Path | No
         missing.append(
             "no collective of the recording has a kind, size and number of ranks that was measured"
         )
+    elif unknown:
+        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
+        missing.append(f"not compared, because not measured: {'; '.join(unknown[:3])}{more}")
     if missing:
         raise StepFailed(
             "the evidence is incomplete:\n" + "\n".join(f"  {line}" for line in missing),
@@ -78,23 +82,24 @@ def alone_us(speeds: Mapping[tuple[str, int, int], float], kind: str, num_bytes:
     return float(low * (high / low) ** share) if low > 0 and high > 0 else math.nan
 
 
-def _beside(folder: Path, found: Sequence[Any]) -> list[dict[str, Any]]:
-    """One row per class of the recording that was measured alone."""
+def _beside(folder: Path, found: Sequence[Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """One row per class of the recording that was measured alone, and the classes that were not."""
     with needs("analysis"):
         from lab.rooms.sweep.ranks.read import read_settings
     from lab.recordings.ranks.costs import costs_of
     from lab.rooms.sweep.names import size_text
 
-    speeds = {key: us for one in found for key, us in one.speeds.items()}
-    rows = []
+    rows, unknown = [], []
     for setting in read_settings(folder):
         for name, cost in costs_of(setting.explained).items():
-            alone = alone_us(speeds, name.kind, name.num_bytes, name.num_ranks)
+            alone, best = _best(found, name.kind, name.num_bytes, name.num_ranks)
+            what = f"{setting.name}: {name.kind} of {size_text(name.num_bytes)} over {name.num_ranks} ranks"
             if math.isnan(alone) or not cost.latency_us > 0:
+                unknown.append(what)
                 continue
             ratio = cost.latency_us / alone
-            what = f"{setting.name}: {name.kind} of {size_text(name.num_bytes)} over {name.num_ranks} ranks"
-            judged = ": slower than the fabric allows" if ratio > NOTABLE else ""
+            allowed = "the fabric allows" if best == ALONE else "it was there"
+            judged = f": slower than {allowed}" if ratio > NOTABLE else ""
             rows.append(
                 {
                     "setting": setting.name,
@@ -105,10 +110,18 @@ def _beside(folder: Path, found: Sequence[Any]) -> list[dict[str, Any]]:
                     "alone_us": alone,
                     "ratio": ratio,
                     "text": f"{what} takes {cost.latency_us:.0f} us after the last arrival, {alone:.0f} us "
-                    f"alone ({ratio:.2f} times){judged}",
+                    f"{best} ({ratio:.2f} times){judged}",
                 }
             )
-    return rows
+    return rows, unknown
+
+
+def _best(found: Sequence[Any], kind: str, num_bytes: int, ranks: int) -> tuple[float, str]:
+    """The time of nccl-tests, or else the least that Inspector saw, which is none of a collective alone."""
+    for one in found:  # nccl-tests come first
+        if not math.isnan(us := alone_us(one.speeds, kind, num_bytes, ranks)) and us > 0:
+            return us, ALONE if one.kind == "nccl-tests" else "at best under NCCL Inspector"
+    return math.nan, ""
 
 
 def _write(found: Sequence[Any], out: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure as Drawing
 
 from lab.recordings.ranks.account import PARTS, Account
 from lab.recordings.ranks.common import UNKNOWN
-from lab.recordings.ranks.explain import Explained
+from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.labels import (
     COMPUTE,
     COPYING,

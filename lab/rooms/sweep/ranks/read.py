@@ -17,8 +17,10 @@ from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.recordings.pool import map_traces, raise_if_none_read
 from lab.recordings.ranks import Account, RankWork, account_of, work_of
+from lab.recordings.ranks.binding import not_joined
 from lab.recordings.ranks.common import WHOLE
-from lab.recordings.ranks.explain import Explained, explain, not_joined
+from lab.recordings.ranks.explain import explain
+from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.stragglers import MISSING
 from lab.recordings.tables import Trace
 from lab.rooms.sweep.alike import about, differences

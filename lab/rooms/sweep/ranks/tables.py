@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from lab.recordings.ranks.account import PARTS
-from lab.recordings.ranks.explain import Explained
+from lab.recordings.ranks.explained import Explained
 from lab.rooms.sweep.tables import column_names
 
 ACCOUNT = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lab.recordings.ranks.costs import Class, Cost, costs_of
-from lab.recordings.ranks.explain import READY
+from lab.recordings.ranks.explained import READY
 from lab.rooms.sweep.how import NAMES, by_block
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.ranks.read import Setting

@@ -91,7 +91,7 @@ def test_complex_and_strided_tensors_are_counted_too():
 @pytest.mark.parametrize("size", [3, count.LARGE])
 def test_a_view_that_turns_the_sign_is_counted_with_its_own_signs(size):
     turned = torch._neg_view(torch.cat([torch.full((size,), float("inf")), torch.zeros(1)]))
-    for way in (count.plain_counts, count.bits_counts, count.screen_counts):
+    for way in (count.plain_counts, *BITS, *SCREENS):
         assert way([turned])[0, :3].tolist() == [0, 0, size]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 
@@ -248,7 +249,7 @@ def test_watches_left_out_of_order_leave_nothing():
     inner.__exit__()
     body(torch.ones(1, 4))
     assert (len(outer.steps), len(inner.steps)) == (1, 2)
-    assert nn.Module.__call__ is plain and not seam._table
+    assert nn.Module.__call__ is plain and not seam._table and not seam._direct and not seam._directs
 
 
 def test_a_patch_that_was_made_meanwhile_stays_and_works():
@@ -269,3 +270,30 @@ def test_gradients_still_flow_through_a_watched_model():
     with lab.nan.watch(body):
         body(torch.ones(2, 4)).sum().backward()
     assert body.first.weight.grad is not None
+
+
+def test_a_watch_that_comes_and_goes_inside_another_takes_nothing_from_it():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    with lab.nan.watch(model, keep_rows=False) as outer, torch.no_grad():
+        for turn in range(9):
+            if turn == 3:
+                inner = lab.nan.watch(model, keep_rows=False).__enter__()
+            if turn == 6:
+                inner.__exit__()
+            x = torch.full((2, 4), float("nan") if turn in (4, 7) else 1.0)
+            model(x)
+    assert (outer.forwards, inner.forwards) == (9, 3)
+    assert [one.number for one in outer.steps if one.bad_leaves] == [4, 7]
+    assert [one.number for one in inner.steps if one.bad_leaves] == [1]
+    assert outer.called == inner.called == {0, 1, 2, 3} and not outer.not_seen() + inner.not_seen()
+
+
+def test_memory_is_weighed_in_every_thread():
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(100)))
+    x = torch.ones(256, 64)
+    with lab.nan.watch(model, keep_rows=False, budget_bytes=1 << 20) as w, torch.no_grad():
+        for _ in range(3):
+            thread = threading.Thread(target=model, args=(x,))
+            thread.start()
+            thread.join()
+    assert w.status == "clean" and w.forwards == 3 and not w.notes

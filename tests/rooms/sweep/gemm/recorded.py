@@ -12,12 +12,18 @@ STEP_US = 1000
 
 
 def write_rank(
-    folder: Path, rank: int, *, late_us: float = 0.0, ranks: int = RANKS, seq: bool = False
+    folder: Path,
+    rank: int,
+    *,
+    late_us: float = 0.0,
+    until_us: int = 400,
+    ranks: int = RANKS,
+    seq: bool = False,
 ) -> Path:
     """Two steps of three GEMMs and a collective: the 2nd and 3rd GEMM run beside it unless the rank is late.
 
-    64x32x128 takes 10 us alone and 20 beside; the collective begins at 200 (+ late_us) and ends at 400 for
-    all.
+    64x32x128 takes 10 us alone and 20 beside; the collective begins at 200 (+ late_us) and ends at
+    `until_us` for all.
     """
     writer = TraceWriter(rank=rank, world_size=ranks)
     for number in (5, 6):
@@ -26,17 +32,23 @@ def write_rank(
         begin = 200 + late_us
         for start in (100, 220, 300):
             writer.gemm(64, 32, 128, at + start, 20 if begin <= start else 10 + number / 10)
-        writer.all_reduce(1024, at + begin, 400 - begin)
+        writer.all_reduce(1024, at + begin, until_us - begin)
     name = f"trace_step{number}.json.gz"
     return writer.write(folder / "torch_profiler" / f"rank{rank}" / name)
 
 
-def write_sweep(root: Path, *, threads: tuple[int, ...] = (256, 512), ranks: int = RANKS) -> Path:
+def write_sweep(
+    root: Path, *, threads: tuple[int, ...] = (256, 512), ranks: int = RANKS, until_us: int = 400
+) -> Path:
     """Rank 1 comes 150 us late to every collective, so its GEMMs run alone."""
     for one in threads:
         for rank in range(ranks):
             write_rank(
-                root / f"{one}thread" / "nccl_28channels", rank, late_us=150 * (rank == 1), ranks=ranks
+                root / f"{one}thread" / "nccl_28channels",
+                rank,
+                late_us=150 * (rank == 1),
+                until_us=until_us,
+                ranks=ranks,
             )
     return root
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.recordings.ranks.explain import READY, READY_FREE, RECORDED, Explained, Finding, WhatIf
+from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED, Explained, Finding, WhatIf
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.verdict.ranks import bound_by_hosts, ranking, stragglers, who_wins
 

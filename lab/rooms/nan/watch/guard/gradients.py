@@ -100,22 +100,19 @@ class Collector:
         self.unread: dict[str, int] = {}  # why -> tensors
 
     @passes_on
-    def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1) -> None:
-        """Remember a tensor to be counted."""
+    def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1, *, stays: bool = False) -> None:
+        """Remember a tensor to be counted; one that `stays` in memory without us is held for nothing."""
         try:
             version = tensor._version
         except RuntimeError:  # made in inference mode
             version = -1
         self.lists.own.entries.append((stage, key, tensor, version, time))
         if self.weighs:
-            self.weigh(tensor)
+            self.weigh(tensor, stays)
 
     @hidden
     def weigh(self, tensor: Tensor, stays: bool = False) -> None:
-        """Count what is held once it is much; a tensor that `stays` in memory without us costs nothing."""
-        self._weigh(tensor, stays)
-
-    def _weigh(self, tensor: Tensor, stays: bool) -> None:
+        """Count what is held, once it is much."""
         self._bytes += 0 if stays else tensor.numel() * tensor.element_size()
         if self._bytes > LEAST_BUDGET and self._flushes - self._asked >= ASK_EVERY:
             self._asked, self._budget = self._flushes, _budget(tensor.device)

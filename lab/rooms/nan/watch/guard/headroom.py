@@ -136,7 +136,7 @@ class Headroom:
         for dtype, some in by_type.items():
             values = quiet(_sampled, some)
             self.shares[kind, dtype] = quiet(partial(shares_of, dtype=dtype), values)
-            self.met(STAGE[kind], dtype, float(values.amax()))
+            self.met(STAGE[kind], dtype, quiet(_largest, values))
 
     def trend(self, key: tuple[str, str]) -> Trend | None:
         """The trend of a class; None if there are too few points or no line fits them."""
@@ -169,6 +169,10 @@ def _sampled(tensors: Sequence[Tensor]) -> Tensor:
         parts.append(flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].float())
     values = torch.cat(parts).abs()
     return values[torch.isfinite(values)] if bool(torch.isfinite(values).any()) else values.new_zeros(1)
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.amax())
 
 
 def shares_of(values: Tensor, dtype: str) -> list[Shares]:

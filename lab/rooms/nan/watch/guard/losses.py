@@ -55,5 +55,5 @@ class Losses:
         for tensor in tensors if isinstance(tensors, (tuple, list)) else [tensors]:
             if isinstance(tensor, Tensor):
                 made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
-                self._collector.take("loss", made_by, tensor.detach(), moment)
+                self._collector.take("loss", made_by, tensor, moment)
         self._collector.flush()

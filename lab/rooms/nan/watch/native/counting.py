@@ -17,7 +17,9 @@ from torch import Tensor
 from lab.rooms.nan.watch.count import DTYPE, KINDS, LOW, clean_rows, plain_counts, refuse_freed
 
 FORMATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
-_ON_CPU = attrgetter("is_cpu")
+_ON_CPU: Callable[[Tensor], bool] = (
+    attrgetter("is_cpu") if hasattr(Tensor, "is_cpu") else lambda one: one.device.type == "cpu"
+)
 
 
 class NativeCounts:
@@ -71,9 +73,9 @@ class NativeCounts:
         addresses = array("Q", map(Tensor.data_ptr, tensors))
         if min(addresses) < LOW:
             refuse_freed(tensors)
-        if not all(map(Tensor.is_contiguous, tensors)):
+        if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
             with torch.no_grad():
-                tensors = [one.contiguous() for one in tensors]
+                tensors = [one.resolve_neg().contiguous() for one in tensors]
             addresses = array("Q", map(Tensor.data_ptr, tensors))
         return self._count(len(sizes), addresses.tobytes(), sizes.tobytes(), kind, subnormals, place)
 
@@ -83,7 +85,7 @@ class NativeCounts:
         rows = np.empty((len(tensors), len(KINDS)))
         places: dict[int | None, list[int]] = {}
         for at, one in enumerate(tensors):
-            readable = one.is_cpu and one.numel()
+            readable = _ON_CPU(one) and one.numel()
             places.setdefault(FORMATS.get(one.dtype) if readable else None, []).append(at)
         for kind, members in places.items():
             some = [tensors[at] for at in members]

@@ -7,6 +7,7 @@ only says how alike the ranks are.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +18,56 @@ from lab.rooms.sweep.gemm.compare.sweeps import Sweep
 from lab.rooms.sweep.names import shape_name
 from lab.rooms.sweep.tables import GEMM_SHAPE, SETTING, SweepTables, column_names
 from lab.stats.effects import median_ratio_ci, permutation_p
+from lab.stats.means import Sample, difference_ci
 from lab.stats.several import holm
 
 SIGNIFICANT = 0.05
 FEWEST_RANKS = 3  # for an interval over ranks
+CONFIG_FIGURES = [
+    *column_names("base other"),
+    *SETTING,
+    *column_names(
+        "repeats_base repeats_other total_base_ms total_other_ms change_percent ci_low_percent "
+        "ci_high_percent repeats_low_percent repeats_high_percent p_value"
+    ),
+]
 GEMM_FIGURES = column_names(
     "gemm n_base n_other median_base_us median_other_us change_percent changed_us ci_low_percent "
     "ci_high_percent"
 )
 
 
-def config_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
-    """One row per configuration of either sweep: medians, change, interval over ranks, p over repeats."""
+def config_changes(base: Sweep, others: Sequence[Sweep]) -> pd.DataFrame:
+    """One row per configuration of the base or another sweep: medians, change, interval over ranks, and over
+    repeats an interval and p, which is corrected over all sweeps and configurations (Holm)."""
+    frame: pd.DataFrame = pd.concat([_changes(base, other) for other in others], ignore_index=True)
+    p = frame["p_value"].mask(frame["other"].isin([one.label for one in others if steps_differ(base, one)]))
+    frame["p_value"] = p  # of other numbers of steps no test says anything
+    frame["p_holm"] = holm(p.to_numpy(dtype=float))
+    tested = int(p.notna().sum())
+    pairs = zip(frame["repeats_base"], frame["repeats_other"], strict=True)
+    least = np.array([min(1.0, tested * least_p(*pair)) for pair in pairs])
+    frame["least_p_holm"] = np.where(p.notna(), least, np.nan)  # untested: nothing to reach
+    frame["judgement"] = [_judge(row) for row in frame.itertuples()]
+    return frame
+
+
+def steps_differ(base: Sweep, other: Sweep) -> bool:
+    """Whether the two profiled different numbers of steps, so that no total time compares."""
+    return len({*base.tables.timeline["steps"], *other.tables.timeline["steps"]}) > 1
+
+
+def shared_repeats(base: Sweep, other: Sweep) -> int:
+    """Repeats of `other` whose total time is that of a repeat of `base`, to the last digit: copies of it."""
+    sides = [_totals(one.tables) for one in (base, other)]
+    none = np.empty(0)
+    return sum(
+        int(np.isin(found.repeats, sides[0][key].repeats if key in sides[0] else none).sum())
+        for key, found in sides[1].items()
+    )
+
+
+def _changes(base: Sweep, other: Sweep) -> pd.DataFrame:
     rows = []
     sides = [_totals(one.tables) for one in (base, other)]
     for setting in sorted(set(sides[0]) | set(sides[1])):
@@ -44,16 +83,11 @@ def config_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
                 "total_other_ms": _median(after.repeats),
                 "change_percent": _change(_median(before.repeats), _median(after.repeats)),
                 **_interval(before.ranks, after.ranks),
+                **_between_repeats(before.repeats, after.repeats),
                 "p_value": _p(before.repeats, after.repeats),
             }
         )
-    frame: pd.DataFrame = pd.DataFrame(rows)
-    frame["p_holm"] = holm(frame["p_value"].to_numpy(dtype=float))
-    tested = int(frame["p_value"].notna().sum())
-    pairs = zip(frame["repeats_base"], frame["repeats_other"], strict=True)
-    least = np.array([min(1.0, tested * least_p(*pair)) for pair in pairs])
-    frame["least_p_holm"] = np.where(frame["p_value"].notna(), least, np.nan)  # untested: nothing to reach
-    frame["judgement"] = [_judge(row) for row in frame.itertuples()]
+    frame: pd.DataFrame = pd.DataFrame(rows, columns=CONFIG_FIGURES)
     return frame
 
 
@@ -87,11 +121,23 @@ def gemm_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
     return ordered
 
 
+def gemms_in_one(base: Sweep, other: Sweep) -> int:
+    """How many GEMMs, by configuration and shape, one of the two has alone, of configurations in both."""
+    key = [*SETTING, *GEMM_SHAPE]
+    sides = [
+        set(one.tables.gemm[key].astype(str).itertuples(index=False, name=None)) for one in (base, other)
+    ]
+    both = set.intersection(*({one[: len(SETTING)] for one in side} for side in sides))
+    return sum(one[: len(SETTING)] in both for one in sides[0] ^ sides[1])
+
+
 def least_p(repeats_base: int, repeats_other: int) -> float:
-    """The least two-sided p of a permutation test of so many repeats: 2 over their arrangements."""
+    """The least two-sided p of a permutation test of so many repeats: 1 over their arrangements, 2 where
+    equal numbers give each its mirror image."""
     if min(repeats_base, repeats_other) < 1:
         return 1.0
-    return min(1.0, 2 / math.comb(repeats_base + repeats_other, repeats_base))
+    mirrored = 2 if repeats_base == repeats_other else 1
+    return min(1.0, mirrored / math.comb(repeats_base + repeats_other, repeats_base))
 
 
 def repeats_needed(comparisons: int) -> int:
@@ -103,8 +149,10 @@ def _judge(row: Any) -> str:
     fewest = min(row.repeats_base, row.repeats_other)
     if fewest == 0:
         return "not in both"
+    if math.isnan(row.p_value) and fewest > 1:
+        return "other numbers of steps"
     if fewest == 1:
-        return "one run each"
+        return "one run each" if max(row.repeats_base, row.repeats_other) == 1 else "one run on one side"
     if row.least_p_holm > SIGNIFICANT:
         return "too few repeats"  # not even the clearest difference could reach significance
     if row.p_holm >= SIGNIFICANT:
@@ -124,7 +172,8 @@ _NO_TOTALS = _Totals(np.empty(0), np.empty(0))
 
 
 def _totals(tables: SweepTables) -> dict[tuple[int, int], _Totals]:
-    complete = tables.configs[(tables.configs["status"] == "ok") & tables.configs["total_time_ms"].notna()]
+    times = tables.configs["total_time_ms"].astype(float)
+    complete = tables.configs[(tables.configs["status"] == "ok") & np.isfinite(times) & (times > 0)]
     by_rank = tables.timeline.merge(complete[[*SETTING, "repeat"]], on=[*SETTING, "repeat"])
     ranks = {key: rows["total_time_ms"].to_numpy() for key, rows in by_rank.groupby(SETTING)}
     return {
@@ -137,6 +186,15 @@ def _interval(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
     enough = min(len(before), len(after)) >= FEWEST_RANKS
     low, high = median_ratio_ci(before, after) if enough else (math.nan, math.nan)
     return {"ci_low_percent": 100 * (low - 1), "ci_high_percent": 100 * (high - 1)}
+
+
+def _between_repeats(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """The change's 95 % interval over repeats, which are what a change is judged by; Welch on their logs."""
+    low, high = math.nan, math.nan
+    if min(len(before), len(after)) > 1:
+        samples = (Sample.of(np.log(side).tolist()) for side in (after, before))
+        low, high = (100 * math.expm1(edge) for edge in difference_ci(*samples))
+    return {"repeats_low_percent": low, "repeats_high_percent": high}
 
 
 def _p(before: np.ndarray, after: np.ndarray) -> float:

@@ -18,7 +18,7 @@ from lab.report.tables import write_csv
 from lab.report.terminal import Heading
 from lab.rooms.sweep.gemm.compare.changes import config_changes, gemm_changes
 from lab.rooms.sweep.gemm.compare.charts import config_chart, gemm_blocks
-from lab.rooms.sweep.gemm.compare.sentences import compared_in_words
+from lab.rooms.sweep.gemm.compare.sentences import compared_in_words, not_compared
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep, environments, read_for_comparison
 from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.names import name_of
@@ -32,6 +32,8 @@ PILLS = {
     "slower": "fail",
     "no difference shown": "unknown",
     "one run each": "warn",
+    "one run on one side": "warn",
+    "other numbers of steps": "warn",
     "too few repeats": "warn",
     "not in both": "unknown",
     "differs": "warn",
@@ -41,7 +43,7 @@ FOOTNOTES = (
     "A change is the later sweep's median over the base's, minus one: above zero is slower. Every figure of "
     "a repeat is the median over its complete ranks.",
     "A configuration is called faster or slower only if a permutation test over repeats finds p < 0.05 after "
-    "Holm's correction for the number of configurations compared. With one run each there is no test.",
+    "Holm's correction for all configurations of all sweeps compared. With one run each there is no test.",
     "The interval is a 95 % bootstrap interval of the ratio of medians over ranks (and repeats). Ranks of "
     "one run wait for each other and share its clocks, so it shows the spread within runs, not between them.",
     "GEMMs are matched by launching operator, sizes, dtype and transposition, never by kernel name.",
@@ -69,13 +71,14 @@ def write_comparison(
         for folder, name in zip(folders, names, strict=True)
     ]
     base, others = sweeps[0], sweeps[1:]
-    configs = rounded(pd.concat([config_changes(base, other) for other in others], ignore_index=True))
+    configs = rounded(config_changes(base, others))
     gemm = rounded(pd.concat([gemm_changes(base, other) for other in others], ignore_index=True))
     environment = environments(sweeps)
     by_rank = rounded(_by_rank(sweeps))
     tables = {"configurations": configs, "gemm": gemm, "environment": environment, "ranks": by_rank}
     files = [write_csv(table, out / "comparison" / f"{name}.csv") for name, table in tables.items()]
     missing = [f"{one.label}: {sentence}" for one in sweeps for sentence in left_out(one.tables.configs)]
+    missing += not_compared(base, others, configs)
     verdict = compared_in_words(configs, gemm, environment, base, others)
     page = Page(
         title=" · ".join(names),

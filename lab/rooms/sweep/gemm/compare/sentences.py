@@ -8,12 +8,20 @@ from typing import Any
 import pandas as pd
 
 from lab.core.words import first_few, plural
-from lab.rooms.sweep.gemm.compare.changes import SIGNIFICANT, repeats_needed
+from lab.rooms.sweep.gemm.compare.changes import (
+    SIGNIFICANT,
+    gemms_in_one,
+    repeats_needed,
+    shared_repeats,
+    steps_differ,
+)
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
 from lab.rooms.sweep.names import name_of
 
 UNPROVEN = {
     "one run each": "with one run each this may be chance, and nothing can be claimed",
+    "one run on one side": "with one run on one side this may be chance, and nothing can be claimed",
+    "other numbers of steps": "they hold different numbers of steps, and do not compare",
     "too few repeats": "the repeats are too few for any test to reach significance",
     "no difference shown": "this is within the spread of the repeats",
 }
@@ -23,11 +31,18 @@ def compared_in_words(
     configs: pd.DataFrame, gemm: pd.DataFrame, environment: pd.DataFrame, base: Sweep, others: Sequence[Sweep]
 ) -> list[str]:
     """Per sweep what changed against the base, then what else differs."""
-    sentences = []
+    sentences = [f"{one.label}: {one.host_bound}" for one in (base, *others) if one.host_bound]
     for other in others:
         rows = configs[(configs["other"] == other.label) & configs["change_percent"].notna()]
         sentences.append(_headline(rows, base.label, other.label))
-        sentences += _gemm_sentence(gemm[gemm["other"] == other.label], base.label, other.label)
+        sentences += _unmatched(configs[configs["other"] == other.label], base.label, other.label)
+        if not steps_differ(base, other):
+            sentences += _gemm_sentence(gemm[gemm["other"] == other.label], base.label, other.label)
+        if lone := gemms_in_one(base, other):
+            sentences.append(
+                f"{plural(lone, 'GEMM')} (shape and configuration) of {base.label} and {other.label} "
+                f"{'is' if lone == 1 else 'are'} in one of them only, and not compared."
+            )
     steps = environment[environment["what"] == "profiled steps (trace)"]
     if (steps["state"] == "differs").any():
         sentences.insert(0, "The sweeps profiled different numbers of steps: total times do not compare.")
@@ -36,7 +51,39 @@ def compared_in_words(
         sentences.append(f"What else differs: {first_few(list(differs), most=6)}.")
     else:
         sentences.append("Nothing else that was recorded about their environment differs.")
+    bare = [one.label for one in (base, *others) if "host name" not in one.environment]
+    if bare:
+        sentences.append(
+            f"{first_few(bare)}: not recorded by lab: host, driver, clocks, image and settings are unknown."
+        )
     return sentences
+
+
+def not_compared(base: Sweep, others: Sequence[Sweep], configs: pd.DataFrame) -> list[str]:
+    """What keeps the comparison from being whole, one sentence each."""
+    found = []
+    for other in others:
+        pair = f"{base.label} and {other.label}"
+        if steps_differ(base, other):
+            found.append(f"{pair} profiled different numbers of steps: total times do not compare")
+        if shared := shared_repeats(base, other):
+            found.append(
+                f"{pair}: {plural(shared, 'total time')} equal to the last digit: copies of one recording, "
+                "which are no repeats"
+            )
+        lone = configs[(configs["other"] == other.label) & (configs["judgement"] == "not in both")]
+        if len(lone):
+            names = first_few([name_of(row) for row in lone.itertuples()])
+            found.append(f"{pair}: {plural(len(lone), 'configuration')} not complete in both: {names}")
+    return found
+
+
+def _unmatched(rows: pd.DataFrame, base: str, other: str) -> list[str]:
+    lone = rows[rows["judgement"] == "not in both"]
+    if lone.empty:
+        return []
+    names = first_few([name_of(row) for row in lone.itertuples()])
+    return [f"Not compared, because complete in {base} or {other} alone: {names}."]
 
 
 def _headline(rows: pd.DataFrame, base: str, other: str) -> str:
@@ -44,13 +91,28 @@ def _headline(rows: pd.DataFrame, base: str, other: str) -> str:
         return f"{base} and {other} have no complete configuration in common."
     proven = rows[rows["judgement"].isin(["faster", "slower"])]
     if len(proven):
-        return f"{other} against {base}: {_proven_words(proven, num_unproven=len(rows) - len(proven))}."
+        unproven = rows[~rows["judgement"].isin(["faster", "slower"])]
+        more = f"; of the other {len(unproven)}, {_why_unproven(unproven)}" if len(unproven) else ""
+        return f"{other} against {base}: {_proven_words(proven)}{more}."
     low, high = rows["change_percent"].min(), rows["change_percent"].max()
     change = f"{low:+.1f} %" if low == high else f"{low:+.1f} to {high:+.1f} %"
     return (
         f"{other} against {base}: total time changes by {change} over "
-        f"{plural(len(rows), 'configuration')}; {UNPROVEN[rows['judgement'].mode()[0]]}{_advice(rows)}."
+        f"{plural(len(rows), 'configuration')}; {_why_unproven(rows)}{_advice(rows)}."
     )
+
+
+def _why_unproven(rows: pd.DataFrame) -> str:
+    """Why nothing is claimed, by kind of reason; what the repeats exclude where they could show a change."""
+    counts = rows["judgement"].value_counts()
+    if len(counts) > 1:
+        words = [f"{n} of {len(rows)}: {UNPROVEN[str(why)]}" for why, n in counts.items()]
+    else:
+        words = [UNPROVEN[str(counts.index[0])]]
+    judged = rows[rows["judgement"] == "no difference shown"]
+    low, high = judged["repeats_low_percent"].min(), judged["repeats_high_percent"].max()
+    seen = f", which leave {low:+.1f} to {high:+.1f} % possible" if len(judged) else ""
+    return "; ".join(words) + seen
 
 
 def _advice(rows: pd.DataFrame) -> str:
@@ -69,13 +131,9 @@ def _advice(rows: pd.DataFrame) -> str:
     )
 
 
-def _proven_words(proven: pd.DataFrame, num_unproven: int) -> str:
+def _proven_words(proven: pd.DataFrame) -> str:
     rows: list[Any] = list(proven.itertuples())
-    changes = [f"{name_of(row)} {row.judgement} by {abs(row.change_percent):.1f} %" for row in rows]
-    if not num_unproven:
-        return ", ".join(changes)
-    verb = "shows" if num_unproven == 1 else "show"
-    return f"{', '.join(changes)}; the other {num_unproven} {verb} no difference"
+    return ", ".join(f"{name_of(row)} {row.judgement} by {abs(row.change_percent):.1f} %" for row in rows)
 
 
 def _gemm_sentence(gemm: pd.DataFrame, base: str, other: str) -> list[str]:

@@ -14,12 +14,16 @@ from lab.core.run import Run
 from lab.errors import LabError
 from lab.recordings.cache import load_trace
 from lab.recordings.pool import map_traces
+from lab.recordings.ranks import RankWork, work_of
 from lab.recordings.tables import TraceMeta
 from lab.rooms.sweep.assemble import sweep_tables
 from lab.rooms.sweep.expected import expected_rows
+from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import TraceFile, find_configs
 from lab.rooms.sweep.rank import RankFigures, figures_of, unread
+from lab.rooms.sweep.ranks.read import by_setting
 from lab.rooms.sweep.tables import SweepTables
+from lab.rooms.sweep.verdict.ranks import bound_by_hosts
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Sweep:
     folder: Path
     tables: SweepTables
     environment: dict[str, str]
+    host_bound: str = ""  # where the hosts, not the GPUs, set the pace of its steps
 
 
 def read_for_comparison(
@@ -48,19 +53,23 @@ def read_for_comparison(
     results = map_traces(partial(_read, cache), jobs, workers=workers, progress=on_done)
     read: list[list[RankFigures]] = [[] for _ in configs]
     metas: list[TraceMeta] = []
+    works: dict[Key, dict[int, RankWork]] = {}
     for (number, trace), result in zip(jobs, results, strict=True):
         if isinstance(result, LabError):
             read[number].append(unread(trace, result))
         else:
             read[number].append(result[0])
             metas.append(result[1])
+            works.setdefault(configs[number].key, {})[result[0].rank] = result[2]
     tables = sweep_tables(folder, configs, read, expected)
-    return Sweep(label, folder, tables, _environment(run.manifest if run else None, metas, tables))
+    environment = _environment(run.manifest if run else None, metas, tables)
+    return Sweep(label, folder, tables, environment, bound_by_hosts(by_setting(works)) or "")
 
 
-def _read(cache: Path, job: tuple[int, TraceFile]) -> tuple[RankFigures, TraceMeta]:
+def _read(cache: Path, job: tuple[int, TraceFile]) -> tuple[RankFigures, TraceMeta, RankWork]:
     trace = load_trace(job[1].path, cache=cache)
-    return figures_of(job[1], trace), trace.meta
+    figures = figures_of(job[1], trace)
+    return figures, trace.meta, work_of(trace, figures.rank)
 
 
 def environments(sweeps: Sequence[Sweep]) -> pd.DataFrame:

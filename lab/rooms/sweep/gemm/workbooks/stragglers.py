@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lab.recordings.pairing import Pairs
-from lab.recordings.ranks.explain import Explained
+from lab.recordings.ranks.explained import Explained
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.pairs import of_rank, times_by_rank

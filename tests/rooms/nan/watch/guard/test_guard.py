@@ -206,3 +206,39 @@ def test_an_unknown_first_place_gives_way_to_a_later_first_and_never_to_what_spr
         is unknown
     )
     assert corrected(unknown, [GuardStep(0, [unknown]), GuardStep(1, [spread])]) is spread
+
+
+def test_a_dispatch_mode_of_the_program_sees_no_operator_of_the_guards():
+    modes = pytest.importorskip("torch.utils._python_dispatch")
+
+    class Counts(getattr(modes, "TorchDispatchMode", object)):
+        def __init__(self):
+            super().__init__()
+            self.operators = []
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            self.operators.append(str(operator))
+            return operator(*args, **(kwargs or {}))
+
+    def seen_by_the_program(guarded):
+        torch.manual_seed(0)
+        model, mode = small(), Counts()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        with mode:
+            if not guarded:
+                loop_of(model, optimizer)
+                return mode.operators
+            with nan.guard(model, optimizer) as g:
+                loop_of(model, optimizer)
+                assert g.status == "clean" and not g.failed
+        return mode.operators
+
+    def loop_of(model, optimizer):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            optimizer.step()
+
+    if not hasattr(torch._C, "_len_torch_dispatch_stack"):
+        pytest.skip("this torch has dispatch modes of another shape")
+    assert seen_by_the_program(True) == seen_by_the_program(False)

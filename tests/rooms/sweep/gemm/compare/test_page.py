@@ -6,6 +6,7 @@ import json
 import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 
 from lab.errors import StepFailed, UsageError
 from lab.rooms.sweep.gemm.cli import gemm
+from lab.rooms.sweep.gemm.compare import sweeps
 from lab.rooms.sweep.gemm.compare.page import PAGE, rounded, write_comparison
 from tests.rooms.sweep.gemm.recorded import write_sweep
 
@@ -21,8 +23,12 @@ from tests.rooms.sweep.gemm.recorded import write_sweep
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison of three sweeps with a hostile label; the third lacks a setting."""
     root = tmp_path_factory.mktemp("compare")
-    sweeps = [write_sweep(root / "a"), write_sweep(root / "b"), write_sweep(root / "c", threads=(256,))]
-    write_comparison(sweeps, root / "out", labels=["base", '<script>alert("x")</script>', "third"], workers=1)
+    made = [
+        write_sweep(root / "a"),
+        write_sweep(root / "b", until_us=410),
+        write_sweep(root / "c", threads=(256,)),
+    ]
+    write_comparison(made, root / "out", labels=["base", '<script>alert("x")</script>', "third"], workers=1)
     return root / "out"
 
 
@@ -117,3 +123,18 @@ def test_a_drag_zooms_and_the_legend_hides(browse, pages: Path, tmp_path: Path) 
     dom, errors = browse(page, "--dump-dom", "--window-size=1280,2000")
     assert "CONSOLE" not in errors
     assert "<title>true,true,true</title>" in dom
+
+
+def test_the_hosts_pace_is_told_of_every_setting_and_rank_first(
+    pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def pace(settings: Any) -> str:
+        seen.append((len(settings), sum(len(one.account.ranks) for one in settings.values())))
+        return "The hosts set the pace."
+
+    monkeypatch.setattr(sweeps, "bound_by_hosts", pace)
+    done = write_comparison([pages.parent / name for name in "ab"], tmp_path, workers=1)
+    assert seen == [(2, 4), (2, 4)]
+    assert done.findings[:2] == ["a: The hosts set the pace.", "b: The hosts set the pace."]

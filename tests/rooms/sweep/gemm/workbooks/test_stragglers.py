@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from lab.recordings.pairing import Pairs
-from lab.recordings.ranks.explain import Finding
+from lab.recordings.ranks.explained import Finding
 from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
 from lab.rooms.sweep.gemm.workbooks.stragglers import (

@@ -1,0 +1,136 @@
+"""Which causes hold their steps up: each alone, or several that hold a step as long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.ranks import replay
+from lab.recordings.ranks.account import Account
+from lab.recordings.ranks.common import launched_in
+from lab.recordings.ranks.hosts import host_waits
+from lab.recordings.ranks.replay import Outcome, Step
+from lab.recordings.ranks.stragglers import ENTERED_LATE, HOST_LATE, Excess
+from lab.stats import robust
+from lab.stats.intervals import overlap
+
+# A cause binds if its repair shortens the step by so much of its size, and by so much in all.
+BINDS_SHARE, BINDS_NS = 0.1, 200_000
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One excess of one step. saves_ns: what its repair alone gives, None where no replay tells.
+
+    binding: the step would be shorter without it, or without it and the excesses of the ranks `mates`, which
+    hold the step as long; then all of them together save together_ns. told: somebody could tell.
+    """
+
+    excess: Excess
+    saves_ns: float | None
+    binding: bool
+    told: bool = True
+    mates: tuple[int, ...] = ()
+    together_ns: float = 0.0
+
+    @property
+    def group(self) -> tuple[int, str, bool]:
+        return self.excess.rank, self.excess.cause, self.binding
+
+
+def judged_of(
+    account: Account, excesses: Sequence[Excess], played: dict[int, tuple[Step, Outcome]]
+) -> list[Judged]:
+    """Which excesses hold their steps up: each alone, or several that hold it up as long."""
+    told = not_joined(account) is None
+    found: list[Judged] = []
+    for number in account.together.steps:
+        mine = [one for one in excesses if one.step == number]
+        alone = []
+        for one in mine:
+            saves = _saves(played.get(number), [one])
+            alone.append(Judged(one, saves, _binds(account, one, saves), told))
+        if number in played and len(mine) > 1 and not any(one.binding for one in alone):
+            alone = _joint(played[number], alone)
+        found += alone
+    return found
+
+
+def _joint(played: tuple[Step, Outcome], alone: Sequence[Judged]) -> list[Judged]:
+    """The same, with those as binding that a repair of all of them needs: each alone saves nothing."""
+    mine = [one.excess for one in alone]
+    every = _saves(played, mine) or 0.0
+    least = [max(BINDS_NS, BINDS_SHARE * one.ns) for one in mine]
+    without = [_saves(played, [other for other in mine if other is not one]) or 0.0 for one in mine]
+    needed = [every - rest > ns for rest, ns in zip(without, least, strict=True)]
+    ranks = {one.rank for one, is_needed in zip(mine, needed, strict=True) if is_needed}
+    return [
+        replace(one, binding=True, mates=tuple(sorted(ranks)), together_ns=every) if is_needed else one
+        for one, is_needed in zip(alone, needed, strict=True)
+    ]
+
+
+def _saves(played: tuple[Step, Outcome] | None, excesses: Sequence[Excess]) -> float | None:
+    """By how many ns the step is shorter with all of these repaired."""
+    if played is None:
+        return None
+    step, outcome = played
+    late = [one.rank for one in excesses if one.cause == HOST_LATE]
+    changed = replay.hosts_as_others(step, late) if late else step
+    if changed is None:
+        return None
+    for one in excesses:
+        if one.cause == ENTERED_LATE and one.rank not in late:
+            changed = replay.entry_as_others(changed, one.rank)
+    less: dict[int, np.ndarray] = {}
+    for one in excesses:
+        if one.less_ns is not None:
+            less[one.rank] = less.get(one.rank, 0) + one.less_ns[step.ranks[one.rank].rows]
+    changed = replay.shorter(changed, less)
+    length = replay.length_ms(changed, replay.play(changed))
+    return None if np.isnan(length) else max(0.0, 1e6 * (replay.length_ms(step, outcome) - length))
+
+
+def not_joined(account: Account) -> str | None:
+    """Why nobody can tell whom the others wait for; None where the ranks' collectives are paired."""
+    pairs = account.together.pairs
+    if len(account.ranks) < 2:
+        return None
+    loose = int((pairs.instances.collective_id < 0).sum()) if len(pairs.instances) else 0
+    if loose:
+        return f"{plural(loose, 'send or receive', 'sends or receives')} of more than two ranks not paired"
+    if not account.num_calls or not (pairs.collectives.num_ranks > 1).any():
+        return "no collective of one rank is paired with another's"
+    return None
+
+
+def _binds(account: Account, one: Excess, saves: float | None) -> bool:
+    if saves is not None and (saves > max(BINDS_NS, BINDS_SHARE * one.ns) or not _hosts_follow(account, one)):
+        return saves > max(BINDS_NS, BINDS_SHARE * one.ns)
+    waited: dict[int, int] = {}
+    for wait in account.waits:
+        if (wait.step, wait.awaited) == (one.step, one.rank):
+            waited[wait.rank] = waited.get(wait.rank, 0) + wait.ns
+    others = [waited.get(rank, 0) for rank in account.ranks if rank != one.rank]
+    return robust.median(others) > max(BINDS_NS, BINDS_SHARE * one.ns)
+
+
+def _hosts_follow(account: Account, one: Excess) -> bool:
+    """Whether the others' hosts block in mid-step for what no replay knows: their launches are no floor.
+
+    Then who is waited for says more than what the replay saves.
+    """
+    blocked = []
+    together = account.together
+    for index, work in enumerate(together.works):
+        window, rows = together.window(index, one.step), launched_in(together, index, one.step)
+        if work.rank == one.rank or window is None or not len(rows):
+            continue
+        until = max(window[0], int(work.call_begin[rows].max()))
+        span = np.array([[window[0], until]], dtype=np.int64)
+        known_ns = sum(wait.end - wait.begin for wait in host_waits(work, rows))
+        blocked.append(int(overlap(span, work.blocking_calls)[0]) - known_ns)
+    return bool(blocked) and robust.median(blocked) > max(BINDS_NS, BINDS_SHARE * one.ns)

@@ -1,0 +1,73 @@
+"""What an account means, as nouns: findings, what-if lengths, and both of one recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lab.recordings.ranks.account import Account
+from lab.recordings.ranks.path import Piece
+from lab.recordings.ranks.replay import Step
+from lab.stats import robust
+
+RECORDED, READY, READY_FREE = "as recorded", "all hosts ready", "all hosts ready, no contention"
+FREE = "no contention"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause on one rank. cost_ms: its size per step, over the others; saves_ms: what its repair gives.
+
+    binding: the steps would be shorter without it; otherwise it is hidden behind another. saves_ms is None
+    where no replay could tell.
+    """
+
+    rank: int
+    cause: str
+    binding: bool
+    cost_ms: float
+    steps: tuple[int, ...]
+    saves_ms: float | None
+    text: str
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """One step replayed with something changed; change names it, length_ms is the whole step over ranks."""
+
+    step: int
+    change: str
+    ranks: tuple[int, ...]
+    length_ms: float
+    recorded_ms: float
+
+
+@dataclass(frozen=True)
+class Explained:
+    """One account with its replays. withheld says why a step has no what-if; steps are those that have.
+
+    notes say where a replay rests on more than was recorded.
+    """
+
+    account: Account
+    findings: tuple[Finding, ...]
+    what_if: tuple[WhatIf, ...]
+    path: dict[int, list[Piece]]
+    host_ms: dict[tuple[int, int], float]
+    withheld: tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def length_ms(self, change: str) -> float | None:
+        """The median length over steps with this change, None where it is not known."""
+        found = [one.length_ms for one in self.what_if if one.change == change]
+        return robust.median(found) if found else None
+
+
+def bound_ranks(one: Explained) -> dict[int, float]:
+    """Rank -> ms that its host needs per step, of the ranks whose hosts need longer than all GPUs."""
+    ready = one.length_ms(READY)
+    if ready is None:
+        return {}
+    ranks = sorted({rank for _, rank in one.host_ms})
+    spans = {rank: robust.median([ms for (_, r), ms in one.host_ms.items() if r == rank]) for rank in ranks}
+    return {rank: span for rank, span in spans.items() if span > 1.05 * ready}

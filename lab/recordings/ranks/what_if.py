@@ -1,0 +1,119 @@
+"""Steps replayed from their launches: the way that repeats the recording, and what a change gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from lab.core.words import plural, ranks_text
+from lab.recordings.ranks import path as paths
+from lab.recordings.ranks import replay
+from lab.recordings.ranks.account import Account
+from lab.recordings.ranks.binding import not_joined
+from lab.recordings.ranks.explained import FREE, READY, READY_FREE, RECORDED, WhatIf
+from lab.recordings.ranks.path import Piece
+from lab.recordings.ranks.replay import Outcome, Step
+from lab.recordings.ranks.words import joined
+from lab.recordings.ranks.work import COMP, COPY
+
+# A step whose GPUs idle so much of it with work launched is not replayed from its launches.
+MOST_IDLE = 0.1
+MOST_HOSTS = 3  # slowest hosts repaired one after another
+
+
+def replayable(account: Account) -> tuple[list[Step], list[str]]:
+    """The steps that can be replayed, and why others cannot."""
+    together = account.together
+    if len(together.works) < 2:
+        return [], ["one rank alone has nobody to wait for: nothing is replayed"]
+    if (why := not_joined(account)) is not None:
+        return [], [f"{why}: no what-if is given"]
+    wrong = [one.rank for one in account.clocks if not one.plausible]
+    if wrong:
+        return [], [f"clocks contradict each other ({ranks_text(wrong)}): no what-if is given"]
+    steps = replay.steps_of(together)
+    left = [number for number in together.steps if number not in {one.number for one in steps}]
+    notes = (
+        [f"step {joined(left)}: not every rank recorded all launches, so no what-if is given"] if left else []
+    )
+    small = [one for one in steps if one.size <= replay.MOST_OPERATIONS]
+    if len(small) < len(steps):
+        notes.append(f"{plural(len(steps) - len(small), 'step')} too large to replay: no what-if is given")
+    return small, notes
+
+
+def repeated(account: Account, step: Step, notes: list[str]) -> tuple[Step, Outcome | None]:
+    """The step and its replay, by the first way that repeats the recording."""
+    first: tuple[Step, Outcome | None] | None = None
+    for variant, note in _variants(account, step):
+        outcome = replay.play(variant)
+        if outcome is not None and replay.accepted(variant, outcome):
+            notes += [note] if note else []
+            return variant, outcome
+        first = first or (variant, outcome)
+    return first or (step, None)
+
+
+def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
+    """Ways to replay a step, each with what it rests on beside the recording, "" for nothing.
+
+    As launched; with each start's own delay of some us; with mined waits; at last with all delays of starts
+    as recorded, where the GPUs idled little with work launched.
+    """
+    yield step, ""
+    yield replay.with_delays(step), ""
+    both = replay.with_mined(step)
+    if both is not None:
+        note = (
+            f"step {step.number} is replayed with waits of streams that the recording suggests, beside the "
+            "recorded ones, which alone do not repeat it"
+        )
+        yield both, note
+        yield replay.with_delays(both), note
+    rows = [row for row in account.rows if row.step == step.number]
+    idle = max(rows, key=lambda row: row.parts["launch_gap_ns"])
+    if idle.parts["launch_gap_ns"] <= MOST_IDLE * idle.step_ns:
+        why = "kernels found no room, or another program used the GPU"
+        note = (
+            f"step {step.number}: starts that nothing recorded explains ({why}) are kept as recorded; "
+            f"what-if lengths may be off by {idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
+        )
+        yield replay.with_delays(both or step, np.inf), note
+
+
+def path_of(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
+    kinds = {}
+    for rank, one in step.ranks.items():
+        work = account.together.works[account.ranks.index(rank)]
+        names = {COMP: paths.COMPUTE, COPY: paths.COPY}
+        kinds[rank] = [names.get(kind, paths.TRANSFER) for kind in work.kind[one.rows].tolist()]
+    return paths.critical_path(step, outcome, kinds)
+
+
+def what_if(account: Account, step: Step, outcome: Outcome) -> list[WhatIf]:
+    recorded = step.recorded_ns / 1e6
+
+    def row(change: str, changed: Step | None, ranks: Sequence[int] = ()) -> list[WhatIf]:
+        length = replay.length_ms(changed, replay.play(changed)) if changed is not None else float("nan")
+        known = not np.isnan(length)
+        return [WhatIf(step.number, change, tuple(ranks), length, recorded)] if known else []
+
+    rows = [WhatIf(step.number, RECORDED, (), replay.length_ms(step, outcome), recorded)]
+    span = {rank: one.host_ns for rank, one in step.ranks.items()}
+    slowest = sorted(span, key=lambda rank: -span[rank])[: min(MOST_HOSTS, len(span) - 1)]
+    for count in range(1, len(slowest) + 1):
+        fixed = slowest[:count]
+        changed = replay.hosts_as_others(step, fixed)
+        rows += row(f"host of rank {joined(fixed)} as the others'", changed, fixed)
+    free = _contention(account, step)
+    rows += row(FREE, replay.shorter(step, free))
+    ready = replay.hosts_ready(step)
+    rows += row(READY, ready)
+    rows += row(READY_FREE, replay.shorter(ready, free))
+    return rows
+
+
+def _contention(account: Account, step: Step) -> dict[int, np.ndarray]:
+    costs = dict(zip(account.ranks, account.contention, strict=True))
+    return {rank: costs[rank].cost_ns[one.rows].astype(float) for rank, one in step.ranks.items()}

@@ -1,0 +1,39 @@
+"""Words for ranks and for hosts that set the pace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.recordings.ranks.explained import READY, Explained, bound_ranks
+
+# What to try where every host is too slow, and where some are and the others keep up.
+LIGHTER = "Try a lighter profile first (no shapes, no CPU ops), then larger shapes, compile or CUDA graphs."
+DIFFERS = "The other hosts keep up, so look first for what differs there."
+
+
+def host_bound(one: Explained) -> str | None:
+    """A sentence if the hosts, not the GPUs, set the pace: how many ranks, and by how much."""
+    bound, ready = bound_ranks(one), one.length_ms(READY)
+    if not bound:
+        return None
+    every = len(bound) == len({rank for _, rank in one.host_ms})
+    if every:
+        who = f"All {len(bound)} ranks are bound by their hosts"
+    else:
+        who = f"{ranks_in_words([*bound], 'is', 'are').capitalize()} bound by the host"
+    low, high = f"{min(bound.values()):.0f}", f"{max(bound.values()):.0f}"
+    span = low if low == high else f"{low}-{high}"
+    work = f"{span} ms of launching per step for {ready:.1f} ms of GPU work"
+    return f"{who}: {work}. {LIGHTER if every else DIFFERS}"
+
+
+def ranks_in_words(ranks: Sequence[int], one: str, several: str) -> str:
+    """`rank 3 is`, `ranks 3 and 5 are`."""
+    return f"rank {joined(ranks)} {one}" if len(ranks) == 1 else f"ranks {joined(ranks)} {several}"
+
+
+def joined(numbers: Sequence[int]) -> str:
+    texts = [str(number) for number in numbers]
+    if len(texts) > 6:
+        return f"{', '.join(texts[:4])} and {len(texts) - 4} more"
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]])) if texts else ""
