@@ -1,7 +1,12 @@
-"""64 real traces through `lab gemm all` with two workers, and again from the cache (bar: 10x faster)."""
+"""64 real traces through `lab gemm all` with two workers, and again from the cache (bar: 10x faster).
+
+Medians of LAB_BENCH_ROUNDS rounds; each begins without a cache.
+"""
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
 import tempfile
 import time
@@ -11,6 +16,7 @@ from bench import traces
 from bench.measure import whole_cost
 from bench.table import Row, at_least, measured
 
+ROUNDS = int(os.environ.get("LAB_BENCH_ROUNDS", "3"))
 CONFIGS = [(threads, channels) for threads in (256, 512) for channels in (28, 42, 56, 70)]
 RUN = [sys.executable, "-m", "lab", "gemm", "all", "--workers", "2", "--quiet"]
 
@@ -20,9 +26,11 @@ def main() -> None:
         measured(Row("`lab gemm all`", size="64 traces", absent="no recorded sweep here (LAB_SHARED_DATA)"))
         return
     with tempfile.TemporaryDirectory() as name:
-        sweep, out = made(Path(name) / "sweep"), Path(name) / "out"
-        first = run(sweep, out)
-        second = run(sweep, out)
+        sweep = made(Path(name) / "sweep")
+        rounds = [[run(sweep, Path(name) / f"out{number}") for _ in range(2)] for number in range(ROUNDS)]
+        first, second = (
+            tuple(map(statistics.median, zip(*runs, strict=True))) for runs in zip(*rounds, strict=True)
+        )
         for title, (wall_s, cpu_s, peak_mb) in {"first run": first, "second run": second}.items():
             print(f"{title}: {wall_s:.1f} s, {cpu_s:.1f} CPU s, {peak_mb:.0f} MB in the largest process")
         ratio = first[0] / second[0]

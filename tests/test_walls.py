@@ -32,9 +32,13 @@ HEAVY = {
 
 
 def modules_after(code: str) -> set[str]:
+    return {name.split(".")[0] for name in all_modules_after(code)}
+
+
+def all_modules_after(code: str) -> set[str]:
     program = f"import sys\n{code}\nprint(*sorted(sys.modules), file=sys.__stdout__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
+    return set(done.stdout.splitlines()[-1].split())
 
 
 def test_help_and_plans_import_nothing_heavy():
@@ -74,6 +78,15 @@ def test_a_command_loads_only_what_it_uses(command, tmp_path, shared_data):
     arguments = [word.format(**words) for word in command.split()[1:]]
     code = f"from lab.cli.main import main\ntry: main({arguments!r})\nexcept SystemExit: pass"
     assert modules_after(code) & HEAVY <= READING[command]
+
+
+@pytest.mark.data
+def test_a_report_of_one_trace_loads_no_masked_arrays_pictures_or_processes(tmp_path, shared_data):
+    """Each takes 5 to 15 ms: numpy.ma comes with np.unique, np.median and np.percentile."""
+    words = [str(shared_data / "kernels_h200/bloom560m_generate.json.gz"), "-o", str(tmp_path), "-w", "1"]
+    run = f"from lab.cli.main import main\ntry: main({['gemm', 'report', *words]!r})\nexcept SystemExit: pass"
+    assert not all_modules_after(run) & {"numpy.ma", "PIL", "multiprocessing"}
+    assert list(tmp_path.rglob("*.xlsx"))
 
 
 def test_numpy_starts_with_one_blas_thread_and_no_step_inherits_it(monkeypatch):

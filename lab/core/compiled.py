@@ -3,6 +3,7 @@
 It is kept in $XDG_CACHE_HOME/lab/native (or ~/.cache/lab/native) under a hash of what it was made of: a
 change of any part gives another file. The file gets its name only when it is complete, so processes that
 compile at the same time do not interfere. A platform wheel brings portable ones along (lab/_native).
+What only compiling needs is imported there: nearly every process finds its library compiled.
 """
 
 from __future__ import annotations
@@ -11,10 +12,6 @@ import ctypes
 import hashlib
 import os
 import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +70,9 @@ class Compiling:
 
     def find_compiler(self) -> tuple[list[str], str]:
         """The variable's command, or the first usual name that answers; its version. Raises MissingError."""
+        import shlex
+        import shutil
+
         own = os.environ.get(self.variable)
         for name in [own] if own else self.names:
             command = shlex.split(name)
@@ -86,6 +86,8 @@ class Compiling:
         )
 
     def key(self, source: Path, compiler: list[str], version: str) -> str:
+        import shlex
+
         headers = (header.read_text() for header in sorted(source.parent.glob("*.h")))
         machine = platform.machine() if self.portable else processor()
         parts = (source.read_text(), *headers, shlex.join(compiler), *self.flags, version, machine)
@@ -93,6 +95,8 @@ class Compiling:
 
     def compile_to(self, place: Path, source: Path, compiler: list[str]) -> None:
         """Compile beside `place` and rename. Raises MissingError."""
+        import tempfile
+
         try:
             with tempfile.TemporaryDirectory(prefix=".compiling-", dir=place.parent) as own:
                 made = Path(own) / place.name
@@ -102,6 +106,8 @@ class Compiling:
             raise not_kept(storage_error(error, place).what, place.parent, self.instead) from error
 
     def run_compiler(self, command: list[str], scratch: str) -> None:
+        import subprocess
+
         try:
             done = subprocess.run(
                 command,
@@ -118,6 +124,8 @@ class Compiling:
             raise self._no_use(f"failed ({done.returncode}):\n{output[-4000:]}", command)
 
     def _version_of(self, command: list[str]) -> str:
+        import subprocess
+
         try:
             done = subprocess.run(
                 [*command, "--version"], capture_output=True, text=True, timeout=COMPILER_S, check=True
@@ -127,6 +135,8 @@ class Compiling:
         return done.stdout
 
     def _no_use(self, what: str, command: list[str]) -> MissingError:
+        import shlex
+
         fix = f"name another in {self.variable}; {self.instead}"
         return MissingError(f"the {self.language} compiler {what}", where=shlex.join(command), fix=fix)
 

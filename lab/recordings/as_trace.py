@@ -27,6 +27,7 @@ from lab.recordings.tables import (
     TraceMeta,
     concat,
 )
+from lab.stats.rows import distinct
 
 # Numbers of devices come from the file: a list is made up to here.
 _MOST_DEVICES = 1024
@@ -81,7 +82,7 @@ def load_traces(path: Path | str, *, cache: Path | None = None) -> tuple[list[Tr
 
 def _used_processes(capture: Capture) -> list[int]:
     tables = (capture.ops, capture.api, capture.ranges)
-    used: list[int] = np.unique(np.concatenate([np.unique(table.process) for table in tables])).tolist()
+    used: list[int] = distinct(np.concatenate([distinct(table.process) for table in tables])).tolist()
     return used or [0]
 
 

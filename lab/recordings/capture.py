@@ -17,6 +17,7 @@ import numpy as np
 from lab.recordings.counters import no_counters
 from lab.recordings.lacks import Lack, Verdict, verdict_of
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, concat
+from lab.stats.rows import distinct
 
 __all__ = [
     "GRAPH",
@@ -258,15 +259,10 @@ class Strings:
         return self.id(bare), min(int(seq.group(1)), 2**62) if seq else -1
 
 
-def distinct(values: np.ndarray) -> np.ndarray:
-    """The distinct values (m,); without a sort where there is only one, as in most recordings."""
-    return values[:1] if len(values) and (values == values[0]).all() else np.unique(values)
-
-
 def by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...]]:
     """The tables with `process` filled in from their pids, and the processes by pid; -1 (not recorded) joins
     the only process there is, or becomes one of its own."""
-    pids = np.unique(np.concatenate([distinct(table.pid) for table in tables]))
+    pids = distinct(np.concatenate([distinct(table.pid) for table in tables]))
     if len(pids) > 1 and len(pids[pids >= 0]) == 1:
         pids = pids[pids >= 0]
     found = tuple(Process(pid=int(pid) if pid != -1 else None) for pid in pids) or (Process(),)

@@ -12,6 +12,8 @@ import numpy as np
 
 from lab.core.words import plural, size_text
 from lab.gpus.sampling import COLUMNS, SAMPLES, SUMMARY
+from lab.stats import robust
+from lab.stats.rows import distinct
 
 MOST_BYTES = 256 << 20
 _OTHER_NODES, _OTHER_SUMMARIES = "gpu_clocks.node*.csv", "gpu_clocks.node*.json"
@@ -46,9 +48,9 @@ class GpuState:
     @property
     def near_ns(self) -> int:
         """How far from a sample it still says something: a second, or the time between two samples."""
-        spacing = [np.diff(self.unix_ns[self.place == one]) for one in np.unique(self.place).tolist()]
+        spacing = [np.diff(self.unix_ns[self.place == one]) for one in distinct(self.place).tolist()]
         known = np.concatenate(spacing) if spacing else np.empty(0)
-        return max(NEAR_NS, int(np.median(known)) if len(known) else 0)
+        return max(NEAR_NS, int(robust.median(known)) if len(known) else 0)
 
     def at(self, place: int, when_ns: np.ndarray, name: str = "sm_clock_mhz") -> np.ndarray:
         """The nearest sample of one GPU at times (n,); NaN where none is near (near_ns)."""
@@ -168,7 +170,7 @@ def _summary(path: Path) -> dict[str, Any]:
 
 def _median(values: np.ndarray) -> float:
     known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    return robust.median(known) if len(known) else float("nan")
 
 
 def _extreme(values: np.ndarray, how: Any) -> float:

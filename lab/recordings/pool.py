@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from lab.core.words import plural
 from lab.errors import BLAS_THREADS, BadDataError, LabError
+
+if TYPE_CHECKING:  # a report of one trace needs no processes
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import BaseContext
+    from multiprocessing.process import BaseProcess
 
 _J = TypeVar("_J")
 _R = TypeVar("_R")
@@ -73,13 +74,14 @@ class _Workers:
 
     def run(self, workers: int) -> Generator[tuple[int, Any], None, None]:
         """(index of a job, its result or LabError), as they are done."""
+        from multiprocessing.connection import wait
+
         try:
             for _ in range(workers):
                 self._start()
             while self._busy:
                 for pipe in wait(list(self._busy)):
-                    assert isinstance(pipe, Connection)
-                    yield self._take(pipe)
+                    yield self._take(cast("Connection", pipe))
         finally:
             for pipe, (process, _) in self._busy.items():
                 process.terminate()
@@ -126,6 +128,8 @@ class _Workers:
 
 
 def _context_for(function: Callable[..., Any]) -> BaseContext:
+    import multiprocessing
+
     # Never a fork of this process: one with threads (progress bars, numpy) can hang.
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.capture import Capture, Process, by_process, distinct
+from lab.recordings.capture import Capture, Process, by_process
 from lab.recordings.tables import Table
+from lab.stats.rows import distinct
 
 _TABLES = ("ops", "api", "ranges", "sync", "osrt", "nodes")
 _OF_PROCESSES = (*_TABLES, "counters")  # the last has no pid
@@ -32,7 +33,7 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
     and `devices` are those of the process and of the whole recording.
     """
     capture = with_processes(capture)
-    found = np.unique(np.concatenate([distinct(getattr(capture, name).process) for name in _OF_PROCESSES]))
+    found = distinct(np.concatenate([distinct(getattr(capture, name).process) for name in _OF_PROCESSES]))
     if len(found) <= 1 and len(capture.processes) <= 1:
         return {0: capture}
     indices = [*found[found >= 0].tolist(), *found[found < 0].tolist()]

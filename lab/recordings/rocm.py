@@ -11,6 +11,7 @@ from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.recordings.capture import Device
 from lab.recordings.lacks import Lack
+from lab.stats.rows import distinct
 
 # Numbers of `capture.COPY_KINDS`; rocprofv3 writes MEMORY_COPY_HOST_TO_DEVICE, .rpd CopyHostToDevice.
 _COPY_KINDS = {"hosttodevice": 1, "devicetohost": 2, "devicetodevice": 8, "hosttohost": 9}
@@ -68,7 +69,7 @@ def dispatch_lacks(process: int, ids: np.ndarray, *, calls: bool) -> list[Lack]:
 
     calls: whether API calls were recorded, which show a missing end; the ids alone cannot.
     """
-    seen = np.unique(ids[ids > 0])
+    seen = distinct(ids[ids > 0])
     if not len(seen):
         return []
     first, last = int(seen[0]), int(seen[-1])
@@ -99,7 +100,7 @@ def _gaps(seen: np.ndarray, most: int = 3) -> str:
 def repeated_dispatches(ids: np.ndarray) -> list[str]:
     """One sentence where several rows have one dispatch id: passes of a replay for counters."""
     known = ids[ids > 0]
-    repeated = len(known) - len(np.unique(known))
+    repeated = len(known) - len(distinct(known))
     if not repeated:
         return []
     return [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -14,14 +15,20 @@ from textwrap import wrap
 from typing import Any
 
 import numpy as np
-from openpyxl import Workbook
-from openpyxl.cell import WriteOnlyCell
-from openpyxl.styles import Alignment, Font
-from openpyxl.utils import get_column_letter
-from openpyxl.writer.excel import ExcelWriter
 
 from lab.core.files import write_atomic
 from lab.report.columns import AnyTable, Column, columns_of, is_missing
+
+# openpyxl loads Pillow, where it is, for the pictures of a workbook; here are none (10 ms).
+_pillow_is_new = sys.modules.setdefault("PIL", None) is None  # type: ignore[arg-type]
+from openpyxl import Workbook  # noqa: E402
+from openpyxl.cell import WriteOnlyCell  # noqa: E402
+from openpyxl.styles import Alignment, Font  # noqa: E402
+from openpyxl.utils import get_column_letter  # noqa: E402
+from openpyxl.writer.excel import ExcelWriter  # noqa: E402
+
+if _pillow_is_new:
+    del sys.modules["PIL"]
 
 MOST_ROWS = 1_048_575  # Excel's limit, less the header
 MOST_CHARACTERS = 32_767  # of one cell

@@ -8,15 +8,25 @@ import numpy as np
 
 
 def median(values: Sequence[float] | np.ndarray) -> float:
-    """Middle value of (n,); NaN for none."""
-    return float(np.median(values)) if len(values) else float("nan")
+    """Middle value of (n,); NaN for none, and where one is NaN.
+
+    The same as np.median, which loads numpy.ma for it (15 ms).
+    """
+    if not len(values):
+        return float("nan")
+    last = len(values) - 1
+    ordered = np.partition(np.asarray(values, dtype=float), [last // 2, (last + 1) // 2, last])  # NaN last
+    if np.isnan(ordered[last]):
+        return float("nan")
+    low, high = float(ordered[last // 2]), float(ordered[(last + 1) // 2])
+    return low if last % 2 == 0 else (low + high) / 2
 
 
 def mad(values: Sequence[float] | np.ndarray) -> float:
     """Median absolute deviation from the median, unscaled; NaN for none."""
     if len(values) == 0:
         return float("nan")
-    return float(np.median(np.abs(np.asarray(values, dtype=float) - np.median(values))))
+    return median(np.abs(np.asarray(values, dtype=float) - median(values)))
 
 
 def column_medians(values: np.ndarray) -> np.ndarray:
@@ -36,8 +46,17 @@ def cv(values: Sequence[float] | np.ndarray) -> float:
 
 
 def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
-    """Linear-interpolated percentile, `percent` in 0..100; NaN for none."""
-    return float(np.percentile(values, percent)) if len(values) else float("nan")
+    """Linear-interpolated percentile, `percent` in 0..100; NaN for none.
+
+    The same as np.percentile (of integers below 2^53), which loads numpy.ma for it (15 ms).
+    """
+    ordered = np.sort(np.asarray(values, dtype=float))  # NaN last
+    if not len(ordered) or np.isnan(ordered[-1]):
+        return float("nan")
+    place = percent / 100 * (len(ordered) - 1)
+    low = int(place)
+    start, stop, share = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)]), place - low
+    return start + (stop - start) * share if share < 0.5 else stop - (stop - start) * (1 - share)
 
 
 def grouped(

@@ -113,3 +113,18 @@ def test_column_medians_leave_nan_out_as_numpy_does():
     values = np.array([[1.0, np.nan, 3.0], [2.0, 5.0, np.nan], [9.0, 4.0, np.nan], [np.nan, 8.0, 1.0]])
     assert robust.column_medians(values).tolist() == np.nanmedian(values, axis=0).tolist() == [2.0, 5.0, 2.0]
     assert np.isnan(robust.column_medians(np.full((3, 1), np.nan))).all()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_medians_and_percentiles_are_numpys_to_the_last_bit(seed):
+    draw = np.random.default_rng(seed)
+    values = draw.normal(size=draw.integers(1, 40)) * 10.0 ** draw.integers(-3, 9)
+    if seed % 3 == 0:
+        values = draw.integers(-(2**50), 2**50, size=len(values))
+    if seed % 10 == 7:
+        values = np.append(values, np.nan)
+    middle = float(np.median(values))
+    assert robust.median(values) == middle or np.isnan([robust.median(values), middle]).all()
+    for percent in (0, 5, 33.3, 50, 90, 95, 97.5, 100):
+        found, expected = robust.percentile(values, percent), float(np.percentile(values, percent))
+        assert found == expected or np.isnan([found, expected]).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.stats.rows import distinct_rows
+from lab.stats.rows import distinct, distinct_rows
 
 HUGE = 2**62
 
@@ -20,6 +20,13 @@ def test_rows_and_their_numbers_are_those_of_numpy(seed):
     distinct, which = distinct_rows(keys)
     expected, numbers = np.unique(keys, axis=0, return_inverse=True)
     assert distinct.tolist() == expected.tolist() and which.tolist() == numbers.reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("values", [[], [3], [3, 3, 3], [2, -1, 2, HUGE, -HUGE], [[4, 1], [1, 4]]])
+def test_distinct_values_are_those_of_numpy(values):
+    given = np.array(values, dtype=np.int64)
+    found, expected = distinct(given), np.unique(given)
+    assert found.dtype == expected.dtype and found.tolist() == expected.tolist()
 
 
 def test_extremes_of_int64_do_not_wrap():

@@ -11,7 +11,7 @@ import numpy as np
 
 from lab.recordings.integrity.calls import BEGIN_CAPTURE, END_CAPTURE, kinds_of
 from lab.recordings.tables import Table, Trace
-from lab.stats.rows import distinct_rows
+from lab.stats.rows import distinct, distinct_rows
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
@@ -135,7 +135,7 @@ def joined(one: Table, other: Table) -> np.ndarray:
         shared: np.ndarray = among[np.minimum(np.searchsorted(among, here), len(among) - 1)] == here
         shared &= known
         return shared
-    used = np.unique(there)
+    used = distinct(there)
     at = np.minimum(np.searchsorted(used, here), len(used) - 1)
     key = one.process.astype(np.int64) * len(used) + at
     keys = other.process.astype(np.int64) * len(used) + np.searchsorted(used, there)

@@ -14,6 +14,7 @@ from lab.core.words import plural
 from lab.recordings.capture import Capture
 from lab.recordings.lacks import Lack
 from lab.recordings.phase_names import is_step
+from lab.stats import robust
 
 FEWEST = 2
 
@@ -38,7 +39,7 @@ def shape_of(capture: Capture) -> Shape:
     starts = capture.ranges.start_ns[rows]
     end_ns = int(capture.ops.end_ns.max()) if len(capture.ops) else 0
     reach_ns = end_ns - int(starts[0]) if len(starts) and len(capture.ops) else -1
-    step_ns = int(np.median(capture.ranges.end_ns[rows] - starts)) if len(rows) else 0
+    step_ns = int(robust.median(capture.ranges.end_ns[rows] - starts)) if len(rows) else 0
     return Shape(len(capture.ops), steps, reach_ns, step_ns)
 
 

@@ -19,6 +19,7 @@ from lab.recordings.capture import GRAPH
 from lab.recordings.integrity.calls import COPY, FILL, GRAPH_LAUNCH, LAUNCH
 from lab.recordings.integrity.evidence import Evidence
 from lab.recordings.lacks import Lack, Place
+from lab.stats.rows import distinct
 
 # A recording with more distinct replays than this is not compared pair by pair.
 MOST_CLASSES = 2000
@@ -65,7 +66,7 @@ def windows_of(of: Evidence) -> Windows:
     least = np.bincount(inside[nodes], minlength=count)
     most = least + np.bincount(inside[fills], minlength=count)
     used = most > 0
-    hip = any(of.strings[i].startswith("hip") for i in np.unique(of.api.name_id[nodes]).tolist())
+    hip = any(of.strings[i].startswith("hip") for i in distinct(of.api.name_id[nodes]).tolist())
     return Windows(least[used], most[used], of.windows[used, 0], exact=hip)
 
 
@@ -167,7 +168,7 @@ def _judged(
     sizes = [(windows.least[own], windows.most[own]), *((one.least, one.most) for one in more)]
     # One graph was captured here: replays of almost its size are of it.
     captured = windows.least[own][:1] if own.sum() == 1 else windows.least[:0]
-    beside = np.unique(np.concatenate([captured, *(one.least for one in more if one.exact)]))
+    beside = distinct(np.concatenate([captured, *(one.least for one in more if one.exact)]))
     lost: dict[Place, int] = {}
     expected = 0
     open_rows: list[np.ndarray] = []

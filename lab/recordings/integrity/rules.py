@@ -12,6 +12,7 @@ from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH, WAIT
 from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, Trace
+from lab.stats.rows import distinct, distinct_rows
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
@@ -110,7 +111,7 @@ def _captured(of: Evidence) -> np.ndarray:
     found = of.window_of >= 0
     for process, thread, first, last in of.windows.tolist():
         during = (of.api.process == process) & (of.api.start_ns >= first) & (of.api.start_ns <= last)
-        others = np.unique(of.threads[during & (of.threads != thread)])
+        others = distinct(of.threads[during & (of.threads != thread)])
         for other in others.tolist():
             its = during & (of.threads == other)
             if not of.has_row[its].any():
@@ -224,7 +225,7 @@ def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list
     """
     waits = api[(of.call_kinds[api] == WAIT) & (of.api.end_ns[api] > of.api.start_ns[api])]
     known = ops[of.call_of[ops] >= 0]
-    if not len(waits) or not len(known) or len(np.unique(of.ops.device[ops])) > 1:
+    if not len(waits) or not len(known) or len(distinct(of.ops.device[ops])) > 1:
         return []
     waits = waits[np.argsort(of.api.start_ns[waits], kind="stable")]
     launched_ns = of.api.end_ns[of.call_of[known]]
@@ -252,7 +253,7 @@ def _written_twice(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
         return []
     rows = order[np.union1d(tied, tied + 1)]
     keys = np.stack([getattr(of.ops, name)[rows].astype(np.int64) for name in _IDENTITY], axis=1)
-    n = len(rows) - len(np.unique(keys, axis=0))
+    n = len(rows) - len(distinct_rows(keys)[0])
     if not n:
         return []
     text = (
@@ -277,7 +278,7 @@ def _unnamed(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
     """Rule U: kernels whose name is not in the recording; no table can tell them apart."""
     kernels = ops[of.ops.kind[ops] == KERNEL]
     blank = [
-        index for index in np.unique(of.ops.name_id[kernels]) if index < 0 or not of.strings[index].strip()
+        index for index in distinct(of.ops.name_id[kernels]) if index < 0 or not of.strings[index].strip()
     ]
     rows = kernels[np.isin(of.ops.name_id[kernels], blank)]
     if not len(rows):

@@ -15,7 +15,7 @@ from lab.recordings.kineto.decode import EventDecoder, clean_text
 from lab.recordings.kineto.fields import Decoded, Fields
 from lab.recordings.kineto.frame import integer_of, trace_meta
 from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here, untimed
-from lab.recordings.kineto.native.pieces import ScannedPiece, ScannedPieces
+from lab.recordings.kineto.native.pieces import ScannedEvents, ScannedPieces
 from lab.recordings.kineto.native.scanner import ARROW_END
 from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
@@ -50,9 +50,12 @@ _FLOW = re.compile(rb"\d{1,18}")
 
 
 class Columns:
-    """Bytes in, columns out: `feed` takes texts of whole events, `finish` returns the tables."""
+    """Bytes in, columns out: `feed` takes texts of whole events, `finish` returns the tables.
 
-    def __init__(self, pieces: EventPieces) -> None:
+    together_bytes: so much of what is scanned becomes columns at once.
+    """
+
+    def __init__(self, pieces: EventPieces, together_bytes: int = 0) -> None:
         self.problems: Counter[str] = Counter()
         self._pieces = pieces
         self._decoder = EventDecoder(pieces, self.problems)
@@ -63,15 +66,19 @@ class Columns:
         self._num_untimed: Counter[str] = Counter()  # of them, those whose times cannot be read
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
-        self._scanned = ScannedPieces.of(self._encode, self._table_of)
+        self._scanned = ScannedPieces.of(self._encode)
+        self._together_bytes = together_bytes
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
         self._named: dict[tuple[str, int, int], int] = {}
 
     def feed(self, piece: Piece) -> None:
         """Decode one piece and append its rows; raises BadDataError for text that is not JSON."""
-        if self._scanned and (found := self._scanned.scan(piece.text)):
-            self._add_scanned(found)
-            return
+        if self._scanned:
+            scanned = self._scanned.scan(piece.text)
+            if not scanned or self._scanned.num_bytes >= self._together_bytes:
+                self._take_scanned()
+            if scanned:
+                return
         if _MODULE not in piece.text and (functions := self._decoder.functions(piece)):
             self._indices.add({"functions": functions})
             return
@@ -83,6 +90,7 @@ class Columns:
 
     def finish(self, frame: dict[str, Any]) -> Trace:
         """The trace, once every piece has been fed."""
+        self._take_scanned()
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
         if self._pieces.cut and "baseTimeNanoseconds" not in frame and not self._decoder.exact:
@@ -119,7 +127,11 @@ class Columns:
             sizes = _int32(launches[at, column])
             columns[name] = np.where(known & (columns[name] < 0), sizes, columns[name])
 
-    def _add_scanned(self, found: ScannedPiece) -> None:
+    def _take_scanned(self) -> None:
+        if self._scanned and self._scanned.num_bytes:
+            self._add_scanned(self._scanned.take())
+
+    def _add_scanned(self, found: ScannedEvents) -> None:
         self._decoder.exact |= found.exact
         timed = {}
         for table, (fields, ts_ns, dur_ns) in found.timed.items():
@@ -127,7 +139,7 @@ class Columns:
             timed[table] = fields, self._place(fields, ts_ns, dur_ns)
         self._add_timed(timed)
         self._add_modules(*found.modules)
-        self._add_names(found.names())
+        self._add_names(found.names)
         self._add_waits(found.waits)
         self._add_arrows(found)
         self._indices.add_numbers(*found.indices)
@@ -210,7 +222,7 @@ class Columns:
         columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
         self._tables["waits"].append(columns)
 
-    def _add_arrows(self, found: ScannedPiece) -> None:
+    def _add_arrows(self, found: ScannedEvents) -> None:
         fields = found.arrows
         if not len(fields):
             return
@@ -244,10 +256,10 @@ class Columns:
 
     def _add_collectives(self, table: str, row: str, of: str, fields: Fields) -> None:
         """Rows for those of the last events of the table `of` that describe a collective."""
-        index = fields.with_text("collective")
+        index, chosen = fields.collectives()
         if not len(index):
             return
-        chosen, first = fields.take(index), len(self._tables[of]) - len(fields)
+        first = len(self._tables[of]) - len(fields)
         columns = {row: index + first}
         for name in ("in_nelems", "out_nelems", "group_size", "seq"):
             columns[name] = chosen.ints(name)

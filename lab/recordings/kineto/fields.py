@@ -43,17 +43,14 @@ class Fields(Protocol):
     def sizes(self, name: str) -> np.ndarray:
         """grid or block (n, 3), -1 where there is none."""
 
-    def with_text(self, name: str) -> np.ndarray:
-        """The events (m,) whose argument is a text and not empty."""
+    def collectives(self) -> tuple[np.ndarray, Fields]:
+        """The events (m,) that describe a collective, and their fields."""
 
     def copies(self) -> Iterator[tuple[int, str, str, str]]:
         """(event, copy kind, source, target) of each event that has them."""
 
     def geometry(self) -> Iterator[tuple[int, Sizes]]:
         """(correlation, grid, block and shared memory) of each event that has a grid."""
-
-    def take(self, index: np.ndarray) -> Fields:
-        """Those of `index` (m,)."""
 
 
 class Decoded:
@@ -90,12 +87,12 @@ class Decoded:
     def sizes(self, name: str) -> np.ndarray:
         return self._encode.triples(self._args, name).reshape(-1, 3)
 
-    def with_text(self, name: str) -> np.ndarray:
-        index = compress(range(len(self)), map(attrgetter(name), self._args))
-        return np.array(list(index), dtype=np.int64)
+    def collectives(self) -> tuple[np.ndarray, Decoded]:
+        index = self._with_text("collective")
+        return np.array(index, dtype=np.int64), Decoded([self._events[at] for at in index], self._encode)
 
     def copies(self) -> Iterator[tuple[int, str, str, str]]:
-        for row in self.with_text("copy_kind").tolist():
+        for row in self._with_text("copy_kind"):
             one = self._args[row]
             yield row, one.copy_kind, one.src_kind, one.dst_kind
 
@@ -105,5 +102,6 @@ class Decoded:
                 sizes = (*one.grid, *one.block, one.smem_bytes)
                 yield one.correlation, tuple(size if size in INT64 else -1 for size in sizes)
 
-    def take(self, index: np.ndarray) -> Decoded:
-        return Decoded([self._events[at] for at in index.tolist()], self._encode)
+    def _with_text(self, name: str) -> list[int]:
+        """The events whose argument is a text and not empty."""
+        return list(compress(range(len(self)), map(attrgetter(name), self._args)))

@@ -47,10 +47,10 @@ class EventIndices:
                 (self._operators if table in _OPERATORS else self._others).append(found)
 
     def add_numbers(self, operators: np.ndarray, others: np.ndarray) -> None:
-        """The same from numbers (n,) that are known to be such."""
+        """The same from numbers (n,) that are known to be such, and need not stay."""
         for kept, found in ((self._operators, operators), (self._others, others)):
             if len(found):
-                kept.append(found)
+                kept.append(found.copy())
 
     def lacks(self, owners_here: Callable[[], bool] = lambda: False) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known.

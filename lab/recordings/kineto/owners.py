@@ -6,6 +6,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.tables import Table, Trace
+from lab.stats.rows import distinct, distinct_rows
 
 MOST_PROCESSES = 1024  # of one file; more are not told apart
 
@@ -21,7 +22,7 @@ def owners(trace: Trace, api: Table, num_processes: int) -> tuple[np.ndarray, li
     kernels = trace.kernels
     if num_processes == 1 or not len(kernels):
         return np.zeros(len(kernels), dtype=np.int64), []
-    callers = np.unique(api.process[api.corr >= 0])
+    callers = distinct(api.process[api.corr >= 0])
     if len(callers) > MOST_PROCESSES:
         return np.full(len(kernels), -1), [_unknown(len(callers), len(kernels))]
     rows, row_of, size = np.unique(kernels.pid, return_inverse=True, return_counts=True)
@@ -50,11 +51,11 @@ def _the_one_left(found: np.ndarray, corr: np.ndarray, api: Table) -> np.ndarray
     """`found` (n,), filled in where as many operations as processes have a number, and all but one are known
     to be of different ones."""
     numbers, which = np.unique(corr, return_inverse=True)
-    calls = np.unique(np.stack([api.corr, api.process], axis=1)[api.corr >= 0], axis=0)
+    calls = distinct_rows(np.stack([api.corr, api.process], axis=1)[api.corr >= 0])[0]
     at = np.minimum(np.searchsorted(numbers, calls[:, 0]), len(numbers) - 1)
     calls, at = calls[numbers[at] == calls[:, 0]], at[numbers[at] == calls[:, 0]]
     known = found >= 0
-    pairs = np.unique(np.stack([which[known], found[known]], axis=1), axis=0)
+    pairs = distinct_rows(np.stack([which[known], found[known]], axis=1))[0]
     of_calls, of_rows, of_known = (
         np.bincount(one, minlength=len(numbers)) for one in (at, which, which[known])
     )
@@ -92,7 +93,7 @@ class _Only:
 def _certain(found: np.ndarray, row_of: np.ndarray) -> list[tuple[int, int]]:
     """(row of the file, the process of all its operations that have one; -1 if there are several)."""
     known = np.flatnonzero(found >= 0)
-    pairs = np.unique(np.stack([row_of[known], found[known]], axis=1), axis=0)
+    pairs = distinct_rows(np.stack([row_of[known], found[known]], axis=1))[0]
     rows, first, count = np.unique(pairs[:, 0], return_index=True, return_counts=True)
     processes = np.where(count == 1, pairs[first, 1], -1)
     return list(zip(rows.tolist(), processes.tolist(), strict=True))

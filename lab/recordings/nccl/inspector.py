@@ -15,6 +15,7 @@ from lab.core.words import plural
 from lab.recordings.communication import kind_in
 from lab.recordings.nccl.evidence import Evidence, number, part, text, whole
 from lab.recordings.ranks.stragglers import over_the_others
+from lab.stats import robust
 
 KNOWN_FORMAT = "v4.0"
 LONGEST_US = 1e12  # of a call: eleven days
@@ -146,7 +147,7 @@ def _late(
         return
     ranks = range(size)
     total_us = np.array([sum(found[rank][0] for found in mine) for rank in ranks])
-    lead_ns = over_the_others((-1e3 * total_us).tolist(), float(np.median(total_us)) * 1e3)
+    lead_ns = over_the_others((-1e3 * total_us).tolist(), robust.median(total_us) * 1e3)
     for rank, ns in zip(ranks, lead_ns, strict=True):
         if ns:
             done.late_ranks.append((rank, ns / 1e6))

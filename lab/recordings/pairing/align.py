@@ -9,6 +9,8 @@ import numpy as np
 
 from lab.recordings.pairing.clocks import DRIFT_WINDOW_NS, clock_line
 from lab.recordings.pairing.rows import CallRows
+from lab.stats import robust
+from lab.stats.rows import distinct
 
 # Clocks of GPUs differ by this much, so a short call may seem to end before its last rank has started.
 MEET_NS = 50_000
@@ -90,9 +92,9 @@ def _voted_clock(known: _Lane, lane: _Lane) -> np.ndarray:
     if length < DRIFT_WINDOW_NS:
         return np.full(len(lane), _voted_offset(known, lane))
     stretch = (lane.end - lane.end.min()) // (DRIFT_WINDOW_NS // 4)
-    parts = [np.flatnonzero(stretch == number) for number in np.unique(stretch).tolist()]
+    parts = [np.flatnonzero(stretch == number) for number in distinct(stretch).tolist()]
     votes = np.array([_voted_offset(known, lane.take(part)) for part in parts])
-    when = np.array([int(np.median(lane.end[part])) for part in parts])
+    when = np.array([int(robust.median(lane.end[part])) for part in parts])
     offset, slope, middle = clock_line(when, votes)
     return np.rint(offset + slope * (lane.end - middle)).astype(np.int64)
 
@@ -116,7 +118,7 @@ def _voted_offset(known: _Lane, lane: _Lane) -> int:
         return 0
     densest = np.flatnonzero(count == most)
     at = densest[np.argmin(np.abs(votes[densest]))]
-    return int(np.median(votes[at : at + most]))
+    return int(robust.median(votes[at : at + most]))
 
 
 def _merged(
@@ -146,7 +148,7 @@ def _common_order(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray, int]:
     """
     if len(a) and len(b) and min(a.step.min(), b.step.min()) >= 0:
         blocks = [
-            (np.flatnonzero(a.step == step), np.flatnonzero(b.step == step)) for step in np.unique(a.step)
+            (np.flatnonzero(a.step == step), np.flatnonzero(b.step == step)) for step in distinct(a.step)
         ]
     else:
         blocks = [(np.arange(len(a)), np.arange(len(b)))]

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings.pairing.rows import NO_MATCH, CallRows, Match
+from lab.stats import robust
+from lab.stats.rows import distinct
 
 # Clocks of GPUs on one host, and the ends of one collective, differ by some tens of us.
 SAME_HOST_NS = 50_000
@@ -105,7 +107,7 @@ def _grid(rows: CallRows, group: int, match: Match) -> _Grid | None:
     if not wanted.any():
         return None
     index, call = members[wanted], match.call[wanted]
-    ranks = np.unique(rows.rank_index[index])
+    ranks = distinct(rows.rank_index[index])
     if len(ranks) < 2:
         return None
     shape = (int(call.max()) + 1, len(ranks))
@@ -126,7 +128,7 @@ def _median_deviation(num_ranks: int, grids: Sequence[_Grid]) -> np.ndarray:
             mine = grid.end[:, column] - middle
             mine = mine[~np.isnan(mine)]
             if len(mine) and math.isnan(deviation[index]):
-                deviation[index] = np.median(mine)
+                deviation[index] = robust.median(mine)
     return deviation
 
 
@@ -176,7 +178,7 @@ def _against(grid: _Grid, base: int, of_base: _Estimate) -> list[tuple[int, _Est
 
 
 def _offset_ns(estimate: _Estimate) -> float:
-    return float(np.median(estimate.differences)) + estimate.base_ns
+    return robust.median(estimate.differences) + estimate.base_ns
 
 
 def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
@@ -191,7 +193,7 @@ def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
         last = grid.ranks[np.nanargmax(grid.start[calls], axis=1)]
         first = grid.ranks[np.nanargmin(grid.end[calls], axis=1)]
         worst = np.where(np.abs(offsets[last]) >= np.abs(offsets[first]), last, first)
-        found |= {index for index in np.unique(worst).tolist() if abs(offsets[index]) > SAME_HOST_NS}
+        found |= {index for index in distinct(worst).tolist() if abs(offsets[index]) > SAME_HOST_NS}
     return found
 
 
@@ -223,8 +225,8 @@ def _clock(rank: int, estimate: _Estimate | None, is_reference: bool, suspect: b
 
 def clock_line(when: np.ndarray, differences: np.ndarray) -> tuple[float, float, int]:
     """Offset in the middle, slope (ns per ns), and the middle, of a clock by its `differences` (n,)."""
-    slope, middle = _slope(when, differences), int(np.median(when))
-    return float(np.median(differences - slope * (when - middle))), slope, middle
+    slope, middle = _slope(when, differences), int(robust.median(when))
+    return robust.median(differences - slope * (when - middle)), slope, middle
 
 
 def _slope(when: np.ndarray, differences: np.ndarray) -> float:
@@ -232,13 +234,13 @@ def _slope(when: np.ndarray, differences: np.ndarray) -> float:
     length = int(when.max() - when.min()) if len(when) else 0
     if length < DRIFT_WINDOW_NS or len(when) < FEWEST_CALLS:
         return 0.0
-    chosen = np.unique(np.linspace(0, len(when) - 1, _MOST_SLOPES).astype(np.int64))
+    chosen = distinct(np.linspace(0, len(when) - 1, _MOST_SLOPES).astype(np.int64))
     t, x = when[chosen], differences[chosen]
     i, j = np.triu_indices(len(t), 1)
     apart = t[j] != t[i]
-    slope = float(np.median((x[j] - x[i])[apart] / (t[j] - t[i])[apart]))
+    slope = robust.median((x[j] - x[i])[apart] / (t[j] - t[i])[apart])
     rest = x - slope * (t - t[0])
-    noise = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
+    noise = 1.4826 * robust.median(np.abs(rest - robust.median(rest)))
     return slope if abs(slope) * length > max(2 * SAME_HOST_NS, 3 * noise) else 0.0
 
 
@@ -255,7 +257,7 @@ def _of_hosts(clocks: Sequence[Clock], hosts: Mapping[int, str]) -> tuple[Clock,
             outside = one.low_ns > SAME_HOST_NS or one.high_ns < -SAME_HOST_NS
             moved.append(_with(one, one.offset_ns, one.corrected and (outside or one.drift_ppm != 0)))
         else:
-            moved.append(_with(one, float(np.median([mate.offset_ns for mate in mates])), one.corrected))
+            moved.append(_with(one, robust.median([mate.offset_ns for mate in mates]), one.corrected))
     return tuple(moved)
 
 

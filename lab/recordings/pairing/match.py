@@ -13,6 +13,7 @@ import numpy as np
 from lab.recordings.pairing.align import MEET_NS, align_ranks
 from lab.recordings.pairing.clocks import clock_line
 from lab.recordings.pairing.rows import CallRows, Match, numbered, running_count
+from lab.stats.rows import distinct
 
 # Ends of one call agree within some tens of us, those of neighbouring calls lie ms apart.
 STEADY_NS = 100_000
@@ -34,7 +35,7 @@ def _match_group(rows: CallRows, group: int) -> Match:
     p2p = rows.p2p[members]
     call = np.full(len(members), -1, dtype=np.int64)
     call[~p2p], confidence = _by_order(rows, members[~p2p])
-    if p2p.any() and len(np.unique(rows.rank_index[members[p2p]])) == 2:
+    if p2p.any() and len(distinct(rows.rank_index[members[p2p]])) == 2:
         pairs, _ = _by_order(rows, members[p2p])
         call[p2p] = np.where(pairs >= 0, pairs + call.max(initial=-1) + 1, -1)
     return Match(call, confidence if rows.groups[group][2] == "" else "stream")
@@ -138,7 +139,7 @@ def _by_seq(rows: CallRows, members: np.ndarray) -> np.ndarray:
 def _no_p2p(rows: CallRows, members: np.ndarray, call: np.ndarray) -> np.ndarray:
     """A send and its receive are a pair only where two ranks exchange."""
     p2p = rows.p2p[members]
-    if not p2p.any() or len(np.unique(rows.rank_index[members[p2p]])) <= 2:
+    if not p2p.any() or len(distinct(rows.rank_index[members[p2p]])) <= 2:
         return call
     return np.where(p2p, -1, call)
 

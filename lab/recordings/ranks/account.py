@@ -24,6 +24,7 @@ from lab.recordings.ranks.labels import (
     segments_of,
 )
 from lab.recordings.ranks.work import RankWork
+from lab.stats import robust
 
 PARTS = (
     "compute_ns",
@@ -176,6 +177,6 @@ def _entered(ranks: Together) -> dict[tuple[int, int], int]:
             window = ranks.window(index, step)
             if window is not None:
                 begins[index] = int(ranks.common(index, np.array([window[0]]))[0])
-        middle = int(np.median(list(begins.values()))) if begins else 0
+        middle = int(robust.median(list(begins.values()))) if begins else 0
         found.update({(step, index): begin - middle for index, begin in begins.items()})
     return found

@@ -14,6 +14,7 @@ from lab.recordings.ranks.common import launched_in
 from lab.recordings.ranks.hosts import host_waits
 from lab.recordings.ranks.replay import Outcome, Step
 from lab.recordings.ranks.stragglers import ENTERED_LATE, HOST_LATE, Excess
+from lab.stats import robust
 from lab.stats.intervals import overlap
 
 # A cause binds if its repair shortens the step by so much of its size, and by so much in all.
@@ -114,7 +115,7 @@ def _binds(account: Account, one: Excess, saves: float | None) -> bool:
         if (wait.step, wait.awaited) == (one.step, one.rank):
             waited[wait.rank] = waited.get(wait.rank, 0) + wait.ns
     others = [waited.get(rank, 0) for rank in account.ranks if rank != one.rank]
-    return float(np.median(others)) > max(BINDS_NS, BINDS_SHARE * one.ns)
+    return robust.median(others) > max(BINDS_NS, BINDS_SHARE * one.ns)
 
 
 def _hosts_follow(account: Account, one: Excess) -> bool:
@@ -132,4 +133,4 @@ def _hosts_follow(account: Account, one: Excess) -> bool:
         span = np.array([[window[0], until]], dtype=np.int64)
         known_ns = sum(wait.end - wait.begin for wait in host_waits(work, rows))
         blocked.append(int(overlap(span, work.blocking_calls)[0]) - known_ns)
-    return bool(blocked) and float(np.median(blocked)) > max(BINDS_NS, BINDS_SHARE * one.ns)
+    return bool(blocked) and robust.median(blocked) > max(BINDS_NS, BINDS_SHARE * one.ns)

@@ -20,6 +20,7 @@ from lab.recordings.ranks.labels import (
     Segments,
 )
 from lab.stats.intervals import overlap, subtract, union
+from lab.stats.rows import distinct
 
 # What the awaited rank did while the others waited -> the cause in words.
 WORK, LAUNCH, LINK, COPY = "work", "launch", "link", "copy"
@@ -64,13 +65,13 @@ def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
     for index, one in enumerate(segments):
         rows = np.flatnonzero(one.awaited != UNKNOWN)
         numbers = together.windows[index][:, 0]
-        for awaited in np.unique(one.awaited[rows]).tolist():
+        for awaited in distinct(one.awaited[rows]).tolist():
             mine = rows[one.awaited[rows] == awaited]
             spans = [
                 together.own(awaited, together.common(index, edge[mine])) for edge in (one.begin, one.end)
             ]
             parts = watchers[awaited].parts(*spans)
-            for window in np.unique(one.window[mine]).tolist():
+            for window in distinct(one.window[mine]).tolist():
                 inside = one.window[mine] == window
                 whole = int(one.length[mine[inside]].sum())
                 causes = _causes(parts[inside], whole, plausible=together.clock(awaited).plausible)
@@ -96,7 +97,7 @@ def late_hosts(together: Together, segments: Sequence[Segments]) -> list[HostLat
         }
         covered[NO_OP] = one.length[rows] - sum(covered.values())
         op = work.op[one.next_row[rows]]
-        for window in np.unique(one.window[rows]).tolist():
+        for window in distinct(one.window[rows]).tolist():
             inside = one.window[rows] == window
             by_op = np.bincount(op[inside], weights=one.length[rows][inside], minlength=len(work.ops))
             largest = np.argsort(-by_op, kind="stable")[:3]

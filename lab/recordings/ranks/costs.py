@@ -19,7 +19,9 @@ from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.replay import Step
 from lab.recordings.ranks.work import COMP
+from lab.stats import robust
 from lab.stats.intervals import overlap, union
+from lab.stats.rows import distinct
 
 
 @dataclass(frozen=True, order=True)
@@ -78,7 +80,7 @@ def costs_of(one: Explained) -> dict[Class, Cost]:
         found[name] = Cost(
             cost_ms=float(middle[at, 0]),
             least_ms=float(middle[at, 1]),
-            latency_us=float(np.median(known)) / 1e3 if len(known) else float("nan"),
+            latency_us=robust.median(known) / 1e3 if len(known) else float("nan"),
             num_calls=int(mine.sum()),
             blocks=bool(calls.blocks[mine].all()),
             grid=launched[at][0],
@@ -100,7 +102,7 @@ def _contention_by_class(account: Account, index: int, of_call: np.ndarray, num:
     which = np.where(call.call != UNKNOWN, of_call[np.maximum(call.call, 0)], UNKNOWN)
     every = np.stack([work.start[rows], work.end[rows]], axis=1)
     beside = np.zeros((len(rows), num, 2))
-    for at in np.unique(which[which >= 0]).tolist():
+    for at in distinct(which[which >= 0]).tolist():
         mine = which == at
         beside[:, at, 0] = overlap(every, union(np.stack([begin, end], axis=1)[mine]))
         beside[:, at, 1] = overlap(every, union(np.stack([begin, call.all_in], axis=1)[mine]))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.path import Piece
 from lab.recordings.ranks.replay import Step
+from lab.stats import robust
 
 RECORDED, READY, READY_FREE = "as recorded", "all hosts ready", "all hosts ready, no contention"
 FREE = "no contention"
@@ -61,7 +60,7 @@ class Explained:
     def length_ms(self, change: str) -> float | None:
         """The median length over steps with this change, None where it is not known."""
         found = [one.length_ms for one in self.what_if if one.change == change]
-        return float(np.median(found)) if found else None
+        return robust.median(found) if found else None
 
 
 def bound_ranks(one: Explained) -> dict[int, float]:
@@ -70,7 +69,5 @@ def bound_ranks(one: Explained) -> dict[int, float]:
     if ready is None:
         return {}
     ranks = sorted({rank for _, rank in one.host_ms})
-    spans = {
-        rank: float(np.median([ms for (_, r), ms in one.host_ms.items() if r == rank])) for rank in ranks
-    }
+    spans = {rank: robust.median([ms for (_, r), ms in one.host_ms.items() if r == rank]) for rank in ranks}
     return {rank: span for rank, span in spans.items() if span > 1.05 * ready}

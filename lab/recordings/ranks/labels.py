@@ -8,6 +8,7 @@ import numpy as np
 
 from lab.recordings.ranks.common import UNKNOWN, Call
 from lab.recordings.ranks.work import COMM, COMP, COPY, RankWork
+from lab.stats.rows import distinct
 
 COMPUTE, TRANSFER, WAIT, COPYING, LAUNCH_LATE, LAUNCH_GAP, TAIL, UNEXPLAINED = range(8)
 LABELS = ("compute", "transfer", "wait", "copy", "launch_late", "launch_gap", "tail", "unexplained")
@@ -39,7 +40,7 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     """The labels of one rank; the lengths of a window's segments sum to the window exactly."""
     waits = _oldest_waits(work, call)
     launched = work.call_end[work.call_end >= 0]
-    edges = np.unique(
+    edges = distinct(
         np.concatenate(
             [windows[:, 1:].ravel(), work.start, work.end, call.all_in, waits[0], waits[1], launched]
         )

@@ -19,6 +19,8 @@ import numpy as np
 from lab.recordings.ranks.common import UNKNOWN, Together, launched_in
 from lab.recordings.ranks.hosts import HostWait, host_waits
 from lab.recordings.ranks.work import RankWork
+from lab.stats import robust
+from lab.stats.rows import distinct
 
 LAUNCH_NS, STREAM_NS = 2_000, 1_000
 # An operation was held up by another stream if it started so soon after that, and so late after all else.
@@ -183,7 +185,7 @@ def _floor(together: Together, index: int, rows: np.ndarray, stream: np.ndarray)
     work = together.works[index]
     floor = np.full(len(rows), -np.inf)
     first = int(rows[0])
-    for one in np.unique(stream).tolist():
+    for one in distinct(stream).tolist():
         at = int(np.flatnonzero(stream == one)[0])
         earlier = np.flatnonzero((work.stream == one) & (work.start < work.start[rows[at]]))
         if len(earlier) and first >= 0:
@@ -219,7 +221,7 @@ def mined(instances: Sequence[Played]) -> tuple[tuple[int, ...], ...]:
         np.stack([getattr(one, name) for one in instances]) - base for name in ("start", "end", "ready")
     )
     held = np.stack([one.held if len(one.held) else np.zeros(len(one.rows), bool) for one in instances])
-    streams = np.unique(first.stream)
+    streams = distinct(first.stream)
     before_end = np.where(first.before >= 0, end[:, first.before], -np.inf)
     free = start - np.maximum(ready, before_end)
     waits: list[list[int]] = [[] for _ in range(len(first.stream))]
@@ -421,7 +423,7 @@ def hosts_as_others(step: Step, fixed: Sequence[int]) -> Step | None:
         alike = [one for one in others if signature(one) == signature(mine)]
         if not alike:
             return None
-        begin = float(np.median([one.begin for one in others]))
+        begin = robust.median([one.begin for one in others])
         ready = begin + np.median([one.busy for one in alike], axis=0)
         ranks[rank] = _replace(
             mine,
@@ -443,7 +445,7 @@ def entry_as_others(step: Step, rank: int) -> Step:
     """The step with this rank entering it when the others do, its host otherwise as recorded."""
     others = [one.begin for other, one in step.ranks.items() if other != rank]
     mine = step.ranks[rank]
-    earlier = mine.begin - float(np.median(others))
+    earlier = mine.begin - robust.median(others)
     moved = {name: getattr(mine, name) - earlier for name in ("begin", "ready", "floor")}
     waits = tuple(one._replace(begin=one.begin - earlier, end=one.end - earlier) for one in mine.waits)
     ranks = {**step.ranks, rank: _replace(mine, **moved, waits=waits)}

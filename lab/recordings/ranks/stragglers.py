@@ -17,6 +17,7 @@ from lab.recordings.ranks.account import Account, Row
 from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.hosts import host_lateness_ns
 from lab.recordings.ranks.work import COMM, COMP, COPY
+from lab.stats import robust
 from lab.stats.robust import column_medians
 
 HOST_LATE, MORE_WORK, SLOW_KERNELS, SLOW_LINK, ENTERED_LATE, MISSING, COPIES = (
@@ -69,15 +70,15 @@ def over_the_others(values: Sequence[float], step_ns: float) -> list[float]:
     found = []
     for at, value in enumerate(values):
         others = np.delete(np.asarray(values, dtype=float), at)
-        middle = float(np.median(others))
-        spread = float(np.median(np.abs(others - middle)))
+        middle = robust.median(others)
+        spread = robust.median(np.abs(others - middle))
         more = value - middle
         found.append(more if more > max(SIGMAS * spread, LEAST_NS, LEAST_SHARE * step_ns) else 0.0)
     return found
 
 
 def _over(rows: Sequence[Row], values: Sequence[float], cause: str) -> list[Excess]:
-    step_ns = float(np.median([row.step_ns for row in rows]))
+    step_ns = robust.median([row.step_ns for row in rows])
     more = over_the_others(values, step_ns)
     return [Excess(row.step, row.rank, cause, ns) for row, ns in zip(rows, more, strict=True) if ns]
 
@@ -91,7 +92,7 @@ def _late_hosts(account: Account, rows: Sequence[Row]) -> list[Excess]:
     late = _over(rows, [row.parts["launch_late_ns"] for row in rows], HOST_LATE)
     if not late:
         return []
-    step_ns = float(np.median([row.step_ns for row in rows]))
+    step_ns = robust.median([row.step_ns for row in rows])
     behind = host_lateness_ns(account.together, rows[0].step)
     found = []
     for one in late:
@@ -141,7 +142,7 @@ def _step_before(account: Account, step: int) -> list[Row]:
 
 def _compute(account: Account, rows: Sequence[Row]) -> list[Excess]:
     """More compute than the others: more kernels, or the same kernels slower."""
-    step_ns = float(np.median([row.step_ns for row in rows]))
+    step_ns = robust.median([row.step_ns for row in rows])
     more = over_the_others([row.parts["compute_ns"] for row in rows], step_ns)
     if not any(more):
         return []
@@ -291,7 +292,7 @@ def _links(account: Account, rows: Sequence[Row]) -> list[Excess]:
             continue
         less = np.zeros(len(work))
         less[call.row[slow]] = late[slow]
-        middle = float(np.median(late[slow])) / 1e3
+        middle = robust.median(late[slow]) / 1e3
         words = f"it leaves {int(slow.sum())} collectives {middle:.0f} us after the others"
         found.append(Excess(one.step, one.rank, SLOW_LINK, one.ns, words, less))
     return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.recordings import views
 from lab.recordings.tables import Table, Trace
-from lab.stats.rows import distinct_rows
+from lab.stats.rows import distinct, distinct_rows
 
 COMP, COMM, COPY = views.COMP, views.COMM, views.MEMCOPY
 
@@ -110,7 +110,7 @@ def _stream_waits(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
     launched = launched[call_begin[launched] >= 0]
     found = [np.empty((0, 2), dtype=np.int64)]
     kinds = np.stack([waits.device, waits.stream, waits.on_stream], axis=1)
-    for device, stream, on_stream in np.unique(kinds[told], axis=0).tolist():
+    for device, stream, on_stream in distinct_rows(kinds[told])[0].tolist():
         mine = told & (kinds == (device, stream, on_stream)).all(axis=1)
         here = launched[kernels.device[launched] == device]
         waiting, awaited = (here[kernels.stream[here] == one] for one in (stream, on_stream))
@@ -118,7 +118,7 @@ def _stream_waits(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
         before = np.searchsorted(call_begin[awaited], recorded[mine]) - 1
         both = (after < len(waiting)) & (before >= 0)
         found.append(np.stack([waiting[after[both]], awaited[before[both]]], axis=1))
-    return np.unique(np.concatenate(found), axis=0)
+    return distinct_rows(np.concatenate(found))[0]
 
 
 def _held(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
@@ -130,11 +130,11 @@ def _held(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
     launched = launched[call_begin[launched] >= 0]
     found = [np.empty(0, dtype=np.int64)]
     kinds = np.stack([waits.device, waits.stream], axis=1)
-    for device, stream in np.unique(kinds[loose], axis=0).tolist():
+    for device, stream in distinct_rows(kinds[loose])[0].tolist():
         here = launched[(kernels.device[launched] == device) & (kernels.stream[launched] == stream)]
         after = np.searchsorted(call_begin[here], waited[loose & (kinds == (device, stream)).all(axis=1)])
         found.append(here[after[after < len(here)]])
-    return np.unique(np.concatenate(found))
+    return distinct(np.concatenate(found))
 
 
 def _call_times(trace: Trace, correlation: np.ndarray) -> np.ndarray:
@@ -225,7 +225,7 @@ def _op_names(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[str, ..
 def _host_spans(trace: Trace, launches: np.ndarray) -> dict[str, np.ndarray]:
     """What the threads that launch kernels did."""
     runtime, ops = trace.runtime, trace.ops
-    threads = np.unique(runtime.tid[launches]) if len(launches) else np.empty(0, dtype=np.int64)
+    threads = distinct(runtime.tid[launches]) if len(launches) else np.empty(0, dtype=np.int64)
     waits = np.array([*(bool(_BLOCKING.search(text)) for text in trace.strings), False])
     calls = runtime.where(np.isin(runtime.tid, threads))
     busy = ops.where(np.isin(ops.tid, threads))
@@ -244,7 +244,7 @@ def _steps(trace: Trace) -> np.ndarray:
     ranges = trace.ranges
     found = ranges.where((numbers[ranges.name_id] >= 0) & ~ranges.on_gpu)
     rows = np.stack([numbers[found.name_id], found.ts_ns, found.ts_ns + found.dur_ns], axis=1)
-    rows = np.unique(rows.astype(np.int64), axis=0)
+    rows = distinct_rows(rows.astype(np.int64))[0]
     rows = rows[np.argsort(rows[:, 1], kind="stable")]
     # Windows must not overlap, or an instant would count twice.
     rows[:-1, 2] = np.minimum(rows[:-1, 2], rows[1:, 1])

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-import numpy as np
-
 from lab.core.words import printable
 from lab.recordings.ranks.words import ranks_in_words
 from lab.recordings.tables import Trace
+from lab.stats.rows import distinct
 
 About = Mapping[str, str]
 
@@ -17,7 +16,7 @@ About = Mapping[str, str]
 def about(trace: Trace) -> dict[str, str]:
     """What a recording says about its rank's GPU and libraries; nothing for what it does not say."""
     meta = trace.meta
-    used = np.unique(trace.kernels.device)
+    used = distinct(trace.kernels.device)
     names = {meta.devices[at] for at in used.tolist() if 0 <= at < len(meta.devices)}
     found = {
         "GPU": " and ".join(sorted(names)),

@@ -21,6 +21,7 @@ from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
 from lab.stats import robust
 from lab.stats.columns import grouped_rows
+from lab.stats.rows import distinct
 
 UNKNOWN_RANK = -1
 
@@ -81,7 +82,7 @@ def _timeline_row(trace: Trace) -> dict[str, Any]:
     steps = views.steps_at(trace, trace.ops.ts_ns)
     return {
         **views.gpu_timeline(trace),
-        "steps": len(np.unique(steps[steps >= 0])),
+        "steps": len(distinct(steps[steps >= 0])),
         "device": "gpu" if on_gpu else "cpu",
         "kernels": len(trace.kernels),
         "unlinked_kernels": int((views.link_ops(trace) < 0).sum()) if on_gpu else 0,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.kineto.native.scanner import HAS_GRID, PID_TEXT, TID_TEXT, Rows, Scanner, text_of
+from lab.recordings.kineto.fields import Fields
+from lab.recordings.kineto.native.scanner import PID_TEXT, TID_TEXT, Rows, Scanner, text_of
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 
 _TEXT_MARKS = {"pid": PID_TEXT, "tid": TID_TEXT}
@@ -29,20 +30,29 @@ class Texts:
 
 
 class Scanned:
-    """Fields of scanned rows."""
+    """Fields of scanned rows. Rows of a part stand for those of `rows` that have it."""
 
-    def __init__(self, rows: Rows, texts: Texts) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        texts: Texts,
+        *,
+        comms: Rows | None = None,
+        launches: Rows | None = None,
+        copies: Rows | None = None,
+    ) -> None:
         self._rows, self._texts = rows, texts
+        self._comms, self._launches, self._copies = comms, launches, copies
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def ids(self, name: str) -> np.ndarray:
-        found: np.ndarray = getattr(self._rows, name).copy()
+        found: np.ndarray = getattr(self._rows, name)
         is_text = (self._rows.marks & _TEXT_MARKS[name]) != 0
-        if is_text.any():
-            found[is_text] = -2 - self._texts.ids(found[is_text])
-        return found
+        if not is_text.any():
+            return found
+        return np.where(is_text, -2 - self._texts.ids(np.where(is_text, found, -1)), found)
 
     def names(self) -> np.ndarray:
         return self._texts.ids(self._rows.name).astype(np.int32)
@@ -53,7 +63,7 @@ class Scanned:
         return values[which.ravel()]
 
     def ints(self, name: str) -> np.ndarray:
-        found: np.ndarray = getattr(self._rows, name).copy()
+        found: np.ndarray = getattr(self._rows, name)
         return found
 
     def texts(self, name: str) -> np.ndarray:
@@ -65,22 +75,23 @@ class Scanned:
     def sizes(self, name: str) -> np.ndarray:
         return np.stack([getattr(self._rows, f"{name}_{axis}") for axis in "xyz"], axis=1)
 
-    def with_text(self, name: str) -> np.ndarray:
-        return np.flatnonzero(getattr(self._rows, name) >= 0)
+    def collectives(self) -> tuple[np.ndarray, Fields]:
+        if self._comms is None:
+            return np.empty(0, dtype=np.int64), self
+        return self._comms.row, Scanned(self._comms, self._texts)
 
     def copies(self) -> Iterator[tuple[int, str, str, str]]:
-        index = self.with_text("copy_kind")
-        kinds = (getattr(self._rows, name)[index].tolist() for name in ("copy_kind", "src_kind", "dst_kind"))
-        for row, *numbers in zip(index.tolist(), *kinds, strict=True):
+        if self._copies is None:
+            return
+        kinds = (getattr(self._copies, name).tolist() for name in ("copy_kind", "src_kind", "dst_kind"))
+        for row, *numbers in zip(self._copies.row.tolist(), *kinds, strict=True):
             kind, source, target = (self._texts.text[number] for number in numbers)
             yield row, kind, source, target
 
     def geometry(self) -> Iterator[tuple[int, tuple[int, ...]]]:
-        some = self._rows.where((self._rows.marks & HAS_GRID) != 0)
-        sizes = [getattr(some, f"{name}_{axis}") for name in ("grid", "block") for axis in "xyz"]
-        columns = np.stack([some.correlation, *sizes, some.smem_bytes], axis=1)
+        if self._launches is None:
+            return
+        sizes = [getattr(self._launches, f"{name}_{axis}") for name in ("grid", "block") for axis in "xyz"]
+        columns = np.stack([self._launches.correlation, *sizes, self._launches.smem_bytes], axis=1)
         for correlation, *geometry in columns.tolist():
             yield correlation, tuple(geometry)
-
-    def take(self, index: np.ndarray) -> Scanned:
-        return Scanned(self._rows.where(index), self._texts)

@@ -13,7 +13,9 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.scan_new.restype, found.scan_new.argtypes = state, []
     found.scan_free.restype, found.scan_free.argtypes = None, [state]
     found.scan_columns.restype, found.scan_columns.argtypes = count, []
-    found.scan.restype, found.scan.argtypes = count, [state, ctypes.c_char_p, count, place, count]
+    found.scan_table.restype, found.scan_table.argtypes = count, [count, place]
+    found.scan.restype = count
+    found.scan.argtypes = [state, ctypes.c_char_p, count, place, place, place]
     found.scan_distinct.restype = count
     found.scan_distinct.argtypes = [
         state,

@@ -1,4 +1,4 @@
-"""A piece of a Kineto trace through the scanner: what the plain form would have made of the same events."""
+"""Pieces of a Kineto trace through the scanner: what the plain form would have made of the same events."""
 
 from __future__ import annotations
 
@@ -10,39 +10,24 @@ import numpy as np
 
 from lab.recordings.kineto.events import FLOAT_ONE
 from lab.recordings.kineto.native.fields import Scanned, Texts
-from lab.recordings.kineto.native.scanner import (
-    ARROW_END,
-    ARROW_START,
-    BYTES_TEXT,
-    DEVICE_TEXT,
-    EV_IDX_TEXT,
-    META,
-    MISSING,
-    ORIGINAL_STREAM_TEXT,
-    SLICE,
-    STREAM_TEXT,
-    Rows,
-    Scanner,
-    scanner,
-)
-from lab.recordings.kineto.times import FLOAT_EXACT_US
-from lab.recordings.kineto.values import ColumnEncoder, Lookup
-from lab.recordings.tables import MODULE
+from lab.recordings.kineto.native.scanner import Rows, Scanner, scanner
+from lab.recordings.kineto.values import ColumnEncoder
 
-TABLES = ("", "names", "flows", "kernels", "ops", "runtime", "ranges", "functions", "waits")
-_CODE = {table: code for code, table in enumerate(TABLES)}
-_TIMED = ("kernels", "ops", "runtime", "ranges")
-_NUMBERS_AS_TEXT = DEVICE_TEXT | STREAM_TEXT | ORIGINAL_STREAM_TEXT | BYTES_TEXT
-_MODULE = MODULE.encode()
-_EXACT_NS = int(FLOAT_EXACT_US) * 1000
+_PARTS = {  # of a table: its collectives, launches and copies
+    "kernels": {"comms": "kernel_comms", "copies": "copies"},
+    "ops": {"comms": "op_comms"},
+    "runtime": {"launches": "launches"},
+    "ranges": {},
+}
 
 
 @dataclass(frozen=True)
-class ScannedPiece:
+class ScannedEvents:
     """timed: the slices of each table with ts_ns and dur_ns, each (n,), and modules those of modules' calls.
     exact: a time is beyond a float64.
 
     indices: the recorder's own numbers of operators and ranges, and of other events. arrows: their ends.
+    names, waits: the events that name processes and threads, and the waits for events, decoded.
     """
 
     timed: Mapping[str, tuple[Scanned, np.ndarray, np.ndarray]]
@@ -50,94 +35,67 @@ class ScannedPiece:
     exact: bool
     indices: tuple[np.ndarray, np.ndarray]
     arrows: Scanned
-    _meta: tuple[bytes, ...]
-    waits: tuple[Any, ...]  # the waits for events, decoded
-
-    def names(self) -> Iterator[Any]:
-        """The events that name processes and threads, decoded."""
-        return map(FLOAT_ONE.decode, self._meta)
+    names: tuple[Any, ...]
+    waits: tuple[Any, ...]
 
 
 class ScannedPieces:
-    """Scans the pieces of one file."""
+    """Scans the pieces of one file; num_bytes are those scanned and not taken yet."""
 
-    def __init__(self, own: Scanner, encode: ColumnEncoder, table_of: Mapping[str, str]) -> None:
-        self._scanner, self._table_of = own, table_of
+    def __init__(self, own: Scanner, encode: ColumnEncoder) -> None:
+        self._scanner = own
         self.texts = Texts(own, encode)
-        self._is_module = Lookup(lambda one: one >= 0 and own.texts[one].startswith(_MODULE))
-        self._codes = np.empty(0, dtype=np.int64)  # of tables, by the number of a category's text
+        self.num_bytes = 0
+        self._names: list[Any] = []
+        self._waits: list[Any] = []
 
     @classmethod
-    def of(cls, encode: ColumnEncoder, table_of: Mapping[str, str]) -> ScannedPieces | None:
+    def of(cls, encode: ColumnEncoder) -> ScannedPieces | None:
         """None where the scanner is not to be had."""
         own = scanner()
-        return None if own is None else cls(own, encode, table_of)
+        return None if own is None else cls(own, encode)
 
-    def scan(self, text: bytes) -> ScannedPiece | None:
-        """None where the plain form must read the piece: it has anything unusual."""
+    def scan(self, text: bytes) -> bool:
+        """False where the plain form must read the piece: it has anything unusual."""
+        before = self._scanner.added()
         rows = self._scanner.scan(text)
         if rows is None:
-            return None
-        table = self._tables(rows.cat)
-        phase, marks = rows.ph, rows.marks
-        timed: dict[str, tuple[Scanned, np.ndarray, np.ndarray]] = {}
-        exact = False
-        for name in _TIMED:
-            own = rows.where((table == _CODE[name]) & (phase == SLICE))
-            if _has_odd_times(own) or (name == "kernels" and (own.marks & _NUMBERS_AS_TEXT).any()):
-                return None
-            exact |= bool((own.ts_ns >= _EXACT_NS).any())
-            # Copies: a view of one column would keep all 48 of the piece.
-            timed[name] = Scanned(own, self.texts), own.ts_ns.copy(), own.dur_ns.copy()
-        modules = self._modules(rows.where((table == _CODE["functions"]) & (phase == SLICE)))
-        if _has_odd_times(modules):
-            return None
-        exact |= bool((modules.ts_ns >= _EXACT_NS).any())
-        arrows = rows.where((table == _CODE["flows"]) & ((phase == ARROW_START) | (phase == ARROW_END)))
-        exact |= bool((arrows.ts_ns >= _EXACT_NS).any())
-        of_operators = (table == _CODE["ops"]) | (table == _CODE["ranges"])
-        of_others = ~of_operators & (table != _CODE["kernels"]) & (table != _CODE["runtime"])
-        of_others &= table != _CODE["flows"]
-        if (arrows.ts_ns == MISSING).any() or (marks[of_operators | of_others] & EV_IDX_TEXT).any():
-            return None
-        numbers = rows.ev_idx
-        indices = numbers[of_operators & (numbers >= 0)], numbers[of_others & (numbers >= 0)]
-        meta = _texts_of(rows, text, (table == _CODE["names"]) & (phase == META))
-        found = _texts_of(rows, text, (table == _CODE["waits"]) & (phase == SLICE))
-        try:
-            waits = tuple(map(FLOAT_ONE.decode, found))
-        except (ValueError, RecursionError):  # of an odd type: the scanner does not look at these fields
-            return None
-        of_modules = Scanned(modules, self.texts), modules.ts_ns.copy(), modules.dur_ns.copy()
-        return ScannedPiece(timed, of_modules, exact, indices, Scanned(arrows, self.texts), meta, waits)
+            return False
+        try:  # an odd type in a field at which the scanner does not look
+            names, waits = (
+                list(map(FLOAT_ONE.decode, _texts_of(rows[table], text))) for table in ("meta", "waits")
+            )
+        except (ValueError, RecursionError):
+            self._scanner.take_back(before)
+            return False
+        self._names += names
+        self._waits += waits
+        self.num_bytes += len(text)
+        return True
 
-    def _modules(self, functions: Rows) -> Rows:
-        """The calls of modules among Python's calls."""
-        used, which = np.unique(functions.name, return_inverse=True)
-        wanted = np.array([self._is_module[one] for one in used.tolist()], dtype=bool)
-        return functions.where(wanted[which.ravel()])
+    def take(self) -> ScannedEvents:
+        """The events scanned since the last call, until the next piece is scanned."""
+        exact, rows = self._scanner.exact, self._scanner.take()
+        names, waits = tuple(self._names), tuple(self._waits)
+        self.num_bytes, self._names, self._waits = 0, [], []
+        timed = {
+            table: self._slices(rows[table], **{part: rows[name] for part, name in parts.items()})
+            for table, parts in _PARTS.items()
+        }
+        return ScannedEvents(
+            timed,
+            self._slices(rows["modules"]),
+            exact,
+            (rows["operator_indices"].ev_idx, rows["other_indices"].ev_idx),
+            Scanned(rows["arrows"], self.texts),
+            names,
+            waits,
+        )
 
-    def _tables(self, cats: np.ndarray) -> np.ndarray:
-        """The code of each event's table (n,)."""
-        most = int(cats.max()) + 2
-        if most > len(self._codes):
-            self._codes = np.append(self._codes, np.full(2 * most, -1))
-        codes = self._codes[cats + 1]
-        if (codes < 0).any():
-            for cat in dict.fromkeys(cats[codes < 0].tolist()):
-                self._codes[cat + 1] = _CODE[self._table_of[self.texts.text[cat]]]
-            codes = self._codes[cats + 1]
-        found: np.ndarray = codes
-        return found
+    def _slices(self, rows: Rows, **parts: Rows) -> tuple[Scanned, np.ndarray, np.ndarray]:
+        return Scanned(rows, self.texts, **parts), rows.ts_ns, rows.dur_ns
 
 
-def _texts_of(rows: Rows, text: bytes, mask: np.ndarray) -> tuple[bytes, ...]:
-    """The text of each event that the mask (n,) chooses."""
-    at = np.flatnonzero(mask)
-    spans = zip(rows.start[at].tolist(), rows.end[at].tolist(), strict=True)
-    return tuple(text[start:end] for start, end in spans)
-
-
-def _has_odd_times(rows: Rows) -> bool:
-    odd = (rows.ts_ns == MISSING) | (rows.dur_ns == MISSING) | (rows.dur_ns >= _EXACT_NS)
-    return bool(odd.any())
+def _texts_of(rows: Rows, text: bytes) -> Iterator[bytes]:
+    for start, stop in zip(rows.start.tolist(), rows.stop.tolist(), strict=True):
+        yield text[start:stop]

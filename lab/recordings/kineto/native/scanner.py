@@ -1,9 +1,9 @@
-"""The compiled scanner and what it numbered: rows (n, columns) of int64 from the text of whole events."""
+"""The compiled scanner and what it numbered: tables of int64 columns from the text of whole events."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import numpy as np
@@ -12,40 +12,47 @@ from lab.recordings.kineto.native.find import library
 
 MISSING = -(2**63)  # a time that was not recorded
 SLICE, META, ARROW_START, ARROW_END = 1, 2, 3, 4  # phases X, M, s, f
-LEAST_EVENT_BYTES = 16
 
 # In the order of the enum in scan.c.
 _NAMES = (
-    "ph pid tid ts_ns dur_ns name cat id start end marks external_id sequence rf_id device stream "
+    "ph pid tid ts_ns dur_ns name cat id start stop row marks external_id sequence rf_id device stream "
     "original_stream kernel correlation graph graph_node regs smem_bytes bytes_ copy_kind src_kind dst_kind "
     "grid_x grid_y grid_z block_x block_y block_z collective in_nelems out_nelems group_size dtype in_split "
     "out_split pg_name pg_desc pg_ranks seq concrete types strides dims ev_idx"
 )
 COLUMNS = {name: at for at, name in enumerate(_NAMES.split())}
-PID_TEXT, TID_TEXT, DEVICE_TEXT, STREAM_TEXT, ORIGINAL_STREAM_TEXT, BYTES_TEXT, EV_IDX_TEXT, HAS_GRID = (
-    1 << bit for bit in range(8)
+# The same. comms are rows that describe a collective, launches the calls with a grid, copies the kernels with
+# a kind of copy, indices the profiler's numbers of operators and ranges, and of other events; meta and waits
+# the events that are decoded again.
+_TABLES = (
+    "kernels ops runtime ranges modules arrows kernel_comms op_comms launches copies operator_indices "
+    "other_indices meta waits"
 )
+TABLES = tuple(_TABLES.split())
+PID_TEXT, TID_TEXT = 1, 2  # marks: the number is that of a text
+_NO_MEMORY, _NO_ROOM = -2, -3
+_FIRST_ROWS = 1 << 10  # of a block, which grows where a piece has more
+_STAGGER = 24  # rows, so that columns do not all begin in the same set of the processor's cache
 
 
 class Rows:
-    """The rows of some events; a field is a column (n,) of int64."""
+    """The rows of one table; a field is a column (n,) of int64."""
 
-    def __init__(self, block: np.ndarray) -> None:
-        self._block = block
+    def __init__(self, block: np.ndarray, at: Mapping[str, int]) -> None:
+        self._block, self._at = block, at
 
     def __len__(self) -> int:
-        return len(self._block)
+        return int(self._block.shape[1])
 
     def __getattr__(self, name: str) -> np.ndarray:
-        column: np.ndarray = self._block[:, COLUMNS[name]]
+        column: np.ndarray = self._block[self._at[name]]
         return column
-
-    def where(self, mask: np.ndarray) -> Rows:
-        return Rows(self._block[mask])
 
 
 class Scanner:
-    """Scans pieces of one file. The numbers of texts and of lists count over the whole file.
+    """Scans pieces of one file into tables. The numbers of texts and of lists count over the whole file.
+
+    exact: a time is beyond a float64.
 
     Raises RuntimeError for a library of another version, MemoryError without memory.
     """
@@ -54,30 +61,66 @@ class Scanner:
         self._library, self._state = loaded, None
         if loaded.scan_columns() != len(COLUMNS):
             raise RuntimeError("scan.c and COLUMNS name different columns")
+        self._at = [_layout(loaded, table) for table in range(len(TABLES))]
+        if not all(self._at) or _layout(loaded, len(TABLES)):
+            raise RuntimeError("scan.c and TABLES name different tables")
         self._state = loaded.scan_new()
         if not self._state:
             raise MemoryError
-        self._rows = np.empty((0, len(COLUMNS)), dtype=np.int64)
+        self._blocks = [np.empty((0, 0), dtype=np.int64)] * len(TABLES)
+        self._pointers = (ctypes.c_void_p * len(TABLES))()
+        self._rooms, self._counts = (ctypes.c_int64 * len(TABLES))(), (ctypes.c_int64 * (len(TABLES) + 1))()
+        for table in range(len(TABLES)):
+            self._make_room(table, _FIRST_ROWS + _STAGGER)
         self.texts = Distinct(lambda since: self._distinct(0, since))
         self.raws = Distinct(lambda since: self._distinct(1, since))
 
     def __del__(self) -> None:
         self._library.scan_free(self._state)
 
-    def scan(self, text: bytes) -> Rows | None:
-        """The events of a text, valid until the next call; None if it has anything unusual."""
-        if not text.isascii():
-            try:
-                text.decode()
-            except UnicodeDecodeError:
-                return None
-        most = len(text) // LEAST_EVENT_BYTES + 1
-        if most > len(self._rows):
-            self._rows = np.empty((most, len(COLUMNS)), dtype=np.int64)
-        count = self._library.scan(self._state, text, len(text), self._rows.ctypes.data, most)
-        if count == -2:
-            raise MemoryError
-        return Rows(self._rows[:count]) if count >= 0 else None
+    @property
+    def exact(self) -> bool:
+        return bool(self._counts[len(TABLES)])
+
+    def scan(self, text: bytes) -> dict[str, Rows] | None:
+        """Adds the events of a text to the tables. The rows of each table that it added, until the next call;
+        None if it has anything unusual: nothing is added then."""
+        before = tuple(self._counts)
+        scan, state = self._library.scan, self._state
+        while found := scan(state, text, len(text), self._pointers, self._rooms, self._counts):
+            if found >= 0:
+                return self._rows(before)
+            full = [table for table, room in enumerate(self._rooms) if self._counts[table] == room]
+            self.take_back(before)
+            if found == _NO_MEMORY:
+                raise MemoryError
+            if found != _NO_ROOM:
+                break
+            for table in full:
+                self._make_room(table, 2 * self._rooms[table] - _STAGGER)
+        return None
+
+    def added(self) -> tuple[int, ...]:
+        """What `take_back` takes to undo what is added after this."""
+        return tuple(self._counts)
+
+    def take_back(self, added: tuple[int, ...]) -> None:
+        self._counts[:] = list(added)
+
+    def take(self) -> dict[str, Rows]:
+        """The rows of each table since the last call, until the next one; they are then no longer here."""
+        found = self._rows((0,) * len(TABLES))
+        self.take_back((0,) * len(self._counts))
+        return found
+
+    def _rows(self, since: tuple[int, ...]) -> dict[str, Rows]:
+        tables = enumerate(zip(TABLES, self._blocks, self._at, strict=True))
+        return {name: Rows(block[:, since[n] : self._counts[n]], at) for n, (name, block, at) in tables}
+
+    def _make_room(self, table: int, rows: int) -> None:
+        old, block = self._blocks[table], np.empty((len(self._at[table]), rows), dtype=np.int64)
+        block[: len(old), : self._counts[table]] = old[:, : self._counts[table]]
+        self._blocks[table], self._rooms[table], self._pointers[table] = block, rows, block.ctypes.data
 
     def _distinct(self, which: int, since: int) -> list[bytes]:
         """The byte strings from number `since` on, in the order of their numbers."""
@@ -134,6 +177,14 @@ def text_of(raw: bytes) -> str:
         return raw.decode()
     text: str = msgspec.json.decode(b'"' + raw + b'"', type=str)
     return text
+
+
+def _layout(loaded: ctypes.CDLL, table: int) -> dict[str, int]:
+    """The place of each column in the block of a table; empty for no table."""
+    names, which = list(COLUMNS), ctypes.c_void_p()
+    count = loaded.scan_table(table, ctypes.byref(which))
+    numbers = ctypes.string_at(which.value or 0, count) if count else b""
+    return {names[number]: at for at, number in enumerate(numbers)}
 
 
 def scanner() -> Scanner | None:

@@ -9,6 +9,7 @@ from lab.recordings.tables import KERNEL, MEMSET, Table, Trace
 from lab.rooms.sweep.gemm import families
 from lab.rooms.sweep.gemm.columns import FREE, FULL, NO_LAUNCH, PARTIAL
 from lab.rooms.sweep.gemm.sheets.launches import Launches
+from lab.stats import robust
 from lab.stats.columns import objects
 from lab.stats.intervals import load, overlap, spans
 
@@ -121,7 +122,7 @@ def _odd_steps(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     numbers, count = np.unique(step[step >= 0], return_counts=True)
     if len(numbers) < 2:
         return np.zeros(len(step), dtype=bool), np.zeros(len(step), dtype=bool)
-    is_short = count[-1] < UNFINISHED_SHARE * np.median(count[:-1])
+    is_short = count[-1] < UNFINISHED_SHARE * robust.median(count[:-1])
     return step == numbers[0], (step == numbers[-1]) & is_short
 
 

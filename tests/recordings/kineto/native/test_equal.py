@@ -13,7 +13,7 @@ import pytest
 from lab.core.library import READER
 from lab.errors import LabError
 from lab.recordings import tables
-from lab.recordings.kineto import read_kineto
+from lab.recordings.kineto import read_kineto, reader
 from lab.recordings.kineto.native import library, library_state
 from lab.recordings.kineto.native.pieces import ScannedPieces
 from lab.recordings.tables import Trace
@@ -73,7 +73,7 @@ def test_recordings_are_read_the_same_and_wholly_by_the_scanner(monkeypatch, nam
 
     def counted(self, text):
         found = scan(self, text)
-        unusual.append(found is None)
+        unusual.append(not found)
         return found
 
     monkeypatch.setattr(ScannedPieces, "scan", counted)
@@ -85,6 +85,40 @@ def test_recordings_are_read_the_same_and_wholly_by_the_scanner(monkeypatch, nam
 @pytest.mark.parametrize("piece_bytes", [1 << 10, 64 << 10, 4 << 20])
 def test_the_size_of_pieces_changes_nothing(monkeypatch, piece_bytes):
     assert_same(*both(monkeypatch, SHARED / "serve/falconsai_mi300.json.gz", piece_bytes=piece_bytes))
+
+
+def assert_same_in_words(plain: Trace, scanned: Trace) -> None:
+    """The same but for the numbers of texts, which follow the pieces."""
+    for name in ("meta", "problems", "lacks", "truncated"):
+        assert getattr(scanned, name) == getattr(plain, name), name
+    for table in tables.SCHEMAS:
+        ours, theirs = (getattr(one, table).as_dict() for one in (scanned, plain))
+        for column in theirs:
+            mine, wanted = ours[column], theirs[column]
+            if column in tables.TEXT_COLUMNS:
+                mine, wanted = scanned.text(mine), plain.text(wanted)
+            np.testing.assert_array_equal(mine, wanted, err_msg=f"{table}.{column}")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    "name", ["serve/falconsai_mi300.json.gz", "kernels_h200/cs336_small_training.json.gz"]
+)
+def test_columns_of_several_pieces_at_once_say_the_same(monkeypatch, name):
+    scanned = read_kineto(SHARED / name)
+    monkeypatch.setenv(READER, "plain")
+    assert_same_in_words(read_kineto(SHARED / name), scanned)
+
+
+def test_plain_pieces_between_scanned_ones_keep_the_order_of_the_file(monkeypatch, tmp_path):
+    """Rows of several pieces become columns at once, and before those of a piece for the plain form."""
+    odd = changed(KERNEL, dur=2.5004)
+    path = written(tmp_path / "a.json", [*EVENTS * 60, odd, *EVENTS * 60, odd, META, *EVENTS * 60])
+    monkeypatch.setattr(reader, "SCANNED_PIECE_BYTES", 2048)
+    scanned = read_kineto(path)
+    monkeypatch.setenv(READER, "plain")
+    assert_same_in_words(read_kineto(path), scanned)
+    assert len(scanned.kernels) == 3 * 180 + 2
 
 
 KERNEL = {
@@ -251,6 +285,7 @@ ODDITIES = {
     "names repeated": [changed(META, args={"name": "other"}), changed(THREAD, tid="t", args={"name": "µ"})],
     "unknown fields": [changed(KERNEL, s="g", x=[{"y": [1e5, -0.5, True, None, "\U0001f600"]}])],
     "not an object": [None, 5, [], "text"],
+    "name of a process that is no event": [changed(META, args={"name": "a", "wait_on_stream": [1]})],
     "formula": [changed(KERNEL, name="=cmd|' /C calc'!A0")],
 }
 
@@ -286,6 +321,16 @@ RAW = {
     "literal cut": (b'"Python parent id": null', b'"Python parent id": nul'),
     "skipped number broken": (b'"bp": "e"', b'"bp": 1.e5'),
     "skipped text broken": (b'"bp": "e"', b'"bp": "\\q"'),
+    "cut character": (b'"k"', b'"\xe2\x82"'),
+    "overlong character": (b'"k"', b'"\xc0\xaf"'),
+    "surrogate in UTF-8": (b'"k"', b'"\xed\xa0\x80"'),
+    "beyond the last character": (b'"k"', b'"\xf4\x90\x80\x80"'),
+    "four bytes": (b'"k"', b'"\xf0\x9f\x98\x80 and more of it"'),
+    "comma before the first field": (b'{"ph": "X", "cat": "kernel"', b'{, "ph": "X", "cat": "kernel"'),
+    "no comma": (b'"pid": 0, "tid"', b'"pid": 0 "tid"'),
+    "no colon": (b'"pid": 0', b'"pid" 0'),
+    "spaces and tabs": (b'"pid": 0, "tid"', b'"pid" \t:\r\n 0 \n,\t"tid"'),
+    "list that only begins as another": (b'"Input Dims": [[1]]', b'"Input Dims": [[1]]]'),
     "skipped surrogate": (b'"bp": "e"', b'"bp": "\\udc00"'),
 }
 

@@ -15,6 +15,7 @@ from lab.core.library import READER
 from lab.core.native import C
 from lab.errors import MissingError
 from lab.recordings.kineto import read_kineto
+from lab.recordings.kineto.columns import TABLE_OF
 from lab.recordings.kineto.native import find as native
 from lab.recordings.kineto.native.scanner import COLUMNS, Scanner, text_of
 from tests.recordings.kineto.native.test_equal import EVENTS, mutated, written
@@ -86,22 +87,69 @@ def in_package(fresh, folder: Path) -> Path:
 
 
 @compiled
-def test_both_sides_name_the_same_columns():
+def test_both_sides_name_the_same_columns_and_tables():
     assert native.library().scan_columns() == len(COLUMNS)
+    scanner = Scanner(native.library())
+    rows = scanner.scan(",".join(json.dumps(event) for event in EVENTS).encode())
+    assert {name: len(table) for name, table in rows.items()} == {
+        "kernels": 3,
+        "ops": 1,
+        "runtime": 1,
+        "ranges": 1,
+        "modules": 0,
+        "arrows": 2,
+        "kernel_comms": 1,
+        "op_comms": 0,
+        "launches": 1,
+        "copies": 1,
+        "operator_indices": 2,
+        "other_indices": 1,
+        "meta": 2,
+        "waits": 0,
+    }
+    assert rows["kernel_comms"].row.tolist() == [2] and rows["copies"].row.tolist() == [1]
+    assert rows["launches"].grid_y.tolist() == [2] and rows["kernels"].block_z.tolist() == [6, -1, 6]
+
+
+@compiled
+@pytest.mark.parametrize(
+    "category", [*TABLE_OF, "Kernel", "CUDA_Runtime", "kernels", "x", "\u212aernel", "kern\u00e9l"]
+)
+def test_categories_are_those_of_the_plain_form(category):
+    event = {"ph": "X", "cat": category, "name": "nn.Module: a", "ts": 1, "dur": 1, "args": {"Ev Idx": 1}}
+    rows = Scanner(native.library()).scan(json.dumps(event, ensure_ascii=False).encode())
+    if not category.isascii():
+        assert rows is None  # how its letters are written small is Python's to say
+        return
+    found = {name for name, table in rows.items() if len(table) and not name.endswith("indices")}
+    table = TABLE_OF.get(category.lower(), "")
+    expected = {"functions": "modules", "flows": "", "names": ""}.get(table, table)
+    assert found == ({expected} if expected else set())
 
 
 @compiled
 def test_numbers_of_texts_stay_over_pieces_and_growth():
     scanner = Scanner(native.library())
     names = [f"name {number}" for number in range(20_000)]
+    event = {"ph": "X", "cat": "cpu_op", "ts": 1, "dur": 1}
     for start in range(0, len(names), 1000):
-        text = ",".join(json.dumps({"name": name}) for name in names[start : start + 1000])
-        rows = scanner.scan(text.encode())
-        assert rows.name.tolist() == list(range(start, start + 1000))
-    again = scanner.scan(b'{"name": "name 7", "cat": "new"},{"name": "name 19999"}')
-    assert again.name.tolist() == [7, 19_999] and again.cat.tolist() == [20_000, -1]
-    ids = scanner.texts.ids(np.array([-1, 19_999, 7]), lambda raw: int(text_of(raw).split()[1]) * 10)
+        text = ",".join(json.dumps({**event, "name": name}) for name in names[start : start + 1000])
+        rows = scanner.scan(text.encode())["ops"]
+        assert rows.name.tolist() == list(range(start + 1, start + 1001))  # 0 is the category
+    again = scanner.scan(json.dumps({**event, "name": "name 7"}).encode())["ops"]
+    assert again.name.tolist() == [8]
+    assert len(scanner.take()["ops"]) == 20_001 and len(scanner.take()["ops"]) == 0
+    ids = scanner.texts.ids(np.array([-1, 20_000, 8]), lambda raw: int(text_of(raw).split()[1]) * 10)
     assert ids.tolist() == [-1, 199_990, 70]
+
+
+@compiled
+def test_a_piece_that_only_the_plain_form_reads_leaves_nothing_behind():
+    scanner = Scanner(native.library())
+    good = json.dumps(EVENTS[4]).encode()
+    bad = good.replace(b'"dur": 2.5', b'"dur": 2.5004')
+    assert scanner.scan(good) and scanner.scan(good + b"," + bad) is None and scanner.scan(good)
+    assert len(scanner.take()["kernels"]) == 2
 
 
 def test_no_read_or_write_leaves_its_block_on_mutated_and_cut_events(tmp_path):

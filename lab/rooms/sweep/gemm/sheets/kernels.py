@@ -35,7 +35,7 @@ def kernel_summary(found: Launches, total_us: float) -> Table:
             "Kernel name": names,
             "Kernel stream": distinct[:, 2],
             **{f"Kernel duration (µs)_{key}": stats[key] for key in ("sum", "count", "mean", "min", "max")},
-            "Percent of kernels time (%)": percent(stats["sum"], stats["sum"].sum()),
+            "Percent of kernels time (%)": percent(stats["sum"], kernels.dur_ns.sum() / 1000),
             "Percent of total time (%)": percent(stats["sum"], total_us),
             **{f"{key}_us": stats[key] for key in ("median", "mad", "p95")},
             "family": [families.family(name) for name in names],

@@ -18,6 +18,7 @@ from lab.rooms.sweep.gemm.workbooks.nodes import Nodes
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.names import long_name
 from lab.rooms.sweep.tables import column_names
+from lab.stats import robust
 from lab.stats.columns import columns_of_rows
 
 STRAGGLERS = column_names(
@@ -99,9 +100,9 @@ def _caused(pairs: Pairs, by_rank: Mapping[int, dict[str, np.ndarray]], rank: in
     wait_us = np.stack([one["wait"] for one in by_rank.values()])
     end_us = np.stack([one["ts"] + one["dur"] for one in by_rank.values()])
     there = np.isfinite(end_us).any(axis=0)
-    mine = (by_rank[rank]["ts"] + by_rank[rank]["dur"])[there] - np.nanmedian(end_us[:, there], axis=0)
+    mine = (by_rank[rank]["ts"] + by_rank[rank]["dur"])[there] - robust.column_medians(end_us[:, there])
     is_last = pairs.collectives.complete.astype(bool) & (pairs.collectives.straggler_rank == rank)
     return {
         "caused_wait_time_us": float(np.nansum(wait_us[:, is_last])),
-        "end_deviation_us": float(np.nanmedian(mine)) if np.isfinite(mine).any() else 0.0,
+        "end_deviation_us": robust.median(mine[~np.isnan(mine)]) if np.isfinite(mine).any() else 0.0,
     }
