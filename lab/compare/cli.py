@@ -143,6 +143,7 @@ def _as_json(found: Difference) -> dict[str, Any]:
 
 def _raise_for(found: Difference) -> None:
     """Raises StepFailed where the comparison is known to be incomplete."""
+    from lab.core.words import first_few, listed
     from lab.errors import StepFailed
 
     where = f"{found.a} and {found.b}"
@@ -151,16 +152,14 @@ def _raise_for(found: Difference) -> None:
         raise StepFailed(f"not comparable{words}: {apart[0].reason}", where=where)
     if found.torn or found.blurred:
         raise StepFailed(
-            "the recordings are incomplete:\n"
-            + "\n".join(f"  {one}" for one in [*found.torn, *found.blurred][:20]),
+            listed("the recordings are incomplete", [*found.torn, *found.blurred]),
             where=where,
             fix="figures are bounds where GPU work is missing, rows by op where launches or operators are; "
             "record again for exact ones",
         )
     if found.missing or found.problems:
-        raise StepFailed(
-            "some ranks are not compared", where=where, fix="; ".join([*found.missing, *found.problems][:3])
-        )
+        why = first_few([*found.missing, *found.problems], 3, between="; ")
+        raise StepFailed("some ranks are not compared", where=where, fix=why)
 
 
 def _replay(compared: Compared, asked: Asked) -> None:

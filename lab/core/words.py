@@ -28,10 +28,16 @@ def _many(noun: str) -> str:
     return f"{noun}es" if noun.endswith(("s", "x", "z", "ch", "sh")) else f"{noun}s"
 
 
-def first_few(texts: Sequence[str], most: int = 4) -> str:
+def first_few(texts: Sequence[str], most: int = 4, *, between: str = ", ") -> str:
     """`a, b, c, d and 3 more`."""
     more = len(texts) - most
-    return ", ".join(texts[:most]) + (f" and {more:,} more" if more > 0 else "")
+    return between.join(texts[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def listed(head: str, lines: Sequence[str], most: int = 20) -> str:
+    """`head:` with the lines below it; of more than `most` the first, and how many more there are."""
+    more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
+    return "\n  ".join([f"{head}:", *lines[:most], *more])
 
 
 def ranks_text(ranks: Sequence[int], most: int = 8) -> str:

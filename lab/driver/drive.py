@@ -131,7 +131,9 @@ def execute(
         watchers = [display, house.watcher(run)]
         engine.say = console.say
         spare = house.spare(run) if hasattr(house, "spare") else None
-        runner = StepRunner(run, engine, watchers, stop, lease_of(run, engine, options, stop, console), spare)
+        lease = lease_of(run, engine, options, stop, console)
+        rotate = getattr(house, "ROTATES_GPUS", False)
+        runner = StepRunner(run, engine, watchers, stop, lease, spare, rotate)
         taken_up = runner.take_up()
         if attach and not taken_up:
             raise MissingError(

@@ -39,6 +39,7 @@ class StepRunner:
     stop: Stop
     lease: Lease  # holds a step's GPUs against other processes
     spare: Callable[[Step], str] | None = None  # why a step is not needed any more; "": it is
+    rotate: bool = False  # the GPU that was free for longest is next, and not the first one again
 
     def execute(self, steps: Sequence[Step], gpus: Sequence[Gpu], *, jobs: int) -> None:
         """Run `steps`; each outcome is on disk before the next step begins.
@@ -71,7 +72,9 @@ class StepRunner:
                 # A short wait keeps the main thread open to signals.
                 done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
                 for future in done:
-                    free = sorted(free + running.pop(future), key=lambda gpu: (gpu.index, gpu.instance or 0))
+                    free += running.pop(future)
+                    if not self.rotate:
+                        free.sort(key=lambda gpu: (gpu.index, gpu.instance or 0))
                     trouble = trouble or _error_of(future)
         if trouble:
             raise trouble

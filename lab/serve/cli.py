@@ -74,7 +74,7 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
 
     Exit code 1 where something could not be read or is not in the export; each such thing is named.
     """
-    from lab.core.words import printable
+    from lab.core.words import listed, printable
     from lab.errors import StepFailed, needs
 
     with needs("analysis"):
@@ -92,9 +92,7 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
         for path in written:
             click.echo(printable(str(path)))
     if notes:
-        raise StepFailed(
-            "the export is not complete:\n" + "\n".join(f"  {one}" for one in notes[:40]), where=out
-        )
+        raise StepFailed(listed("the export is not complete", notes, most=40), where=out)
 
 
 @click.command("query")
@@ -155,17 +153,17 @@ def query(
 
 def _raise_for(found: Answer, most_rows: int) -> None:
     """Raises UsageError for a wrong question, StepFailed for an answer that is not whole."""
+    from lab.core.words import listed
     from lab.errors import StepFailed, UsageError
 
-    notes = "\n".join(f"  {one}" for one in found.notes[:20])
     if found.limited:
-        words = "\n".join(filter(None, [found.error, notes]))
+        words = listed(found.error, found.notes) if found.notes else found.error
         raise StepFailed(words, fix="--timeout and --memory-mb give it more")
     if found.error:
         fix = "lab query --tables shows what can be asked" if "Catalog Error" in found.error else None
         raise UsageError(found.error, fix=fix)
     if found.notes:
-        raise StepFailed(f"the answer is not complete:\n{notes}")
+        raise StepFailed(listed("the answer is not complete", found.notes))
     if found.cut:
         whole = len(found.rows) >= most_rows
         fix = "--rows N" if whole else "fewer columns, or shorter texts: an answer is full"

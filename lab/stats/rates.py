@@ -13,8 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
+MOST_EXACT = 10_000  # trials of the exact test of runs
 MOST_TRIALS = 400  # `trials_per_cell` says None beyond
-_GRID = np.arange(1, 20) / 20
+_GRID = np.arange(11, 20) / 20
 
 
 def exact_interval(fail: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
@@ -85,25 +86,25 @@ def stratified_p(tables: Sequence[tuple[int, int, int, int]]) -> float:
 
 
 @lru_cache(maxsize=1 << 16)
-def paired_e(both: int, base_only: int, cell_only: int, neither: int) -> float:
-    """The evidence (log e) that a cell fails less often than its baseline, from pairs of one block each.
+def discordant_e(base_only: int, cell_only: int) -> float:
+    """The evidence (log e) that a cell fails less than its baseline, from blocks in which one of the two did.
 
     Any rule may stop: under "no less often" a running maximum of log(1 / alpha) is reached with probability
-    alpha at most, even where the rate drifts from block to block, as long as both cells share it. Each pair's
-    likelihood under two rates, the baseline's above the cell's, is divided by that under their mean; the
-    average is over a grid of such rates. Source: Turner, Ly and Gruenwald, Journal of Statistical Planning
-    and Inference 230 (2024), safe tests of two proportions.
+    alpha at most. In a block whose order is random, either is as likely to be the one that fails, however
+    failures depend on time and on those before: drift, bursts, or every second trial. Blocks in which both or
+    neither failed say nothing. The likelihood of a share above 1/2 is divided by that of 1/2, averaged over a
+    grid of shares. Source: McNemar, Psychometrika 12 (1947) 153-157; Robbins, Annals of Mathematical
+    Statistics 41 (1970) 1397-1409.
     """
-    counts = np.array([both, base_only, cell_only, neither], dtype=float)
-    return _mean_exp(_FACTORS @ counts)
+    return _mean_exp(_SHARES @ np.array([base_only, cell_only], dtype=float))
 
 
 def e_path(pairs: Sequence[tuple[bool, bool]]) -> list[float]:
-    """The running maximum of `paired_e` after each (baseline failed, cell failed), as an anytime p-value."""
-    counts, path, best = [0, 0, 0, 0], [], 0.0
+    """An anytime p-value after each block (baseline failed, cell failed), from the most evidence so far."""
+    base_only, cell_only, path, best = 0, 0, [], 0.0
     for base, cell in pairs:
-        counts[(0 if cell else 1) if base else (2 if cell else 3)] += 1
-        best = max(best, paired_e(*counts))
+        base_only, cell_only = base_only + (base > cell), cell_only + (cell > base)
+        best = max(best, discordant_e(base_only, cell_only))
         path.append(math.exp(-best))
     return path
 
@@ -145,6 +146,44 @@ def chi2_p(fails: Sequence[int], trials: Sequence[int]) -> float:
     if len(n) == 2:
         off = np.maximum(0, off - 0.5)
     return _chi2_tail(float((off**2 / (n * rate * (1 - rate))).sum()), len(n) - 1)
+
+
+def runs_p(sequences: Sequence[Sequence[bool]]) -> tuple[float, bool]:
+    """Two-sided p-value that trials, in the order of each cell, fail without regard to those before them.
+
+    Exact up to MOST_EXACT trials of both results, beyond by the normal limit.
+
+    -> p, and whether failures cluster (fewer runs than expected). Counted are runs of equal results over all
+    cells, given each cell's failures; 1.0 where nothing or everything failed. Source: Wald and Wolfowitz,
+    Annals of Mathematical Statistics 11 (1940) 147-162.
+    """
+    mixed = [both for one in sequences if 0 < (both := np.asarray(one, dtype=bool)).sum() < len(both)]
+    seen = sum(1 + int((one[1:] != one[:-1]).sum()) for one in mixed)
+    counts = [(int(one.sum()), len(one) - int(one.sum())) for one in mixed]
+    if sum(map(len, mixed)) > MOST_EXACT:
+        products = [(2 * a * b, a + b) for a, b in counts]
+        off = seen - sum(1 + ab / n for ab, n in products)
+        spread = math.sqrt(sum(ab * (ab - n) / (n * n * (n - 1)) for ab, n in products))
+        return math.erfc(abs(off) / spread / math.sqrt(2)) if spread else 1.0, off < 0
+    chances = np.ones(1)
+    for a, b in counts:
+        chances = np.convolve(chances, _runs(a, b))
+    few, many = float(chances[: seen + 1].sum()), float(chances[seen:].sum())
+    return min(1.0, 2 * min(few, many)), few < many
+
+
+def _runs(a: int, b: int) -> np.ndarray:
+    """Chances of 0, 1, 2... runs in a random order of `a` and `b` things, a, b > 0; shape (a + b + 1,)."""
+    in_a, in_b = _log_choose(a - 1), _log_choose(b - 1)  # ways to cut them into 1, 2... pieces
+    both = min(a, b)
+    logs = np.full(a + b + 1, -np.inf)
+    even = 2 * np.arange(1, both + 1)
+    logs[even] = math.log(2) + in_a[:both] + in_b[:both]
+    for more, fewer in ((in_a, in_b), (in_b, in_a)):
+        k = np.arange(1, min(len(more) - 1, len(fewer)) + 1)
+        logs[2 * k + 1] = np.logaddexp(logs[2 * k + 1], more[k] + fewer[k - 1])
+    found: np.ndarray = np.exp(logs - _log_choose(a + b)[a])
+    return found
 
 
 def _check(fail: int, n: int) -> None:
@@ -212,19 +251,8 @@ def _convolved(a: list[int], b: list[int]) -> list[int]:
     return found
 
 
-def _factors() -> np.ndarray:
-    """log of a pair's factor (rows: pairs of rates, columns: both, base only, cell only, neither)."""
-    rates = np.concatenate([[0.002], _GRID, [0.998]])
-    base, cell = (one.ravel() for one in np.meshgrid(rates, rates))
-    base, cell = base[base > cell], cell[base > cell]
-    mean = (base + cell) / 2
-    fails = [np.log(base / mean), np.log(cell / mean)]
-    passes = [np.log((1 - base) / (1 - mean)), np.log((1 - cell) / (1 - mean))]
-    columns = [fails[0] + fails[1], fails[0] + passes[1], passes[0] + fails[1], passes[0] + passes[1]]
-    return np.stack(columns, axis=1)
-
-
-_FACTORS = _factors()
+# log of the factor of a block in which one failed; rows: shares of the baseline, columns: it or the cell.
+_SHARES = np.log(2 * np.array([[share, 1 - share] for share in (*_GRID, 0.998)]))
 
 
 def _mean_exp(logs: np.ndarray) -> float:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from lab.core.words import listed
 from lab.errors import StepFailed
 
 if TYPE_CHECKING:
     from lab.recordings.lacks import Lack
 
-MOST = 20  # sentences of an error
 _FIX = "where rows are missing, figures are bounds (at least, at most); record again for exact ones"
 
 REQUIRE = click.option(
@@ -32,16 +32,11 @@ def raise_for_lacks(lacks: Sequence[Lack], where: Path | str, *, require: str | 
     if require == "complete":
         raise_unless_complete(sentences(counted(lacks)), where)
     elif torn := holes(lacks):
-        raise StepFailed(_listed("the recording is incomplete", sentences(torn)), where=where, fix=_FIX)
+        raise StepFailed(listed("the recording is incomplete", sentences(torn)), where=where, fix=_FIX)
 
 
 def raise_unless_complete(incomplete: Sequence[str], where: Path | str) -> None:
     """Raises StepFailed if there is any sentence about something that a recording lacks."""
     if incomplete:
         what = "--require complete: the recording is not, or not known to be"
-        raise StepFailed(_listed(what, incomplete), where=where, fix=_FIX)
-
-
-def _listed(what: str, incomplete: Sequence[str]) -> str:
-    more = [f"  and {len(incomplete) - MOST} more"] if len(incomplete) > MOST else []
-    return "\n".join([f"{what}:", *(f"  {sentence}" for sentence in incomplete[:MOST]), *more])
+        raise StepFailed(listed(what, incomplete), where=where, fix=_FIX)

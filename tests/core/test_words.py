@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.core.words import plural, printable, ranks_text
+from lab.core.words import first_few, listed, plural, printable, ranks_text
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,10 @@ def test_printable_text_keeps_lines_and_shows_every_other_control_character():
 )
 def test_ranks_are_named_and_those_left_out_counted(ranks, text):
     assert ranks_text(ranks) == text
+
+
+def test_what_a_list_leaves_out_is_counted():
+    assert first_few(["a", "b", "c"], 2, between="; ") == "a; b and 1 more"
+    assert first_few(["a", "b"], 2) == "a, b"
+    assert listed("not whole", ["a", "b"], 2) == "not whole:\n  a\n  b"
+    assert listed("not whole", ["a"] * 1002, 1) == "not whole:\n  a\n  and 1,001 more"

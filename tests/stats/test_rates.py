@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
 
+from lab.stats import rates as rates_module
 from lab.stats.rates import (
     _chi2_tail,
     anytime_interval,
@@ -16,6 +18,7 @@ from lab.stats.rates import (
     exact_interval,
     fisher_less_p,
     fisher_p,
+    runs_p,
     stratified_p,
     trials_per_cell,
     upper_bound,
@@ -185,5 +188,58 @@ def test_a_real_cure_is_found_and_found_early():
     assert np.mean(np.array(needed) <= 40) > 0.95 and np.median(needed) < 25
 
 
+@pytest.mark.parametrize("every", [2, 3])
+def test_failures_that_follow_a_rhythm_cure_nothing(every):
+    """Every second trial fails, whichever cell it is: one of a block fails, and chance says which."""
+    random, found = np.random.default_rng(every), 0
+    for _ in range(500):
+        fails = (np.arange(120) + random.integers(every)) % every == 0
+        blocks = random.permuted(fails.reshape(60, 2), axis=1).tolist()
+        found += e_path([(base, cell) for base, cell in blocks])[-1] <= 0.05
+    assert found <= 0.05 * 500
+
+
+def test_the_evidence_is_the_mean_of_its_likelihood_ratios():
+    shares = [0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 0.998]
+    ratio = np.mean([(2 * q) ** 7 * (2 - 2 * q) ** 2 for q in shares])
+    pairs = (
+        [(True, False)] * 4
+        + [(True, True), (False, True), (False, False), (False, True)]
+        + [(True, False)] * 3
+    )
+    best = max(np.mean([(2 * q) ** a * (2 - 2 * q) ** b for q in shares]) for a, b in ((4, 0), (7, 2)))
+    assert e_path(pairs)[-1] == pytest.approx(1 / best) and best >= ratio > 1
+
+
 def test_a_cell_that_fails_more_often_is_no_cure():
     assert min(e_path([(False, True)] * 50)) == 1.0
+
+
+def test_runs_have_the_chances_of_every_order_counted():
+    """All orders of 4 failures and 3 passes, and of 2 and 2 beside them."""
+
+    def runs(one):
+        return 1 + sum(a != b for a, b in itertools.pairwise(one))
+
+    orders = [sorted({*itertools.permutations([True] * a + [False] * b)}) for a, b in ((4, 3), (2, 2))]
+    sums = [runs(one) + runs(other) for one in orders[0] for other in orders[1]]
+    for one, other in ((orders[0][3], orders[1][0]), (orders[0][20], orders[1][2])):
+        seen = runs(one) + runs(other)
+        few, many = (np.mean([s <= seen for s in sums]), np.mean([s >= seen for s in sums]))
+        assert runs_p([one, other]) == (pytest.approx(min(1, 2 * min(few, many))), few < many)
+    assert runs_p([[True] * 5, [False] * 3]) == (1.0, False)
+
+
+def test_the_limit_for_many_trials_agrees_with_the_exact_test(monkeypatch):
+    random = np.random.default_rng(4)
+    cells = [random.random(n) < rate for n, rate in ((900, 0.3), (700, 0.5), (400, 0.1))]
+    cells[0][:60] = np.arange(60) % 2 == 0
+    exact, few = runs_p(cells)
+    monkeypatch.setattr(rates_module, "MOST_EXACT", 0)
+    assert runs_p(cells) == (pytest.approx(exact, abs=0.001), few) and 1e-3 < exact < 0.9
+
+
+def test_independent_failures_are_hardly_ever_called_dependent():
+    random = np.random.default_rng(8)
+    found = [runs_p([random.random(40) < 0.3, random.random(40) < 0.1])[0] <= 0.05 for _ in range(500)]
+    assert np.mean(found) <= 0.05

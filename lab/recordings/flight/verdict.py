@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.core.words import ranks_text
+from lab.core.words import first_few, ranks_text
 from lab.recordings.flight.dumps import Dump, Entry
 
 NOT_JOINED, MISMATCHED, STUCK_KERNEL, ORDER_DEADLOCK, NONE, UNKNOWN = (
@@ -222,7 +222,7 @@ def _mismatched(
         seq,
         first.name,
         _source(first),
-        f"call {seq} of group {group} differs between ranks: {'; '.join(parts[:8])}",
+        f"call {seq} of group {group} differs between ranks: {first_few(parts, 8, between='; ')}",
         missing,
     )
 
@@ -281,7 +281,7 @@ def _deadlock(stalls: Sequence[_Stall], cycle: tuple[int, ...], missing: tuple[i
         first[0].seq if first else -1,
         first[1].name if first else "",
         _source(first[1]) if first else "",
-        f"ranks enter the calls of different groups in different orders: {'; '.join(parts[:8])}",
+        f"ranks enter the calls of different groups in different orders: {first_few(parts, 8, between='; ')}",
         missing,
     )
 

@@ -264,11 +264,11 @@ def _written_twice(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
 
 
 def _unmeasured(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
-    """Rule Z: kernels that took no time, in a recording that resolves less than a microsecond."""
+    """Rule Z: kernels that took no time, all of them or in a recording that resolves less than a µs."""
     kernels = ops[of.ops.kind[ops] == KERNEL]
     dur_ns = _dur_ns(of, kernels)
     n = int((dur_ns <= 0).sum())
-    if not n or not (dur_ns % 1000).any():
+    if not n or not (n == len(dur_ns) or (dur_ns % 1000).any()):
         return []
     text = f"{n:,} of {plural(len(kernels), 'kernel')} took 0 ns: their times were not measured"
     return [Lack("gpu", "all", "Z", process, n, len(kernels), None, text, unknown=True)]

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from lab.core.words import plural
+from lab.core.words import plural, ranks_text
 from lab.recordings.nccl.evidence import Evidence, number, part, parts, text, whole
 
 FLAGS = ("async_error", "abort_flag", "destroy_flag", "finalize_called")
@@ -146,8 +146,7 @@ def _judge(done: Evidence, name: str, seen: Sequence[Counts]) -> None:
         counts = {rank: mine.get(kind, 0) for rank, mine in now.items()}
         least = min(counts.values())
         last = sorted(rank for rank in lag if counts[rank] == least)
-        who = f"rank {last[0]}" if len(last) == 1 else f"ranks {', '.join(map(str, last[:8]))}"
-        gap = max(counts.values()) - least
+        who, gap = ranks_text(last), max(counts.values()) - least
         what = f"communicator {name}: {who} launched {plural(gap, kind)} fewer than the others"
         if len(seen) < 2:
             done.missing.append(f"{what}; one answer cannot tell a hang from being behind: ask RAS again")

@@ -10,6 +10,7 @@ from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.findings import findings_of
 from lab.recordings.ranks.replay import Outcome, Step
 from lab.recordings.ranks.what_if import path_of, repeated, replayable, what_if
+from lab.recordings.ranks.words import steps_text
 
 
 def explain(accounts: Sequence[Account]) -> list[Explained]:
@@ -28,12 +29,12 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
     for step in steps:
         step, outcome = repeated(account, step, learnt)
         if outcome is None:
-            withheld.append(f"step {step.number}: collectives are launched in contradicting orders")
+            withheld.append(f"{steps_text([step.number])}: collectives are launched in contradicting orders")
         elif not replay.accepted(step, outcome):
             off = 100 * replay.error_share(step, outcome)
             withheld.append(
-                f"step {step.number}: the replay of the unchanged recording is off by {off:.2f} % on a rank "
-                "(0.2 % is accepted), so no what-if is given"
+                f"{steps_text([step.number])}: the replay of the unchanged recording is off by {off:.2f} % "
+                "on a rank (0.2 % is accepted), so no what-if is given"
             )
         else:
             played[step.number] = (step, outcome)

@@ -9,7 +9,6 @@ from statistics import mean
 from lab.core.words import plural, printable
 from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.binding import Judged, judged_of
-from lab.recordings.ranks.common import WHOLE
 from lab.recordings.ranks.explained import Finding
 from lab.recordings.ranks.replay import Outcome, Step
 from lab.recordings.ranks.stragglers import (
@@ -22,7 +21,7 @@ from lab.recordings.ranks.stragglers import (
     excesses_of,
     missing_of,
 )
-from lab.recordings.ranks.words import joined, ranks_in_words
+from lab.recordings.ranks.words import is_whole, joined, ranks_in_words, steps_text
 
 _WORDS = {
     HOST_LATE: "its host launches late",
@@ -65,8 +64,7 @@ def _with_text(account: Account, one: Finding, judged: Sequence[Judged]) -> Find
     mine = [other for other in judged if other.group == (one.rank, one.cause, one.binding)]
     details = [other.excess.detail for other in mine if other.excess.detail]
     detail = f" ({details[0]})" if details else _host_words(account, one)
-    where = f"in {'step' if len(one.steps) == 1 else 'steps'} {joined(one.steps)}"
-    where = where if account.together.window_kind != WHOLE else "over the whole recording"
+    where = "over the whole recording" if is_whole(one.steps) else f"in {steps_text(one.steps)}"
     size = f"+{one.cost_ms:.1f} ms over the others {where}"
     text = f"rank {one.rank}: {_what(account, one)}{detail}, {size}{_effect(one, mine, judged)}"
     return replace(one, text=text)
@@ -75,7 +73,7 @@ def _with_text(account: Account, one: Finding, judged: Sequence[Judged]) -> Find
 def _what(account: Account, one: Finding) -> str:
     first = account.together.steps[:1]
     if one.cause == ENTERED_LATE and [*one.steps] != first:
-        return f"it enters {'step' if len(one.steps) == 1 else 'steps'} {joined(one.steps)} late"
+        return f"it enters {steps_text(one.steps)} late"
     return _WORDS[one.cause]
 
 
@@ -94,7 +92,8 @@ def _effect(one: Finding, mine: Sequence[Judged], judged: Sequence[Judged]) -> s
     if mates:
         joint_ms = mean(other.together_ns for other in mates) / 1e6
         joint = f", ranks {joined(mates[0].mates)} together {joint_ms:.1f} ms"
-    return f"; its repair alone saves {one.saves_ms:.1f} ms a step{joint}"
+    each = "" if is_whole(one.steps) else " a step"
+    return f"; its repair alone saves {one.saves_ms:.1f} ms{each}{joint}"
 
 
 def _binding_ranks(judged: Sequence[Judged], hidden: Finding) -> list[int]:

@@ -14,7 +14,7 @@ from lab.recordings.ranks.binding import not_joined
 from lab.recordings.ranks.explained import FREE, READY, READY_FREE, RECORDED, WhatIf
 from lab.recordings.ranks.path import Piece
 from lab.recordings.ranks.replay import Outcome, Step
-from lab.recordings.ranks.words import joined
+from lab.recordings.ranks.words import joined, steps_text
 from lab.recordings.ranks.work import COMP, COPY
 
 # A step whose GPUs idle so much of it with work launched is not replayed from its launches.
@@ -35,7 +35,7 @@ def replayable(account: Account) -> tuple[list[Step], list[str]]:
     steps = replay.steps_of(together)
     left = [number for number in together.steps if number not in {one.number for one in steps}]
     notes = (
-        [f"step {joined(left)}: not every rank recorded all launches, so no what-if is given"] if left else []
+        [f"{steps_text(left)}: not every rank recorded all launches, so no what-if is given"] if left else []
     )
     small = [one for one in steps if one.size <= replay.MOST_OPERATIONS]
     if len(small) < len(steps):
@@ -66,8 +66,8 @@ def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
     both = replay.with_mined(step)
     if both is not None:
         note = (
-            f"step {step.number} is replayed with waits of streams that the recording suggests, beside the "
-            "recorded ones, which alone do not repeat it"
+            f"{steps_text([step.number])} is replayed with waits of streams that the recording suggests, "
+            "beside the recorded ones, which alone do not repeat it"
         )
         yield both, note
         yield replay.with_delays(both), note
@@ -76,8 +76,9 @@ def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
     if idle.parts["launch_gap_ns"] <= MOST_IDLE * idle.step_ns:
         why = "kernels found no room, or another program used the GPU"
         note = (
-            f"step {step.number}: starts that nothing recorded explains ({why}) are kept as recorded; "
-            f"what-if lengths may be off by {idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
+            f"{steps_text([step.number])}: starts that nothing recorded explains ({why}) are kept as "
+            "recorded; what-if lengths may be off by "
+            f"{idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
         )
         yield replay.with_delays(both or step, np.inf), note
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lab.recordings.ranks.common import UNKNOWN
 from lab.recordings.ranks.explained import READY, Explained, bound_ranks
 
 # What to try where every host is too slow, and where some are and the others keep up.
@@ -23,8 +24,21 @@ def host_bound(one: Explained) -> str | None:
         who = f"{ranks_in_words([*bound], 'is', 'are').capitalize()} bound by the host"
     low, high = f"{min(bound.values()):.0f}", f"{max(bound.values()):.0f}"
     span = low if low == high else f"{low}-{high}"
-    work = f"{span} ms of launching per step for {ready:.1f} ms of GPU work"
+    each = "" if is_whole([step for step, _ in one.host_ms]) else " per step"
+    work = f"{span} ms of launching{each} for {ready:.1f} ms of GPU work"
     return f"{who}: {work}. {LIGHTER if every else DIFFERS}"
+
+
+def is_whole(steps: Sequence[int]) -> bool:
+    """Whether these are no steps, but the one window of a recording without marks."""
+    return UNKNOWN in steps
+
+
+def steps_text(steps: Sequence[int]) -> str:
+    """`step 5`, `steps 5 and 6`; `the recording` where it is one window."""
+    if is_whole(steps):
+        return "the recording"
+    return f"step{'' if len(steps) == 1 else 's'} {joined(steps)}"
 
 
 def ranks_in_words(ranks: Sequence[int], one: str, several: str) -> str:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from lab.core.step import Step
 
 
+ROTATES_GPUS = True  # trials fall on all GPUs alike, also one at a time
+
+
 def recognises(folder: Path) -> bool:
     """Whether `folder` holds a trials.csv of cells, trials and verdicts, or records of bits."""
     from lab.rooms.trials.analyze import is_table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,6 +20,7 @@ from lab.stats.rates import (
     exact_interval,
     fisher_less_p,
     fisher_p,
+    runs_p,
     stratified_p,
 )
 from lab.stats.several import holm
@@ -36,6 +37,7 @@ ANSWERS = (LESS, MORE, ONLY_SLOW)  # a cell with another verdict is undecided
 SAME_SEEDS = 3  # seeds after which equal numbers are no accident
 LATER = 0.9  # from this share of pairs in which one side began later, time is a reason of its own
 CLOCK_STEP_S = 2.0  # a clock that is kept by NTP drifts less between two trials
+MOST_PLACES = 8  # that are tested one by one, the worst first
 MATCHED = 0.95  # a control must reach this share of its cell's step time
 MOST_TIMES = 0.8  # share of a control's trials that must have been slowed
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
@@ -77,6 +79,18 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A host and GPU that fails more often than others in the same cells; p corrected for all places."""
+
+    name: str
+    fail: int
+    n: int
+    others_fail: int
+    others_n: int
+    p: float
+
+
+@dataclass(frozen=True)
 class Decision:
     cells: list[Rate]
     comparisons: list[Comparison]
@@ -86,6 +100,9 @@ class Decision:
     p_place: float | None = None  # hosts and GPUs fail at different rates
     p_heat: float | None = None  # failing trials ran at another temperature, within cells
     p_clock: float | None = None  # failing trials ran at another clock, within cells
+    worse_places: tuple[Place, ...] = ()
+    p_runs: float | None = None  # whether a trial fails has to do with those before it in its cell
+    clusters: bool = False  # failures follow failures; else they alternate
 
 
 def decide(
@@ -107,16 +124,22 @@ def decide(
     # A control that its cell has not needed has no trials.
     complete = all(one.left == 0 and one.n > 0 for one in cells if one.name not in of_cell.values())
     decided = all(one.verdict in ANSWERS for one in compared) if compared else complete
-    judged = [t for t in trials if t.verdict in ("pass", "fail")]
+    judged = _judged(trials)
+    p_place = _place_p(judged)
+    fails = [[t.verdict == "fail" for t in _judged(trials)] for trials in by_cell.values()]
+    p_runs, clusters = runs_p(fails)
     return Decision(
         cells=cells,
         comparisons=compared,
         decided=answer != "undecided" if answer else decided and (stop or complete),
         until=answer,
         p_order=_within_cells_p(judged, "order"),
-        p_place=_place_p(judged),
+        p_place=p_place,
         p_heat=_within_cells_p(judged, "temperature_c"),
         p_clock=_within_cells_p(judged, "sm_clock_mhz"),
+        worse_places=_worse_places(judged) if p_place is not None and p_place <= ALPHA else (),
+        p_runs=p_runs if any(0 < sum(one) < len(one) for one in fails) else None,
+        clusters=clusters,
     )
 
 
@@ -372,3 +395,39 @@ def _place_p(judged: Sequence[Trial]) -> float | None:
     if len(tally) < 2:
         return None
     return chi2_p([fail for fail, _ in tally.values()], [n for _, n in tally.values()])
+
+
+def _worse_places(judged: Sequence[Trial]) -> tuple[Place, ...]:
+    """The places that fail more often than all others together, within cells: no cell is its GPU's fault."""
+    tally: dict[str, Counter[str]] = defaultdict(Counter)
+    for trial in judged:
+        tally[place(trial)].update(n=1, fail=trial.verdict == "fail")
+    total = Counter[str]()
+    for one in tally.values():
+        total.update(one)
+    rate = total["fail"] / total["n"]
+    above = [name for name, one in tally.items() if one["fail"] / one["n"] > rate]
+    above = sorted(above, key=lambda name: -tally[name]["fail"] / tally[name]["n"])[:MOST_PLACES]
+    raw = {name: stratified_p(_by_cell(judged, name)) for name in above}
+    return tuple(
+        Place(
+            name,
+            tally[name]["fail"],
+            tally[name]["n"],
+            total["fail"] - tally[name]["fail"],
+            total["n"] - tally[name]["n"],
+            p,
+        )
+        for name, p in _holm(raw, len(tally)).items()
+        if p <= ALPHA
+    )
+
+
+def _by_cell(judged: Sequence[Trial], name: str) -> list[tuple[int, int, int, int]]:
+    """Per cell: failures and trials in this place, and in all others."""
+    tables = []
+    for cell in sorted({t.cell for t in judged}):
+        mine = [t for t in judged if t.cell == cell]
+        here, there = ([t for t in mine if (place(t) == name) is inside] for inside in (True, False))
+        tables.append((*_counts(here), *_counts(there)))
+    return tables

@@ -178,7 +178,7 @@ class Reader:
         self._ask_expressions()
         no_start = "" if timed_out else self._no_start(exit_code)
         for term in self.terms:
-            if term.kind == "timeout" and timed_out:
+            if term.kind == "timeout" and timed_out and not machine:
                 return "fail", "timeout"
             is_hit = term.kind == "exit" and not timed_out and COMPARE[term.op](exit_code, term.value)
             if is_hit and (not (no_start or machine) or _is_meant(term, exit_code)):

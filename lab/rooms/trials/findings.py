@@ -137,6 +137,9 @@ def answer(decision: Decision) -> dict[str, Any]:
     }
 
 
+_SO = "and intervals and fixed-n tests, which take them as independent, are too sure"
+
+
 def sentences(decision: Decision, found: Gathered) -> list[str]:
     """The verdict: what was asked, first."""
     rates = {one.name: one for one in decision.cells}
@@ -148,7 +151,15 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
         lines.append(_rate_sentence(decision.cells[0]))
     if decision.p_order is not None and decision.p_order <= ALPHA:
         lines.append(f"Failures drift with time (p {decision.p_order:.2g}): no cell has one fixed rate.")
-    if decision.p_place is not None and decision.p_place <= ALPHA:
+    elif decision.p_runs is not None and decision.p_runs <= ALPHA:
+        how = "come in clusters" if decision.clusters else "alternate with passes"
+        lines.append(f"Failures {how} (p {decision.p_runs:.2g}): trials depend on those before them, {_SO}.")
+    lines += [
+        f"{one.name} fails more often than other places in the same cells: {one.fail} of {one.n} against "
+        f"{one.others_fail} of {one.others_n} (corrected p {one.p:.2g})."
+        for one in decision.worse_places
+    ]
+    if decision.p_place is not None and decision.p_place <= ALPHA and not decision.worse_places:
         lines.append(f"Hosts or GPUs fail at different rates (p {decision.p_place:.2g}).")
     for what, p in (("temperature", decision.p_heat), ("clock", decision.p_clock)):
         if p is not None and p <= ALPHA:
@@ -172,7 +183,10 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
     errors = sum(one.error for one in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"
-        lines.append(f"{plural(errors, 'trial')} ended in error and {verb} in no rate.")
+        bad = next(t for t in found.trials if t.verdict == "error")
+        which = "the first, of" if errors > 1 else "of"
+        why = f" ({which} {bad.cell}: {bad.reason})" if bad.reason else ""
+        lines.append(f"{plural(errors, 'trial')} ended in error and {verb} in no rate{why}.")
     return lines
 
 
@@ -259,9 +273,9 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
     lines = []
     for one in decision.cells:
         total = one.n + one.error
+        first = next((t.reason for t in found.trials if t.cell == one.name and t.verdict == "error"), "")
         if one.n == 0 and total:
             said = any(t.cell == one.name and t.reason == NEVER_RAN for t in found.trials)
-            first = next(t.reason for t in found.trials if t.cell == one.name and t.verdict == "error")
             errors = plural(total, "error")
             if not said:  # by what is missing, with its reason
                 lines.append(
@@ -269,7 +283,8 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
                 )
         elif total and one.error / total >= UNRELIABLE:
             lines.append(
-                f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable"
+                f"{one.name}: {one.error} of {total} trials ended in error, so its rate is unreliable; the "
+                f"first: {first}"
             )
     if not decision.decided:
         open_ones = [one.cell for one in decision.comparisons if one.verdict not in ANSWERS]
@@ -292,6 +307,9 @@ def _confounds(decision: Decision) -> list[str]:
             else "no drift of failures with time shown"
         )
         lines.append(f"Order: {drift} (permutation within cells, p {decision.p_order:.2g}).")
+    if decision.p_runs is not None:
+        seen = "seen" if decision.p_runs <= ALPHA else "not shown"
+        lines.append(f"Dependence on earlier trials: {seen} (runs within cells, p {decision.p_runs:.2g}).")
     if decision.p_place is None:
         lines.append("Host and GPU: all trials ran in one place, so its part is not known.")
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab.core import manifest as manifests
 from lab.core.run import MANIFEST
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.errors import LabError
 from lab.serve.confine import opened
 from lab.serve.walk import is_recording, is_text, stamp
@@ -56,7 +56,7 @@ def file_lines(folder: Path) -> tuple[list[FileLine], str]:
     if links:
         unseen.append(f"{plural(links, 'link is', 'links are')} not followed")
     lines = [_line(name, found.get(name), recorded.get(name)) for name in {**recorded, **found}]
-    return sorted(lines, key=lambda one: (one.sha256 == "", one.name)), "; ".join(unseen[:10])
+    return sorted(lines, key=lambda one: (one.sha256 == "", one.name)), first_few(unseen, 10, between="; ")
 
 
 def _words(error: OSError) -> str:

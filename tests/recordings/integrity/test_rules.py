@@ -281,6 +281,13 @@ def test_kernels_without_a_duration_are_unmeasured_unless_the_clock_is_coarse():
         assert not expected or found["gpu", "all", "Z"].n == 2
 
 
+def test_kernels_that_all_took_no_time_are_unmeasured_whatever_the_clock_resolves():
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    ops = Table(capture.ops.as_dict() | {"end_ns": capture.ops.start_ns.copy()})
+    lack = judged(replace(capture, ops=ops))["gpu", "all", "Z"]
+    assert (lack.n, lack.of) == (10, 10) and verdict_of([lack]) == "unknown"
+
+
 @pytest.mark.parametrize("name", ["", " "])
 def test_kernels_without_a_name_are_no_complete_recording(name):
     capture = made(LAUNCHES, [(name if corr in (2, 5) else "k", corr) for corr in range(1, 11)])

@@ -375,3 +375,34 @@ def test_times_of_two_zones_are_compared_as_moments(tmp_path):
     found = table(tmp_path, *base, *cell)
     (one,) = decide(found.trials, found.names, "none", stop=False, until=None).comparisons
     assert one.verdict == "fails less" and 0.5 < one.began_later < 0.6
+
+
+def test_a_gpu_that_fails_more_often_is_named_and_a_cell_that_ran_there_is_not():
+    """GPU-bad fails 15 of 20 in both cells; one cell ran there more often, and is no worse for it."""
+    bad, good = {"host": "box", "gpus": "GPU-bad"}, {"host": "box", "gpus": "GPU-good"}
+    base = rows("none", "FFF." * 5, **bad) + rows("none", "F" + "." * 39, **good)
+    cell = rows("cell", "FFF.", **bad) + rows("cell", "." * 30, **good)
+    found = of(base, cell)
+    (worse,) = found.worse_places
+    assert (worse.name, worse.fail, worse.n, worse.others_fail, worse.others_n) == (
+        "box GPU-bad",
+        18,
+        24,
+        1,
+        70,
+    )
+    assert worse.p < 1e-9 and found.comparisons[0].verdict == "no evidence"
+    # What one GPU alone ran is the cell's or the GPU's doing: nobody knows, and the GPU is not named.
+    alone = of(rows("none", "." * 20, **good), rows("cell", "F" * 20, **bad))
+    assert alone.worse_places == () and alone.comparisons[0].verdict == "confounded with the place"
+
+
+def test_places_that_fail_alike_are_hardly_ever_named():
+    """200 boxes of 8 GPUs at one rate: at most 5 % name one, and some allowance for 200."""
+    named = 0
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        texts = ["".join(np.where(random.random(10) < 0.3, "F", ".")) for _ in range(8)]
+        trials = [one for at, text in enumerate(texts) for one in rows("none", text, gpus=f"GPU-{at}")]
+        named += bool(of(trials).worse_places)
+    assert named <= 16

@@ -407,3 +407,49 @@ def test_a_row_that_another_trial_wrote_over_counts_no_more(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1 and "it was changed after the trial ended" in done.stderr
     assert [one["verdict"] for one in rows(tmp_path / "out")] == ["error", "pass"]
+
+
+# Uses its GPU alone, or ends with 9; GPU-b goes away in its second use.
+ON_A_GPU = """
+import os, sys, time
+gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+try:
+    os.mkdir("use-" + gpu)
+except FileExistsError:
+    sys.exit(9)
+time.sleep(0.3)
+os.rmdir("use-" + gpu)
+gone = gpu.startswith("GPU-b") and int(os.environ["LAB_TRIAL"]) >= 3
+if gone:
+    open("gone", "w").close()
+sys.exit(int(gone))
+"""
+
+
+def test_one_trial_at_a_time_visits_every_gpu_and_one_that_goes_away_is_no_failure(tmp_path):
+    """Two runs at once on two GPUs: none is used twice at a time."""
+    made = [f"GPU-{one}aaa1111-0000-0000-0000-000000000000" for one in "ab"]
+    tool = tmp_path / "bin/nvidia-smi"
+    tool.parent.mkdir()
+    lines = [
+        f"{at}, {uuid}, NVIDIA H200, 580.1, 143771, 700.00, 1980, 3201, 9.0, Disabled"
+        for at, uuid in enumerate(made)
+    ]
+    tool.write_text(f"#!/bin/sh\necho '{lines[0]}'\n[ -e {tmp_path}/gone ] || echo '{lines[1]}'\n")
+    tool.chmod(0o755)
+    env = {"PATH": f"{tool.parent}:{os.environ['PATH']}", "LAB_LEASES": str(tmp_path / "leases")}
+    (tmp_path / "job.py").write_text(ON_A_GPU)
+    other = threading.Thread(
+        target=lab,
+        args=("-q", "--gpus", "0-0", "-o", "other", "trials", "-n", "2", "--", sys.executable, "job.py"),
+        kwargs={"cwd": tmp_path, "env": env},
+    )
+    other.start()
+    done = lab("-q", "-o", "out", "trials", "-n", "4", "--", sys.executable, "job.py", cwd=tmp_path, env=env)
+    other.join()
+    found = rows(tmp_path / "out")
+    assert [row["gpus"] for row in found] == made * 2, done.stderr
+    assert [row["verdict"] for row in found] == ["pass", "pass", "pass", "error"]
+    assert "GPU-baaa1111-0000-0000-0000-000000000000 is no longer there" in found[3]["reason"]
+    assert done.returncode == 1 and "no longer there" in done.stderr
+    assert [row["verdict"] for row in rows(tmp_path / "other")] == ["pass"] * 2

@@ -23,7 +23,7 @@ def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int)
     Build it with the CMake file or build.sh beside it. `./replay --cuda --repeats 50 --energy 5` prints the
     rows of replay.json: times, joules, and a checksum of every result.
     """
-    from lab.core.words import plural
+    from lab.core.words import listed, plural
     from lab.errors import StepFailed
     from lab.rooms.kernels.cpp.generate import generate
     from lab.rooms.kernels.replay.args import ReplayPlan
@@ -44,9 +44,8 @@ def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int)
     calls = plural(len(plan.signatures), "distinct call")
     click.echo(f"{done.calls} of {calls}; build: {home}/build.sh PYTHON", err=True)
     if done.left_out:
-        lines = "".join(f"\n  {line}" for line in done.left_out[:20])
         raise StepFailed(
-            f"{plural(len(done.left_out), 'call')} left out:{lines}",
+            listed(f"{plural(len(done.left_out), 'call')} left out", done.left_out),
             where=home,
             fix="record with an execution trace, or replay first and name the replay's folder",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lab.core.words import plural, printable
+from lab.core.words import first_few, plural, printable
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines, marked
 from lab.recordings.names import short_name
 from lab.recordings.projection import Offer
@@ -119,8 +119,10 @@ def _phase_lines(one: Summary) -> list[str]:
         )
     uneven = [phase for phase in one.phases if len(phase.kernels) > 1]
     for phase in uneven[:3]:
-        counts = ", ".join(map(str, phase.kernels[:10]))
+        counts = first_few([*map(str, phase.kernels)], 10)
         lines.append(f"  launches of {'/'.join(phase.path) or 'the step'} differ between steps: {counts}")
+    if more := len(uneven) - 3 if len(uneven) > 3 else 0:
+        lines.append(f"  launches of {plural(more, 'more phase')} differ between steps")
     return lines
 
 

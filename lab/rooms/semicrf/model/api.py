@@ -36,7 +36,7 @@ from lab.rooms.semicrf.model.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
-from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem, problem_for_kernels
+from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
 
 LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
 BACKENDS = ("naive", "torch", "native", "auto")
@@ -72,11 +72,8 @@ def log_partition(
     if compiling():
         given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
         return compiled.log_partition({"score_BTC": score_BTC, **given}, backend)
-    if by_kernels(backend, score_BTC, transition_CC, terms):
-        ends = (terms.get("start_C"), terms.get("end_C"))
-        problem = problem_for_kernels(score_BTC, transition_CC, duration_KC, lengths_B, *ends)
-    else:
-        problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    kernels = by_kernels(backend, score_BTC, transition_CC, terms)
+    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms, for_kernels=kernels)
     return _log_partition(problem, backend)
 
 
@@ -102,12 +99,11 @@ def _log_partition(problem: Problem, backend: str, alarm: Alarm | None = None) -
 
 def engine_for(backend: str, problem: Problem) -> Any:
     """The module with `forward(problem, keep)` and `backward(state)`: only torch has the whole model."""
-    return engine_of(backend if problem.plain else "torch")
+    return engine_of(backend if problem.plain else "torch", problem.score_BTC)
 
 
-def engine_of(backend: str) -> Any:
-    """The module with `forward(problem, keep)` and `backward(state)` of a backend."""
-    return {"torch": torch_factorised, "native": native}[backend]
+def engine_of(backend: str, score_BTC: Tensor) -> Any:
+    return native.engine_for(score_BTC) if backend == "native" else torch_factorised
 
 
 def posteriors(

@@ -113,10 +113,8 @@ class LogPartition(torch.autograd.Function):
     def jvp(ctx: Any, _call: None, _lengths: None, *moves: Tensor | None) -> Tensor:
         lengths_B, *floats = ctx.saved_tensors
         found = expected_counts(ctx.call.again(), lengths_B, floats)
-        moved = [torch.zeros_like(x) if move is None else move for x, move in zip(floats, moves, strict=True)]
-        return expected_score(
-            Problem(lengths_B=lengths_B, **dict(zip(ctx.call.names, moved, strict=True))), found
-        )
+        moved = dict(zip(ctx.call.names, given(moves, floats), strict=True))
+        return expected_score(Problem(lengths_B=lengths_B, **moved), found)
 
     @staticmethod
     def vmap(info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
@@ -155,9 +153,7 @@ class ExpectedCounts(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _call: None, _lengths: None, *moves: Tensor | None) -> Any:
         problem, found = saved(ctx)
-        floats = problem.floats()
-        moved = [torch.zeros_like(x) if move is None else move for x, move in zip(floats, moves, strict=True)]
-        direction = problem.with_floats(moved)
+        direction = problem.with_floats(given(moves, problem.floats()))
         log_z_B = expected_score(direction, found)
         change = tangents(ctx.call, problem, possible(found, spread(direction, found)))
         pairs = zip(change, found.parts()[1:-2], strict=True)
@@ -198,6 +194,11 @@ class Tangents(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
         return folded(Tangents, info.batch_size, dims[1:], call, tensors)
+
+
+def given(moves: Sequence[Tensor | None], floats: Sequence[Tensor]) -> list[Tensor]:
+    """0 for what does not move."""
+    return [torch.zeros_like(x) if move is None else move for x, move in zip(floats, moves, strict=True)]
 
 
 def third_derivative() -> UsageError:

@@ -55,13 +55,16 @@ def sample(problem: Problem, samples: int, seed: int, backend: str) -> Sequence[
     """`samples` draws of each sequence; [] for each where nothing is feasible."""
     if samples < 0:
         raise UsageError(f"samples must not be negative, got {samples}")
-    reject_nan(problem)
-    if not is_compiled(problem, backend) or samples == 0:
+    compiled = is_compiled(problem, backend) and samples > 0
+    if not compiled or problem.score_BTC.is_cuda:
+        reject_nan(problem)
+    if not compiled:
         return paths.sample(problem, samples, seed)
     decoded, lost_B = compiled_form(problem).draws(problem, samples, seed)
     found: list[Sequence[Segmentation]] = decoded.paths()
     again = lost_B.nonzero()[:, 0].tolist()
     if again:
+        reject_nan(problem)  # in C++ a NaN or +inf spoils its sequence's messages, so nobody looked before
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
         for b, drawn in zip(again, paths.sample(rows, samples, seed), strict=True):
             found[b] = drawn

@@ -83,7 +83,7 @@ def stale_messages(
         state = engine.forward(problem, keep, count=False)
         if keep:
             for name in ("arrived", "source"):
-                state.own.buffer(name)[2] *= 1.5  # before, and after, the third frame
+                state.buffer(name)[2] *= 1.5  # before, and after, the third frame
         return state
 
     stale = SimpleNamespace(forward=forward, backward=engine.backward, differentiate=engine.differentiate)

@@ -110,19 +110,11 @@ class SemiCRF(nn.Module):
             self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
         found = self(hidden_BTH, lengths_B)
         starts_BT, kept_B = self.pieces(labels_BT, starts_BT, lengths_B)
-        gold_B = self.gold(
-            found["scores"],
-            self.transitions(),
-            self.duration_KC,
-            labels_BT,
-            starts_BT,
-            lengths_B,
-            start_C=self.start_C,
-            end_C=self.end_C,
-        )
+        model = (self.transitions(), self.duration_KC, self.start_C, self.end_C)
+        ends = {"start_C": self.start_C, "end_C": self.end_C}
+        gold_B = self.gold(found["scores"], *model[:2], labels_BT, starts_BT, lengths_B, **ends)
         if self.validator:
             kept = torch.where(kept_B, gold_B, torch.zeros_like(gold_B))
-            model = (self.transitions(), self.duration_KC, self.start_C, self.end_C)
             self.validator.gold(kept, found["scores"], model, labels_BT, starts_BT, lengths_B)
         nll_B = torch.where(kept_B, found["partition"].double() - gold_B, torch.zeros_like(gold_B))
         if reduction == "none":
@@ -134,28 +126,20 @@ class SemiCRF(nn.Module):
     @torch.no_grad()
     def decode(self, hidden_BTH: Tensor, lengths_B: Tensor | None = None) -> list[Decoded]:
         """The best segmentation of every sequence, by the same backend as the partition."""
-        scores_B, segments = api.viterbi(
-            self.scores(hidden_BTH, lengths_B),
-            self.transitions(),
-            self.duration_KC,
-            lengths_B,
-            start_C=self.start_C,
-            end_C=self.end_C,
-            backend=self.backend,
-        )
+        scores_B, segments = api.viterbi(**self._arguments(hidden_BTH, lengths_B))
         return [Decoded(float(score), list(found)) for score, found in zip(scores_B, segments, strict=True)]
 
     def distribution(self, hidden_BTH: Tensor, lengths_B: Tensor | None = None) -> SegmentDistribution:
         """The distribution over the segmentations of every sequence, differentiable as the loss is."""
-        return SegmentDistribution(
-            self.scores(hidden_BTH, lengths_B),
-            self.transitions(),
-            self.duration_KC,
-            lengths_B,
-            start_C=self.start_C,
-            end_C=self.end_C,
-            backend=self.backend,
-        )
+        given = self._arguments(hidden_BTH, lengths_B)
+        return SegmentDistribution(transition=given.pop("transition_CC"), **given)
+
+    def _arguments(self, hidden_BTH: Tensor, lengths_B: Tensor | None) -> dict[str, Any]:
+        """Those of the functions in api.py."""
+        score_BTC, transition_CC = self.scores(hidden_BTH, lengths_B), self.transitions()
+        model = {"transition_CC": transition_CC, "duration_KC": self.duration_KC}
+        ends = {"start_C": self.start_C, "end_C": self.end_C}
+        return {"score_BTC": score_BTC, "lengths_B": lengths_B, **model, **ends, "backend": self.backend}
 
     def online(self, *, lag: int | None = None) -> OnlineDecoder:
         """A decoder of one stream by this model; it takes scores, not hidden features."""

@@ -21,12 +21,13 @@ from lab.rooms.semicrf.model.head import SemiCRF, run_starts
 FRAMES, CLASSES, DURATIONS = 5, 3, 4
 SUM_TOLERANCE, NLL_TOLERANCE = 1e-12, 1e-9
 STEPS = (1.0, 10.0, 100.0, 1000.0)
+Model = tuple[Tensor, Tensor, Tensor, Tensor]
+"""transition, duration, start, end."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """An objective in float64: `nll(score_BTC, transition, duration, start, end, labels_BT, starts_BT,
-    lengths_B)`.
+    """An objective in float64: `nll(score_BTC, model, labels_BT, starts_BT, lengths_B)`.
 
     `outcomes`: the gold path names a segmentation, or only labels (then segments are its maximal runs).
     """
@@ -44,8 +45,8 @@ class Objective:
     ) -> Tensor:
         if lengths is None:
             lengths = torch.full((len(score),), score.shape[1])
-        parameters = (self.transition_CC, self.duration_KC, self.start_C, self.end_C)
-        return self.nll(score, *parameters, labels, starts, lengths).detach()
+        model = (self.transition_CC, self.duration_KC, self.start_C, self.end_C)
+        return self.nll(score, model, labels, starts, lengths).detach()
 
 
 @dataclass(frozen=True)
@@ -82,22 +83,10 @@ def tiny(head: SemiCRF, *, classes: int = CLASSES, durations: int = DURATIONS) -
     small = SemiCRF(c, k, backend="torch", over_long="split").double()
     small.partition, small.gold = head.partition, head.gold
 
-    def nll(
-        score: Tensor,
-        transition: Tensor,
-        duration: Tensor,
-        start: Tensor,
-        end: Tensor,
-        labels: Tensor,
-        starts: Tensor,
-        lengths: Tensor,
-    ) -> Tensor:
+    def nll(score: Tensor, model: Model, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
         with torch.no_grad():
-            for parameter, value in zip(
-                (small.transition_CC, small.duration_KC, small.start_C, small.end_C),
-                (transition, duration, start, end),
-                strict=True,
-            ):
+            own = (small.transition_CC, small.duration_KC, small.start_C, small.end_C)
+            for parameter, value in zip(own, model, strict=True):
                 parameter.copy_(value)
             return small.loss(score, lengths, labels, starts, reduction="none")
 
@@ -111,17 +100,8 @@ def tiny(head: SemiCRF, *, classes: int = CLASSES, durations: int = DURATIONS) -
 def guide_objective(transition_CC: Tensor, duration_KC: Tensor, version: str = "0.2.0") -> Objective:
     """The published objective (see guards.guide_nll), to be linted beside ours."""
 
-    def nll(
-        score: Tensor,
-        transition: Tensor,
-        duration: Tensor,
-        start: Tensor,
-        end: Tensor,
-        labels: Tensor,
-        starts: Tensor,
-        lengths: Tensor,
-    ) -> Tensor:
-        return guide_nll(score, transition, duration, labels, lengths, version=version)
+    def nll(score: Tensor, model: Model, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+        return guide_nll(score, *model[:2], labels, lengths, version=version)
 
     zero_C = torch.zeros(len(transition_CC), dtype=torch.float64)
     return Objective(

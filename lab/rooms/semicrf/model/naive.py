@@ -8,7 +8,7 @@ position and label, differentiated by autograd; `enumerate_segmentations` lists 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,14 +32,22 @@ def safe_logsumexp(value: Tensor, dim: int) -> Tensor:
     return torch.where(none, torch.full_like(total, -float("inf")), log)
 
 
-def log_partition(problem: Problem) -> Tensor:
+def best(value: Tensor, dim: int) -> Tensor:
+    """The largest; its gradient goes to the first of equals."""
+    return value.max(dim).values
+
+
+Sum = Callable[[Tensor, int], Tensor]
+
+
+def log_partition(problem: Problem, over: Sum = safe_logsumexp) -> Tensor:
     """log Z (B,), float64, differentiable: alpha[t, c] from all alpha[t-k, c'] as the definition says."""
     unknown_B = unknown(Terms(problem))
     return torch.stack(
         [
             _nan(problem.rows(unknown_B.new_tensor([b], dtype=torch.int64)))
             if unknown_B[b]
-            else _log_partition_one(problem, b)
+            else _log_partition_one(problem, b, over)
             for b in range(problem.shape[0])
         ]
     )
@@ -53,7 +61,7 @@ def _nan(problem: Problem) -> Tensor:
     return total + math.nan
 
 
-def _log_partition_one(problem: Problem, b: int) -> Tensor:
+def _log_partition_one(problem: Problem, b: int, over: Sum = safe_logsumexp) -> Tensor:
     """log Z of sequence `b`."""
     score_TC = frames_masked(problem)[b]
     # Common to all segmentations, so taking it out is exact; 1e30 would swallow every difference beside it.
@@ -69,11 +77,10 @@ def _log_partition_one(problem: Problem, b: int) -> Tensor:
                 arcs.append(segment_C + start_C)
             else:
                 before_C1 = alpha[s - 1][:, None]
-                arcs.append(
-                    segment_C + safe_logsumexp(before_C1 + transition_score(problem, b, s, t).double(), 0)
-                )
-        alpha.append(safe_logsumexp(torch.stack(arcs), 0))
-    return safe_logsumexp(alpha[-1] + end_C, 0) + math.fsum(top_T[: len(alpha)].tolist())
+                into_CC = transition_score(problem, b, s, t).double()
+                arcs.append(segment_C + over(before_C1 + into_CC, 0))
+        alpha.append(over(torch.stack(arcs), 0))
+    return over(alpha[-1] + end_C, 0) + math.fsum(top_T[: len(alpha)].tolist())
 
 
 def segment_score(problem: Problem, b: int, s: int, t: int) -> Tensor:
@@ -129,7 +136,7 @@ def posteriors(problem: Problem) -> Posteriors:
     return Posteriors.of_parts([log_z_B, *counts, *checked])
 
 
-def _counts_of_one(problem: Problem) -> list[Tensor]:
+def _counts_of_one(problem: Problem, over: Sum = safe_logsumexp) -> list[Tensor]:
     """log Z and the counts of a batch of one, in the order of `Posteriors`: zeros where nothing fits."""
     zero_BTC = torch.zeros_like(problem.score_BTC)
     opens, closes = (
@@ -139,7 +146,7 @@ def _counts_of_one(problem: Problem) -> list[Tensor]:
     names = ["score_BTC", "seg_start_BTC", "seg_end_BTC", "duration_KC", "transition"]
     names += ["segment_BTKC"] if problem.segment_BTKC is not None else []
     values = [getattr(problem, name).double().clone().requires_grad_() for name in names]
-    log_z = log_partition(replace(problem, **dict(zip(names, values, strict=True))))[0]
+    log_z = log_partition(replace(problem, **dict(zip(names, values, strict=True))), over)[0]
     grads = [torch.zeros_like(value) for value in values]
     if bool(torch.isfinite(log_z)):
         found = torch.autograd.grad(log_z, values, allow_unused=True)
@@ -183,42 +190,18 @@ def enumerate_segmentations(problem: Problem, b: int) -> tuple[list[list[Segment
     return paths, torch.stack([path_score(problem, b, path) for path in paths])
 
 
+@torch.enable_grad()
 def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
-    """The best score (B,) and segmentation of each sequence; ties: smallest duration, then smallest label."""
-    done = [_viterbi_one(problem, b) for b in range(problem.shape[0])]
-    return torch.tensor([score for score, _ in done], dtype=torch.float64), [path for _, path in done]
+    """The best score (B,) and segmentation of each sequence; ties: smallest duration, then smallest label.
 
-
-def _viterbi_one(problem: Problem, b: int) -> tuple[float, list[Segment]]:
-    _, _, longest, labels = problem.shape
-    length = int(problem.lengths_B[b])
-    score_TC = problem.score_BTC[b].double().tolist()
-    best: dict[tuple[int, int], tuple[float, int, int]] = {}
-    for t in range(1, length + 1):
-        for label in range(labels):
-            best[t, label] = (-float("inf"), 0, -1)
-            content = 0.0
-            for k in range(1, min(longest, t) + 1):
-                content += score_TC[t - k][label]
-                if k == t:
-                    found, before = float(problem.start_C[label]), -1
-                else:
-                    into_C = transition_score(problem, b, t - k, t)[:, label].tolist()
-                    found, before = max(
-                        ((best[t - k, c][0] + into_C[c], c) for c in range(labels)),
-                        key=lambda pair: pair[0],
-                    )
-                value = found + content + float(segment_score(problem, b, t - k, t)[label])
-                if value > best[t, label][0]:
-                    best[t, label] = (value, k, before)
-    end = [best[length, c][0] + float(problem.end_C[c]) for c in range(labels)]
-    label = max(range(labels), key=end.__getitem__)
-    if end[label] == -float("inf"):
-        return end[label], []
-    path: list[Segment] = []
-    t, score = length, end[label]
-    while t > 0:
-        _, k, before = best[t, label]
-        path.append((t - k, t, label))
-        t, label = t - k, before
-    return score, path[::-1]
+    The same recursion with a maximum for each sum: its counts are those of the best segmentation alone.
+    """
+    scores, paths = [], []
+    for b in range(problem.shape[0]):
+        one = problem.detached().rows(torch.tensor([b], device=problem.lengths_B.device))
+        score_B, _, starts_BTC, ends_BTC, *_ = _counts_of_one(one, best)
+        scores.append(float(score_B))
+        ends = (ends_BTC[0].nonzero()[:, 0] + 1).tolist()
+        starts = starts_BTC[0].nonzero().tolist()
+        paths.append([(start, end, label) for (start, label), end in zip(starts, ends, strict=True)])
+    return torch.tensor(scores, dtype=torch.float64), paths

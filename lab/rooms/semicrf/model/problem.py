@@ -210,41 +210,15 @@ def make_problem(
     seg_start_BTC: Tensor | None = None,
     seg_end_BTC: Tensor | None = None,
     segment_BTKC: Tensor | None = None,
+    *,
+    for_kernels: object = False,  # a bool: beside it callers unpack a dict of tensors
 ) -> Problem:
     """Check kinds and shapes, and fill in defaults. Raises UsageError; never waits for a GPU.
 
-    A shared parameter with a NaN or +inf makes every end NaN, and so every sequence's log Z.
+    A shared parameter with a NaN or +inf makes every end NaN, and so every sequence's log Z. For the kernels
+    of native/cuda.py lengths that lie on a GPU also go as they are given, which saves two launches and a copy
+    of the scores: the kernels see to those that are out of range.
     """
-    terms = (start_C, end_C, seg_start_BTC, seg_end_BTC, segment_BTKC)
-    return _made(False, score_BTC, transition, duration_KC, lengths_B, *terms)
-
-
-def problem_for_kernels(
-    score_BTC: Tensor,
-    transition: Tensor,
-    duration_KC: Tensor,
-    lengths_B: Tensor | None = None,
-    start_C: Tensor | None = None,
-    end_C: Tensor | None = None,
-) -> Problem:
-    """The same; but lengths that lie on a GPU also go as they are given, which saves two launches and a copy
-    of the scores: the kernels of native/cuda.py see to those that are out of range.
-    """
-    return _made(True, score_BTC, transition, duration_KC, lengths_B, start_C, end_C)
-
-
-def _made(
-    kernels: bool,
-    score_BTC: Tensor,
-    transition: Tensor,
-    duration_KC: Tensor,
-    lengths_B: Tensor | None,
-    start_C: Tensor | None,
-    end_C: Tensor | None,
-    seg_start_BTC: Tensor | None = None,
-    seg_end_BTC: Tensor | None = None,
-    segment_BTKC: Tensor | None = None,
-) -> Problem:
     given = {"score": score_BTC, "transition": transition, "duration": duration_KC}
     own = {"seg_start": seg_start_BTC, "seg_end": seg_end_BTC, "segment": segment_BTKC}
     for name, value in {**given, "start": start_C, "end": end_C, **own}.items():
@@ -281,7 +255,7 @@ def _made(
         if value is not None and tuple(value.shape) != shape:
             raise UsageError(f"{name} must be {shape}, got {tuple(value.shape)}")
     given_B = None
-    if kernels and isinstance(lengths_B, Tensor) and lengths_B.is_cuda:
+    if for_kernels and isinstance(lengths_B, Tensor) and lengths_B.is_cuda:
         check_kind_of_lengths(lengths_B, batch)
         given_B = lengths_B.detach().to(score_BTC.device, torch.int64)
         held_B = given_B.clamp(1, frames)

@@ -120,7 +120,7 @@ def read_settings(
             config,
             found,
             world,
-            [*missing, *_not_told(found, world)],
+            [*missing, *not_told(found, world)],
             problems,
             read_state(config.path) if config.path.is_dir() else None,
         )
@@ -128,11 +128,11 @@ def read_settings(
     ]
 
 
-def _not_told(found: Explained, world: int) -> list[str]:
-    """What the account of the ranks that could be read lacks."""
+def not_told(found: Explained, world: int) -> list[str]:
+    """What the account of the ranks that could be read lacks, world: as many as the job has."""
     why = not_joined(found.account)
     loose = [f"{why}: who waits for whom is not told"] if why else []
-    holes = [*loose, *_steps_not_shared(found), *lost_calls(found, world)]
+    holes = [*loose, *_steps_not_shared(found), *_lost_calls(found, world)]
     return [*holes, *_without_launches(found), *_without_length(found)]
 
 
@@ -146,7 +146,7 @@ def gpus_of(account: Account, state: GpuState | None) -> list[dict[str, Any]]:
     )
 
 
-def lost_calls(one: Explained, world: int) -> list[str]:
+def _lost_calls(one: Explained, world: int) -> list[str]:
     """What ranks lack of calls that others recorded in steps that all recorded: the pairing has holes there.
 
     A rank without any recording is said where ranks are counted, so it is left out here.
@@ -272,8 +272,9 @@ def _without_length(one: Explained) -> list[str]:
         num_lost = int((work.collectives.dur_ns == 0).sum())
         if num_lost:
             calls = plural(len(work.collectives), "collective")
+            are = "is" if num_lost == 1 else "are"
             lost = "their length was lost, and with it waiting and transfer"
-            found.append(f"rank {work.rank}: {num_lost} of {calls} are 0 ns long: {lost}")
+            found.append(f"rank {work.rank}: {num_lost} of {calls} {are} 0 ns long: {lost}")
     return found
 
 

@@ -7,11 +7,12 @@ from collections import Counter
 import numpy as np
 
 from lab.core.words import plural, ranks_text
+from lab.recordings.ranks.account import Account
 from lab.recordings.ranks.common import GPU_STEPS, WHOLE
 from lab.recordings.ranks.explained import READY, READY_FREE, RECORDED
 from lab.recordings.ranks.path import shares
 from lab.recordings.ranks.stragglers import SLOW_KERNELS
-from lab.recordings.ranks.words import host_bound, ranks_in_words
+from lab.recordings.ranks.words import host_bound, is_whole, ranks_in_words, steps_text
 from lab.rooms.sweep.ranks.read import Setting
 
 LOWER_CLOCK = 0.02  # a GPU's clock below the others' that is worth a sentence
@@ -64,14 +65,18 @@ def _alone(setting: Setting) -> list[str]:
     step = np.median([row.step_ns for row in parts]) / 1e6
     return [
         f"This is one trace, of rank {account.ranks[0]}{of}.{where}",
-        f"A step takes {step:.2f} ms: {busy}.",
+        f"{_a_step(account)} takes {step:.2f} ms: {busy}.",
     ]
 
 
+def _a_step(account: Account) -> str:
+    return "The recording" if is_whole(account.together.steps) else "A step"
+
+
 def _nobody(setting: Setting) -> str:
-    return (
-        f"No rank stands out: none of {plural(len(setting.account.ranks), 'rank')} has more than the others."
-    )
+    seen = " in what was recorded" if setting.missing else ""
+    ranks = plural(len(setting.account.ranks), "rank")
+    return f"No rank stands out{seen}: none of {ranks} has more than the others."
 
 
 def _where_time_goes(setting: Setting) -> str:
@@ -81,9 +86,11 @@ def _where_time_goes(setting: Setting) -> str:
     def part(name: str) -> str:
         return f"{np.median([row.parts[name] for row in rows]) / 1e6:.2f}"
 
+    over = "ranks" if is_whole(setting.account.together.steps) else "ranks and steps"
     return (
-        f"A step takes {step:.2f} ms (median over ranks and steps): compute {part('compute_ns')}, contention "
-        f"{part('contention_ns')}, transfer {part('transfer_ns')}, waiting for others {part('wait_ns')}, "
+        f"{_a_step(setting.account)} takes {step:.2f} ms (median over {over}): compute {part('compute_ns')}, "
+        f"contention {part('contention_ns')}, transfer {part('transfer_ns')}, waiting for others "
+        f"{part('wait_ns')}, "
         f"late launches {part('launch_late_ns')}, copies {part('copy_ns')} ms."
     )
 
@@ -108,7 +115,8 @@ def _caused(setting: Setting) -> str | None:
             f"{ns / 1e6 / num_steps:.1f} {_BECAUSE[name]}" for name, ns in why[rank].most_common(2)
         )
         parts.append(f"rank {rank} causes {caused[rank] / 1e6 / num_steps:.1f} ms ({causes})")
-    return f"Waiting per step, summed over ranks: {'; '.join(parts)}."
+    each = "" if is_whole(account.together.steps) else " per step"
+    return f"Waiting{each}, summed over ranks: {'; '.join(parts)}."
 
 
 _BECAUSE = {
@@ -133,9 +141,10 @@ def _what_if(setting: Setting) -> str | None:
     alone = ""
     if first is not None:
         lengths = f"{first.length_ms:.1f} for {first.recorded_ms:.1f} ms"
-        alone = f" With {first.change}, step {first.step} takes {lengths};"
+        alone = f" With {first.change}, {steps_text([first.step])} takes {lengths};"
+    each = "it" if is_whole(one.account.together.steps) else "a step"
     return (
-        f"Replayed from its launches:{alone} with all hosts ready a step takes {ready:.1f} ms, without "
+        f"Replayed from its launches:{alone} with all hosts ready {each} takes {ready:.1f} ms, without "
         f"contention {free:.1f} ms, for {recorded:.1f} ms as recorded."
     )
 
@@ -146,7 +155,7 @@ def _path(setting: Setting) -> str | None:
         return None
     step, pieces = max(paths.items(), key=lambda item: sum(piece.ns for piece in item[1]))
     parts = [f"{kind} of rank {rank} {ns / 1e6:.2f} ms" for rank, kind, ns in shares(pieces)[:4] if ns > 1e4]
-    return f"Critical path of step {step}: {', '.join(parts)}."
+    return f"Critical path of {steps_text([step])}: {', '.join(parts)}."
 
 
 def gpu_sentences(setting: Setting) -> list[str]:
@@ -232,7 +241,9 @@ def _clocks(setting: Setting) -> list[str]:
 def _windows(setting: Setting) -> str | None:
     kind = setting.account.together.window_kind
     if kind == WHOLE:
-        return "The recording has no step marks: it is one window from the first operation to the last."
+        marked = any(len(work.steps) for work in setting.account.together.works)
+        lacking = "Not every rank of the recording has" if marked else "The recording has no"
+        return f"{lacking} step marks: it is one window from the first operation to the last."
     if kind == GPU_STEPS:
         return "GPU work spills over the host's steps: a step here ends with the last kernel it launched."
     return None

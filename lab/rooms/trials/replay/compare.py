@@ -22,6 +22,7 @@ PLACES = {
     "ograd": "gradient of the output",
     "grad": "gradient",
     "reduced": "gradient after the reduction",
+    "used": "gradient that the update uses",
     "comm": "collective",
 }
 # Whose bits say nothing of an order: they may come from anywhere before.
@@ -153,7 +154,7 @@ def _is_given(event: Event) -> bool:
 def _is_given_or_of_a_bucket(event: Event) -> bool:
     """DDP makes its buckets anew after the first backward: its copies and collectives then differ rightly."""
     of_a_bucket = event.kind == "op" and event.p == "backward" and not event.m
-    return event.kind in (*GIVEN, "comm", "reduced") or of_a_bucket
+    return event.kind in (*GIVEN, "comm", "reduced", "used") or of_a_bucket
 
 
 def _first_difference(

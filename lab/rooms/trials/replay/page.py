@@ -177,7 +177,11 @@ def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
         did = "repeat" if finding.deterministic else "still differ"
         lines.append(f"With deterministic algorithms the repeats of step 1 {did}.")
     if finding.repeats_agree and first.kind == "runs":
-        lines.append("Inside one process the same step repeats: the difference needs another process.")
+        lines.append(
+            "Forward and backward repeat inside one process; what comes after them does not run again."
+            if first.direction == "update"
+            else "Inside one process the same step repeats: the difference needs another process."
+        )
     return lines
 
 
@@ -213,6 +217,11 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
             "The weights differed before the first step: their initialisation or checkpoint differs."
             if first.step == 1
             else "The weights were changed after the update before, by something other than the optimizer."
+        )
+    if first.event.kind == "used":
+        lines.append(
+            "It was changed between the backward and the update, by code that is not recorded there: a "
+            "collective, clipping or the program itself. On which rank that was is not seen."
         )
     drawn = [one for one in finding.random_differs if first.event.kind == "input" or one in ("torch", "cuda")]
     if drawn and (first.event.random or first.event.kind in ("input", "weight")):

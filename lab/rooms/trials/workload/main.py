@@ -38,7 +38,7 @@ from lab.rooms.trials.rows import read_settings, read_trials, write_trial
 from lab.rooms.trials.workload.effects import APPLY, EFFECTS, effect_of
 from lab.rooms.trials.workload.memory import Kills, Memory, blame, who_killed
 from lab.rooms.trials.workload.pauses import Pauses, family
-from lab.rooms.trials.workload.sensors import Sensors
+from lab.rooms.trials.workload.sensors import Sensors, lost
 from lab.workload.hook import hooked
 
 LONGEST_LINE = 1 << 16  # bytes judged at a time
@@ -135,7 +135,11 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     with Sensors(env) as sensors:
         code, timed_out, failure = _run(words, env, args.cwd, config.trial_timeout_s, reader, paused)
     code = shell_code(code)
-    verdict, reason = ("error", failure) if failure else judged(reader, code, timed_out, memory.kills())
+    verdict, reason = (
+        ("error", failure)
+        if failure
+        else judged(reader, code, timed_out, memory.kills(), lost(env) if code else "")
+    )
     step = args.out.name
     effect = effect_of(cell.settings, cell.read_by, witnesses)
     if verdict != "error" and cell.settings and effect != "yes":
@@ -167,12 +171,14 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     )
 
 
-def judged(reader: Reader, code: int, timed_out: bool, kills: Kills) -> tuple[str, str]:
-    """The reader's verdict, unless the kernel, or somebody, ended the command and not its own failing."""
+def judged(reader: Reader, code: int, timed_out: bool, kills: Kills, machine: str = "") -> tuple[str, str]:
+    """The reader's verdict, unless the kernel, or somebody, ended the command and not its own failing.
+
+    machine: what else of the machine ended it, such as a GPU that went away.
+    """
     whose, evidence = blame(kills)
-    machine = ""
-    if code and not timed_out and (whose == "machine" or (code == KILLED and whose != "trial")):
-        machine = evidence or who_killed(kills)
+    if not machine and code and not timed_out and (whose == "machine" or (code == KILLED and not whose)):
+        machine = evidence or f"{who_killed(kills)}; `exit==137` in --fail counts it"
     verdict, reason = reader.verdict(code, timed_out=timed_out, machine=machine)
     if evidence and evidence not in reason:
         reason = f"{reason}; {evidence}" if reason else f"although {evidence}"

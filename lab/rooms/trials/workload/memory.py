@@ -15,6 +15,7 @@ from lab.core.words import size_text
 
 ROOT = Path("/sys/fs/cgroup")
 OURS = b"lab.rooms.trials.workload"
+CHARGED_AT_ONCE = 1 << 20  # bytes and more than a kernel charges in one go
 NO_LIMIT = 1 << 60  # version 1 writes a number of this size where there is none
 
 
@@ -42,7 +43,7 @@ class Memory:
         kills, hits, host = (_rise(then[name], now[name]) for name in ("kills", "hits", "host"))
         if kills is None:
             return Kills(of_host=host)
-        found = Kills(kills, bool(hits), self._limit(), self._shared, host)
+        found = Kills(kills, bool(hits) or self._is_full(), self._limit(), self._shared, host)
         return replace(found, shared=found.shared or self._is_shared())
 
     def _counts(self) -> dict[str, int | None]:
@@ -52,6 +53,12 @@ class Memory:
             return {"kills": events.get("oom_kill"), "hits": events.get("oom"), "host": host}
         kills = _fields(self._folder / "memory.oom_control").get("oom_kill")
         return {"kills": kills, "hits": _number(self._folder / "memory.failcnt"), "host": host}
+
+    def _is_full(self) -> bool:
+        """Version 1: a limit of memory and swap together, as Docker sets it, is hit without being counted."""
+        assert self._folder is not None
+        peak, limit = _number(self._folder / "memory.max_usage_in_bytes"), self._limit()
+        return peak is not None and limit is not None and peak >= limit - CHARGED_AT_ONCE
 
     def _limit(self) -> int | None:
         assert self._folder is not None

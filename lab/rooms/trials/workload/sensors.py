@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import statistics
+import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +15,8 @@ from lab.gpus.meters import NvmlMeter
 from lab.gpus.selection import MASKS
 
 PERIOD_S = 1.0
+ASK_S = 30.0  # a driver that has lost a GPU answers late
+GONE = re.compile(r"GPU is lost|No devices were found", re.IGNORECASE)
 # NVML: software power cap, hardware slowdown, software and hardware thermal slowdown, power brake.
 SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
@@ -60,14 +65,30 @@ def summary(samples: Sequence[Mapping[str, float | None]]) -> dict[str, float | 
     }
 
 
+def lost(env: Mapping[str, str]) -> str:
+    """Which of the trial's GPUs the driver no longer has; "" where all are there, or nobody can be asked."""
+    mine = _uuids(env)
+    if not mine or shutil.which("nvidia-smi") is None:
+        return ""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, errors="replace", timeout=ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    gone = [one for one in mine if one not in done.stdout]
+    is_said = not done.returncode or GONE.search(done.stdout + done.stderr)
+    return f"{', '.join(gone)} is no longer there, says nvidia-smi" if gone and is_said else ""
+
+
+def _uuids(env: Mapping[str, str]) -> list[str]:
+    words = next((env[name].split(",") for name in (GIVEN, *MASKS) if env.get(name)), [])
+    return [one for one in words if one.startswith(("GPU-", "MIG-"))]
+
+
 def meters(env: Mapping[str, str]) -> list[NvmlMeter]:
     """Of the GPUs that the trial is given by UUID."""
-    words = next((env[name].split(",") for name in (GIVEN, *MASKS) if env.get(name)), [])
-    found = []
-    for uuid in words:
-        if uuid.startswith(("GPU-", "MIG-")):
-            try:
-                found.append(NvmlMeter(uuid))
-            except LabError:
-                return []
-    return found
+    try:
+        return [NvmlMeter(uuid) for uuid in _uuids(env)]
+    except LabError:
+        return []

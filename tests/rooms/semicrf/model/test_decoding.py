@@ -14,7 +14,9 @@ torch = pytest.importorskip("torch")
 from lab.errors import BadDataError, UsageError  # noqa: E402
 from lab.rooms.semicrf.model import api, decoding, naive  # noqa: E402
 from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
+from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
 from lab.rooms.semicrf.model.native import decode  # noqa: E402
+from lab.rooms.semicrf.model.native.build import SOURCE, built  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
@@ -135,17 +137,17 @@ def test_what_underflows_is_drawn_from_the_log_domain():
 
 
 @compiled
-def test_messages_that_do_not_add_up_are_noticed(monkeypatch):
+def test_messages_that_do_not_add_up_are_noticed(tmp_path, monkeypatch):
+    text, walked = SOURCE.read_text(), "walk<false>(m, s, false, kept, own);"
+    assert text.count(walked) == 1
+    fault = f"{walked} if (s.length == 12) kept.gamma[m.nv] *= 1.001;"
+    (tmp_path / "vectors.h").write_bytes(SOURCE.with_name("vectors.h").read_bytes())
+    (tmp_path / SOURCE.name).write_text(text.replace(walked, fault))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    faulty = native_cpu.typed(built(tmp_path / SOURCE.name))
+    monkeypatch.setattr(native_cpu, "library", lambda: faulty)
     problem = random_problem(2, 12, 4, 3, seed=3)
-    usual = decode.native_cpu.forward
-
-    def faulty(problem, keep):
-        state = usual(problem, keep)
-        state.gamma_BTC[1, 1] *= 1.001
-        return state
-
-    monkeypatch.setattr(decode.native_cpu, "forward", faulty)
-    problem.lengths_B[:] = 12
+    problem.lengths_B[:] = torch.tensor([11, 12])
     assert [decode.draws(problem, 1, seed)[1].tolist() for seed in range(12)].count([False, True]) == 12
 
 

@@ -353,7 +353,7 @@ def test_counts_that_were_mended_are_those_whose_change_is_returned(monkeypatch)
     engine = type(
         "Engine", (), {"forward": staticmethod(torch_factorised.forward), "backward": staticmethod(faulty)}
     )
-    monkeypatch.setattr(api, "engine_of", lambda backend: engine)
+    monkeypatch.setattr(api, "engine_of", lambda *_: engine)
     with pytest.warns(MendedCounts):
         found = penalised(problem, "torch")
     assert apart(found, right) < 1e-10

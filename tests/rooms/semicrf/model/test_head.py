@@ -117,11 +117,12 @@ def test_the_linter_kills_a_partition_that_is_off(name):
 def test_the_linter_kills_a_gold_path_of_another_model(name, change):
     sound = tiny(head())
 
-    def nll(score, transition, duration, start, end, labels, starts, lengths):
+    def nll(score, model, labels, starts, lengths):
+        transition, duration, start, end = model
         here = Objective("", sound.nll, transition, duration, start, end)
         moved = {key: make(here) for key, make in change.items()}
         parts = {"transition_CC": transition, "duration_KC": duration, "start_C": start, **moved}
-        logZ = sound.nll(score, transition, duration, start, end, labels, starts, lengths) + gold_score(
+        logZ = sound.nll(score, model, labels, starts, lengths) + gold_score(
             score, transition, duration, labels, starts, lengths, start_C=start, end_C=end
         )
         return logZ - gold_score(

@@ -441,6 +441,19 @@ def test_a_rank_without_step_marks_beside_ranks_that_have_them_is_said(tmp_path:
     assert isinstance(done.exception, StepFailed) and found["windows"] == "whole recording"
     assert found["lacking"] == ["rank 2 recorded no steps, so the recording is not told step by step"]
     assert {(one["rank"], one["cause"]) for one in found["findings"]} == {(1, "host_late")}
+    said = call(folder, "-o", tmp_path / "out", ok=False).stdout
+    assert "Not every rank of the recording has step marks" in said and "The recording takes 1" in said
+    assert not any(
+        words in said for words in ("step -1", "A step takes", "a step takes", "per step", "ms a step")
+    )
+
+
+def test_a_recording_with_holes_never_clears_every_rank(tmp_path: Path) -> None:
+    folder = write_job(tmp_path)
+    _changed(folder, 2, lambda event: None if event["name"].startswith("ProfilerStep#") else event)
+    assert (
+        "No rank stands out in what was recorded: " in call(folder, "-o", tmp_path / "out", ok=False).stdout
+    )
 
 
 def test_sends_that_cannot_be_paired_are_known_to_the_exit_code(tmp_path: Path) -> None:

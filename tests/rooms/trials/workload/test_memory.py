@@ -88,6 +88,12 @@ def test_the_kernels_counts_are_read_in_both_versions(tmp_path, version, here):
     assert memory.kills() == Kills(1, False, 2_000_000_000, False, 1)  # somebody else's shortage
     group(tmp_path, version, 5, 12, here=here)
     assert memory.kills() == Kills(1, True, 2_000_000_000, False, 1)
+    if version == 1:  # Docker's limit counts swap as well; seen on a real kernel, hit and not counted
+        group(tmp_path, version, 5, 9, here=here)
+        peak = tmp_path / "sys/memory" / here / "memory.max_usage_in_bytes"
+        for bytes_, is_full in ((1_000_000_000, False), (2_000_000_000, True)):
+            peak.write_text(f"{bytes_}\n")
+            assert memory.kills().own_limit is is_full
     (tmp_path / "proc/77/cmdline").write_bytes(b"python\0-m\0lab.rooms.trials.workload\0")
     assert memory.kills().shared
 

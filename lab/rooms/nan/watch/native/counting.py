@@ -73,6 +73,7 @@ class NativeCounts:
         addresses = array("Q", map(Tensor.data_ptr, tensors))
         if min(addresses) < LOW:
             refuse_freed(tensors)
+        # Memory has gaps, or the other sign (`x.conj().imag`): then a copy is counted.
         if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
             with torch.no_grad():
                 tensors = [one.resolve_neg().contiguous() for one in tensors]

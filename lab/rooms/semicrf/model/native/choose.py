@@ -8,49 +8,18 @@ from __future__ import annotations
 
 import functools
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from lab.errors import MissingError
 from lab.rooms.semicrf.model.native import cpu as native_cpu
-from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
 log = logging.getLogger("lab.semicrf")
 
 
-@dataclass
-class State:
-    """A form's own state, and the form."""
-
-    engine: Any
-    own: Any
-    log_z_B: Tensor
-
-
-def forward(problem: Problem, keep: bool = True, **more: bool) -> State:
-    """log Z and what `backward` needs. Raises MissingError if the form is not available."""
-    engine = engine_for(problem.score_BTC)
-    own = engine.forward(problem, keep, **more)
-    return State(engine, own, own.log_z_B)
-
-
-def backward(state: State) -> Posteriors:
-    found: Posteriors = state.engine.backward(state.own)
-    return found
-
-
-def differentiate(state: State, grad_B: Tensor) -> tuple[Posteriors, list[Tensor] | None]:
-    """The counts, and the gradients for `grad_B` if the form makes them beside."""
-    if hasattr(state.engine, "differentiate"):
-        found: tuple[Posteriors, list[Tensor] | None] = state.engine.differentiate(state.own, grad_B)
-        return found
-    return backward(state), None
-
-
 def engine_for(score_BTC: Tensor) -> Any:
-    """The module for these scores."""
+    """The module with `forward(problem, keep)` and `backward(state)`. Raises MissingError."""
     if not score_BTC.is_cuda:
         return native_cpu
     reason = reason_without_gpu_form()

@@ -82,10 +82,7 @@ def supports(problem: Problem) -> str | None:
 def emptied(problem: Problem, keep: bool) -> State:
     """The inputs as the library reads them, and memory for what it writes."""
     batch, frames, _, labels = problem.shape
-    wide = labels + -labels % PADDED
-    score, *rest = (x.detach().contiguous() for x in problem.floats())
-    score = score if score.dtype == torch.float32 else score.double()
-    inputs = (score, problem.lengths_B.contiguous(), *(x.double() for x in rest))
+    wide, inputs = labels + -labels % PADDED, inputs_of(problem)
     # Together, for the sake of large pages.
     rows_2BTC = torch.empty(2 if keep else 0, batch, frames + 1, wide, dtype=torch.float64)
     alpha, gamma = rows_2BTC if keep else (None, None)
@@ -94,36 +91,25 @@ def emptied(problem: Problem, keep: bool) -> State:
     return State(problem, inputs, alpha, gamma, exponent, z_B, log_z_B, torch.empty(batch, dtype=torch.uint8))
 
 
+def inputs_of(problem: Problem) -> tuple[Tensor, ...]:
+    """Scores in float32 or float64, lengths, and the rest in float64."""
+    score, *rest = (value.detach().contiguous() for value in problem.floats())
+    score = score if score.dtype == torch.float32 else score.double()
+    return (score, problem.lengths_B.contiguous(), *(value.double() for value in rest))
+
+
 def counted(state: State) -> tuple[Posteriors, Tensor]:
     """The counts as the library gives them, and the sequences to recompute, (B,) bool."""
     if state.alpha_BTC is None:
         raise UsageError("the messages were not kept", fix="forward(problem, keep=True)")
     batch, frames, longest, labels = state.problem.shape
     new = state.z_B.new_empty
-    label_BTC, starts_BTC, ends_BTC = new(3, batch, frames, labels).unbind()
-    duration_BKC, transition_BCC = new(batch, longest, labels), new(batch, labels, labels)
-    found = Posteriors(
-        state.log_z_B,
-        label_BTC,
-        starts_BTC,
-        ends_BTC,
-        duration_BKC,
-        transition_BCC,
-        new(batch),
-        torch.empty(batch, dtype=torch.int64),
-    )
+    per_frame, per_duration = new(3, batch, frames, labels).unbind(), new(batch, longest, labels)
+    mass = (new(batch), torch.empty(batch, dtype=torch.int64))
+    outputs = (*per_frame, per_duration, new(batch, labels, labels), *mass)
     flagged_B = state.flagged_B.clone()
-    outputs = (
-        label_BTC,
-        starts_BTC,
-        ends_BTC,
-        duration_BKC,
-        transition_BCC,
-        found.mass_error_B,
-        found.mass_frame_B,
-    )
     call(library().lab_semicrf_backward, [*state.arguments(flagged_B), *map(address, outputs)])
-    return found, flagged_B.bool()
+    return Posteriors(state.log_z_B, *outputs), flagged_B.bool()
 
 
 def imbalance(problem: Problem, found: Posteriors) -> Tensor:
@@ -158,10 +144,14 @@ def library() -> ctypes.CDLL:
 
 
 def typed(found: ctypes.CDLL) -> ctypes.CDLL:
-    for name, pointers in (("lab_semicrf_forward", 12), ("lab_semicrf_backward", 19)):
-        function = getattr(found, name)
-        function.argtypes = [ctypes.c_int64] * 6 + [ctypes.c_void_p] * pointers
-        function.restype = ctypes.c_int
-    found.lab_semicrf_audit.argtypes = [ctypes.c_int64] * 5 + [ctypes.c_void_p] * 8
+    numbers, pointer = [ctypes.c_int64] * 6, ctypes.c_void_p
+    for name, more in (
+        ("forward", [pointer] * 12),
+        ("backward", [pointer] * 19),
+        ("draw", [ctypes.c_int64, *[pointer] * 6, ctypes.c_int64, *[pointer] * 3]),
+    ):
+        function = getattr(found, f"lab_semicrf_{name}")
+        function.argtypes, function.restype = [*numbers, *more], ctypes.c_int
+    found.lab_semicrf_audit.argtypes = [*numbers[:5], *[pointer] * 8]
     found.lab_semicrf_audit.restype = ctypes.c_int
     return found

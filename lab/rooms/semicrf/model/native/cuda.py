@@ -98,9 +98,6 @@ def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs, and with `count`
     the counts are queued behind them and the messages given up.
     """
-    reason = supports(problem)
-    if reason:
-        raise UsageError(f"the CUDA kernels do not take {reason}", fix="backend='torch' or 'auto'")
     inputs = as_read(problem)
     sizes = sizes_for(inputs, 2 if keep else 1)
     shape, bound = shape_of(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
@@ -204,10 +201,7 @@ def at_once(device: torch.device) -> int:
 
 
 def machine_for(problem: Problem, sizes: Sizes) -> Machine:
-    """The kernels for this problem's device, number type and number of labels; compiled once.
-
-    Raises LabError.
-    """
+    """The kernels for this problem's device, type and number of labels; compiled once. Raises LabError."""
     score_BTC = problem.score_BTC
     return compiled_machine(score_BTC.device, score_BTC.dtype, sizes.padded(problem.shape[3]), sizes)
 
@@ -235,7 +229,10 @@ def defines(dtype: torch.dtype, wide: int, sizes: Sizes) -> dict[str, object]:
 
 
 def as_read(problem: Problem) -> Problem:
-    """The inputs as the kernels read them: contiguous, and all in the scores' number type."""
+    """The inputs as the kernels read them: contiguous, in the scores' number type. Raises UsageError."""
+    reason = supports(problem)
+    if reason:
+        raise UsageError(f"the CUDA kernels do not take {reason}", fix="backend='torch' or 'auto'")
     dtype = torch.float64 if problem.score_BTC.dtype == torch.float64 else torch.float32
 
     def plain(value: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-// Best segmentations and exact draws on a CPU, float64. Each is a pass from the left that keeps every boundary's
-// messages, and walks back through them that look at what can have come before: K durations, or C labels.
+// Best segmentations on a CPU, float64: a pass from the left that keeps every boundary's messages, and walks back
+// through them that look at what can have come before: K durations, or C labels.
 //
 // The pass is max-plus. Per label, `history[s]` is gamma[s] less the sum of the frames before s, so that
 //     alpha[t] = sum of the frames before t + max over k of history[t - k] + D[k]     what ends at t
@@ -8,45 +8,16 @@
 // Further segmentations are Lawler's: each node of a path found leaves its next best choice; the best of all is next.
 #include "vectors.h"
 
-#include <cstring>
-
 namespace {
 
 constexpr double LARGE = 1e6;   // a sum that holds more would lose digits of what comes after
 constexpr int64_t REBASED = 64; // a power of two
 constexpr double ROUNDED = 1e-15;
-constexpr double EXACT = 1e-9;  // a draw's weights must add up to the message, or underflow has lost some
 
 struct Model {
     int64_t longest, labels, wide, nv;
     const double *transition, *duration, *start, *end;  // (C, C), (K, C), (C,), (C,)
 };
-
-struct Sequence {
-    const void* score;  // (T, C) float64, or float32 where `single`
-    int64_t length, labels;
-    bool single;
-
-    double at(int64_t t, int64_t c) const {
-        const int64_t i = t * labels + c;
-        return single ? double(static_cast<const float*>(score)[i]) : static_cast<const double*>(score)[i];
-    }
-};
-
-struct Inputs {
-    int64_t frames;
-    const void* score;
-    const int64_t* lengths;
-    bool single;
-
-    Sequence of(int64_t b, int64_t labels) const {
-        const char* first = static_cast<const char*>(score) + b * frames * labels * (single ? 4 : 8);
-        return {first, lengths[b], labels, single};
-    }
-};
-
-inline V highest(V a, V b) { return a > b ? a : b; }
-inline V lowest(V a, V b) { return a < b ? a : b; }
 
 // The model for the pass: labels padded to whole vectors, with -inf; durations from the longest to the shortest.
 struct Tables {
@@ -99,12 +70,12 @@ struct Tops {
     V best = all(-INF), second = all(-INF);
 
     void add(V x) {
-        if (SECOND) second = highest(second, lowest(best, x));
-        best = highest(x, best);
+        if (SECOND) second = larger(second, smaller(best, x));
+        best = larger(x, best);
     }
     void add(const Tops& other) {
-        if (SECOND) second = highest(highest(second, other.second), lowest(best, other.best));
-        best = highest(other.best, best);
+        if (SECOND) second = larger(larger(second, other.second), smaller(best, other.best));
+        best = larger(other.best, best);
     }
 };
 
@@ -126,10 +97,10 @@ inline void onward_tile(const double* alpha, const V* onward, int64_t labels, in
     int64_t a = 0;
     for (; a + 2 <= labels; a += 2)
         for (int way = 0; way < 2; ++way)
-            for (int v = 0; v < W; ++v) best[way][v] = highest(alpha[a + way] + onward[(a + way) * nv + v], best[way][v]);
+            for (int v = 0; v < W; ++v) best[way][v] = larger(alpha[a + way] + onward[(a + way) * nv + v], best[way][v]);
     for (; a < labels; ++a)
-        for (int v = 0; v < W; ++v) best[0][v] = highest(alpha[a] + onward[a * nv + v], best[0][v]);
-    for (int v = 0; v < W; ++v) to[v] = highest(best[0][v], best[1][v]);
+        for (int v = 0; v < W; ++v) best[0][v] = larger(alpha[a] + onward[a * nv + v], best[0][v]);
+    for (int v = 0; v < W; ++v) to[v] = larger(best[0][v], best[1][v]);
 }
 
 void cross(const Model& m, const Tables& tables, const V* alpha, V* gamma) {
@@ -138,13 +109,6 @@ void cross(const Model& m, const Tables& tables, const V* alpha, V* gamma) {
     for (; v + 4 <= m.nv; v += 4) onward_tile<4>(flat, tables.onward.get() + v, m.labels, m.nv, gamma + v);
     for (; v + 2 <= m.nv; v += 2) onward_tile<2>(flat, tables.onward.get() + v, m.labels, m.nv, gamma + v);
     for (; v < m.nv; ++v) onward_tile<1>(flat, tables.onward.get() + v, m.labels, m.nv, gamma + v);
-}
-
-void read_line(const Model& m, const Sequence& q, int64_t t, V* line) {
-    double* flat = reinterpret_cast<double*>(line);
-    if (q.single) std::copy_n(static_cast<const float*>(q.score) + t * m.labels, m.labels, flat);
-    else std::copy_n(static_cast<const double*>(q.score) + t * m.labels, m.labels, flat);
-    for (int64_t c = m.labels; c < m.wide; ++c) flat[c] = 0.0;
 }
 
 template <bool SECOND>
@@ -164,7 +128,7 @@ void best_messages(const Model& m, const Tables& tables, const Sequence& q, cons
             }
             base = begin;
         }
-        read_line(m, q, t, rows.line);
+        q.read(t, m.wide, 0.0, rows.line);
         for (int64_t v = 0; v < m.nv; ++v) {
             V* history = rows.history + v * rows.room + (begin - base);
             const V x = rows.line[v];
@@ -256,7 +220,7 @@ struct Choices {
         const double kept = except < 0 ? 0.0 : worth[except];
         if (except >= 0) worth[except] = -INF;
         V tops = all(-INF);
-        for (int64_t i = 0; i < count; i += LANES) tops = highest(worth_at(i), tops);
+        for (int64_t i = 0; i < count; i += LANES) tops = larger(worth_at(i), tops);
         double top = tops[0];
         for (int i = 1; i < LANES; ++i) top = std::max(top, tops[i]);
         const int64_t found = top > -INF ? first_from(count, top) : -1;
@@ -398,19 +362,6 @@ Path deviated(const Choices& choices, Path& parent, const Deviation& from, bool 
     return walk.path;
 }
 
-// Ends and labels of the segments, from the first one on; -> how many.
-int32_t write_segments(const std::vector<int32_t>& chosen, int64_t length, int32_t* to) {
-    const int64_t count = int64_t(chosen.size()) / 2;
-    int64_t t = length;
-    for (int64_t i = 0; i < count; ++i) {
-        int32_t* one = to + 2 * (count - 1 - i);
-        one[0] = int32_t(t);
-        one[1] = chosen[size_t(2 * i)];
-        t -= chosen[size_t(2 * i + 1)] + 1;
-    }
-    return int32_t(count);
-}
-
 struct Found {
     double* score;      // (count,), -inf where there is none
     int32_t *segments;  // (count, T, 2)
@@ -436,184 +387,15 @@ void best_one(const Model& m, const Tables& tables, const Sequence& q, const Row
         }
         if (!(paths.back().score > -INF)) return;
         to.score[n] = paths.back().score;
-        to.sizes[n] = write_segments(paths.back().chosen, q.length, to.segments + n * frames * 2);
-    }
-}
-
-// 64 well mixed bits (the finaliser of SplitMix64), or a vector of such.
-template <class Bits>
-inline Bits mixed(Bits x) {
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
-
-// Random numbers of one draw: they depend on the seed, the sequence's own scores and the draw's number alone.
-struct Random {
-    uint64_t state;
-
-    Random(uint64_t seed, uint64_t content, uint64_t number) : state(mixed(mixed(mixed(seed + GOLDEN) ^ content) + number * GOLDEN)) {}
-    double next() {  // in [0, 1)
-        state += GOLDEN;
-        return double(mixed(state) >> 11) * 0x1p-53;
-    }
-};
-
-inline double finite_or_zero(double x) { return std::fabs(x) < INF ? x : 0.0; }
-
-// The model's weights as the linear forward pass has them: the largest transition moves from E into D. `onward` is E's
-// transpose.
-struct Weights {
-    std::vector<double> onward, duration, last;
-
-    explicit Weights(const Model& m)
-        : onward(size_t(m.labels * m.labels)), duration(size_t(m.longest * m.labels)), last(size_t(m.labels)) {
-        const double across = finite_or_zero(*std::max_element(m.transition, m.transition + m.labels * m.labels));
-        const double ending = finite_or_zero(*std::max_element(m.end, m.end + m.labels));
-        for (int64_t a = 0; a < m.labels; ++a)
-            for (int64_t c = 0; c < m.labels; ++c)
-                onward[size_t(c * m.labels + a)] = std::exp(m.transition[a * m.labels + c] - across);
-        for (size_t i = 0; i < duration.size(); ++i) duration[i] = std::exp(m.duration[i] + across);
-        for (size_t i = 0; i < last.size(); ++i) last[i] = std::exp(m.end[i] - ending);
-    }
-};
-
-// One sequence's linear messages: rows of `wide` labels in units of 2^exponent.
-struct Messages {
-    const double *alpha, *gamma;
-    const int32_t* exponent;
-};
-
-// A draw stops at the weight that its random number falls on. Along the first one all weights of each choice are added up.
-struct Drawing {
-    const Model& m;
-    const Weights& model;
-    const Sequence& q;
-    const Messages& from;
-    V* frame;  // (T, nv)
-    bool exact = true;
-
-    // Each frame's weights in the next boundary's units; -> what the scores are, in 64 bits.
-    uint64_t weigh_frames() const {
-        typedef uint64_t U __attribute__((vector_size(sizeof(V))));
-        U sum = {}, lane, inside;
-        for (int i = 0; i < LANES; ++i) lane[i] = uint64_t(i);
-        for (int64_t t = 0; t < q.length; ++t) {
-            V* row = frame + t * m.nv;
-            read_line(m, q, t, row);
-            const double* flat = reinterpret_cast<const double*>(row);
-            const double top = finite_or_zero(*std::max_element(flat, flat + m.labels));
-            const double unit = std::ldexp(1.0, from.exponent[t] - from.exponent[t + 1]);
-            for (int64_t v = 0; v < m.nv; ++v) {
-                const U place = lane + uint64_t(t * m.labels + v * LANES + 1);
-                for (int i = 0; i < LANES; ++i) inside[i] = v * LANES + i < m.labels ? ~uint64_t(0) : 0;
-                sum += mixed((U)(row[v] + 0.0) + place * GOLDEN) & inside;  // -0.0 becomes 0.0
-                row[v] = exponential(row[v] - top) * unit;
-            }
-        }
-        uint64_t content = mixed(uint64_t(q.length));
-        for (int i = 0; i < LANES; ++i) content += sum[i];
-        return content;
-    }
-    bool adds_up(double sum, double whole) const {
-        return std::fabs(sum - whole) <= EXACT * whole && whole > 0.0 && whole < INF;
-    }
-    // The first index at which the weights so far exceed a share of `whole`; `weight` gives one after the other (negative:
-    // no more).
-    template <class Weight>
-    int64_t pick(double whole, Random& random, const Weight& weight) {
-        const double target = random.next() * whole;
-        double sum = 0.0;
-        int64_t last = -1;
-        for (int64_t i = 0;; ++i) {
-            const double own = weight(i);
-            if (own < 0.0) break;
-            sum += own;
-            if (own > 0.0) last = i;
-            if (sum > target) return i;
-        }
-        exact = exact && adds_up(sum, whole);
-        return last;
-    }
-    const double* step_to(int64_t next) const { return next < 0 ? model.last.data() : &model.onward[size_t(next * m.labels)]; }
-    double sum_of_labels(int64_t t, int64_t next) const {
-        const double *alpha = from.alpha + t * m.wide, *step = step_to(next);
-        double sum = 0.0;
-        for (int64_t a = 0; a < m.labels; ++a) sum += alpha[a] * step[a];
-        return sum;
-    }
-    int64_t label(int64_t t, int64_t next, Random& random) {
-        const double *alpha = from.alpha + t * m.wide, *step = step_to(next);
-        const double whole = next < 0 ? sum_of_labels(t, next) : from.gamma[t * m.wide + next];
-        return pick(whole, random, [&](int64_t a) { return a < m.labels ? alpha[a] * step[a] : -1.0; });
-    }
-    int64_t duration(int64_t t, int64_t label, Random& random) {
-        const int64_t reach = std::min(m.longest, t);
-        const double* weights = reinterpret_cast<const double*>(frame) + label;
-        double content = 1.0;
-        return 1 + pick(from.alpha[t * m.wide + label], random, [&](int64_t i) {
-            if (i >= reach || content == 0.0) return -1.0;
-            content *= weights[(t - 1 - i) * m.wide];
-            return from.gamma[(t - 1 - i) * m.wide + label] * (content * model.duration[size_t(i * m.labels + label)]);
-        });
-    }
-    void once(Random random, std::vector<int32_t>& chosen) {
-        chosen.clear();
-        int64_t t = q.length, next = -1;
-        while (t > 0) {
-            next = label(t, next, random);
-            const int64_t k = exact ? duration(t, next, random) : 0;
-            if (!exact) return;
-            chosen.push_back(int32_t(next));
-            chosen.push_back(int32_t(k - 1));
-            t -= k;
-        }
-    }
-    // All weights of each choice of a draw, added up, are the message. Some segments at a time: a product waits for the one
-    // before it.
-    void prove(const std::vector<int32_t>& chosen) {
-        constexpr int WAYS = 8;
-        int64_t t = q.length, next = -1, ends[WAYS], labels[WAYS];
-        int held = 0;
-        for (size_t i = 0; i < chosen.size() && exact; i += 2) {
-            if (next >= 0) exact = adds_up(sum_of_labels(t, next), from.gamma[t * m.wide + next]);
-            ends[held] = t;
-            labels[held++] = next = chosen[i];
+        const std::vector<int32_t>& chosen = paths.back().chosen;
+        to.sizes[n] = int32_t(chosen.size() / 2);
+        int64_t t = q.length;
+        for (size_t i = 0; i < chosen.size(); i += 2) {
+            to.segments[size_t(n * frames * 2) + i] = int32_t(t);
+            to.segments[size_t(n * frames * 2) + i + 1] = chosen[i];
             t -= chosen[i + 1] + 1;
-            if (held < WAYS && i + 2 < chosen.size()) continue;
-            double sums[WAYS] = {}, contents[WAYS];
-            std::fill_n(contents, WAYS, 1.0);
-            for (int way = held; way < WAYS; ++way) ends[way] = ends[0], labels[way] = labels[0];
-            const int64_t least = std::min(m.longest, *std::min_element(ends, ends + WAYS));
-            const auto add = [&](int way, int64_t k) {
-                const int64_t at = (ends[way] - 1 - k) * m.wide + labels[way];
-                contents[way] *= reinterpret_cast<const double*>(frame)[at];
-                sums[way] += from.gamma[at] * (contents[way] * model.duration[size_t(k * m.labels + labels[way])]);
-            };
-            for (int64_t k = 0; k < least; ++k)
-                for (int way = 0; way < WAYS; ++way) add(way, k);
-            for (int way = 0; way < held; ++way) {
-                for (int64_t k = least; k < std::min(m.longest, ends[way]); ++k) add(way, k);
-                exact = exact && adds_up(sums[way], from.alpha[ends[way] * m.wide + labels[way]]);
-            }
-            held = 0;
         }
     }
-};
-
-// `one(b, thread)` for every sequence; false where memory was not to be had.
-template <class One>
-bool each(int64_t batch, int64_t threads, const One& one) {
-    std::atomic<bool> enough{true};
-    in_turns(batch, threads, [&](int64_t b, int64_t thread) {
-        try {
-            one(b, thread);
-        } catch (const std::bad_alloc&) {
-            enough = false;
-        }
-    });
-    return enough;
 }
 
 Model model_of(int64_t longest, int64_t labels, const double* transition, const double* duration, const double* start,
@@ -625,7 +407,7 @@ Model model_of(int64_t longest, int64_t labels, const double* transition, const 
 }  // namespace
 
 // All arrays are contiguous and hold float64 unless said otherwise; scores and model as in semicrf.cpp.
-// Segments are pairs (end, label), (B, count, T, 2) int32 of which the first `sizes` (B, count) int32 are written.
+// Segments are pairs (end, label) from the last one on, (B, count, T, 2) int32 of which the first `sizes` (B, count) int32 are written.
 // Returns 0, or 1 where there is not enough memory.
 extern "C" {
 
@@ -634,57 +416,18 @@ int lab_semicrf_best(int64_t batch, int64_t frames, int64_t longest, int64_t lab
                      int64_t count, const void* score, const int64_t* lengths, const double* transition,
                      const double* duration, const double* start, const double* end, double* best, int32_t* segments,
                      int32_t* sizes) {
-    try {
+    return guarded([&] {
         const Model m = model_of(longest, labels, transition, duration, start, end);
         const Tables tables(m);
-        const Inputs inputs{frames, score, lengths, single != 0};
         threads = std::max<int64_t>(1, std::min(threads, batch));
         const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels) + LANES;
         const Vectors memory = vectors(size * threads);
         std::vector<double> worth(size_t(room * threads));
-        return !each(batch, threads, [&](int64_t b, int64_t thread) {
+        in_turns(batch, threads, [&](int64_t b, int64_t thread) {
             const Found to{best + b * count, segments + b * count * frames * 2, sizes + b * count};
-            best_one(m, tables, inputs.of(b, labels), Rows(m, frames, memory.get() + thread * size),
+            best_one(m, tables, {score, single != 0, b, frames, labels, lengths[b]}, Rows(m, frames, memory.get() + thread * size),
                      worth.data() + thread * room, count, frames, to);
         });
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-}
-
-// `count` draws of each sequence from what lab_semicrf_forward left -> segments and sizes; `flagged` (B,) uint8 gains the
-// sequences whose weights do not add up to their messages. Sequences flagged before, or with z = 0, get none.
-int lab_semicrf_draw(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
-                     int64_t count, const void* score, const int64_t* lengths, const double* transition,
-                     const double* duration, const double* start, const double* end, int64_t seed, const double* alpha,
-                     const double* gamma, const int32_t* exponent, const double* z, uint8_t* flagged, int32_t* segments,
-                     int32_t* sizes) {
-    try {
-        const Model m = model_of(longest, labels, transition, duration, start, end);
-        const Weights weights(m);
-        const Inputs inputs{frames, score, lengths, single != 0};
-        threads = std::max<int64_t>(1, std::min(threads, batch));
-        const int64_t size = frames * m.nv;
-        const Vectors memory = vectors(size * threads);
-        return !each(batch, threads, [&](int64_t b, int64_t thread) {
-            std::fill_n(sizes + b * count, count, 0);
-            if (flagged[b] || !(z[b] > 0.0)) return;
-            const Sequence q = inputs.of(b, labels);
-            const int64_t row = b * (frames + 1);
-            const Messages from{alpha + row * m.wide, gamma + row * m.wide, exponent + row};
-            Drawing drawing{m, weights, q, from, memory.get() + thread * size};
-            const uint64_t content = drawing.weigh_frames();
-            std::vector<int32_t> chosen;
-            for (int64_t n = 0; n < count && drawing.exact; ++n) {
-                drawing.once(Random(uint64_t(seed), content, uint64_t(n)), chosen);
-                if (n == 0) drawing.prove(chosen);
-                if (!drawing.exact) break;
-                sizes[b * count + n] = write_segments(chosen, q.length, segments + (b * count + n) * frames * 2);
-            }
-            flagged[b] = !drawing.exact;
-        });
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
+    });
 }
 }

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lab.errors import UsageError
 from lab.rooms.semicrf.model.native import cuda as native_cuda
 from lab.rooms.semicrf.model.native.cuda_driver import Machine
 from lab.rooms.semicrf.model.native.cuda_plan import (
@@ -150,17 +149,10 @@ def plan_draws(shape: Shape, samples: int, sizes: DecodeSizes) -> Plan:
 
 
 def as_read(problem: Problem) -> Problem:
-    """The inputs as the kernels read them: contiguous; scores in float32 or float64, all else in float64.
-
-    Raises UsageError for what they do not take.
-    """
-    reason = native_cuda.supports(problem)
-    if reason:
-        raise UsageError(f"the CUDA kernels do not take {reason}", fix="backend='torch' or 'auto'")
-    score, *rest = (value.detach().contiguous() for value in problem.floats())
-    score = score if score.dtype in (torch.float32, torch.float64) else score.float()
-    transition, duration, start, end = (value.double() for value in rest)
-    return Problem(score, transition, duration, problem.lengths_B.contiguous(), start, end)
+    """The inputs as the kernels read them: as those of semicrf.cu, but all except the scores in float64."""
+    score_BTC = native_cuda.as_read(problem).score_BTC
+    floats = [score_BTC, *(value.detach().double().contiguous() for value in problem.floats()[1:])]
+    return replace(problem, given_B=None, lengths_B=problem.lengths_B.contiguous()).with_floats(floats)
 
 
 def fetched(plan: Plan, workspace: Tensor, first: str) -> tuple[Tensor, Decoded]:
@@ -178,7 +170,7 @@ def fetched(plan: Plan, workspace: Tensor, first: str) -> tuple[Tensor, Decoded]
         found, sizes_BN, segments_BNT2 = (plan.buffers[name].view(workspace) for name in names)
         found, sizes_BN = found.cpu(), sizes_BN.cpu()
         segments_BNT2 = segments_BNT2[:, :, : int(sizes_BN.max())].cpu()
-    return found, Decoded(segments_BNT2, sizes_BN, backwards=True)
+    return found, Decoded(segments_BNT2, sizes_BN)
 
 
 def machine_for(problem: Problem) -> Machine:

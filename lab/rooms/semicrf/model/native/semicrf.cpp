@@ -14,7 +14,6 @@
 // threads start.
 #include "vectors.h"
 
-#include <cstring>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -28,14 +27,9 @@ constexpr double TINY = std::numeric_limits<double>::min();  // below it digits 
 constexpr double MARGIN = 0x1p80;  // the loss is summed over up to K C terms and must stay below 1e-16 of a message
 constexpr double MOST = 1e300;     // a factor beyond float64 meets a zero, or what is lost and marked
 constexpr double LN2 = 0.6931471805599453;
+constexpr double EXACT = 1e-9;     // a draw's weights must add up to the message, or underflow has lost some
 constexpr int CROSSED = 32;        // frames between two products of the transition counts
 constexpr int TILE = 6, ROWS = 4;  // vectors of labels, and rows of the transition, held in registers
-
-inline double largest(V a) {
-    double top = a[0];
-    for (int i = 1; i < LANES; ++i) top = a[i] > top ? a[i] : top;
-    return top;
-}
 
 inline double total(V a) {
     double sum = a[0];
@@ -51,17 +45,6 @@ inline int exponent_of(double x) {
     if (raw == 0 || raw == 2047) return 0;
     return raw - 1023 > 1000 ? 1000 : raw - 1023;
 }
-
-inline double power_of_two(int64_t n) {
-    int64_t raw = n + 1023;
-    raw = raw < 0 ? 0 : raw > 2046 ? 2046 : raw;
-    raw <<= 52;
-    double value;
-    std::memcpy(&value, &raw, 8);
-    return value;
-}
-
-inline double finite_or_zero(double x) { return std::fabs(x) < INF ? x : 0.0; }
 
 // Numbers too small for full precision are flushed to zero for as long as this lives: they cost a hundred times more.
 class Flushing {
@@ -151,12 +134,6 @@ struct Model {
     }
 };
 
-struct Sequence {
-    const void* score;  // (T, C) float64, or float32 where `single`
-    int64_t length;
-    bool single;
-};
-
 struct Weighed {
     double shift;   // the maximum that was taken out of the frame's scores
     double lowest;  // the smallest score that forbids nothing, less the maximum
@@ -164,10 +141,7 @@ struct Weighed {
 
 // The weights of frame t.
 Weighed weigh_frame(const Model& m, const Sequence& s, int64_t t, bool reach, V* weight) {
-    double* flat = reinterpret_cast<double*>(weight);
-    if (s.single) std::copy_n(static_cast<const float*>(s.score) + t * m.labels, m.labels, flat);
-    else std::copy_n(static_cast<const double*>(s.score) + t * m.labels, m.labels, flat);
-    for (int64_t c = m.labels; c < m.wide; ++c) flat[c] = -INF;
+    s.read(t, m.wide, -INF, weight);
     V top = all(-INF);
     for (int64_t v = 0; v < m.nv; ++v) top = larger(weight[v], top);
     const double shift = finite_or_zero(largest(top));
@@ -313,6 +287,7 @@ struct Above {
 struct Kept {  // one sequence's rows: T + 1 of alpha and exponents, T of gamma; null when only log Z is wanted
     V *alpha, *gamma;
     int32_t* exponent;
+    V* scaled = nullptr;  // T rows of the frames' weights, each in the next boundary's units
 };
 
 struct Found {
@@ -342,7 +317,7 @@ template <bool REACH>
 Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, const Scratch& scratch) {
     const int64_t nv = m.nv, length = s.length, stride = kept.alpha ? nv : 0;
     const V *onward = (reversed ? m.back : m.onward).get(), *entry = (reversed ? m.last : m.first).get();
-    V *scaled = scratch.rows, *lost = scaled + nv, *weight = lost + nv;
+    V *scaled = kept.scaled ? kept.scaled : scratch.rows, *lost = scratch.rows + nv, *weight = lost + nv;
     V *alpha = kept.alpha ? kept.alpha : lost + 2 * nv, *gamma = kept.gamma ? kept.gamma : lost + 3 * nv;
     V *next = lost + 4 * nv;
     Window window(scratch.window, std::min(m.longest, length), nv);
@@ -359,7 +334,7 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
         peak = larger(entry[v], peak);
     }
     if (kept.exponent) kept.exponent[0] = 0;
-    for (int64_t t = 0; t < length; ++t, gamma += stride) {
+    for (int64_t t = 0; t < length; ++t, gamma += stride, scaled += kept.scaled ? nv : 0) {
         const Weighed weighed = weigh_frame(m, s, reversed ? length - 1 - t : t, REACH, weight);
         tops.add(weighed.shift);
         const int step = REACH ? 0 : exponent_of(largest(peak));
@@ -406,10 +381,7 @@ struct Tensors {  // of a batch, as torch holds them; see the functions at the e
     uint8_t* flagged;
 
     int64_t length(int64_t b) const { return std::min(std::max<int64_t>(lengths[b], 1), frames); }
-    Sequence sequence(const Model& m, int64_t b) const {
-        const int64_t bytes = b * frames * m.labels * int64_t(single ? sizeof(float) : sizeof(double));
-        return {static_cast<const char*>(score) + bytes, length(b), single};
-    }
+    Sequence sequence(const Model& m, int64_t b) const { return {score, single, b, frames, m.labels, length(b)}; }
     Kept kept(const Model& m, int64_t b) const {
         if (!alpha) return {nullptr, nullptr, nullptr};
         const int64_t first = b * (frames + 1), at = first * m.nv;
@@ -430,6 +402,208 @@ void forward_one(const Model& m, const Model& reach, const Tensors& x, int64_t b
     x.z[b] = found.z;
     x.log_z[b] = std::log(found.z) + double(found.power) * LN2 + (found.log_shift + m.shift);
     x.flagged[b] = found.bad || hidden(m, reach, s, false, found.nonzero, own);
+}
+
+// 64 well mixed bits (the finaliser of SplitMix64), or a vector of such.
+template <class Bits>
+inline Bits mixed(Bits x) {
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
+
+// Random numbers of one draw: they depend on the seed, the sequence's own scores and the draw's number alone.
+struct Random {
+    uint64_t state;
+
+    Random(uint64_t seed, uint64_t content, uint64_t number) : state(mixed(mixed(mixed(seed + GOLDEN) ^ content) + number * GOLDEN)) {}
+    double next() {  // in [0, 1)
+        state += GOLDEN;
+        return double(mixed(state) >> 11) * 0x1p-53;
+    }
+};
+
+// Lane i takes lane i - N; below are zeros.
+template <int N>
+inline V lanes_up(V x) {
+#if defined(__clang__)
+    V up = V{};
+    for (int i = N; i < LANES; ++i) up[i] = x[i - N];
+    return up;
+#else
+    M from;
+    for (int i = 0; i < LANES; ++i) from[i] = LANES + i - N;
+    return __builtin_shuffle(V{}, x, from);
+#endif
+}
+
+inline V running_sum(V x) {
+    for (int step = 1; step < LANES; step *= 2) x += step == 1 ? lanes_up<1>(x) : step == 2 ? lanes_up<2>(x) : lanes_up<4>(x);
+    return x;
+}
+
+// One draw on its way back: the label after boundary t, and where its next segment goes.
+struct Walk {
+    Random random;
+    int64_t number, t, next;
+    int32_t* to;
+};
+
+// Draws stop at the weight that their random number falls on. Along the first one all weights of each choice are added up.
+struct Drawing {
+    const Model& m;
+    const Sequence& s;
+    const Kept& from;
+    bool exact = true;
+
+    // What the scores are, in 64 bits.
+    uint64_t content(V* row) const {
+        typedef uint64_t U __attribute__((vector_size(sizeof(V))));
+        U sum = {}, lane = {}, inside = {};
+        for (int i = 0; i < LANES; ++i) lane[i] = uint64_t(i + 1);
+        for (int64_t v = 0; v < m.nv; ++v) {
+            for (int i = 0; i < LANES; ++i) inside[i] = v * LANES + i < m.labels ? ~uint64_t(0) : 0;
+            row[m.nv + v] = (V)inside;
+        }
+        for (int64_t t = 0; t < s.length; ++t) {
+            s.read(t, m.wide, 0.0, row);
+            for (int64_t v = 0; v < m.nv; ++v) {
+                const U place = lane + uint64_t(t * m.labels + v * LANES);
+                sum += mixed((U)(row[v] + 0.0) + place * GOLDEN) & (U)row[m.nv + v];  // -0.0 becomes 0.0
+            }
+        }
+        uint64_t found = mixed(uint64_t(s.length));
+        for (int i = 0; i < LANES; ++i) found += sum[i];
+        return found;
+    }
+    bool adds_up(double sum, double whole) const {
+        return std::fabs(sum - whole) <= EXACT * whole && whole > 0.0 && whole < INF;
+    }
+    static double at(const V* row, int64_t label) { return reinterpret_cast<const double*>(row)[label]; }
+    const V* step_to(int64_t next) const { return next < 0 ? m.last.get() : m.back.get() + next * m.nv; }
+    double message(const V* rows, int64_t t, int64_t label) const { return at(rows + t * m.nv, label); }
+    const double* durations(int64_t label) const {  // LANES apart
+        return reinterpret_cast<const double*>(m.duration.get() + label / LANES * m.longest) + label % LANES;
+    }
+    double sum_of_labels(int64_t t, int64_t next) const {
+        const V *alpha = from.alpha + t * m.nv, *step = step_to(next);
+        double sum = 0.0;
+        for (int64_t a = 0; a < m.labels; ++a) sum += at(alpha, a) * at(step, a);
+        return sum;
+    }
+    // What rounding left beyond all weights goes to the `last` one that is not zero.
+    int64_t if_exact(double sum, double whole, int64_t last) {
+        exact = exact && adds_up(sum, whole);
+        return last;
+    }
+    // Without a branch, so that several draws' choices are made at once.
+    int64_t label(Walk& w) {
+        const double whole = w.next < 0 ? sum_of_labels(w.t, w.next) : message(from.gamma, w.t, w.next);
+        const V *alpha = from.alpha + w.t * m.nv, *step = step_to(w.next);
+        const V target = all(w.random.next() * whole);
+        V sum = V{};
+        M beyond{};  // -1 for each label up to which all weights come to more
+        for (int64_t v = 0; v < m.nv; ++v) {
+            sum = all(sum[LANES - 1]) + running_sum(alpha[v] * step[v]);
+            beyond += sum > target;
+        }
+        int64_t found = m.wide;
+        for (int i = 0; i < LANES; ++i) found += beyond[i];
+        const bool reached = found < m.labels;
+        found = std::min(found, m.labels - 1);
+        // Sums of other lanes are rounded otherwise: beside a label that is forbidden the one before it is meant.
+        while (found >= 0 && !(at(alpha, found) * at(step, found) > 0.0)) --found;
+        return reached && found >= 0 ? found : if_exact(sum[LANES - 1], whole, found);
+    }
+    int64_t duration(Walk& w) {
+        const double whole = message(from.alpha, w.t, w.next), target = w.random.next() * whole;
+        const double* lasting = durations(w.next);
+        double content = 1.0, sum = 0.0;
+        int64_t last = -1;
+        for (int64_t k = 1; k <= std::min(m.longest, w.t) && content > 0.0; ++k) {
+            content *= message(from.scaled, w.t - k, w.next);
+            const double own = message(from.gamma, w.t - k, w.next) * (content * lasting[(k - 1) * LANES]);
+            sum += own;
+            if (sum > target) return k;
+            if (own > 0.0) last = k;
+        }
+        return if_exact(sum, whole, last);
+    }
+    // Ends and labels from the last segment on; one segment of every draw after the other: none waits for its own choices.
+    void draw(int64_t count, uint64_t seed, uint64_t content, int64_t frames, int32_t* segments, int32_t* sizes) {
+        std::vector<Walk> walks;
+        for (int64_t n = 0; n < count; ++n)
+            walks.push_back({Random(seed, content, uint64_t(n)), n, s.length, -1, segments + n * frames * 2});
+        while (!walks.empty()) {
+            for (Walk& w : walks) w.next = label(w);
+            for (size_t i = 0; i < walks.size() && exact;) {
+                Walk& w = walks[i];
+                *w.to++ = int32_t(w.t);
+                *w.to++ = int32_t(w.next);
+                w.t -= duration(w);
+                if (w.t > 0) {
+                    ++i;
+                    continue;
+                }
+                sizes[w.number] = int32_t((w.to - segments) / 2 - w.number * frames);
+                w = walks.back();
+                walks.pop_back();
+            }
+            if (!exact) return;
+        }
+    }
+    // All weights of each choice of a draw, added up, are the message. Some segments at a time: a product waits for the one
+    // before it.
+    void prove(const int32_t* segments, int64_t size) {
+        constexpr int WAYS = 8;
+        int64_t next = -1;
+        for (int64_t first = 0; first < size && exact; first += WAYS) {
+            int64_t reach[WAYS], places[WAYS], least = m.longest;
+            double sums[WAYS] = {}, contents[WAYS], wholes[WAYS];
+            const double *lasting[WAYS], *weights = reinterpret_cast<const double*>(from.scaled);
+            const double* gamma = reinterpret_cast<const double*>(from.gamma);
+            for (int way = 0; way < WAYS; ++way) {
+                const int32_t* one = segments + 2 * std::min(first + way, size - 1);
+                const int64_t t = one[0];
+                if (next >= 0 && first + way < size)
+                    exact = exact && adds_up(sum_of_labels(t, next), message(from.gamma, t, next));
+                next = one[1];
+                wholes[way] = message(from.alpha, t, next);
+                contents[way] = 1.0;
+                lasting[way] = durations(next);
+                places[way] = (t - 1) * m.wide + next;
+                reach[way] = std::min(m.longest, t);
+                least = std::min(least, t);
+            }
+            const auto add = [&](int way, int64_t k) {
+                const int64_t at = places[way] - k * m.wide;
+                contents[way] *= weights[at];
+                sums[way] += gamma[at] * (contents[way] * lasting[way][k * LANES]);
+            };
+            for (int64_t k = 0; k < least; ++k)
+                for (int way = 0; way < WAYS; ++way) add(way, k);
+            for (int way = 0; way < WAYS; ++way) {
+                for (int64_t k = least; k < reach[way]; ++k) add(way, k);
+                exact = exact && adds_up(sums[way], wholes[way]);
+            }
+        }
+    }
+};
+
+// `count` draws of a sequence; -> whether something may have been lost.
+bool draw_one(const Model& m, const Model& reach, const Sequence& s, uint64_t seed, int64_t count, int64_t frames, V* rows,
+              int32_t* segments, int32_t* sizes, const Scratch& own) {
+    std::fill_n(sizes, count, 0);
+    const Kept kept{rows, rows + (frames + 1) * m.nv, nullptr, rows + (2 * frames + 1) * m.nv};
+    const Found found = walk<false>(m, s, false, kept, own);
+    if (found.bad || hidden(m, reach, s, false, found.nonzero, own)) return true;
+    if (!(found.z > 0.0) || count == 0) return false;
+    Drawing drawing{m, s, kept};
+    drawing.draw(count, seed, drawing.content(own.rows), frames, segments, sizes);
+    if (drawing.exact) drawing.prove(segments, sizes[0]);
+    if (!drawing.exact) std::fill_n(sizes, count, 0);
+    return !drawing.exact;
 }
 
 struct Counts {  // of a batch; label, starts, ends (B, T, C), duration (B, K, C), transition (B, C, C)
@@ -659,17 +833,17 @@ void backward_one(const Model& m, const Model& reach, const Tensors& x, const Co
     x.flagged[b] = Right(m, x, out, b, own).run(reach, own);
 }
 
-// `one(b, scratch)` for every sequence, on up to `threads` threads.
+// `one(b, scratch, further)` for every sequence, on up to `threads` threads; `further` are `more` vectors.
 template <class One>
-void each(const Model& m, int64_t batch, int64_t frames, int64_t threads, const One& one) {
+void each(const Model& m, int64_t batch, int64_t frames, int64_t threads, int64_t more, const One& one) {
     threads = std::max<int64_t>(1, std::min(threads, batch));
     const int64_t window = Window::size(std::min(m.longest, frames), m.nv), counts = Right::size(m);
-    const int64_t rows = Scratch::ROWS_USED * m.nv, size = window + counts + rows;
+    const int64_t rows = Scratch::ROWS_USED * m.nv, size = window + counts + rows + more;
     Vectors memory = vectors(size * threads);
     in_turns(batch, threads, [&](int64_t b, int64_t thread) {
         Flushing flushing;
         V* base = memory.get() + thread * size;
-        one(b, Scratch{base, base + window, base + window + counts});
+        one(b, Scratch{base, base + window, base + window + counts}, base + size - more);
     });
 }
 
@@ -719,17 +893,6 @@ double imbalance(int64_t frames, int64_t longest, int64_t labels, int64_t length
     return worst;
 }
 
-template <class Body>
-int guarded(const Body& body) {
-    try {
-        Flushing flushing;
-        body();
-        return 0;
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-}
-
 }  // namespace
 
 // All arrays are contiguous and hold float64 unless said otherwise. Rows of messages have `wide` labels, C padded to 8,
@@ -744,11 +907,12 @@ int lab_semicrf_forward(int64_t batch, int64_t frames, int64_t longest, int64_t 
                         const double* start, const double* end, double* alpha, double* gamma, int32_t* exponent,
                         double* z, double* log_z, uint8_t* flagged) {
     return guarded([&] {
+        Flushing flushing;
         Model m(longest, labels, transition, duration, start, end, false);
         Model reach(longest, labels, transition, duration, start, end, true);
         Tensors x{batch, frames, score, single != 0, lengths, alpha, gamma, exponent, z, log_z, flagged};
         if (alpha) in_large_pages(alpha, 2 * batch * (frames + 1) * m.wide * int64_t(sizeof(double)));
-        each(m, batch, frames, threads, [&](int64_t b, const Scratch& own) { forward_one(m, reach, x, b, own); });
+        each(m, batch, frames, threads, 0, [&](int64_t b, const Scratch& own, V*) { forward_one(m, reach, x, b, own); });
     });
 }
 
@@ -757,6 +921,7 @@ int lab_semicrf_audit(int64_t batch, int64_t frames, int64_t longest, int64_t la
                       const double* label, const double* starts, const double* ends, const double* durations,
                       const double* transitions, const double* mass_error, double* worst) {
     return guarded([&] {
+        Flushing flushing;
         const int64_t rows = frames * labels;
         in_turns(batch, threads, [&](int64_t b, int64_t) {
             worst[b] = imbalance(frames, longest, labels, lengths[b], label + b * rows, starts + b * rows, ends + b * rows,
@@ -772,12 +937,31 @@ int lab_semicrf_backward(int64_t batch, int64_t frames, int64_t longest, int64_t
                          double* z, double* log_z, uint8_t* flagged, double* label, double* starts, double* ends,
                          double* durations, double* transitions, double* mass_error, int64_t* mass_frame) {
     return guarded([&] {
+        Flushing flushing;
         Model m(longest, labels, transition, duration, start, end, false);
         Model reach(longest, labels, transition, duration, start, end, true);
         Tensors x{batch, frames, score, single != 0, lengths, alpha, gamma, exponent, z, log_z, flagged};
         in_large_pages(label, 3 * batch * frames * labels * int64_t(sizeof(double)));
         Counts out{label, starts, ends, durations, transitions, mass_error, mass_frame};
-        each(m, batch, frames, threads, [&](int64_t b, const Scratch& own) { backward_one(m, reach, x, out, b, own); });
+        each(m, batch, frames, threads, 0, [&](int64_t b, const Scratch& own, V*) { backward_one(m, reach, x, out, b, own); });
+    });
+}
+
+// `count` draws of each sequence -> segments, pairs (end, label) from the last one on, (B, count, T, 2) int32 of which the first
+// `sizes` (B, count) int32 are written; none where nothing is feasible, or something may have been lost: `flagged` (B,) uint8.
+int lab_semicrf_draw(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
+                     int64_t count, const void* score, const int64_t* lengths, const double* transition,
+                     const double* duration, const double* start, const double* end, int64_t seed, uint8_t* flagged,
+                     int32_t* segments, int32_t* sizes) {
+    return guarded([&] {
+        Flushing flushing;
+        Model m(longest, labels, transition, duration, start, end, false);
+        Model reach(longest, labels, transition, duration, start, end, true);
+        Tensors x{batch, frames, score, single != 0, lengths, nullptr, nullptr, nullptr, nullptr, nullptr, flagged};
+        each(m, batch, frames, threads, (3 * frames + 1) * m.nv, [&](int64_t b, const Scratch& own, V* rows) {
+            flagged[b] = draw_one(m, reach, x.sequence(m, b), uint64_t(seed), count, frames, rows,
+                                  segments + b * count * frames * 2, sizes + b * count, own);
+        });
     });
 }
 }

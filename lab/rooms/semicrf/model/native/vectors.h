@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -32,13 +33,30 @@ typedef decltype(V{} > V{}) M;  // lanes of -1 where true, of 0 where not
 
 inline V all(double value) { return value - V{}; }
 inline V pick(M mask, V yes, V no) { return (V)((mask & (M)yes) | (~mask & (M)no)); }
-inline V larger(V a, V b) { return pick(a > b, a, b); }
-inline V smaller(V a, V b) { return pick(a < b, a, b); }
+inline V larger(V a, V b) { return a > b ? a : b; }
+inline V smaller(V a, V b) { return a < b ? a : b; }
 
 inline bool any(M mask) {
     long found = 0;
     for (int i = 0; i < LANES; ++i) found |= mask[i];
     return found != 0;
+}
+
+inline double largest(V a) {
+    double top = a[0];
+    for (int i = 1; i < LANES; ++i) top = a[i] > top ? a[i] : top;
+    return top;
+}
+
+inline double finite_or_zero(double x) { return std::fabs(x) < INF ? x : 0.0; }
+
+inline double power_of_two(int64_t n) {
+    int64_t raw = n + 1023;
+    raw = raw < 0 ? 0 : raw > 2046 ? 2046 : raw;
+    raw <<= 52;
+    double value;
+    std::memcpy(&value, &raw, 8);
+    return value;
 }
 
 // exp within one unit in the last place: x = n ln 2 + r, Taylor's polynomial of r, and n into the exponent.
@@ -71,6 +89,28 @@ Vectors vectors(int64_t count) {
     return Vectors(static_cast<V*>(p));
 }
 
+// One sequence's scores, (T, C): float64, or float32 where `single`. Of a batch's (B, T, C) the b-th, of `length` frames.
+struct Sequence {
+    const void* score;
+    int64_t length, labels;
+    bool single;
+
+    Sequence(const void* scores, bool single, int64_t b, int64_t frames, int64_t labels, int64_t length)
+        : score(static_cast<const char*>(scores) + b * frames * labels * (single ? 4 : 8)), length(length), labels(labels),
+          single(single) {}
+    double at(int64_t t, int64_t c) const {
+        const int64_t i = t * labels + c;
+        return single ? double(static_cast<const float*>(score)[i]) : static_cast<const double*>(score)[i];
+    }
+    // Frame t, with `padding` up to whole vectors.
+    void read(int64_t t, int64_t wide, double padding, V* line) const {
+        double* flat = reinterpret_cast<double*>(line);
+        if (single) std::copy_n(static_cast<const float*>(score) + t * labels, labels, flat);
+        else std::copy_n(static_cast<const double*>(score) + t * labels, labels, flat);
+        std::fill(flat + labels, flat + wide, padding);
+    }
+};
+
 // `work(thread)` on up to `threads` threads.
 template <class Work>
 void on_threads(int64_t threads, const Work& work) {
@@ -85,13 +125,30 @@ void on_threads(int64_t threads, const Work& work) {
     for (std::thread& other : others) other.join();
 }
 
-// `one(b, thread)` for every sequence, on up to `threads` threads.
+// `one(b, thread)` for every sequence, on up to `threads` threads. Throws bad_alloc where one did.
 template <class One>
 void in_turns(int64_t batch, int64_t threads, const One& one) {
     std::atomic<int64_t> next{0};
+    std::atomic<bool> enough{true};
     on_threads(std::max<int64_t>(1, std::min(threads, batch)), [&](int64_t thread) {
-        for (int64_t b = next++; b < batch; b = next++) one(b, thread);
+        try {
+            for (int64_t b = next++; b < batch; b = next++) one(b, thread);
+        } catch (const std::bad_alloc&) {
+            enough = false;
+        }
     });
+    if (!enough) throw std::bad_alloc();
+}
+
+// 0, or 1 where there is not enough memory.
+template <class Body>
+int guarded(const Body& body) {
+    try {
+        body();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ from lab.rooms.sweep.gemm.workbooks.join import over_settings
 from lab.rooms.sweep.gemm.workbooks.stragglers import straggler_findings, stragglers
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.ranks.read import lost_calls
+from lab.rooms.sweep.ranks.read import not_told
 from lab.rooms.sweep.tables import EFFECTIVE, TIMELINE, column_names
 from lab.stats.columns import columns_of_rows
 
@@ -64,15 +64,15 @@ def write_reports(data: SweepData, out: Path) -> Report:
     problems = [
         f"{long_name(*key.knobs)}: {what}" for key, pairs in paired.items() for what in pairs.problems
     ]
-    missing = [*data.missing, *_lost_calls(data, explained)]
+    missing = [*data.missing, *_not_told(data, explained)]
     return Report(files, missing, [*data.problems, *problems], straggler_findings(explained))
 
 
-def _lost_calls(data: SweepData, explained: Settings) -> list[str]:
+def _not_told(data: SweepData, explained: Settings) -> list[str]:
     found = []
     for setting, one in explained.items():
         world = max((rank.figures.world_size or 0 for rank in data.ranks[setting].values()), default=0)
-        found += [f"{long_name(*setting.knobs)}: {text}" for text in lost_calls(one, world)]
+        found += [f"{long_name(*setting.knobs)}: {text}" for text in not_told(one, world)]
     return found
 
 

@@ -89,6 +89,7 @@ class Recorder:
         ] = {}  # outputs that nobody writes, held so that none takes their place
         self._saved: Saved | None = None
         self._late: list[tuple[dict[str, Any], Tensor, int]] = []  # gradients to read, and their versions
+        self._read: dict[int, tuple[int, int]] = {}  # weight -> its gradient and version when last read
         self._hooks: list[Any] = []
         self._pid = os.getpid()
         self._stack = contextlib.ExitStack()
@@ -337,6 +338,7 @@ class Recorder:
 
     def _see_gradient(self, weight: Tensor, grad: Tensor, name: str) -> None:
         """Of a weight, when its backward has added to it; many at once where no hook can change it before."""
+        self._read[id(weight)] = id(grad), grad._version
         if self.level == "op" or _world() > 1 or len(weight._post_accumulate_grad_hooks or ()) > 1:
             self.event("grad", name, module=_owner(name), made=self.bits_of([grad]))
             return
@@ -360,6 +362,8 @@ class Recorder:
         """The step's gradients are there and nothing has used them: now it runs again."""
         if self.here.busy or not self._open or self.attempt or os.getpid() != self._pid:
             return
+        self.phase = "update"
+        self._grads("used", only_changed=self.level != "op")  # a change by `.data` has no version
         saved = self._saved
         if saved is not None and not saved.why_not:
             if self._attempts(saved, range(1, self.repeats + 1)) and self.step == 1:
@@ -443,6 +447,7 @@ class Recorder:
         self._updated = {id(one): self._version(one) for one in self._roots}
         self._open = False
         self._saved = None
+        self._read.clear()
         before = self._events.events
         self._events.flush(self.step)
         self.events_of_last_step = self._events.events - before
@@ -463,13 +468,16 @@ class Recorder:
     def _version(root: nn.Module) -> int:
         return sum(one._version for one in root.parameters())
 
-    def _grads(self, kind: str) -> None:
+    def _grads(self, kind: str, *, only_changed: bool = False) -> None:
+        """Every gradient; or those that something changed since their backward, as a collective does."""
+        weights = [pair for root in self._roots for pair in root.named_parameters()]
+        now = {name: (id(one.grad), one.grad._version) for name, one in weights if one.grad is not None}
         named = [
             (name, one.grad)
-            for root in self._roots
-            for name, one in root.named_parameters()
-            if one.grad is not None
+            for name, one in weights
+            if one.grad is not None and not (only_changed and self._read.get(id(one)) == now[name])
         ]
+        self._read.update({id(one): now[name] for name, one in weights if name in now})
         for (name, _), bits in zip(named, self.bits_of([one for _, one in named]), strict=True):
             self._event({"kind": kind, "name": name, "m": _owner(name), "out": [bits]})
 

@@ -21,6 +21,7 @@ from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # no
 from lab.rooms.semicrf.model.native import build as native_build  # noqa: E402
 from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
+from lab.rooms.semicrf.model.native import decode  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.model.solutions import bits_equal, same_bits  # noqa: E402
 from lab.rooms.semicrf.model.solutions import solve as solve_case  # noqa: E402
@@ -87,16 +88,21 @@ def test_the_cpp_form_equals_torch_at_every_number_of_vectors(shape, masked):
     agree(problem, torch_factorised.backward(torch_factorised.forward(problem)), solve(problem))
 
 
+def draws_of(problems):
+    return [decode.draws(problem, 5, 1)[0].paths() for problem in problems]
+
+
 @compiled
 @pytest.mark.parametrize("lanes", [2, 4])
 def test_vectors_of_every_width_give_the_same_numbers(monkeypatch, tmp_path, lanes):
     problems = [random_problem(2, 40, 9, labels, masked=0.3, seed=labels) for labels in (1, 5, 8, 13, 39)]
-    usual = [solve(problem) for problem in problems]
+    usual, drawn = [solve(problem) for problem in problems], draws_of(problems)
     compiler, _ = native_build.find_compiler()
     monkeypatch.setenv("CXX", shlex.join([*compiler, f"-DLAB_LANES={lanes}"]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     other = native_cpu.typed(native_build.built())
     monkeypatch.setattr(native_cpu, "library", lambda: other)
+    assert draws_of(problems) == drawn
     for problem, expected in zip(problems, usual, strict=True):
         agree(problem, expected, solve(problem))
 

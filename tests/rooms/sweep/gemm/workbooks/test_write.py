@@ -263,6 +263,17 @@ def test_a_cpu_recording_has_reports_with_gloos_collectives(tmp_path):
     assert book["GEMM"]["name"].tolist() == ["aten::mm"] and book["kernel_summary"].empty
 
 
+def test_collectives_without_a_length_are_known_to_the_report(tmp_path):
+    for rank in range(2):
+        writer = TraceWriter(rank=rank, world_size=2)
+        writer.step(1, 0, 900)
+        writer.gemm(4, 4, 4, 100, 10)
+        writer.all_reduce(1024, 200, 50 * rank)
+        writer.write(tmp_path / f"256thread/nccl_28channels/torch_profiler/rank{rank}/t.json")
+    (lack,) = reported(tmp_path, tmp_path / "out", workers=1).missing
+    assert "rank 0: 1 of 1 collective is 0 ns long" in lack
+
+
 def test_a_sweep_of_which_no_trace_can_be_read_is_an_error_with_the_first_reason(tmp_path):
     place = tmp_path / "256thread/nccl_28channels/torch_profiler/rank0/trace_step1.json"
     place.parent.mkdir(parents=True)

@@ -104,6 +104,31 @@ def test_without_operators_the_module_is_named(plant, tmp_path):
     assert named(compare(records(tmp_path)))[1:5] == (step, rank, module, direction)
 
 
+@pytest.mark.parametrize("level", ["op", "module"])
+def test_a_gradient_that_is_changed_before_the_update_is_named_there_and_not_a_step_later(level, tmp_path):
+    """Between backward and update nothing is recorded: a collective by hand, clipping, the program itself."""
+    from torch import nn
+
+    from lab.rooms.trials.workload.replay.recorder import Recorder
+
+    for run in range(2):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        recorder = Recorder(tmp_path / f"run-{run}", steps=3, repeats=1, level=level, leave=False)
+        recorder.start()
+        for step in range(1, 5):
+            optimizer.zero_grad()
+            model(torch.ones(8, 4) * step).square().sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if step == 2:  # by so little that AdamW's weights may not show it
+                with torch.no_grad():
+                    model[1].weight.grad[0, 2] *= 1 + run * 2**-23
+            optimizer.step()
+    finding = compare(records(tmp_path))
+    assert named(finding) == ("run-to-run", 2, 0, "1", "update", "used", "1.weight") and finding.repeats_agree
+
+
 def _rank(rank, port, folder):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
