@@ -45,6 +45,7 @@ TIMED = ("kernels", "ops", "runtime", "ranges")
 _PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
 _ID = attrgetter("id")
 _MODULE = b'"%s' % tables.MODULE.encode()
+_ESCAPE = b"\\u"  # in which a module's name may hide
 STREAM_WAIT = "Stream Wait Event"  # Kineto's name of the kind in which a stream waits, not the host
 _FLOW = re.compile(rb"\d{1,18}")
 
@@ -79,7 +80,8 @@ class Columns:
                 self._take_scanned()
             if scanned:
                 return
-        if _MODULE not in piece.text and (functions := self._decoder.functions(piece)):
+        may_have_modules = _MODULE in piece.text or _ESCAPE in piece.text
+        if not may_have_modules and (functions := self._decoder.functions(piece)):
             self._indices.add({"functions": functions})
             return
         try:

@@ -11,7 +11,7 @@ from lab.recordings.pieces import PIECE_BYTES, EventPieces
 from lab.recordings.tables import Trace
 
 # Increase it whenever the same file would give other columns: older cache entries are then ignored.
-READER_VERSION = 8
+READER_VERSION = 9
 
 
 # Pieces that stay in the processor's cache while they are copied and scanned; columns are made of many

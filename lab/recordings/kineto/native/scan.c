@@ -217,11 +217,35 @@ static int rehash(Numbered *all)
     return 1;
 }
 
+/* The letter that four digits of \u stand for. */
+static int escaped(const char *digits)
+{
+    int found = 0;
+    for (int i = 0; i < 4; i++)
+        found = 16 * found + (digits[i] <= '9' ? digits[i] - '0' : (digits[i] | 32) - 'a' + 10);
+    return found;
+}
+
+/* Whether a text that was found right is the name of a module, whose letters may be escaped. */
+static uint8_t module_of(const char *text, int64_t length)
+{
+    const char *end = text + length;
+    for (const char *wanted = MODULE; *wanted; wanted++) {
+        if (text < end && *text == *wanted)
+            text++;
+        else if (end - text >= 6 && text[0] == '\\' && text[1] == 'u' && escaped(text + 2) == *wanted)
+            text += 6;
+        else
+            return 0;
+    }
+    return IS_MODULE;
+}
+
 /* The category that a text is, in any case of letters, and whether it is the name of a module. */
 static uint8_t about(const char *text, int64_t length)
 {
     char lower[24];
-    uint8_t module = length >= (int64_t)sizeof MODULE - 1 && !memcmp(text, MODULE, sizeof MODULE - 1) ? IS_MODULE : 0;
+    uint8_t module = module_of(text, length);
     for (int64_t i = 0; i < length; i++) {
         if (text[i] == '\\' || (unsigned char)text[i] >= 0x80)
             return module | UNSURE; /* its letters are the plain form's to read */

@@ -331,6 +331,8 @@ RAW = {
     "no colon": (b'"pid": 0', b'"pid" 0'),
     "spaces and tabs": (b'"pid": 0, "tid"', b'"pid" \t:\r\n 0 \n,\t"tid"'),
     "list that only begins as another": (b'"Input Dims": [[1]]', b'"Input Dims": [[1]]]'),
+    "escaped name of a module": (b'"f.py(1): g"', b'"nn\\u002eModule: Linear_0"'),
+    "escaped name of no module": (b'"f.py(1): g"', b'"nn.Modul\\u0061: Linear_0"'),
     "skipped surrogate": (b'"bp": "e"', b'"bp": "\\udc00"'),
 }
 
@@ -344,6 +346,15 @@ def test_damage_inside_an_event_is_treated_as_the_plain_reader_does(monkeypatch,
     path.write_bytes(text.replace(old, new, 1))
     for salvage in (False, True):
         assert_same(*both(monkeypatch, path, salvage=salvage))
+
+
+@pytest.mark.parametrize("beside", [[], [KERNEL]])
+def test_a_module_whose_name_is_escaped_is_still_a_module(monkeypatch, tmp_path, beside):
+    path = tmp_path / "a.json"
+    text = json.dumps({"traceEvents": [*beside, changed(FUNCTION, name="nn.Module: Linear_0")]})
+    path.write_text(text.replace("nn.Module", "n\\u006e.Module"))
+    for trace in both(monkeypatch, path):
+        assert trace.text(trace.modules.name_id) == ["nn.Module: Linear_0"]
 
 
 def test_every_cut_of_a_file_is_refused_or_saved_in_the_same_words(monkeypatch, tmp_path):
