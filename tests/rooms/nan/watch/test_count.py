@@ -95,6 +95,21 @@ def test_a_view_that_turns_the_sign_is_counted_with_its_own_signs(size):
         assert way([turned])[0, :3].tolist() == [0, 0, size]
 
 
+@pytest.mark.parametrize("size", [3, count.LARGE])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_subnormals_have_their_size_where_the_processor_takes_them_for_zero(dtype, size):
+    whole, _, normal = count.FORMATS[dtype]
+    some = [torch.tensor([normal - 1, 1, 0], dtype=whole).repeat(size // 3).view(dtype)]
+    wanted = torch.finfo(dtype).tiny * (normal - 1) / normal
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor reads all subnormals")
+    try:
+        for way in BITS:
+            assert way(some).tolist() == [[0, 0, 0, size // 3 * 2, wanted]]
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_an_unknown_way_of_counting_is_refused():
     with pytest.raises(UsageError, match="no counter 'fast'"):
         counter_named("fast")

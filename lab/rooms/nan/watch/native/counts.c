@@ -130,6 +130,8 @@ static double number_32(int64_t bits)
 {
     uint32_t word = (uint32_t)bits;
     float number;
+    if (word < 0x00800000) /* a subnormal, which the processor may take for 0 where the program asked for that */
+        return word / 0x1p149;
     memcpy(&number, &word, sizeof number);
     return number;
 }
