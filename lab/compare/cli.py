@@ -282,7 +282,7 @@ def _confirm_beside(found: Verdict, base: Path, head: Path, floors: Floors | Non
             f"and {wanted} a side would confirm it"
         )
     else:
-        confirmed(found, *again, floors)
+        confirmed(found, again[0], again[1], floors)
 
 
 def _floors_beside(base: Path, head: Path) -> Floors | None:

@@ -10,7 +10,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 from lab.rooms.trials.config import Cell, Trial, TrialsConfig, Until  # noqa: E402
-from lab.rooms.trials.decide import decide  # noqa: E402
+from lab.rooms.trials.decide import BY_ERRORS, decide  # noqa: E402
 from lab.rooms.trials.failure import CANNOT_RUN  # noqa: E402
 from lab.rooms.trials.progress import ended, why_not  # noqa: E402
 
@@ -81,3 +81,14 @@ def test_a_command_that_cannot_run_is_tried_once_unless_each_trial_has_its_own()
     ):
         own = msgspec.structs.replace(settings, command=command)
         assert bool(why_not(own, "none", none)) is skipped
+
+
+def test_failures_that_become_errors_are_no_cure_and_equal_errors_hide_none():
+    """Of the cell's failures half are errors, so the blocks that are left show fewer failures."""
+    settings = config("none", "cell")
+    base, cell = rows("none", "FF." * 12), rows("cell", "E.." * 12)
+    assert not ended(settings, [*base, *cell])
+    (found,) = decide([*base, *cell], ["none", "cell"], "none", stop=True, until=None).comparisons
+    assert found.verdict == BY_ERRORS and found.p_corrected <= 0.05
+    base = rows("none", "EF." * 12)  # the machine's errors, on both sides
+    assert ended(settings, [*base, *cell]) == {"none", "cell"}
