@@ -251,9 +251,10 @@ def check(
             from lab.compare.samples import processes
 
             floors = None if no_floors else _floors_beside(Path(base), Path(head))
-            found = judge(processes(Path(base)), processes(Path(head)), max_slowdown, floors=floors)
+            first = processes(Path(base)), processes(Path(head))
+            found = judge(*first, max_slowdown, floors=floors)
             if found.outcome == "regression":
-                _confirm_beside(found, Path(base), Path(head), floors)
+                _confirm_beside(found, Path(base), Path(head), floors, wanted=min(map(len, first)))
     if junit:
         from lab.compare.junit import write_junit
 
@@ -262,16 +263,26 @@ def check(
     ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])
 
 
-def _confirm_beside(found: Verdict, base: Path, head: Path, floors: Floors | None) -> None:
-    """By the second set that the check which recorded both sides left beside them, if it left one."""
+def _confirm_beside(found: Verdict, base: Path, head: Path, floors: Floors | None, *, wanted: int) -> None:
+    """By the second set that the check which recorded both sides left beside them, if it left a whole one:
+    `wanted` processes a side. Of a check that was ended, fewer are no second opinion."""
     from lab.compare.confirm import FOLDER, confirmed
     from lab.compare.samples import processes
+    from lab.compare.side import recordings_at
 
     second = [one.resolve().parent / FOLDER / one.resolve().name for one in (base, head)]
-    if base.resolve().parent == head.resolve().parent and all(one.is_dir() for one in second):
-        confirmed(found, processes(second[0]), processes(second[1]), floors)
-    else:
+    if base.resolve().parent != head.resolve().parent or not any(one.is_dir() for one in second):
         found.notes.append("proven by one set of processes: no second one is here to confirm it")
+        return
+    again = [processes(one) if one.is_dir() and recordings_at(one) else [] for one in second]
+    there = [len(one) for one in again]
+    if min(there) < wanted:
+        found.notes.append(
+            f"proven by one set of processes: the second one has {there[0]} of BASE and {there[1]} of HEAD, "
+            f"and {wanted} a side would confirm it"
+        )
+    else:
+        confirmed(found, again[0], again[1], floors)
 
 
 def _floors_beside(base: Path, head: Path) -> Floors | None:

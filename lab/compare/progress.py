@@ -25,7 +25,8 @@ _WORDS = {"max_slowdown": "--max-slowdown", "floors": "A/A floors", "looks": "pl
 
 
 class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What is compared, and how. environment: the variables that shape a GPU run."""
+    """What is compared, and how. environment: the variables that shape a GPU run, or choose the programs and
+    libraries; and the program that PATH leads to."""
 
     command: list[str]
     base: dict[str, str]
@@ -68,6 +69,10 @@ class State(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     failed: list[str] = []  # processes that ended ill, in words; each has run again since, or is to
     floors_sha256: str = ""
     schema_version: int = _VERSION
+
+
+class _Versioned(msgspec.Struct):
+    schema_version: int
 
 
 class Progress:
@@ -189,6 +194,10 @@ class Progress:
             found.append(
                 f"{' and '.join(folders)}: no git commit, so whether files changed in a break is not known"
             )
+        if self.state.breaks and any(
+            "changes" in one for one in (self.state.asked.base, self.state.asked.head)
+        ):
+            found.append("whether files that git does not track changed in a break is not known")
         return found
 
     def _name(self, recording: Path) -> str:
@@ -232,13 +241,17 @@ def _read(path: Path) -> State:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise BadDataError(f"a check of more than {_MOST_BYTES >> 20} MiB", where=path)
-        found = msgspec.json.decode(path.read_bytes(), type=State)
+        data = path.read_bytes()
+        version = msgspec.json.decode(data, type=_Versioned).schema_version
+        if version != _VERSION:  # its fields may be others, too
+            raise BadDataError(
+                "the progress of a check by another version of lab", where=path, fix="name another -o"
+            )
+        found = msgspec.json.decode(data, type=State)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadDataError(
             f"not the progress of a check: {error}", where=path, fix="name another -o"
         ) from error
-    if found.schema_version != _VERSION:
-        raise BadDataError("the progress of a check by another version of lab", where=path, fix="another -o")
     names = [one.recording for one in found.ended]
     if len(set(names)) < len(names):
         raise BadDataError(f"{plural(len(names) - len(set(names)), 'process')} twice", where=path)

@@ -38,6 +38,7 @@ PLACE = "{out}"  # in the command: the recording that this process writes
 VARIABLE = "LAB_CHECK_OUT"  # the same, for a program that reads its environment
 LAST_LINES = 5
 AA = "aa"  # the folder of BASE's processes that measure the floors
+PROGRAMS = ("CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV")
 LOCK, RUNNING = ".lock", ".running"  # held by the check, and by the guard of its process
 GO_ON = "undecided, more to come"
 GRACE_S = 10.0
@@ -91,7 +92,7 @@ def repeat(
             say(note)
         check = _Check(both, command, out, progress, say)
         found = check.verdict(allowed, check.floors() if with_floors else None)
-        found.notes = found_notes + progress.notes()
+        found.notes = found_notes + check.notes + progress.notes()
         return found
 
 
@@ -117,7 +118,9 @@ def _asked(both: tuple[Side, Side], command: Sequence[str], allowed: float, with
         head=described(head),
         machine=kept_floors.this_machine(),
         # A queue's numbers are others each time, and lab's own variables shape no program.
-        environment={k: v for k, v in relevant_env().items() if not k.startswith(("SLURM_", "LAB_"))},
+        environment={k: v for k, v in relevant_env().items() if not k.startswith(("SLURM_", "LAB_"))}
+        | {name: os.environ[name] for name in PROGRAMS if name in os.environ}
+        | ({} if base.image and head.image else {"program": shutil.which(command[0]) or command[0]}),
         looks=list(LOOKS),
         max_slowdown=allowed,
         floors=with_floors,
@@ -138,6 +141,7 @@ class _Check:
         self.sides = {side.name: side for side in both}
         self.command, self.out, self.progress, self.say = command, out, progress, say
         self.warm: set[str] = set()  # what warmed up in this start
+        self.notes: list[str] = []  # for the verdict, of its looks
 
     def verdict(self, allowed: float, floors: Floors | None) -> Verdict:
         """That of the first look that decides."""
@@ -163,7 +167,10 @@ class _Check:
     def _look(
         self, done: int, units: dict[str, list[Process]], allowed: float, floors: Floors | None
     ) -> Verdict | None:
-        """Its verdict if it ends the check. A look that was made before has the outcome that it had."""
+        """Its verdict if it ends the check. A look that was made before has the outcome that it had.
+
+        What one look proves and few processes of a second set do not show, more of both sets may.
+        """
         before = self.progress.look(done)
         if before == GO_ON:
             return None
@@ -183,6 +190,11 @@ class _Check:
             )
         if found.outcome == "regression":
             found = confirmed(found, *self._second(done), floors)
+            if found.outcome != "regression" and not found.doubts and done < LOOKS[-1]:
+                n = plural(done, "process", "processes")
+                self.notes.append(f"the look at {n} a side proved a slowdown that a second set did not show")
+                self.say(f"{self.notes[-1]}: going on")
+                return None
         return found if ends else None
 
     def _second(self, processes_a_side: int) -> tuple[list[Process], list[Process]]:

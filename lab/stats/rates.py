@@ -91,10 +91,11 @@ def discordant_e(base_only: int, cell_only: int) -> float:
 
     Any rule may stop: under "no less often" a running maximum of log(1 / alpha) is reached with probability
     alpha at most. In a block whose order is random, either is as likely to be the one that fails, however
-    failures depend on time and on those before: drift, bursts, or every second trial. Blocks in which both or
-    neither failed say nothing. The likelihood of a share above 1/2 is divided by that of 1/2, averaged over a
-    grid of shares. Source: McNemar, Psychometrika 12 (1947) 153-157; Robbins, Annals of Mathematical
-    Statistics 41 (1970) 1397-1409.
+    failures depend on time and on the trials before, of any cell: drift, bursts, or every second trial. Not
+    where a cell keeps a state of its own from trial to trial (a cache that only it uses): such bursts tell
+    equal cells apart. Blocks in which both or neither failed say nothing. The likelihood of a share above 1/2
+    is divided by that of 1/2, averaged over a grid of shares. Source: McNemar, Psychometrika 12 (1947)
+    153-157; Robbins, Annals of Mathematical Statistics 41 (1970) 1397-1409.
     """
     return _mean_exp(_SHARES @ np.array([base_only, cell_only], dtype=float))
 

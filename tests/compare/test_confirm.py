@@ -98,7 +98,8 @@ json.dump({"step_ms": [scale, scale * 1.001]}, open(sys.argv[1], "w"))
 """
 
 
-def test_the_command_runs_the_second_set_and_judges_it_again_from_its_folders(tmp_path):
+def test_the_command_runs_the_second_set_and_judges_it_again_from_its_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr("lab.compare.repeat.LOOKS", (3, 6))
     for name, scale in (("b", "10.0"), ("h", "11.0")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "scale").write_text(scale)
@@ -111,13 +112,39 @@ def test_the_command_runs_the_second_set_and_judges_it_again_from_its_folders(tm
     done = run(tmp_path / "one")
     assert done.exit_code == 1 and json.loads(done.stdout)["second"].endswith("agrees")
     assert len(list((tmp_path / "one" / "second" / "head").glob("*.json"))) == 3
-    (tmp_path / "h" / "fine_later").touch()
+    (tmp_path / "h" / "fine_later").touch()  # every look proves it, and no second set shows it
     done = run(tmp_path / "two")
     assert done.exit_code == 3 and json.loads(done.stdout)["metrics"][0]["outcome"] == "unconfirmed"
+    assert [one[:14] for one in json.loads(done.stdout)["notes"]][:1] == ["the look at 3 "]
     for out, code in ((tmp_path / "one", 1), (tmp_path / "two", 3)):
         again = CliRunner().invoke(check, [str(out / "base"), str(out / "head"), "--json"])
         assert again.exit_code == code and json.loads(again.stdout)["second"]
+    for name in ("second_head_06", "second_head_05"):  # as where the check was killed
+        (tmp_path / "two" / "second" / "head" / f"{name}.json").unlink()
+        (tmp_path / "two" / "second" / "head" / f"{name}.log").unlink()
+    part = CliRunner().invoke(check, [str(tmp_path / "two" / "base"), str(tmp_path / "two" / "head")])
+    assert part.exit_code == 1 and "the second one has 6 of BASE and 4 of HEAD, and 6 a side" in part.stdout
+    assert "not confirmed" not in part.stdout
     for name in ("base", "head"):
         Path(tmp_path / "two" / "second" / name).rename(tmp_path / f"moved_{name}")
     alone = CliRunner().invoke(check, [str(tmp_path / "two" / "base"), str(tmp_path / "two" / "head")])
     assert alone.exit_code == 1 and "no second one is here to confirm it" in alone.stdout
+
+
+def test_a_real_slowdown_that_three_more_do_not_show_is_proven_by_more_of_both_sets(tmp_path):
+    """The second set's first three are no slower, all others are: the check goes on, also after a break."""
+    program = PROGRAM.replace('os.path.exists("fine_later")', "int(label[-7:-5]) < 2")
+    for name, scale in (("b", "10.0"), ("h", "11.0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "scale").write_text(scale)
+        (tmp_path / name / "work.py").write_text(program.replace("97)", "97 + 300 * later)"))
+    words = [str(tmp_path / "b"), str(tmp_path / "h"), "--no-floors", "--json", "-o", str(tmp_path / "out")]
+    command = [*words, "--", sys.executable, "-S", "work.py", "{out}"]
+    for _ in range(2):  # the second time nothing runs, and all looks are as they were
+        done = CliRunner().invoke(check, command)
+        found = json.loads(done.stdout)
+        assert done.exit_code == 1 and found["second"].startswith("A second set of 6 processes a side")
+        assert found["notes"][0].startswith(
+            "the look at 3 processes a side proved a slowdown that a second set"
+        )
+    assert len(list((tmp_path / "out" / "second" / "base").glob("*.json"))) == 6

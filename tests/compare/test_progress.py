@@ -207,6 +207,7 @@ def test_breaks_are_told_and_too_many_within_rounds_end_the_check(tmp_path, both
         (lambda s: s.head.update({"image id": "sha256:2"}), "HEAD image id was sha256:1, is sha256:2"),
         (lambda s: s.machine.update(gpus="B200"), "machine gpus was H200, is B200"),
         (lambda s: s.environment.pop("CUDA_X"), "environment CUDA_X was 1, is not set"),
+        (lambda s: s.environment.update(PYTHONPATH="/x"), "environment PYTHONPATH was not set, is /x"),
         (lambda s: s.looks.append(24), "planned looks was 3 6 12, is 3 6 12 24"),
         (lambda s: setattr(s, "max_slowdown", 0.05), "--max-slowdown was 0.02, is 0.05"),
         (lambda s: setattr(s, "floors", False), "A/A floors was on, is off"),

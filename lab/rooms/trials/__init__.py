@@ -60,7 +60,7 @@ def spare(run: Run) -> Callable[[Step], str] | None:
     def why(step: Step) -> str:
         cell = str(step.labels["cell"])
         if cell not in known and (rows := rows_of_cell(run, cell)):
-            known[cell] = NEVER_RAN if never_ran(rows) else ""
+            known[cell] = NEVER_RAN if never_ran(config, cell, rows) else ""
         return known.get(cell, "")
 
     return why

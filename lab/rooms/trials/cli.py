@@ -100,7 +100,6 @@ def run_trials(ctx: click.Context, /, as_json: bool, **flags: Any) -> Experiment
 
 def _refuse_missing(config: TrialsConfig, options: Options, root: Path) -> None:
     """Raises MissingError for a command that cannot start in this environment; a container's is not seen."""
-    from lab.rooms.trials.config import words_of
     from lab.rooms.trials.startable import refuse_missing
 
     if options.engine not in (None, "local"):
@@ -108,7 +107,8 @@ def _refuse_missing(config: TrialsConfig, options: Options, root: Path) -> None:
     for one in config.cells:
         if not (one.image or config.image):
             env, cwd = {**os.environ, **one.env}, Path(config.cwd or root)
-            refuse_missing(words_of(config, one, 0), env, cwd, one.name if len(config.cells) > 1 else "")
+            words = [word.replace("{cell}", one.name) for word in (*config.command, *one.args)]
+            refuse_missing(words, env, cwd, one.name if len(config.cells) > 1 else "")
 
 
 def _of_gpus(flags: dict[str, Any], options: Options) -> Experiment:

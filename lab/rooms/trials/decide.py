@@ -29,6 +29,7 @@ from lab.stats.sprt import Answer, Sprt, first_answer
 LESS, MORE = "fails less", "fails more"  # the verdicts that decide a comparison
 SLOWER = "fails less, but slower"  # and nothing tells slowness from a cure
 ONLY_SLOW = "fails less, as a slow baseline does"  # the control fails less, too
+BY_ERRORS = "fails less, but ends in error more often"  # its failures may have become errors
 BY_PLACE = "confounded with the place"
 BY_TIME = "confounded with time"  # one side ran before the other
 NO_EVIDENCE, NO_TRIALS = "no evidence", "no trials"
@@ -40,6 +41,7 @@ CLOCK_STEP_S = 2.0  # a clock that is kept by NTP drifts less between two trials
 MOST_PLACES = 8  # that are tested one by one, the worst first
 MATCHED = 0.95  # a control must reach this share of its cell's step time
 MOST_TIMES = 0.8  # share of a control's trials that must have been slowed
+MORE_ERRORS = 0.2  # one-sided p; lenient, because a few early errors show little
 UNRELIABLE = 0.1  # from this share of errors, a cell's rate is not trusted
 
 
@@ -183,6 +185,7 @@ def _comparisons(
         _comparison(name, baseline, base, others[name], raw.get(name), corrected.get(name), stop)
         for name in others
     ]
+    first = [_unless_errors(one, by_cell[baseline], by_cell[one.cell]) for one in first]
     if not controls:
         return first
     # A cure needs both, fewer failures than the baseline and than a baseline that is as slow.
@@ -199,6 +202,18 @@ def _comparisons(
         )
         for one in first
     ]
+
+
+def _unless_errors(one: Comparison, base: Sequence[Trial], cell: Sequence[Trial]) -> Comparison:
+    """Errors are in no rate: a cell whose failures end in another way than --fail names is no cure."""
+    if one.verdict not in (LESS, SLOWER):
+        return one
+    (errors, n), (base_errors, base_n) = (
+        (sum(t.verdict == "error" for t in side), sum(t.verdict != NOT_RUN for t in side))
+        for side in (cell, base)
+    )
+    more = errors >= UNRELIABLE * n and fisher_less_p(base_errors, base_n, errors, n) <= MORE_ERRORS
+    return replace(one, verdict=BY_ERRORS) if more else one
 
 
 def _holm(p_values: Mapping[str, float], cells: int) -> dict[str, float]:

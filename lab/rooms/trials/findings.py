@@ -25,6 +25,7 @@ from lab.rooms.trials.analyze import Gathered, gather, read_table
 from lab.rooms.trials.config import ALPHA, NEVER_RAN, NOT_RUN, RATIO, Trial, controls_of
 from lab.rooms.trials.decide import (
     ANSWERS,
+    BY_ERRORS,
     BY_PLACE,
     BY_TIME,
     LESS,
@@ -51,6 +52,7 @@ PILLS = {
     MORE: "fail",
     SLOWER: "warn",
     ONLY_SLOW: "warn",
+    BY_ERRORS: "warn",
     BY_PLACE: "warn",
     BY_TIME: "warn",
     NO_EFFECT: "warn",
@@ -227,6 +229,11 @@ def _against(one: Comparison, rates: dict[str, Rate]) -> str:
         return (
             f"{counts}: fails less{p}{slower}, and so does the baseline that is as slow, {slow.name} "
             f"{slow.fail}/{slow.n} (p {one.p_slowness:.2g}): slowness explains it."
+        )
+    if one.verdict == BY_ERRORS:
+        return (
+            f"{counts}: fails less{p}, but {plural(cell.error, 'trial')} of it ended in error against "
+            f"{base.error} of the baseline's: its failures may have become errors, which are in no rate."
         )
     if one.verdict == BY_TIME:
         when = "after" if (one.began_later or 0) > 0.5 else "before"

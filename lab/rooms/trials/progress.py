@@ -16,6 +16,7 @@ from lab.rooms.trials.config import (
 )
 from lab.rooms.trials.control import pause_for
 from lab.rooms.trials.failure import CANNOT_RUN
+from lab.rooms.trials.startable import differs_per_trial
 from lab.stats.sprt import Sprt, first_answer
 
 
@@ -34,7 +35,7 @@ def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:
 
 def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
     """Why a further trial of this cell is not needed, by the rows so far; "": it is."""
-    if never_ran([row for row in rows if row.cell == name]):
+    if never_ran(config, name, [row for row in rows if row.cell == name]):
         return NEVER_RAN
     if not (config.stop or config.until or controls_of(config)):
         return ""
@@ -44,10 +45,16 @@ def why_not(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> str:
     return NOT_SLOWER if cell.slow_as and pause_for(config, cell, rows) is None else ""
 
 
-def never_ran(rows: Sequence[Trial]) -> bool:
-    """Whether no trial of a cell ran: none would, because its command, or what that starts, is not there."""
+def never_ran(config: TrialsConfig, name: str, rows: Sequence[Trial]) -> bool:
+    """Whether no trial of a cell ran: none would, because its command, or what that starts, is not there.
+
+    A cell whose trials have each a script of their own may have that of the next one.
+    """
     ended = [row for row in rows if row.verdict != NOT_RUN]
-    return bool(ended) and all(row.verdict == "error" and row.reason.startswith(CANNOT_RUN) for row in ended)
+    if not ended or not all(row.verdict == "error" and row.reason.startswith(CANNOT_RUN) for row in ended):
+        return False
+    cell = next(one for one in config.cells if one.name == name)
+    return not differs_per_trial([*config.command, *cell.args])
 
 
 def ended(config: TrialsConfig, rows: Sequence[Trial]) -> set[str]:

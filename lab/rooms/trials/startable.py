@@ -42,6 +42,11 @@ def refuse_missing(words: Sequence[str], env: Mapping[str, str], cwd: Path, cell
     raise not_here(f"the script{of_cell} is not there", path)
 
 
+def differs_per_trial(words: Sequence[str]) -> bool:
+    """Whether each trial has a program or script of its own, of which one may be there and another not."""
+    return any(PER_TRIAL.search(one) for one in (words[0], script_of(words) or ""))
+
+
 def why_not_run(program: str, folders: Sequence[str], cwd: Path) -> str:
     """Why the system would not run this program; "": it would try."""
     if not program:

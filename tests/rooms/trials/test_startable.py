@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
+import msgspec
 import pytest
 
+from lab.core.options import Options
 from lab.errors import MissingError
+from lab.rooms.trials.cli import _refuse_missing
+from lab.rooms.trials.config import Cell, TrialsConfig
 from lab.rooms.trials.startable import refuse_missing, script_of
 
 
@@ -90,3 +94,15 @@ def test_only_interpreters_have_a_script():
         script_of(("/usr/bin/bash", "--rcfile", "b", "a.sh")) == "a.sh"
         and script_of(("sh", "+o", "x")) is None
     )
+
+
+def test_a_script_per_trial_and_one_per_cell_are_looked_for_as_they_will_be_named(tmp_path):
+    """The first trial's script says nothing of the others'; a cell's name is the same in all of them."""
+    config = TrialsConfig(
+        command=("sh", "{cell}_{seed}.sh"), cells=(Cell(name="a"),), baseline="a", trials=2, fail="exit!=0"
+    )
+    _refuse_missing(config, Options(), tmp_path)
+    (tmp_path / "a.sh").touch()
+    _refuse_missing(msgspec.structs.replace(config, command=("sh", "{cell}.sh")), Options(), tmp_path)
+    with pytest.raises(MissingError, match="the script is not there"):
+        _refuse_missing(msgspec.structs.replace(config, command=("sh", "{cell}2.sh")), Options(), tmp_path)
