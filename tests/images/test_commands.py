@@ -48,10 +48,9 @@ def test_the_command_line_prints_a_plan_and_refuses_an_unknown_image():
 
 def test_the_list_of_images_needs_no_engine(tmp_path):
     done = lab("images", "list", "--json", PATH=str(tmp_path))
-    assert {row["name"]: row["built"] for row in json.loads(done.stdout)}["cpu"] == {
-        "localhost/lab/cpu": None,
-        "localhost/lab/cpu-torch": None,
-    }
+    rows = json.loads(done.stdout)
+    assert "cpu" in {row["name"] for row in rows} and {row["built"] for row in rows} == {None}
+    assert done.returncode == 0 and "which images are here is not known" in done.stderr
 
 
 @pytest.mark.parametrize("engine, mapping", [("PODMAN", "rootless-podman"), ("DOCKER", "rootless-docker")])

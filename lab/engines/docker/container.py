@@ -25,6 +25,7 @@ from lab.core.stop import Stop, reason_to_stop
 from lab.engines.docker.errors import Context, known_error, lost, translate, translated
 from lab.engines.docker.logs import LogFollower
 from lab.engines.log_writer import LogWriter
+from lab.engines.verdict import oom_kills, oom_kills_since
 from lab.errors import EngineError
 from lab.images.command_line import arguments_of
 from lab.images.container import ContainerSpec
@@ -35,6 +36,7 @@ FOLLOW_AFTER_S = 0.25  # a step that ends sooner is read once, after its end
 GONE = re.compile(r"marked for removal|removal of container .* in progress|no such container", re.IGNORECASE)
 NO_MEMLOCK = "error setting rlimit type 8"
 PODMAN_TIMEOUT_S = 120
+OOM_NEWS_S = 5.0  # a daemon may learn of an end before it learns that a memory limit was hit
 CLOCK_WAS_SET_S = 30.0  # more than a daemon and its watcher differ on a busy machine
 FAILURES = (DockerException, requests.exceptions.RequestException)
 
@@ -252,6 +254,7 @@ class Watch:
         self._wait = _Call(lambda: client.wait(container))
         self._follower = LogFollower(client, container, log)
         self._stopping: _Call | None = None
+        self._kills_before = oom_kills()
 
     def to_the_end(self, step: Step, stop: Stop, *, grace_s: float, ran_s: float = 0.0) -> End:
         """Until it has ended and its last line is logged; limits and `stop` end it earlier.
@@ -303,11 +306,20 @@ class Watch:
             if not (isinstance(error, APIError) and error.status_code == 409):  # it has just ended by itself
                 raise _unanswered(error, self._context) from error
 
+    def _inspected(self) -> dict[str, Any]:
+        """The container as it ended; where the kernel killed something, with the news of its memory limit."""
+        until = time.monotonic() + OOM_NEWS_S
+        found: dict[str, Any] = self._client.inspect_container(self._container)
+        while _hit_unsaid(found) and oom_kills_since(self._kills_before) and time.monotonic() < until:
+            time.sleep(0.1)
+            found = self._client.inspect_container(self._container)
+        return found
+
     def _end(self, stopped_by: str | None, watched_s: float) -> End:
         if self._follower.error is not None:
             raise _unanswered(self._follower.error, self._context)
         try:
-            found = self._client.inspect_container(self._container)
+            found = self._inspected()
         except FAILURES as error:
             raise _unanswered(error, self._context) from error
         state = found["State"]
@@ -323,6 +335,11 @@ class Watch:
             seconds=_lasted_s((moment(state["FinishedAt"]) - began).total_seconds(), watched_s),
             started_utc=began.isoformat(timespec="milliseconds"),
         )
+
+
+def _hit_unsaid(found: Mapping[str, Any]) -> bool:
+    """It has a memory limit, and its daemon does not say that it was hit."""
+    return bool(found["HostConfig"].get("Memory")) and not found["State"].get("OOMKilled")
 
 
 def _lasted_s(by_daemon_s: float, watched_s: float) -> float:

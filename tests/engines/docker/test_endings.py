@@ -13,6 +13,8 @@ from lab.core.stop import Stop
 from lab.errors import EngineError, StorageError
 
 pytest.importorskip("docker")
+from docker.api.client import APIClient
+
 from lab.engines.docker import engine as docker_engine
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.labels import container_name
@@ -38,6 +40,23 @@ def test_a_memory_limit_that_is_hit_is_told_from_a_crash(tmp_path):
     ran = run_step(tmp_path / "r", shell("exec tail /dev/zero"), image=an_image(mem_limit="32m"))
     assert ran.outcome.status is Status.oom and ran.outcome.exit_code == 137
     assert "memory limit" in ran.outcome.reason
+
+
+@pytest.mark.usefixtures("systems_engine")
+def test_news_of_a_limit_that_come_after_the_end_are_waited_for(tmp_path, monkeypatch):
+    """As on a loaded machine, where the host was said to have run out of memory."""
+    plain, kept_back = APIClient.inspect_container, []
+
+    def late(client, container):
+        found = plain(client, container)
+        if found["State"].get("OOMKilled") and len(kept_back) < 3:
+            kept_back.append(container)
+            found["State"]["OOMKilled"] = False
+        return found
+
+    monkeypatch.setattr(APIClient, "inspect_container", late)
+    ran = run_step(tmp_path / "r", shell("exec tail /dev/zero"), image=an_image(mem_limit="32m"))
+    assert len(kept_back) == 3 and "memory limit" in ran.outcome.reason
 
 
 @pytest.mark.usefixtures("systems_engine")

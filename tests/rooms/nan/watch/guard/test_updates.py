@@ -26,7 +26,7 @@ def test_state_on_two_devices_is_never_put_together(monkeypatch):
         return plain(tensors)
 
     monkeypatch.setattr(torch._C._nn, "flatten_dense_tensors", on_one_device)
-    named = [("a: exp_avg_sq", torch.ones(3)), ("b: exp_avg_sq", torch.ones(3).as_subclass(Elsewhere))]
+    named = [((1, "exp_avg_sq"), torch.ones(3)), ((2, "exp_avg_sq"), torch.ones(3).as_subclass(Elsewhere))]
     assert negative_squares(named) == []
-    named.append(("c: exp_avg_sq", torch.tensor([1.0, -1.0])))
-    assert negative_squares(named) == ["c: exp_avg_sq"]
+    named.append(((3, "exp_avg_sq"), torch.tensor([1.0, -1.0])))
+    assert negative_squares(named) == [(3, "exp_avg_sq")]
