@@ -25,7 +25,7 @@ from lab.core.stop import Stop, reason_to_stop
 from lab.engines.docker.errors import Context, known_error, lost, translate, translated
 from lab.engines.docker.logs import LogFollower
 from lab.engines.log_writer import LogWriter
-from lab.engines.verdict import oom_kills, oom_kills_since
+from lab.engines.verdict import oom_kills_since
 from lab.errors import EngineError
 from lab.images.command_line import arguments_of
 from lab.images.container import ContainerSpec
@@ -249,12 +249,19 @@ def _host_config(client: docker.APIClient, spec: ContainerSpec) -> dict[str, Any
 class Watch:
     """Follows a container that runs or has ended: its output into the log, its end into an End."""
 
-    def __init__(self, client: docker.APIClient, container: str, log: LogWriter, context: Context) -> None:
+    def __init__(
+        self,
+        client: docker.APIClient,
+        container: str,
+        log: LogWriter,
+        context: Context,
+        kills_before: int | None = None,
+    ) -> None:
         self._client, self._container, self._log, self._context = client, container, log, context
+        self._kills_before = kills_before
         self._wait = _Call(lambda: client.wait(container))
         self._follower = LogFollower(client, container, log)
         self._stopping: _Call | None = None
-        self._kills_before = oom_kills()
 
     def to_the_end(self, step: Step, stop: Stop, *, grace_s: float, ran_s: float = 0.0) -> End:
         """Until it has ended and its last line is logged; limits and `stop` end it earlier.

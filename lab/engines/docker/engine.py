@@ -139,7 +139,8 @@ class DockerEngine(Engine):
         context = self._context(daemon, run, step, spec, gpus)
         # By content id: all steps of a run get one image, even if its name is moved to a newer one meanwhile.
         exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
-        kills_before = oom_kills()
+        here = daemon.endpoint.startswith(("unix:", "http+unix:"))
+        kills_before = oom_kills() if here else None
         start = partial(
             containers.start,
             daemon.client,
@@ -154,9 +155,8 @@ class DockerEngine(Engine):
             self._network_around(exact, start) as (container, warnings),
         ):
             log.write(f"lab: {warning}" for warning in warnings)
-            end = self._collect(daemon, container, step, log, context, stop)
-        here = daemon.endpoint.startswith(("unix:", "http+unix:"))
-        return self._outcome(run, step, log, end, oom_kills_since(kills_before) if here else None)
+            end = self._collect(daemon, container, step, log, context, stop, kills_before)
+        return self._outcome(run, step, log, end, oom_kills_since(kills_before))
 
     @contextlib.contextmanager
     def starting(self, run: Run, steps: Sequence[Step]) -> Iterator[None]:
@@ -214,7 +214,7 @@ class DockerEngine(Engine):
             containers.remove(daemon.client, one.container)
             return None
         with LogWriter(run.log(step), on_line) as log:
-            end = self._collect(daemon, one.container, step, log, context, stop, ran_s)
+            end = self._collect(daemon, one.container, step, log, context, stop, oom_kills(), ran_s)
         return self._outcome(run, step, log, end)
 
     def image_record(self, ref: str | None = None) -> ImageRecord:
@@ -324,15 +324,19 @@ class DockerEngine(Engine):
         log: LogWriter,
         context: Context,
         stop: Stop,
+        kills_before: int | None,
         ran_s: float = 0.0,
     ) -> End:
-        """Watch the container to its end and remove it in any case, unless the engine is lost."""
+        """Watch the container to its end and remove it in any case, unless the engine is lost.
+
+        kills_before: by this host's kernel for memory, before the container began; None if it is elsewhere.
+        """
         from lab.engines.docker.container import Watch, remove
 
         context = dataclasses.replace(context, container=container)
         lost = False
         try:
-            watch = Watch(daemon.client, container, log, context)
+            watch = Watch(daemon.client, container, log, context, kills_before)
             return watch.to_the_end(step, stop, grace_s=self.grace_s, ran_s=ran_s)
         except EngineLost:
             lost = True

@@ -15,6 +15,7 @@ from lab.errors import EngineError, StorageError
 pytest.importorskip("docker")
 from docker.api.client import APIClient
 
+from lab.engines.docker import container as containers
 from lab.engines.docker import engine as docker_engine
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.labels import container_name
@@ -42,9 +43,20 @@ def test_a_memory_limit_that_is_hit_is_told_from_a_crash(tmp_path):
     assert "memory limit" in ran.outcome.reason
 
 
+@pytest.mark.parametrize("ended_before", [False, True])
 @pytest.mark.usefixtures("systems_engine")
-def test_news_of_a_limit_that_come_after_the_end_are_waited_for(tmp_path, monkeypatch):
-    """As on a loaded machine, where the host was said to have run out of memory."""
+def test_news_of_a_limit_that_come_after_the_end_are_waited_for(tmp_path, monkeypatch, ended_before):
+    """As on a loaded machine, where the host was said to have run out of memory. `ended_before`: the step had
+    been killed before anybody watched it."""
+    start = containers.start
+
+    def and_wait(client, *args, **options):
+        container, warnings = start(client, *args, **options)
+        client.wait(container)
+        return container, warnings
+
+    if ended_before:
+        monkeypatch.setattr(containers, "start", and_wait)
     plain, kept_back = APIClient.inspect_container, []
 
     def late(client, container):
