@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import NamedTuple
 from lab.compare.in_image import PREFIX, id_of, image_named
 from lab.core.files import exclusive, holder_pid
 from lab.core.provenance import git as asked_git
-from lab.errors import MissingError
+from lab.errors import BadDataError, MissingError
 from lab.images.spec import Image
 
 TEMPORARY, HELD = "lab-check-", "held"  # a folder of worktrees, and the file in it that its check locks
@@ -109,10 +110,13 @@ def described(side: Side) -> dict[str, str]:
 
 
 def _changes(folder: Path) -> str:
-    """A digest of what is changed in tracked files and not committed."""
+    """A digest of what is changed in tracked files and not committed. Raises BadDataError if git fails."""
     words = ["git", "-C", str(folder), "diff", "--binary", "HEAD", "--", "."]
-    changes = subprocess.run(words, capture_output=True, check=False).stdout
-    return hashlib.sha256(changes).hexdigest()[:16] if changes else "none"
+    done = subprocess.run(words, capture_output=True, check=False)
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip()
+        raise BadDataError(f"git cannot say what is changed: {why}", where=folder, fix=shlex.join(words))
+    return hashlib.sha256(done.stdout).hexdigest()[:16] if done.stdout else "none"
 
 
 def notes(both: tuple[Side, Side]) -> list[str]:

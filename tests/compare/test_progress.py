@@ -262,6 +262,18 @@ def test_a_side_is_its_commit_and_a_folder_what_git_knows_of_it(tmp_path, monkey
         assert described(base) == {"commit": clean["commit"]}, "the worktree's folder is another each time"
 
 
+def test_a_folder_of_which_git_cannot_tell_the_changes_is_not_taken_for_a_clean_one(tmp_path):
+    for words in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--allow-empty"],
+    ):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    assert described(Side("base", tmp_path))["changes"] == "none"
+    (tmp_path / ".git" / "index").write_bytes(b"torn")
+    with pytest.raises(BadDataError, match=r"git cannot say what is changed: .*index"):
+        described(Side("base", tmp_path))
+
+
 def test_recordings_that_were_changed_removed_or_of_no_check_are_refused(tmp_path, both):
     pair = both()
     out = tmp_path / "out"
