@@ -36,10 +36,9 @@ BUFFER = "buffer"  # the node of a weight that no gradient moves, but perhaps th
 SIGNS = 4  # sums under random signs
 CHUNK = 1 << 22  # elements whose checksum is computed at once
 LEVELS = ("op", "module", "ends")
+# A checkpoint's second forward ends by an exception, too; torch before 2.1 calls no hook then.
 _HOOK = inspect.signature(nn.Module.register_forward_hook).parameters
-_ALSO_WHERE_IT_RAISES: Any = (
-    {"always_call": True} if "always_call" in _HOOK else {}
-)  # as a checkpoint's forward does
+_ALSO_WHERE_IT_RAISES: Any = {"always_call": True} if "always_call" in _HOOK else {}
 _OF_A_WEIGHT = "torch::autograd::AccumulateGrad"
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # In a schema: `Tensor(a)` is the memory of an argument, `Tensor(a!)` is written.
@@ -192,6 +191,12 @@ class Recorder:
             running = self.modules[-1] if self.modules else ""
             self._began.setdefault(threading.get_ident(), []).append((number, running))
 
+    def _module_now(self, node: Any) -> str:
+        """The module that runs, in a backward as a checkpoint's forward again; else the node's, if any."""
+        if self.modules:
+            return self.modules[-1]
+        return "" if node is None else self._module_of(node)
+
     def _module_of(self, node: Any) -> str:
         """The module whose forward made `node`; "" where that is not known, or not the same by thread."""
         if node.name() == _OF_A_WEIGHT:
@@ -234,12 +239,7 @@ class Recorder:
         more = {
             "phase": "fwd" if current is None else "bwd",
             "node": "" if current is None else current.name(),
-            # What runs in a backward is a checkpoint's forward again, or belongs to the node.
-            "module": self.modules[-1]
-            if self.modules
-            else ""
-            if current is None
-            else self._module_of(current),
+            "module": self._module_now(current),
         }
         for at, (tensor, error) in enumerate(zip(_tensors(result), errors, strict=True)):
             self.row("op", name, tensor, out=at, in_ck=given, **error, **more)

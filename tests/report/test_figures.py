@@ -155,6 +155,6 @@ def test_bars_of_two_strengths_keep_their_places_and_strengths() -> None:
 def test_a_legend_of_many_parts_leaves_a_short_figure_its_room_on_a_phone(tmp_path: Path) -> None:
     parts = {role: np.array([1.0]) for role in list(PALETTE)[:10]}
     draw = functools.partial(stacked_panels, ["step 1"], [["r0"]], [parts], axis="ms")
-    markup = save_both(lambda inches: draw(width_in=inches), tmp_path, "x")
+    markup = save_both(draw, tmp_path, "x")
     heights = [float(one) for one in re.findall(r'<svg[^>]* height="([0-9.]+)pt"', markup)]
     assert len(heights) == 2 and heights[1] > heights[0]

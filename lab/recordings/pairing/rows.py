@@ -110,12 +110,12 @@ def one_name(
         alike.setdefault(members[key], []).append(key)
     taken, said = dict[GroupKey, GroupKey](), list[str]()
     for (index, same), names in _by_rank_and_members(only, members).items():
-        open_ = (
+        left = [
             other
             for other in alike[same]
             if other not in taken and only.get(other, -1) < index and index not in users[other]
-        )
-        for key, other in zip(names, list(open_), strict=False):  # either may be more
+        ]
+        for key, other in zip(names, left, strict=False):  # either may be more
             taken[key] = other
             users[other].add(index)
             name = f"{key[1]!r}" if key[1] else "without a name"

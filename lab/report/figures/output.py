@@ -38,15 +38,15 @@ def save(figure: Figure, folder: Path, name: str) -> str:
     return inline_svg(svg.getvalue(), name)
 
 
-def save_both(draw: Callable[[float], Figure], folder: Path, name: str) -> str:
+def save_both(draw: Callable[..., Figure], folder: Path, name: str) -> str:
     """As `save`, with a second form of the figure that the page shows where it is as narrow as a phone.
 
-    draw(width_in) draws it so wide.
+    draw(width_in=...) draws it so wide.
     """
-    wide = save(draw(WIDTH_IN), folder, name)
+    wide = save(draw(width_in=WIDTH_IN), folder, name)
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
         svg = io.StringIO()
-        draw(PHONE_IN).savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+        draw(width_in=PHONE_IN).savefig(svg, format="svg", transparent=True, metadata={"Date": None})
     narrow = inline_svg(svg.getvalue(), f"{name}-narrow")
     return f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lab.report.figures.style import PHONE_IN, WIDTH_IN, add_legend, figure_with_axes, set_hover, styled
@@ -39,27 +41,11 @@ def waterfall(
     figure, (ax,) = figure_with_axes(0.9 + (0.48 if above else 0.3) * len(labels), width_in=width_in)
     thick = 0.42 if above else 0.66
     bars = ax.barh(range(len(labels)), length, left=left, height=thick, color=[light(role) for role in roles])
-    shown = [begin[1], *changes.tolist(), last]
-    for at, (bar, label, value) in enumerate(zip(bars, labels, shown, strict=True)):
-        text = f"{value:,.1f}" if at in (0, len(labels) - 1) else f"{value:+,.1f}"
-        set_hover(bar, f"{label}: {text}")
-        ax.annotate(
-            text,
-            (left[at] + length[at], at),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            color=light("muted"),
-        )
+    _write_values(ax, bars, labels, [begin[1], *changes.tolist(), last], left + length)
     edges = np.concatenate([[begin[1]], steps])
     for at, value in enumerate(edges):  # the level that the next bar starts from
-        ax.plot(
-            [value, value],
-            [at + thick / 2, at + 1 - thick / 2],
-            color=light("muted"),
-            linewidth=0.7,
-            zorder=0,
-        )
+        span = [at + thick / 2, at + 1 - thick / 2]
+        ax.plot([value, value], span, color=light("muted"), linewidth=0.7, zorder=0)
     ax.set_yticks([] if above else range(len(labels)), [] if above else labels)
     ax.set_ylim(len(labels) - 0.5, -0.85 if above else -0.5)
     low, high = _limits(edges, begin[1], room_for=0.3 if above else 0.12)
@@ -76,6 +62,17 @@ def waterfall(
         dict(zip((ENDS, MORE, LESS), words, strict=True)),
     )
     return figure
+
+
+def _write_values(
+    ax: Axes, bars: Sequence[Any], labels: Sequence[str], values: Sequence[float], ends: np.ndarray
+) -> None:
+    """Each bar's value at its end; of all but the first and last with its sign."""
+    for at, (bar, label, value) in enumerate(zip(bars, labels, values, strict=True)):
+        text = f"{value:,.1f}" if at in (0, len(labels) - 1) else f"{value:+,.1f}"
+        set_hover(bar, f"{label}: {text}")
+        place: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+        ax.annotate(text, (ends[at], at), color=light("muted"), **place)
 
 
 def _limits(edges: np.ndarray, begin: float, room_for: float) -> tuple[float, float]:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from lab.core.plan import Findings
 from lab.core.run import Run
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.report.figures import Cell, cell_grid, ranges, save_both
 from lab.report.page import write_page
 from lab.report.parts import Card, Figure, Page, Points, Section, Table
@@ -77,6 +77,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         controls=controls_of(config) if config else None,
     )
     cells, compared, trials = _cells(decision, found, run), _compared(decision), _trials(found.trials)
+    shown = trials.drop(columns=["began_s", "boot"])
     files = [
         write_csv(frame, out / "tables" / f"{name}.csv")
         for name, frame in (("trials", trials), ("cells", cells), ("comparisons", compared))
@@ -106,15 +107,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
             Section("Over time", [figures[1], Points(_confounds(decision))]),
             Section(
                 "Trials",
-                [
-                    *_again(found, run),
-                    Table(
-                        trials.drop(columns=["began_s", "boot"]),
-                        "Every trial",
-                        "tables/trials.csv",
-                        pills=PILLS,
-                    ),
-                ],
+                [*_again(found, run), Table(shown, "Every trial", "tables/trials.csv", pills=PILLS)],
             ),
         ],
         provenance=provenance(folder, run.manifest if run else None),
@@ -295,11 +288,8 @@ def _lacking(decision: Decision, found: Gathered) -> list[str]:
             )
     if not decision.decided:
         open_ones = [one.cell for one in decision.comparisons if one.verdict not in ANSWERS]
-        more = f" and {len(open_ones) - MOST_OPEN} more" if len(open_ones) > MOST_OPEN else ""
-        cells = (
-            f"cell{'s' if len(open_ones) > 1 else ''} {', '.join(open_ones[:MOST_OPEN]) or found.baseline}"
-        )
-        lines.append(f"undecided: {cells}{more}")
+        cells = first_few(open_ones, MOST_OPEN) or found.baseline
+        lines.append(f"undecided: cell{'s' if len(open_ones) > 1 else ''} {cells}")
     return lines
 
 
@@ -406,7 +396,7 @@ def _intervals(decision: Decision, out: Path) -> Figure:
         reference=spans[0][1],
         roles=["computation"] * len(spans),
     )
-    svg = save_both(lambda inches: draw(width_in=inches), out / "figures", "rates")
+    svg = save_both(draw, out / "figures", "rates")
     return Figure(svg, "Failure rates with 95 % intervals", "figures/rates.png", "tables/cells.csv")
 
 
@@ -431,7 +421,7 @@ def _timeline(found: Gathered, out: Path) -> Figure:
 
     legend = {"failed": "fail", "error": "warn", "passed": "ok"}
     draw = partial(cell_grid, found.names, columns, cell, legend=legend)
-    svg = save_both(lambda inches: draw(width_in=inches), out / "figures", "timeline")
+    svg = save_both(draw, out / "figures", "timeline")
     per = "block" if wide == 1 else f"{wide} blocks, with the number of failures"
     return Figure(svg, f"Trials in order, one column per {per}", "figures/timeline.png", "tables/trials.csv")
 

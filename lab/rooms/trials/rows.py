@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -50,10 +51,14 @@ def write_trial(folder: Path, row: Trial) -> None:
 
 def read_trials(steps: Path) -> list[Trial]:
     """The rows so far. One that cannot be read is for the analysis to tell, and ends no trial after it."""
+    return _readable(sorted(steps.iterdir()) if steps.is_dir() else ())
+
+
+def _readable(folders: Iterable[Path]) -> list[Trial]:
     rows = []
-    for path in sorted(steps.iterdir()) if steps.is_dir() else ():
-        with contextlib.suppress(BadDataError):
-            if (row := read_trial(path)) is not None:
+    for folder in folders:
+        with contextlib.suppress(BadDataError):  # for the analysis to tell
+            if (row := read_trial(folder)) is not None:
                 rows.append(row)
     return rows
 
@@ -71,15 +76,8 @@ def ended_rows(run: Run) -> list[Trial]:
 
 def rows_of_cell(run: Run, cell: str) -> list[Trial]:
     """The rows of one cell's trials that have ended."""
-    folders = [
-        run.folder(one.step) for one in run.manifest.steps if one.step.labels["cell"] == cell and _is_ok(one)
-    ]
-    rows = []
-    for folder in folders:
-        with contextlib.suppress(BadDataError):  # for the analysis to tell
-            if (row := read_trial(folder)) is not None:
-                rows.append(row)
-    return rows
+    mine = (one for one in run.manifest.steps if one.step.labels["cell"] == cell and _is_ok(one))
+    return _readable(run.folder(one.step) for one in mine)
 
 
 def _is_ok(record: StepRecord) -> bool:

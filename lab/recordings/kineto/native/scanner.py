@@ -11,7 +11,7 @@ import numpy as np
 from lab.recordings.kineto.native.find import library
 
 MISSING = -(2**63)  # a time that was not recorded
-SLICE, META, ARROW_START, ARROW_END = 1, 2, 3, 4  # phases X, M, s, f
+ARROW_END = 4  # phase f, as scan.c numbers them
 
 # In the order of the enum in scan.c.
 _NAMES = (

@@ -121,7 +121,7 @@ def _phase_lines(one: Summary) -> list[str]:
     for phase in uneven[:3]:
         counts = first_few([*map(str, phase.kernels)], 10)
         lines.append(f"  launches of {'/'.join(phase.path) or 'the step'} differ between steps: {counts}")
-    if more := len(uneven) - 3 if len(uneven) > 3 else 0:
+    if more := len(uneven[3:]):
         lines.append(f"  launches of {plural(more, 'more phase')} differ between steps")
     return lines
 

@@ -36,6 +36,7 @@ def import_evidence(files: tuple[Path, ...], folder: Path | None, out: Path | No
     trace, RAS who has launched less. Two answers of RAS, some seconds apart, tell a hang from being behind.
     Exit code 1: something is missing (a rank's file, a second answer, results that were wrong).
     """
+    from lab.core.words import first_few
     from lab.recordings.nccl import read_evidence
 
     found = read_evidence(files)
@@ -59,8 +60,7 @@ def import_evidence(files: tuple[Path, ...], folder: Path | None, out: Path | No
             "no collective of the recording has a kind, size and number of ranks that was measured"
         )
     elif unknown:
-        more = f" and {len(unknown) - 3} more" if len(unknown) > 3 else ""
-        missing.append(f"not compared, because not measured: {'; '.join(unknown[:3])}{more}")
+        missing.append(f"not compared, because not measured: {first_few(unknown, 3, between='; ')}")
     if missing:
         raise StepFailed(
             "the evidence is incomplete:\n" + "\n".join(f"  {line}" for line in missing),
