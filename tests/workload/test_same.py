@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import threading
 from itertools import pairwise
 
 import pytest
@@ -112,6 +113,29 @@ def test_what_a_checkpoint_runs_again_in_the_backward_keeps_its_module(tmp_path,
     back = [row.module for row in rows if row.op == "aten.gelu_backward.default"]
     assert again == back == ["inner.1"]
     assert {row.module for row in rows if row.node == "NativeLayerNormBackward0"} <= {"inner.2", "inner"}
+
+
+def test_a_backward_inside_a_forward_and_a_forward_in_another_thread_name_no_wrong_module(tmp_path):
+    class Penalty(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.twice, self.once = torch.nn.Linear(4, 3), torch.nn.Linear(3, 5)
+
+        def forward(self, x):
+            y = self.twice(x.requires_grad_())
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            return self.once(self.twice(y @ torch.ones(3, 4) + slope))
+
+    model, outs = Penalty(), []
+    with same.record(model, tmp_path / "a.gz"):
+        run = threading.Thread(target=lambda: outs.append(model(torch.ones(2, 4))))
+        run.start()
+        run.join()
+        outs[0].sum().backward()
+    rows = [row for row in read(tmp_path / "a.gz").rows if row.kind == "op" and row.phase == "bwd"]
+    of_weights = {(row.module, row.shape) for row in rows if row.op == "aten.mm.default" and row.module}
+    assert of_weights >= {("once", (5, 3)), ("once", (2, 3)), ("twice", (3, 4))}
+    assert ("once", (3, 4)) not in of_weights and ("twice", (5, 3)) not in of_weights
 
 
 def test_a_graph_that_outlives_its_recording_runs_backward_as_if_nothing_had_been(tmp_path):
