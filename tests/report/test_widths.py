@@ -51,12 +51,7 @@ def page(tmp_path: Path):
         "ranges": partial(ranges, named, spans, axis="%", reference=2.0, roles=["ok", "fail"]),
         "grid": partial(cell_grid, named, list("0123456789"), lambda *_: Cell("F", "fail", 1.0), legend={}),
     }
-    figures = [
-        Figure(
-            save_both(lambda inches, one=one: one(width_in=inches), tmp_path, name), name, "x.png", "x.csv"
-        )
-        for name, one in draw.items()
-    ]
+    figures = [Figure(save_both(one, tmp_path, name), name, "x.png", "x.csv") for name, one in draw.items()]
     wide = pd.DataFrame(
         {
             "kernel": [
