@@ -335,12 +335,6 @@ def _around_rows(side: Placed, rows: Sequence[Row]) -> list[tuple[str, ...]]:
     return places_at(side, np.flatnonzero(able[which] & side.units.chosen))
 
 
-def compare_work(
-    a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Sequence[Work] = ()
-) -> Comparison:
-    return compare_pair(a, b, repeats_a, repeats_b).found
-
-
 def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Sequence[Work] = ()) -> Pair:
     a, b, coarse = at_common_detail(a, b)
     repeats_a, repeats_b = (

@@ -30,11 +30,6 @@ def exact_interval(fail: int, n: int, *, level: float = 0.95) -> tuple[float, fl
     return low, high
 
 
-def upper_bound(fail: int, n: int, *, level: float = 0.95) -> float:
-    """One-sided upper bound of a rate: the first value of which `fail` or fewer of `n` is too unlikely."""
-    return exact_interval(fail, n, level=2 * level - 1)[1]
-
-
 def anytime_interval(fail: int, n: int, *, level: float = 0.95) -> tuple[float, float]:
     """An interval that covers the rate at every look at once, so that anyone may stop at any time.
 
@@ -52,11 +47,6 @@ def anytime_interval(fail: int, n: int, *, level: float = 0.95) -> tuple[float, 
     rate = fail / n
     low = 0.0 if fail == 0 else _root(lambda p: not kept(p), 0.0, rate)
     return low, 1.0 if fail == n else _root(kept, rate, 1.0)
-
-
-def clean_trials(rate: float, *, level: float = 0.95) -> int:
-    """How many trials without a failure show, one-sided, that the rate is below `rate` (0 < rate < 1)."""
-    return math.ceil(math.log(1 - level) / math.log1p(-rate) - 1e-12)
 
 
 def fisher_p(fail: int, n: int, base_fail: int, base_n: int) -> float:

@@ -19,7 +19,7 @@ from lab.compare import blocks, timelines
 from lab.compare import diff as diff_module
 from lab.compare import text as terminal
 from lab.compare.cli import diff as command
-from lab.compare.diff import compare, compare_sides, compare_work
+from lab.compare.diff import compare, compare_pair, compare_sides
 from lab.compare.judge import PROVEN, SUGGESTED, judge_by_repeats, judge_rows
 from lab.compare.side import read_works, recordings_at
 from lab.compare.split import PARTS, split
@@ -589,7 +589,7 @@ def test_of_a_hundred_equal_pairs_of_processes_at_most_one_names_anything(tmp_pa
         (work,) = read_works(trace(tmp_path / f"{number}.json", steps))
         works.append(work)
     pairs = draw.sample([(a, b) for a in range(16) for b in range(16) if a != b], 100)
-    named = [pair for pair in pairs if compare_work(works[pair[0]], works[pair[1]]).findings]
+    named = [pair for pair in pairs if compare_pair(works[pair[0]], works[pair[1]]).found.findings]
     assert len(named) <= 1
 
 
@@ -613,7 +613,7 @@ def test_of_a_hundred_pairs_that_differ_as_equal_runs_on_an_h200_do_at_most_one_
         vars(work)["dur_ns"] = np.rint(runs[0].dur_ns * own[which]).astype(np.int64)
         works.append(work)
     pairs = draw.sample(list(itertools.permutations(works, 2)), 100)
-    assert sum(bool(compare_work(*pair).findings) for pair in pairs) <= 1
+    assert sum(bool(compare_pair(*pair).found.findings) for pair in pairs) <= 1
 
 
 @shared
