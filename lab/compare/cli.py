@@ -12,8 +12,6 @@ from lab.terminal.options import as_json, option, out
 
 if TYPE_CHECKING:
     from lab.compare.diff import Compared, Difference
-    from lab.compare.floors import Floors
-    from lab.compare.gate import Verdict
     from lab.compare.replay import Asked
 
 PATH = click.Path(path_type=Path)
@@ -227,7 +225,7 @@ def check(
     """
     import msgspec
 
-    from lab.compare.gate import judge, sentences
+    from lab.compare.gate import sentences
     from lab.core.words import printable
     from lab.errors import UsageError, needs
 
@@ -248,48 +246,12 @@ def check(
                     with_floors=not no_floors,
                 )
         else:
-            from lab.compare.samples import processes
+            from lab.compare.again import judge_again
 
-            floors = None if no_floors else _floors_beside(Path(base), Path(head))
-            first = processes(Path(base)), processes(Path(head))
-            found = judge(*first, max_slowdown, floors=floors)
-            if found.outcome == "regression":
-                _confirm_beside(found, Path(base), Path(head), floors, wanted=min(map(len, first)))
+            found = judge_again(Path(base), Path(head), max_slowdown, with_floors=not no_floors)
     if junit:
         from lab.compare.junit import write_junit
 
         write_junit(found, junit)
     click.echo(msgspec.json.encode(found) if as_json else printable("\n".join(sentences(found))))
     ctx.exit({"excluded": 0, "regression": 1, "undecided": 3}[found.outcome])
-
-
-def _confirm_beside(found: Verdict, base: Path, head: Path, floors: Floors | None, *, wanted: int) -> None:
-    """By the second set that the check which recorded both sides left beside them, if it left a whole one:
-    `wanted` processes a side. Of a check that was ended, fewer are no second opinion."""
-    from lab.compare.confirm import FOLDER, confirmed
-    from lab.compare.samples import processes
-    from lab.compare.side import recordings_at
-
-    second = [one.resolve().parent / FOLDER / one.resolve().name for one in (base, head)]
-    if base.resolve().parent != head.resolve().parent or not any(one.is_dir() for one in second):
-        found.notes.append("proven by one set of processes: no second one is here to confirm it")
-        return
-    again = [processes(one) if one.is_dir() and recordings_at(one) else [] for one in second]
-    there = [len(one) for one in again]
-    if min(there) < wanted:
-        found.notes.append(
-            f"proven by one set of processes: the second one has {there[0]} of BASE and {there[1]} of HEAD, "
-            f"and {wanted} a side would confirm it"
-        )
-    else:
-        confirmed(found, again[0], again[1], floors)
-
-
-def _floors_beside(base: Path, head: Path) -> Floors | None:
-    """Those that the check which recorded both sides left beside them; None if it left none."""
-    from lab.compare.floors import FILE, read
-
-    if base.resolve().parent != head.resolve().parent:
-        return None
-    path = base.resolve().parent / FILE
-    return read(path) if path.is_file() else None

@@ -1,17 +1,19 @@
 """The second, independent set of processes: a slowdown that one set proved has to show in another one, too.
 
 What one set has in common (a state of the machine while it ran, the order of its processes) may pass for the
-difference of the sides. A second set, run afterwards and judged by itself, does not share it.
+difference of the sides. A second set, run afterwards and judged by itself, does not share it. It ends at the
+first planned look that shows all of what was proven, with as many processes as the first set has at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lab.compare.floors import Floors, by_signature, floor_of
-from lab.compare.gate import Verdict, outcome_of
+from lab.compare.floors import Floors, by_signature
+from lab.compare.gate import Metric, Verdict, outcome_of
 from lab.compare.samples import Process
 from lab.compare.side import Key
+from lab.compare.signatures import Slower
 from lab.core.words import plural
 from lab.stats.gate import decide
 
@@ -20,30 +22,32 @@ LEVEL = 0.90  # of the interval that has to lie above the limit: one-sided 5 %, 
 UNCONFIRMED = "unconfirmed"
 
 
+def shows_all(
+    found: Verdict, base: Sequence[Process], head: Sequence[Process], floors: Floors | None, share: float
+) -> bool:
+    """Whether these processes show everything that is proven. share: of the second set's false alarms."""
+    return not any(_not_shown(found, base, head, floors, share))
+
+
 def confirmed(
-    found: Verdict, base: Sequence[Process], head: Sequence[Process], floors: Floors | None
+    found: Verdict,
+    base: Sequence[Process],
+    head: Sequence[Process],
+    floors: Floors | None,
+    share: float = 1.0,
 ) -> Verdict:
     """The verdict where only that is proven which these processes show as well. Changes `found`."""
-    proven = 0
-    for metric in found.metrics:
-        if metric.outcome == "regression":
-            kept = floors.times_ns.get(metric.name, []) if floors else []
-            a, b = ([one.times_ns.get(metric.name, 0.0) for one in side] for side in (base, head))
-            if _shows(a, b, found.max_slowdown, kept):
-                proven += 1
-            else:
-                metric.outcome, metric.more = UNCONFIRMED, None
+    metrics, slower = _not_shown(found, base, head, floors, share)
+    for metric in metrics:
+        metric.outcome, metric.more = UNCONFIRMED, None
+    proven = sum(one.outcome == "regression" for one in found.metrics)
     if found.signatures:
-        signatures, floor = found.signatures, by_signature(floors)
-        for one in [*signatures.slower]:
-            key: Key = (one.op, one.dims, one.types, one.kernel)
-            a, b = ([each.signatures_ns.get(key, 0.0) for each in side] for side in (base, head))
-            if _shows(a, b, one.limit, floor.get(key, [])):
-                proven += 1
-            else:
-                one.outcome = UNCONFIRMED
-                signatures.slower.remove(one)
-                signatures.unconfirmed.append(one)
+        signatures = found.signatures
+        for one in slower:
+            one.outcome = UNCONFIRMED
+            signatures.slower.remove(one)
+            signatures.unconfirmed.append(one)
+        proven += len(signatures.slower)
     found.outcome = outcome_of(found)
     n = plural(min(len(base), len(head)), "process", "processes")
     found.second = (
@@ -54,9 +58,31 @@ def confirmed(
     return found
 
 
-def _shows(base: Sequence[float], head: Sequence[float], limit: float, kept: Sequence[float]) -> bool:
+def _not_shown(
+    found: Verdict, base: Sequence[Process], head: Sequence[Process], floors: Floors | None, share: float
+) -> tuple[list[Metric], list[Slower]]:
+    """Proven metrics and signatures that these processes do not show."""
+    metrics, slower = [], []
+    for metric in found.metrics:
+        if metric.outcome == "regression":
+            kept = floors.times_ns.get(metric.name, []) if floors else []
+            a, b = ([one.times_ns.get(metric.name, 0.0) for one in side] for side in (base, head))
+            if not _shows(a, b, found.max_slowdown, kept, share):
+                metrics.append(metric)
+    of_key = by_signature(floors)
+    for one in found.signatures.slower if found.signatures else []:
+        key: Key = (one.op, one.dims, one.types, one.kernel)
+        a, b = ([each.signatures_ns.get(key, 0.0) for each in side] for side in (base, head))
+        if not _shows(a, b, one.limit, of_key.get(key, []), share):
+            slower.append(one)
+    return metrics, slower
+
+
+def _shows(
+    base: Sequence[float], head: Sequence[float], limit: float, kept: Sequence[float], share: float
+) -> bool:
     """Whether these times alone lie above the limit. What a process lacks is no time."""
     if min([*base, *head], default=0.0) <= 0:
         return False
-    floor = floor_of(kept, len(base), len(head)) or 0.0
-    return decide(base, head, limit, level=LEVEL, floor=floor, ahead=False)["outcome"] == "regression"
+    level = 1 - (1 - LEVEL) * share
+    return decide(base, head, limit, level=level, equal=kept, ahead=False)["outcome"] == "regression"

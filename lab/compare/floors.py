@@ -1,8 +1,8 @@
 """How much equal processes differ on this machine: measured on BASE alone, kept, and used by the gate.
 
 A handful of processes may agree by luck, and an interval from their own scatter is then too narrow. So BASE
-runs a few times by itself (A against A) once per machine and workload; the gate's intervals are never
-narrower than what those processes differ by.
+runs a few times by itself (A against A) once per machine and workload; the gate's intervals rest on those
+processes, too (lab.stats.gate).
 """
 
 from __future__ import annotations

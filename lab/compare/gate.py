@@ -5,7 +5,7 @@ for chance: launches, waits, copies, the set of kernels. Then the GPU time of ea
 (lab.compare.signatures), then kernel time and wall time, judged by `lab.stats.gate`. Half of the allowed
 false alarms is for the signatures, half for the times; within each class Holm's correction proves, and what
 is excluded is excluded by itself, because all must be. Where A/A floors were measured (lab.compare.floors),
-no interval is narrower than they are.
+they are further processes of BASE, and tell with the others how much equal ones differ (lab.stats.gate).
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ SPAN = "step time on the GPU"
 
 class Metric(msgspec.Struct, kw_only=True):
     """One metric's decision; shares are of BASE. level: that of the interval from low to high, which holds
-    for all metrics at once; floor: half the width below which it does not go, because equal processes of this
-    machine differ by as much."""
+    for all metrics at once; floor: the change that 99 % of equal sides stay below here, by the A/A floors."""
 
     name: str
     level: float
@@ -73,10 +72,10 @@ def judge(
     head: Sequence[Process],
     max_slowdown: float,
     *,
-    looks: int = 1,
+    share: float = 1.0,
     floors: Floors | None = None,
 ) -> Verdict:
-    """`looks`: how often a gate looks at growing numbers of processes; each has its part of the error.
+    """share: of the allowed false alarms that this look has, where a gate looks at growing numbers.
 
     Raises BadDataError where some processes are recordings and others step times.
     """
@@ -95,20 +94,19 @@ def judge(
         )
     has_signatures = any(one.signatures_ns for one in (*base, *head))
     alarms = (1 - LEVEL) / (2 if has_signatures else 1)
-    metrics = _metrics(names, base, head, max_slowdown, floors, alarms=alarms / looks)
+    metrics = _metrics(names, base, head, max_slowdown, floors, alarms=alarms * share)
     signatures = judge_signatures(
         base,
         head,
         max_slowdown,
-        alarms=alarms,
-        looks=looks,
+        alarms=alarms * share,
         step_ns=sum(one.times_ns.get(SPAN, 0.0) for one in base) / max(len(base), 1),
         kept=by_signature(floors),
     )
     doubted = doubts(base, head)
     if signatures and not signatures.tested:
         doubted.append("no signature is in every process: other programs, or recorded with other options")
-    sure, unsure, chance = exact(base, head, floors, alarms=(1 - LEVEL) / looks)
+    sure, unsure, chance = exact(base, head, floors, alarms=(1 - LEVEL) * share)
     return Verdict(
         outcome=_outcome(
             [*(one.outcome for one in metrics), *([signatures.outcome] if signatures else [])], doubted
@@ -141,13 +139,11 @@ def _metrics(
         a, b = ([one.times_ns[name] for one in side] for side in (base, head))
         if min(*a, *b) <= 0:
             raise BadDataError(f"a process without any {name}", fix="see lab inspect on each recording")
-        floor = floor_of(floors.times_ns.get(name, []), len(a), len(b)) if floors else None
-        decision: dict[str, Any] = decide(
-            a, b, allowed, level=level, floor=floor or 0.0, excluding=1 - alarms
-        )
+        equal = floors.times_ns.get(name, []) if floors else []
+        decision: dict[str, Any] = decide(a, b, allowed, level=level, equal=equal, excluding=1 - alarms)
         p_slower.append(decision.pop("p_slower"))
         del decision["p_faster"]
-        found.append(Metric(name=name, level=level, floor=floor, **decision))
+        found.append(Metric(name=name, level=level, floor=floor_of(equal, len(a), len(b)), **decision))
     for at in np.flatnonzero(holm(p_slower) <= alarms / 2).tolist():
         found[at].outcome, found[at].more = "regression", 0
     return found

@@ -19,7 +19,7 @@ from lab.errors import BadDataError, UsageError
 
 FILE = "check.json"
 MOST_CUT = 1 / 3  # of the rounds that a break may part; of equal sides more then look different than may
-_VERSION = 1
+_VERSION = 2
 _MOST_BYTES = 16 << 20
 _WORDS = {"max_slowdown": "--max-slowdown", "floors": "A/A floors", "looks": "planned looks"}
 
@@ -47,10 +47,11 @@ class Ended(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Look(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """processes: a side."""
+    """processes: a side; share: of the allowed false alarms, that this look has."""
 
     processes: int
     outcome: str
+    share: float
 
 
 class Break(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -103,6 +104,21 @@ class Progress:
                 f"lab check {out / 'base'} {out / 'head'}, and resumed by the command that began it",
             )
         return cls(out, state)
+
+    @classmethod
+    def made(cls, out: Path) -> Progress | None:
+        """That of the check which recorded into this folder; None if there was none. Raises BadDataError."""
+        path = out / FILE
+        return cls(out, _read(path)) if path.is_file() else None
+
+    def is_as_recorded(self, files: Sequence[Path]) -> bool:
+        """Whether these are the processes of the last look, and as they ended."""
+        if not self.state.looks or len(files) != 2 * self.state.looks[-1].processes:
+            return False
+        known = [self._known.get(self._name(file)) for file in files]
+        return all(
+            one is not None and one.sha256 == sha256_of(file) for one, file in zip(known, files, strict=True)
+        )
 
     def has(self, recording: Path) -> bool:
         """Whether this process has ended. Raises BadDataError where its recording is not what it wrote."""
@@ -159,8 +175,8 @@ class Progress:
         """The outcome of a look that was made; None if it was not."""
         return next((one.outcome for one in self.state.looks if one.processes == processes), None)
 
-    def add_look(self, processes: int, outcome: str) -> None:
-        self.state.looks.append(Look(processes=processes, outcome=outcome))
+    def add_look(self, processes: int, outcome: str, share: float) -> None:
+        self.state.looks.append(Look(processes=processes, outcome=outcome, share=share))
         self._write()
 
     def keep_floors(self, path: Path) -> None:

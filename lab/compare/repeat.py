@@ -1,8 +1,8 @@
 """`lab check BASE HEAD -- CMD`: both sides in fresh processes, interleaved, until the gate can decide.
 
 The order is B H H B B H H B, so that drift of the machine falls on both. The first process of each side warms
-up and is dropped. The gate looks at 3, 6 and 12 processes a side, each look with a third of the allowed false
-alarms, because looking again and again at the full level calls equal sides different.
+up and is dropped. The gate looks at 3, 6 and 12 processes a side, and each look has its part of the allowed
+false alarms (lab.compare.looks).
 
 Before that BASE runs some processes by itself, once per machine and workload: how much equal processes differ
 here (lab.compare.floors).
@@ -20,10 +20,11 @@ from typing import BinaryIO, NamedTuple
 
 from lab.compare import floors as kept_floors
 from lab.compare.confirm import FOLDER as SECOND
-from lab.compare.confirm import confirmed
+from lab.compare.confirm import confirmed, shows_all
 from lab.compare.floors import Floors
 from lab.compare.gate import Verdict, judge
 from lab.compare.in_image import command_in, end, inside
+from lab.compare.looks import LOOKS, share_of, share_within
 from lab.compare.progress import FILE, Asked, Progress
 from lab.compare.samples import LOG, Process, processes
 from lab.compare.sides import Side, described, notes
@@ -33,7 +34,6 @@ from lab.core.words import plural
 from lab.engines.local.process import guarded
 from lab.errors import BadDataError, BusyError, LabError, MissingError, UsageError
 
-LOOKS = (3, 6, 12)  # processes a side
 PLACE = "{out}"  # in the command: the recording that this process writes
 VARIABLE = "LAB_CHECK_OUT"  # the same, for a program that reads its environment
 LAST_LINES = 5
@@ -174,11 +174,11 @@ class _Check:
         before = self.progress.look(done)
         if before == GO_ON:
             return None
-        found = judge(units["base"], units["head"], allowed, looks=len(LOOKS), floors=floors)
+        found = judge(units["base"], units["head"], allowed, share=share_of(done), floors=floors)
         ends = found.outcome != "undecided" or bool(found.doubts) or done == LOOKS[-1]
         outcome = found.outcome if ends else GO_ON
         if before is None:
-            self.progress.add_look(done, outcome)
+            self.progress.add_look(done, outcome, share_of(done))
             self.say(f"look at {plural(done, 'process', 'processes')} a side: {found.outcome}")
             if ends and floors and found.floors is None:
                 _forget(floors, found.floors_words, self.say)
@@ -189,7 +189,7 @@ class _Check:
                 fix="another version of lab made it: begin again with another -o",
             )
         if found.outcome == "regression":
-            found = confirmed(found, *self._second(done), floors)
+            found = self._confirmed(found, done, floors)
             if found.outcome != "regression" and not found.doubts and done < LOOKS[-1]:
                 n = plural(done, "process", "processes")
                 self.notes.append(f"the look at {n} a side proved a slowdown that a second set did not show")
@@ -197,12 +197,17 @@ class _Check:
                 return None
         return found if ends else None
 
-    def _second(self, processes_a_side: int) -> tuple[list[Process], list[Process]]:
-        """As many processes again, by themselves: what is proven has to show in them, too."""
+    def _confirmed(self, found: Verdict, most: int, floors: Floors | None) -> Verdict:
+        """By further processes, `most` a side: what is proven has to show in them, by themselves, too."""
         if not self.progress.has_any(SECOND):
-            self.say(f"a slowdown is proven: a second set of {processes_a_side} a side has to show it, too")
-        *_, (_, units) = self._rounds(processes_a_side, SECOND)
-        return units["base"], units["head"]
+            self.say(f"a slowdown is proven: a second set of up to {most} a side has to show it, too")
+        for turn, units in self._rounds(most, SECOND):
+            if turn not in LOOKS:
+                continue
+            again, share = (units["base"], units["head"]), share_within(turn, most)
+            if turn == most or shows_all(found, *again, floors, share):
+                return confirmed(found, *again, floors, share)
+        raise AssertionError("the second set ends at the size of the first")
 
     def floors(self) -> Floors:
         """Those of this check, or else of this machine and workload, measured now if there are none that are

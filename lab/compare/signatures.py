@@ -18,7 +18,7 @@ from lab.compare.floors import floor_of
 from lab.compare.samples import Process
 from lab.compare.side import Key
 from lab.recordings.names import short_dims
-from lab.stats.gate import LEAST, decide
+from lab.stats.gate import LEAST, LEAST_EQUAL, decide, scatters
 from lab.stats.several import holm
 from lab.stats.student import quantile
 
@@ -30,7 +30,8 @@ LONGEST = 60  # letters of a kernel's name in a sentence
 
 
 class Slower(msgspec.Struct, kw_only=True):
-    """One signature's decision. limit: the share above which it counts; floor: its A/A floor, if measured."""
+    """One signature's decision. limit: the share above which it counts; floor: the change that 99 % of
+    equal sides stay below here, where A/A floors were measured."""
 
     op: str
     dims: str
@@ -78,27 +79,26 @@ def judge_signatures(
     allowed: float,
     *,
     alarms: float,
-    looks: int,
     step_ns: float,
     kept: Mapping[Key, Sequence[float]],
 ) -> Signatures | None:
     """None where no process has a signature, or there are too few processes. alarms: the share of equal pairs
-    of sides that may be called different, over all looks; step_ns: of BASE."""
+    of sides that may be called different; step_ns: of BASE; kept: the A/A processes' times."""
     if min(len(base), len(head)) < LEAST or not any(one.signatures_ns for one in (*base, *head)):
         return None
     keys = sorted(
         set.intersection(*({k for k, ns in one.signatures_ns.items() if ns > 0} for one in (*base, *head)))
     )
-    alone = 1 - alarms / looks
+    alone = 1 - alarms
     level = 1 - (1 - alone) / max(len(keys), 1)
     a, b = (np.array([[one.signatures_ns[key] for key in keys] for one in side]) for side in (base, head))
     limits = np.maximum(allowed, max(LEAST_SHARE * step_ns, LEAST_NS) / _geometric(a))
-    floors = [floor_of(kept[key], len(a), len(b)) if key in kept else None for key in keys]
-    sure, high = quickly(a, b, limits, np.array([one or 0.0 for one in floors]), alone)
+    equal = [kept.get(key, ()) for key in keys]
+    sure, high = quickly(a, b, limits, equal, alone)
 
     def decided_at(at: int, *, ahead: bool = False) -> tuple[Slower, float, float]:
         one, times = keys[at], (a[:, at], b[:, at])
-        return _decided(one, times, float(limits[at]), floors[at], (level, alone), ahead=ahead)
+        return _decided(one, times, float(limits[at]), equal[at], (level, alone), ahead=ahead)
 
     p_slower, p_faster = np.ones((2, len(keys)))  # what `quickly` decides no correction could prove
     found: dict[int, Slower] = {}
@@ -120,29 +120,39 @@ def judge_signatures(
         slower=[found[at] for at in slower],
         faster=[found[at] for at in faster],
         listed=[decided_at(at, ahead=True)[0] for at in costly],
-        with_floor=sum(one is not None for one in floors),
+        with_floor=sum(len(one) >= LEAST_EQUAL for one in equal),
     )
 
 
 def quickly(
-    a: np.ndarray, b: np.ndarray, limits: np.ndarray, floors: np.ndarray, level: float
+    a: np.ndarray, b: np.ndarray, limits: np.ndarray, equal: Sequence[Sequence[float]], level: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """What `decide` says of each column (s,) where that is sure without its degrees of freedom, and the upper
     edge of its interval at most.
 
-    a, b: (processes, s) times; level: at which one alone is proven or excluded, of several none is proven
-    sooner. Student's quantile falls with the degrees of freedom, which are at least those of the smaller side
-    and at most those of both: what the widest interval excludes, `decide` excludes, and what the narrowest
-    leaves open, it leaves open. A gain is unsure.
+    a, b: (processes, s) times; equal: the A/A processes of each, which may be none; level: at which one alone
+    is proven or excluded, of several none is proven sooner. Student's quantile falls with the degrees of
+    freedom, which are at least those of the smaller side and at most those of both: what the widest interval
+    excludes, `decide` excludes, and what the narrowest leaves open, it leaves open. A gain is unsure.
     """
     x, y = np.log(a), np.log(b)
-    change = y.mean(axis=0) - x.mean(axis=0)
-    error = np.sqrt(x.var(axis=0, ddof=1) / len(x) + y.var(axis=0, ddof=1) / len(y))
+    change, of_base, of_head = y.mean(axis=0) - x.mean(axis=0), x.var(axis=0, ddof=1), y.var(axis=0, ddof=1)
+    error = np.sqrt(of_base / len(x) + of_head / len(y))
     few, many = min(len(x), len(y)) - 1, len(x) + len(y) - 2
-    widest, narrowest = (
-        np.maximum(quantile(1 - (1 - level) / 2, freedom) * error, floors) for freedom in (few, many)
-    )
-    narrowest *= 1 - TINY
+    widest, narrowest = (quantile(1 - (1 - level) / 2, freedom) * error for freedom in (few, many))
+    sizes = np.array([len(one) for one in equal])
+    for n in sorted({*sizes[sizes >= LEAST_EQUAL].tolist()}):
+        at = np.flatnonzero(sizes == n)
+        among = np.log(np.array([equal[one] for one in at.tolist()])).var(axis=1, ddof=1)
+        squares = (len(x) - 1) * of_base[at] + (len(y) - 1) * of_head[at] + (n - 1) * among
+        variance = squares / (many + n - 1) * (1 / len(x) + 1 / len(y))
+        together = quantile(1 - (1 - level) / 2, many + n - 1) * np.sqrt(variance)
+        pairs = scatters(of_head[at], of_base[at], among, (len(y), len(x), n))
+        # On the edge of what passes for alike either interval may hold, by rounding.
+        surely, perhaps = (np.all([one <= most * (1 + by) for one, most in pairs], 0) for by in (-TINY, TINY))
+        widest[at] = np.where(surely, together, np.maximum(together, widest[at]))
+        narrowest[at] = np.where(perhaps, together, np.maximum(together, narrowest[at]))
+    widest, narrowest = widest * (1 + TINY), narrowest * (1 - TINY)
     limit = np.log1p(limits)
     found = np.full(len(change), UNSURE)
     found[np.abs(change) + widest < limit] = EXCLUDED
@@ -159,7 +169,7 @@ def _decided(
     key: Key,
     times: tuple[np.ndarray, np.ndarray],
     limit: float,
-    floor: float | None,
+    equal: Sequence[float],
     levels: tuple[float, float],
     *,
     ahead: bool,
@@ -167,7 +177,7 @@ def _decided(
     """The decision, and how sure slower and faster are (p). levels: of the interval, and of excluding."""
     a, b = times
     found: dict[str, Any] = decide(
-        a.tolist(), b.tolist(), limit, level=levels[0], floor=floor or 0.0, excluding=levels[1], ahead=ahead
+        a.tolist(), b.tolist(), limit, level=levels[0], equal=equal, excluding=levels[1], ahead=ahead
     )
     one = Slower(
         op=key[0],
@@ -177,7 +187,7 @@ def _decided(
         limit=limit,
         ns_base=float(_geometric(a)),
         ns_head=float(_geometric(b)),
-        floor=floor,
+        floor=floor_of(equal, len(a), len(b)),
         **{name: found[name] for name in ("outcome", "change", "low", "high", "more")},
     )
     return one, found["p_slower"], found["p_faster"]

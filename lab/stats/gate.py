@@ -3,22 +3,32 @@
 Times are compared as logs, so that a change is a share whatever the size; Welch's interval allows unequal
 spread. Of 14 equal runs of one program the medians spread by 8.8 %, and tests over their steps called 86 to
 90 % of equal pairs different; this one calls about 1 %.
+
+Further processes of BASE, measured apart (A against A), tell how much equal ones differ. Where all scatter
+alike they are pooled: one variance from all, with more degrees of freedom, so that three processes which
+agree by luck prove nothing, and true changes are proven sooner. Where HEAD, or the machine of today, scatters
+more than they do, the wider of the pooled and of Welch's interval holds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from lab.stats.means import Sample, beyond_p, difference_ci
+from lab.stats.means import Sample, beyond_p, difference_ci, student_t
+from lab.stats.student import tail, variance_ratio
 
 Outcome = Literal["regression", "excluded", "undecided"]
 LEVEL = 0.99
 LEAST = 3
+LEAST_EQUAL = 3  # A/A processes below which they are not used
 MOST_REPEATS = 10_000
+# What this share of equal cases stays below passes for alike: strict, because a variance that is too small
+# raises false alarms, and one that is too large only costs power.
+ALIKE = 0.75
 
 
 class Decision(dict[str, object]):
@@ -32,7 +42,7 @@ def decide(
     allowed: float,
     *,
     level: float = LEVEL,
-    floor: float = 0.0,
+    equal: Sequence[float] = (),
     excluding: float | None = None,
     ahead: bool = True,
 ) -> Decision:
@@ -40,14 +50,14 @@ def decide(
 
     A regression is proven if the whole interval lies above `allowed`, excluded if it lies below; else
     undecided, and `more` says how many further processes per side would settle it if the change stays. With
-    fewer than three processes per side nothing is decided. floor: half the width, in logs, below which the
-    interval does not go. excluding: the level at which a regression is excluded, if not `level`: of many
-    things tested together, each is excluded by itself. ahead: whether to work out `more`. Of several things
-    p_slower and p_faster are what `lab.stats.several.holm` corrects; they are 1 within the floor. Raises
-    ValueError for values that are not positive and finite, or a negative `allowed`.
+    fewer than three processes per side nothing is decided. equal: times of further processes of BASE, which
+    tell how much equal ones differ (LEAST_EQUAL or more). excluding: the level at which a regression is
+    excluded, if not `level`: of many things tested together, each is excluded by itself. ahead: whether to
+    work out `more`. Of several things p_slower and p_faster are what `lab.stats.several.holm` corrects.
+    Raises ValueError for values that are not positive and finite, or a negative `allowed`.
     """
-    a, b = (np.asarray(side, dtype=float) for side in (base, head))
-    if not (np.isfinite(a).all() and np.isfinite(b).all() and (a > 0).all() and (b > 0).all()):
+    a, b, others = (np.asarray(side, dtype=float) for side in (base, head, equal))
+    if not all(np.isfinite(one).all() and (one > 0).all() for one in (a, b, others)):
         raise ValueError("times must be positive and finite")
     if not (math.isfinite(allowed) and allowed >= 0):
         raise ValueError(f"the allowed slowdown must be a share of 0 or more, got {allowed}")
@@ -60,44 +70,95 @@ def decide(
     found["change"] = math.expm1(change)
     if min(len(a), len(b)) < LEAST:
         return found
-    sd_base, sd_head = float(x.std(ddof=1)), float(y.std(ddof=1))
-    half = max(_half(sd_base, sd_head, len(x), len(y), level), floor)
+    samples = Sample(change, float(y.std(ddof=1)), len(y)), Sample(0.0, float(x.std(ddof=1)), len(x))
+    among = (
+        Sample(0.0, float(np.log(others).std(ddof=1)), len(others)) if len(others) >= LEAST_EQUAL else None
+    )
     by_itself = excluding if excluding is not None else level
-    narrow = max(_half(sd_base, sd_head, len(x), len(y), by_itself), floor)
+    alike = among is not None and _alike(*samples, among)
+    half, narrow = (_half(*samples, among, alike, one) for one in (level, by_itself))
     found.update(
         low=math.expm1(change - half), high=math.expm1(change + half), detectable=math.expm1(2 * half)
     )
     limit = math.log1p(allowed)
-    samples = Sample(change, sd_head, len(y)), Sample(0.0, sd_base, len(x))
-    if change - floor > limit:
-        found["p_slower"] = beyond_p(*samples, limit)
-    if allowed < 1 and change + floor < (gain := math.log1p(-allowed)):
-        found["p_faster"] = beyond_p(samples[1], samples[0], -gain)
+    found["p_slower"] = _beyond_p(change - limit, *samples, among, alike)
+    if allowed < 1:
+        found["p_faster"] = _beyond_p(math.log1p(-allowed) - change, *samples, among, alike)
     if change - half > limit:
         found["outcome"] = "regression"
     elif change + narrow < limit:
         found["outcome"] = "excluded"
     elif ahead:
         side = level if change > limit else by_itself
-        found["more"] = _more(samples, abs(change - limit), side, floor)
+        found["more"] = _more(samples, among, alike, abs(change - limit), side)
     return found
 
 
-def _half(sd_base: float, sd_head: float, n_base: int, n_head: int, level: float) -> float:
-    """Half the width of Welch's two-sided interval."""
-    return difference_ci(Sample(0.0, sd_head, n_head), Sample(0.0, sd_base, n_base), level=level)[1]
+def _half(head: Sample, base: Sample, among: Sample | None, alike: bool, level: float) -> float:
+    """Half the width of the two-sided interval: Welch's, or that of one variance from all three."""
+    if among is None:
+        return _welch(head, base, level)
+    error, freedom = _pooled(head, base, among)
+    together = student_t(1 - level, freedom) * error
+    return together if alike else max(together, _welch(head, base, level))
 
 
-def _more(samples: tuple[Sample, Sample], distance: float, level: float, floor: float) -> int | None:
-    """More processes per side until half the interval is shorter than `distance`; None if more than 10,000.
+def _welch(head: Sample, base: Sample, level: float) -> float:
+    return difference_ci(Sample(0.0, head.sd, head.n), Sample(0.0, base.sd, base.n), level=level)[1]
 
-    floor: of the processes that there are; as a deviation's it shrinks with the root of their number.
-    """
+
+def _beyond_p(distance: float, head: Sample, base: Sample, among: Sample | None, alike: bool) -> float:
+    """One-sided p that the difference of the sides is not by `distance` above a limit: that of `_half`."""
+    welch = beyond_p(Sample(distance, head.sd, head.n), Sample(0.0, base.sd, base.n))
+    if among is None:
+        return welch
+    error, freedom = _pooled(head, base, among)
+    if error == 0:
+        together = float(distance <= 0)
+    else:
+        above = tail(abs(distance) / error, freedom)
+        together = above if distance > 0 else 1 - above
+    return together if alike else max(together, welch)
+
+
+def _pooled(head: Sample, base: Sample, among: Sample) -> tuple[float, int]:
+    """The standard error of the difference of means by one variance from all, and its degrees of freedom."""
+    freedom = head.n + base.n + among.n - 3
+    variance = sum((one.n - 1) * one.sd**2 for one in (head, base, among)) / freedom
+    return math.sqrt(variance * (1 / head.n + 1 / base.n)), freedom
+
+
+def _alike(head: Sample, base: Sample, among: Sample) -> bool:
+    sizes = (head.n, base.n, among.n)
+    return all(one <= most for one, most in scatters(head.sd**2, base.sd**2, among.sd**2, sizes))
+
+
+Variance = TypeVar("Variance", float, np.ndarray)
+
+
+def scatters(
+    head: Variance, base: Variance, among: Variance, n: tuple[int, int, int]
+) -> tuple[tuple[Variance, Variance], tuple[Variance, Variance]]:
+    """Today's variance and HEAD's, each with the most that passes for alike: as those measured apart have,
+    and as all of BASE's. n: processes of HEAD, BASE and apart."""
+    n_head, n_base, n_among = n
+    today = ((n_head - 1) * head + (n_base - 1) * base) / (n_head + n_base - 2)
+    of_base = ((n_among - 1) * among + (n_base - 1) * base) / (n_among + n_base - 2)
+    return (
+        (today, variance_ratio(ALIKE, n_head + n_base - 2, n_among - 1) * among),
+        (head, variance_ratio(ALIKE, n_head - 1, n_among + n_base - 2) * of_base),
+    )
+
+
+def _more(
+    samples: tuple[Sample, Sample], among: Sample | None, alike: bool, distance: float, level: float
+) -> int | None:
+    """More processes per side until half the interval is shorter than `distance`; None: over 10,000."""
     head, base = samples
-    n, floor_of_one = min(head.n, base.n), floor / math.sqrt(1 / head.n + 1 / base.n)
+    n = min(head.n, base.n)
 
     def half(k: int) -> float:
-        return max(_half(base.sd, head.sd, k, k, level), floor_of_one * math.sqrt(2 / k))
+        return _half(Sample(0.0, head.sd, k), Sample(0.0, base.sd, k), among, alike, level)
 
     enough = n
     while half(enough) >= distance:

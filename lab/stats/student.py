@@ -1,4 +1,4 @@
-"""Student's t: its distribution function and its quantiles, exact to rounding."""
+"""Student's t, and the ratio of two variances: distribution functions and quantiles, exact to rounding."""
 
 from __future__ import annotations
 
@@ -33,6 +33,19 @@ def _density(t: float, freedom: float) -> float:
 def tail(t: float, freedom: float) -> float:
     """P(T > t) for t >= 0, with all its digits where it is small."""
     return 0.5 * _beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+
+
+@lru_cache(maxsize=1024)
+def variance_ratio(p: float, above: int, below: int) -> float:
+    """What the ratio of two variances of equal scatter stays below with probability p (Fisher and Snedecor).
+
+    above, below: the degrees of freedom of each.
+    """
+    low, high = 0.0, 1.0  # of the share x = above F / (above F + below), which is beta distributed
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beta(middle, above / 2, below / 2) < p else (low, middle)
+    return below * low / (above * (1 - low))
 
 
 def _beta(x: float, a: float, b: float) -> float:

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from lab.compare import progress as kept
+from lab.compare.looks import LOOKS
 from lab.compare.progress import FILE, MOST_CUT, Asked, Progress, differing
-from lab.compare.repeat import LOOKS, repeat, schedule
+from lab.compare.repeat import repeat, schedule
 from lab.compare.samples import METRICS
 from lab.compare.sides import Side, described, sides
 from lab.errors import BadDataError, BusyError, LabError, MissingError, UsageError
@@ -326,7 +327,7 @@ def shifted(share_cut, spread, pairs=6000):
 
 @pytest.mark.parametrize("spread", [0.05, 0.2])
 def test_breaks_that_part_few_rounds_keep_the_false_alarms_and_many_do_not(spread):
-    level = 1 - (1 - LEVEL) / len(METRICS) / len(LOOKS)
+    level = 1 - (1 - LEVEL) / len(METRICS)
     assert MOST_CUT >= 0.3
     assert false_alarms(level, shifts=shifted(0.3, spread)) <= 0.0035 * 6000
     assert false_alarms(level, shifts=shifted(1.0, spread)) > 0.008 * 6000

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lab.stats.gate import decide
-from lab.stats.student import quantile, tail
+from lab.stats.student import quantile, tail, variance_ratio
 from tests.conftest import SHARED
 
 STEPS = SHARED / "serve" / "steps_h200.json.gz"
@@ -32,6 +32,14 @@ STEPS = SHARED / "serve" / "steps_h200.json.gz"
 def test_quantiles_are_those_of_the_tables(freedom, p, expected):
     assert quantile(p, freedom) == pytest.approx(expected, abs=6e-4)
     assert tail(quantile(p, freedom), freedom) == pytest.approx(1 - p, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("p", "above", "below", "expected"),  # printed tables of Fisher's F
+    [(0.95, 4, 7, 4.1203), (0.99, 10, 20, 3.3682), (0.95, 1, 1, 161.45), (0.5, 9, 9, 1.0)],
+)
+def test_ratios_of_variances_are_those_of_the_tables(p, above, below, expected):
+    assert variance_ratio(p, above, below) == pytest.approx(expected, rel=1e-4)
 
 
 def test_one_degree_of_freedom_is_cauchys_distribution():
@@ -113,25 +121,72 @@ def test_seven_equal_runs_on_an_h200_never_fail():
         assert decide([equal[at] for at in base], head, 0.02)["outcome"] != "regression"
 
 
-def test_more_processes_are_counted_by_the_floor_where_it_is_what_stands_in_the_way():
-    """Three a side that agree by luck, 1 % from the limit, with a floor of 4 %: it shrinks by the root."""
-    base, head = [100.0, 100.01, 99.99], [101.0, 101.01, 100.99]
-    found = decide(base, head, 0.02, floor=0.04)
-    distance = math.log(1.02) - math.log(1.01)
-    assert found["outcome"] == "undecided"
-    assert found["more"] == pytest.approx(3 * (0.04 / distance) ** 2 - 3, abs=1)
-    times = (3 + found["more"]) // 3 + 1
-    again = decide(base * times, head * times, 0.02, floor=0.04 / math.sqrt(times))
-    assert again["outcome"] == "excluded"
+def spread_by(sd, n, middle=1.0):
+    """n times whose logs have this mean and this very deviation."""
+    z = np.linspace(-1, 1, n)
+    return middle * np.exp(sd * z / z.std(ddof=1))
+
+
+def test_three_processes_that_agree_by_luck_prove_nothing_where_equal_ones_differ():
+    base, head, equal = spread_by(1e-4, 3), spread_by(1e-4, 3, 1.05), spread_by(0.04, 8)
+    assert decide(base, head, 0.02)["outcome"] == "regression"
+    found = decide(base, head, 0.02, equal=equal)
+    assert found["outcome"] == "undecided" and found["p_slower"] > 0.05
+    error = math.sqrt((7 * 0.04**2 + 4 * 1e-8) / 11 * 2 / 3)  # 11 degrees of freedom: t = 3.1058
+    assert math.log1p(found["high"]) - math.log1p(found["change"]) == pytest.approx(3.1058 * error, rel=1e-4)
+    k = 3 + found["more"]
+    few, enough = (
+        decide(spread_by(1e-4, n), spread_by(1e-4, n, 1.05), 0.02, equal=equal) for n in (k - 1, k)
+    )
+    assert (few["outcome"], enough["outcome"]) == ("undecided", "regression")
+
+
+def test_equal_processes_that_scatter_alike_sharpen_the_interval_and_others_never_do():
+    """Where HEAD, or both sides of today, scatter more than the equal ones did, Welch's interval holds."""
+    base, head = spread_by(0.02, 3), spread_by(0.02, 3, 1.08)
+    alone, sharper = decide(base, head, 0.02), decide(base, head, 0.02, equal=spread_by(0.02, 8))
+    assert (alone["outcome"], sharper["outcome"]) == ("undecided", "regression")
+    noisy = decide(base, head, 0.02, equal=spread_by(0.005, 8))
+    assert noisy["low"] == alone["low"] and noisy["p_slower"] == alone["p_slower"]
+    of_head = spread_by(0.002, 3), spread_by(0.05, 3, 1.3)
+    assert decide(*of_head, 0.02, equal=spread_by(0.04, 8))["low"] <= decide(*of_head, 0.02)["low"]
+    assert decide(base, head, 0.02, equal=[1.0, 1.1])["low"] == alone["low"], "two are too few"
+
+
+@pytest.mark.parametrize("noise", ["normal", "heavy tails", "two speeds", "noisier today", "drift"])
+def test_of_equal_checks_with_floors_at_most_one_in_a_hundred_is_called_slower_at_any_look(noise):
+    """Of 1,500 each; `python -m bench.gate_aa --simulate 20000` does more of each, and other machines."""
+    rng, slower, checks = np.random.default_rng(31), 0, 1500
+    for _ in range(checks):
+        base, head, equal = drawn_by(rng, noise)
+        slower += any(
+            decide(base[:n], head[:n], 0.0, level=1 - 0.01 * share, equal=equal, ahead=False)["outcome"]
+            == "regression"
+            for n, share in ((3, 0.1), (6, 0.2), (12, 0.7))
+        )
+    assert slower <= 0.01 * checks
+
+
+def drawn_by(rng, noise):
+    """(12,), (12,) and (8,) times of equal processes."""
+    logs = rng.normal(0, 0.02, (3, 12))
+    if noise == "heavy tails":
+        logs = 0.02 * rng.standard_t(3, (3, 12))
+    elif noise == "two speeds":
+        logs = 0.08 * rng.integers(0, 2, (3, 12)) + rng.normal(0, 0.001, (3, 12))
+    elif noise == "noisier today":
+        logs[:2] *= 2
+    elif noise == "drift":
+        logs[:2] += np.cumsum(rng.normal(0, 0.02, 12))
+    return np.exp(logs[0]), np.exp(logs[1]), np.exp(logs[2, :8])
 
 
 def test_the_p_values_are_those_of_the_interval():
     rng = np.random.default_rng(9)
-    for _ in range(50):
+    for number in range(60):
         base, head = np.exp(rng.normal(0, 0.01, 5)), np.exp(rng.normal(rng.uniform(-0.1, 0.1), 0.02, 7))
+        equal = np.exp(rng.normal(0, 0.02, 8 * (number % 2)))
         for level in (0.9, 0.99, 0.9999):
-            found = decide(base, head, 0.02, level=level)
+            found = decide(base, head, 0.02, level=level, equal=equal)
             assert (found["p_slower"] < (1 - level) / 2) == (found["outcome"] == "regression")
             assert (found["p_faster"] < (1 - level) / 2) == (found["high"] < -0.02)
-        within = decide(base, head, 0.02, floor=0.5)
-        assert within["p_slower"] == within["p_faster"] == 1.0
