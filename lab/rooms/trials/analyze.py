@@ -26,6 +26,7 @@ from lab.rooms.trials.config import (
     Trial,
     TrialsConfig,
 )
+from lab.rooms.trials.no_start import HIDDEN
 from lab.rooms.trials.rows import read_trial, settings_of
 
 COLUMNS = {"cell", "trial", "verdict"}
@@ -63,6 +64,7 @@ def gather(run: Run) -> Gathered:
     missing = [_never_ran(name, trials) for name in sorted({t.cell for t in trials if t.reason == NEVER_RAN})]
     missing += [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
     missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
+    missing += _hidden([t for t in trials if t.verdict == "pass" and t.reason.startswith(HIDDEN)])
     return Gathered(trials, [one.name for one in config.cells], config.baseline, config, missing)
 
 
@@ -72,8 +74,20 @@ def _never_ran(cell: str, trials: list[Trial]) -> str:
     left = sum(t.reason == NEVER_RAN for t in mine)
     return (
         f"{cell}: {first.reason}; {plural(left, 'further trial')} would end so, too: mend the command and "
-        "start a new run (an exit code that is your failure counts where --fail names it: exit==127)"
+        "start a new run (what is your failure counts where --fail names it: exit==127, /No module/)"
     )
+
+
+def _hidden(passes: list[Trial]) -> list[str]:
+    """Passes by an exit code that may be another program's."""
+    if not passes:
+        return []
+    many = plural(len(passes), "pass", "passes")
+    verb = "ends" if len(passes) == 1 else "end"
+    return [
+        f"{many} {verb} in a traceback, with exit code 0 (the first: {passes[0].step}): a pipe's exit code "
+        "is that of its last command; `set -o pipefail`, or name the error in --fail: '/Error/'"
+    ]
 
 
 def _row(run: Run, record: StepRecord) -> Trial:

@@ -22,14 +22,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from lab.core.words import printable
 from lab.errors import UsageError
 from lab.rooms.trials.expressions import Expressions
+from lab.rooms.trials.no_start import Signs
 
 CANNOT_RUN = "cannot run"  # how the reason begins where the command, or what it starts, is not there
-NOT_THERE = {126: "not executable", 127: "a command is not found"}  # by POSIX, of every shell
-NO_SCRIPT = re.compile(r"\S*python\S*: (?:can't open file '.*': \[Errno \d+\]|No module named \S).*")
-LONGEST_REASON = 200
 NAME = r"[A-Za-z_][\w./-]*"
 WORD = r"[+-]?(?:\d\.#(?:qnan|snan|ind|inf)\d*|nan|inf(?:inity)?)"  # 1.#IND is how Microsoft's C writes it
 DIGITS = r"[+-]?(?:\d{1,3}(?:,\d{3})+(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?"
@@ -123,14 +120,14 @@ class Reader:
         self._no_numbers: dict[str, int] = {}  # comparisons that met NaN, which is neither above nor below
         self._judged = hashlib.sha256()
         self.at = 0  # lines so far
-        self._first = self._last = ""  # of those that are not empty
+        self._signs = Signs()
 
     def line(self, line: str) -> None:
         self.at += 1
         if "\x1b" in line:
             line = COLOURS.sub("", line)
         if line and not line.isspace():
-            self._first, self._last = self._first or line[:LONGEST_REASON], line[:LONGEST_REASON]
+            self._signs.line(line)
         if self.expressions:
             self.expressions.line(line)
         for name, values in self._numbers(line).items():
@@ -176,7 +173,7 @@ class Reader:
         machine: why the exit code is the machine's doing; only a term that names this very code counts then.
         """
         self._ask_expressions()
-        no_start = "" if timed_out else self._no_start(exit_code)
+        no_start = "" if timed_out else self._signs.why(exit_code)
         for term in self.terms:
             if term.kind == "timeout" and timed_out and not machine:
                 return "fail", "timeout"
@@ -206,7 +203,7 @@ class Reader:
         ]
         if unseen:
             return "error", f"the output never says {unseen[0]}: nothing to judge"
-        return "pass", ""
+        return "pass", self._signs.hidden
 
     def close(self) -> None:
         """Where no verdict is asked for."""
@@ -219,14 +216,6 @@ class Reader:
             found, self._not_judged = self.expressions.ended()
             self.hits.update({f"/{pattern}/": at for pattern, at in found.items()})
             self.expressions = None
-
-    def _no_start(self, exit_code: int) -> str:
-        """What says that the command, or something it starts, is not there; "": nothing does."""
-        if exit_code in NOT_THERE:
-            said = f": {printable(self._last)}" if self._last else ""
-            return f"exit code {exit_code} ({NOT_THERE[exit_code]}){said}"
-        found = NO_SCRIPT.fullmatch(self._first) if exit_code else None
-        return printable(self._first) if found else ""
 
 
 def _is_meant(term: Term, exit_code: int) -> bool:

@@ -13,6 +13,8 @@ from lab.errors import MissingError, not_here
 
 PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?\Z")
 SHELLS = ("sh", "bash", "dash")
+NO_PATH = ("dash", "busybox")  # shells that look for a script in their folder only
+PROGRAM = b"\x7fELF"  # how a program of the system begins; a wrapper script may change folder before it runs
 MOST_NAMES = 20_000  # of programs, among which one is looked for that was meant
 ALIKE = 0.8  # of difflib
 PER_TRIAL = re.compile(r"\{(seed|trial)\}")  # a word with one of these is another file in every trial
@@ -36,10 +38,27 @@ def refuse_missing(words: Sequence[str], env: Mapping[str, str], cwd: Path, cell
     script = script_of(words)
     if script is None or PER_TRIAL.search(script) or (cwd / script).exists():
         return
-    if not PYTHON.match(Path(words[0]).name) and "/" not in script and _on_path(script, folders, cwd):
-        return  # a shell looks there, too
+    interpreter = _interpreter(words[0], folders, cwd)
+    if interpreter is None:
+        return
+    is_shell = not PYTHON.match(Path(words[0]).name)
+    if is_shell and "/" not in script and interpreter.name not in NO_PATH and _on_path(script, folders, cwd):
+        return  # bash looks there, too
     path = Path(script) if cwd == Path.cwd() else cwd / script
     raise not_here(f"the script{of_cell} is not there", path)
+
+
+def _interpreter(program: str, folders: Sequence[str], cwd: Path) -> Path | None:
+    """The file that runs, links followed; None where it is a script, which may do anything before."""
+    found = [cwd / program] if "/" in program else _on_path(program, folders, cwd)
+    runs = next((one.resolve() for one in found if os.access(one, os.X_OK)), None)
+    if runs is None:
+        return None
+    try:
+        with runs.open("rb") as file:
+            return runs if file.read(len(PROGRAM)) == PROGRAM else None
+    except OSError:  # it may be run and not read
+        return None
 
 
 def differs_per_trial(words: Sequence[str]) -> bool:

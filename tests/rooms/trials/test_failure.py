@@ -206,4 +206,68 @@ def test_what_is_not_there_is_an_error_unless_fail_names_its_exit_code():
     gone = "/usr/bin/python3: can't open file '/src/x.py': [Errno 2] No such file or directory"
     assert judged("exit!=0", gone, code=2) == ("error", f"cannot run: {gone}")
     assert judged("exit!=0", "python: No module named trian", code=1)[1].startswith("cannot run: python")
-    assert judged("exit!=0", "step 1", gone, code=2) == ("fail", "exit code 2")  # it had begun
+    assert judged("exit!=0", *(f"step {at}" for at in range(50)), gone, code=2) == ("fail", "exit code 2")
+
+
+USAGE = "usage: train.py [-h] [--lr LR]"
+TRACE = ("Traceback (most recent call last):", '  File "x.py", line 1, in <module>')
+
+
+@pytest.mark.parametrize(
+    "code, lines",
+    [
+        (2, ["sh: 0: cannot open missing: No such file"]),
+        (2, ["dash: 0: Can't open missing"]),
+        (2, ["sh: can't open 'missing': No such file or directory"]),
+        (2, ["starting", "/usr/bin/python3: can't open file '/x.py': [Errno 2] No such file or directory"]),
+        (1, ["/usr/bin/python3: can't open file '/x.py': [Errno 2] No such file or directory", "failed"]),
+        (1, ["python3: Error while finding module specification for 'a.b' (ModuleNotFoundError: ...)"]),
+        (1, ["/usr/bin/python: can't find '__main__' module in '/tmp/d'"]),
+        (2, ["a warning", USAGE, "train.py: error: unrecognized arguments: --attn sdpa"]),
+        (2, ["Usage: c.py [OPTIONS]", "Try 'c.py --help' for help.", "", "Error: No such option '--attn'."]),
+        (2, ["sort: invalid option -- 'Q'", "Try 'sort --help' for more information."]),
+        (1, [*TRACE, "    import nothere", "ModuleNotFoundError: No module named 'nothere'"]),
+        (1, [*TRACE, "ImportError: libcudart.so.11.0: cannot open shared object file: No such file"]),
+        (1, ['  File "s.py", line 1', "    x = (", "        ^", "SyntaxError: '(' was never closed"]),
+        (2, ["make: nothere: No such file or directory", "make: *** [Makefile:2: all] Error 127"]),
+        (2, ["make: *** No rule to make target 'train'.  Stop."]),
+        (2, ['Can\'t open perl script "missing.pl": No such file or directory']),
+        (2, ["slurmstepd: error: execve(): nothere: No such file", "srun: error: n1: task 0: Exited with 2"]),
+        (0, ["bash: line 1: pyhton: command not found"]),  # pyhton train.py | tee log
+    ],
+)
+def test_a_command_that_never_began_is_no_failing_trial_and_no_passing_one(code, lines):
+    verdict, why = judged("exit!=0", *lines, code=code)
+    assert verdict == "error" and why.startswith("cannot run: ")
+    assert judged("exit!=0 or /./", *lines, code=code)[0] == "fail", "named by its text, it counts"
+
+
+def test_a_launcher_that_says_how_its_script_ended_is_read_to_its_end():
+    """torchrun prints its own report of dozens of lines, and ends with 1."""
+    gone = "/usr/bin/python3: can't open file '/src/x.py': [Errno 2] No such file or directory"
+    report = [f"frame {at}" for at in range(60)]
+    assert judged("exit!=0", gone, *report, "  exitcode  : 2 (pid: 7)", "=====", code=1)[0] == "error"
+    assert judged("exit!=0", gone, *report, "  exitcode  : -11 (pid: 7)", code=1)[0] == "fail"
+
+
+@pytest.mark.parametrize(
+    "code, lines",
+    [
+        (1, [*TRACE, "RuntimeError: CUDA error"]),
+        (2, [*(f"loss: {at}" for at in range(99)), USAGE, "train.py: error: no data"]),
+        (1, [*("loss: 1",) * 60, *TRACE, "ModuleNotFoundError: No module named 'late'"]),
+        (2, ["error: it broke"]),
+        (1, [*TRACE, "SyntaxError: bad number in a file"]),  # raised by the program
+    ],
+)
+def test_a_program_that_had_begun_has_failed(code, lines):
+    assert judged("exit!=0", *lines, code=code) == ("fail", f"exit code {code}")
+
+
+def test_a_pass_that_ends_in_a_traceback_says_so():
+    """`python train.py | tee log` ends with tee's exit code."""
+    verdict, why = judged("nan in loss", "loss: 1", *TRACE, "RuntimeError: CUDA error", "a hint", "another")
+    assert (verdict, why) == ("pass", "although its output ends in a traceback: RuntimeError: CUDA error")
+    for before in ("Exception ignored in: <function D.__del__>", "--- Logging error ---"):
+        assert judged("exit!=0", before, *TRACE, "OSError: gone") == ("pass", "")
+    assert judged("exit!=0", *TRACE, "OSError: tried again", *("loss: 1",) * 9) == ("pass", "")

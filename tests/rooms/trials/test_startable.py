@@ -52,7 +52,6 @@ def refused(place, *words, path="bin"):
         ("sh", "run.sh"),
         ("sh", "-ec", "nothing"),
         ("sh", "-o", "pipefail", "run.sh"),
-        ("sh", "train"),  # shells look on PATH, too
         ("run_{trial}.sh",),
     ],
 )
@@ -79,6 +78,27 @@ def test_what_may_start_is_let_through(place, words):
 )
 def test_what_cannot_start_is_named_with_what_was_meant(place, words, says):
     assert says in refused(place, *words)
+
+
+def test_only_a_shell_that_looks_on_path_is_let_through_with_a_script_that_is_there(place):
+    """dash, which is `sh` on Debian, opens the script in its folder and nowhere else."""
+    says = {}
+    for name in ("dash", "bash"):
+        (place / name).write_bytes(b"\x7fELF")
+        (place / name).chmod(0o755)
+        (place / "bin" / "sh").unlink()
+        os.symlink(place / name, place / "bin" / "sh")
+        says[name] = refused(place, "sh", "train")
+        assert "the script is not there" in refused(place, "sh", "nowhere")
+    assert "the script is not there" in says["dash"] and says["bash"] == ""
+
+
+def test_a_wrapper_named_python_or_sh_may_change_folder_before_it_runs_the_script(place):
+    wrapper = place / "bin" / "python"
+    wrapper.write_text('#!/bin/sh\ncd sub && exec python3 "$@"\n')
+    wrapper.chmod(0o755)
+    assert refused(place, "python", "there.py") == ""
+    assert "the script is not there" in refused(place, "python3", "there.py")
 
 
 def test_a_cells_own_path_counts_and_a_folder_that_is_gone_is_said(place):

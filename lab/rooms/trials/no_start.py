@@ -1,0 +1,93 @@
+"""What an output says of a command that never began: no script, no module, an option it does not have.
+
+Only what is plain is taken for it, in outputs of a few lines: a program that had begun has failed.
+"""
+
+from __future__ import annotations
+
+import re
+
+from lab.core.words import printable
+
+NOT_THERE = {126: "not executable", 127: "a command is not found"}  # by POSIX, of every shell
+LONGEST = 200  # letters of a line that are kept
+FEW_LINES = 40  # a command that printed more had begun
+AFTER = 6  # lines that a message may have below a traceback
+HARMLESS = ("Exception ignored", "Error in atexit", "--- Logging error", "Task exception was never")
+HIDDEN = "although its output ends in a traceback"  # how the reason of such a pass begins
+SHELL = r"(?:\S*/)?(?:ba|da|k|z|a)?sh: (?:line )?(?:\d+: )?"
+NO_SCRIPT = (
+    r"\S*python\S*: can't open file '.*': \[Errno \d+\].*"
+    r"|\S*python\S*: (?:No module named \S|Error while finding module specification for "
+    r"|can't find '__main__' module in ).*"
+    rf"|{SHELL}(?:cannot open|[Cc]an't open) .+"
+    r"|Can't open perl script .+"
+    r"|Error: (?:Unable to access jarfile|Could not find or load main class) .*"
+    r"|slurmstepd: error: execve\(\): .*"
+)
+AT_THE_END = (
+    r"ModuleNotFoundError: No module named .*"
+    r"|ImportError: .*: cannot open shared object file: .*"
+    r"|make(?:\[\d+\])?: \*\*\* (?:No rule to make target .*|No targets .*|.* Error 12[67])"
+    r"|(?:\S+: )?error while loading shared libraries: .*"
+)
+_NO_SCRIPT, _AT_THE_END = re.compile(NO_SCRIPT), re.compile(AT_THE_END)
+_NOT_FOUND = re.compile(rf"{SHELL}.+: (?:command )?not found|{NO_SCRIPT}")
+_SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError): .*")  # of the script itself: no traceback
+_USAGE = re.compile(r"(?:\S+: )?[Ee]rror: .+")  # of argparse and click, below a line that begins with usage:
+_TRY_HELP = re.compile(r"Try ['`‘].+ --help['’`].* for (?:more information|help)\.")
+_OF_CHILD = re.compile(r"(?:exitcode\s*:|exit status|return code =)\s*(\d+)")  # of launchers
+
+
+class Signs:
+    """Takes the lines of an output that are not empty, in their order."""
+
+    def __init__(self) -> None:
+        self.first = self.last = ""
+        self._lines = 0
+        self._usage = False
+        self._script = ""  # the first line that names a script or module which is not there
+        self._child: int | None = None  # the exit code that a launcher names after it
+        self._in_frames, self._raised, self._raised_at = False, "", 0  # the last traceback's exception
+
+    def line(self, line: str) -> None:
+        self._lines += 1
+        self._follow_traceback(line)
+        self.first, self.last = self.first or line[:LONGEST], line[:LONGEST]
+        if self._lines > FEW_LINES and not self._script:
+            return
+        self._usage = self._usage or line[:6].lower() == "usage:"
+        if self._script:
+            if named := _OF_CHILD.search(line[:LONGEST]):
+                self._child = int(named[1])
+        elif _NO_SCRIPT.fullmatch(line[:LONGEST].strip()):
+            self._script = line[:LONGEST].strip()
+
+    def _follow_traceback(self, line: str) -> None:
+        if line.startswith("Traceback (most recent call last"):
+            self._in_frames = not self.last.startswith(HARMLESS)
+        elif self._in_frames and not line[0].isspace():
+            self._in_frames, self._raised, self._raised_at = False, line[:LONGEST], self._lines
+
+    @property
+    def hidden(self) -> str:
+        """The exception with which the output ends: an exit code of 0 then says little, as that of a pipe."""
+        if not self._raised or self._lines - self._raised_at > AFTER:
+            return ""
+        return f"{HIDDEN}: {printable(self._raised)}"
+
+    def why(self, exit_code: int) -> str:
+        """What says that the command, or something it starts, is not there or cannot begin; "": nothing."""
+        last = self.last.strip()
+        if exit_code in NOT_THERE:
+            return f"exit code {exit_code} ({NOT_THERE[exit_code]}){f': {printable(last)}' if last else ''}"
+        if exit_code == 0:  # of a pipe's last command; a line more, and something ran
+            return printable(last) if self._lines == 1 and _NOT_FOUND.fullmatch(last) else ""
+        if self._script and (self._lines <= FEW_LINES or self._child in (1, 2)):
+            return printable(self._script)
+        if self._lines > FEW_LINES:
+            return ""
+        if _AT_THE_END.fullmatch(last) or (self.first.startswith("  File ") and _SYNTAX.fullmatch(last)):
+            return printable(last)
+        misused = exit_code in (1, 2) and self._usage and _USAGE.fullmatch(last)
+        return printable(last) if misused or _TRY_HELP.fullmatch(last) else ""
