@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lab.rooms.trials.replay.read import Event, Record
@@ -37,6 +37,9 @@ class Divergence:
 
     `between`: what was compared. `equal_inputs`: the inputs had the same bits, so the difference was made
     here; None: the inputs of this place are not recorded. `other`: another event stood here in the second.
+    `inputs_of`: of a collective, the ranks whose inputs differed; `outputs_of`: those whose output did, also
+    of a gradient before the update; of `ranks` that have a record of it. `inherited`: by a collective, from
+    another rank.
     """
 
     step: int
@@ -48,6 +51,10 @@ class Divergence:
     equal_inputs: bool | None = None
     other: str = ""
     once: bool = False  # all repeats agree with each other here: only the step itself differs
+    inputs_of: tuple[int, ...] = ()
+    outputs_of: tuple[int, ...] = ()
+    ranks: int = 0
+    inherited: bool = False
 
     @property
     def direction(self) -> str:
@@ -112,9 +119,9 @@ def compare(records: Sequence[Record]) -> Finding:
     )
 
 
-def _order(one: Divergence) -> tuple[int, int, int, int, int]:
-    """By step and place; equal places of two ranks by whether the difference was made there."""
-    return (one.step, one.index, one.equal_inputs is False, one.kind == "ranks", one.rank)
+def _order(one: Divergence) -> tuple[int, int, int, int, int, int]:
+    """By step and place, what came from another rank last; equal places by whether it was made there."""
+    return (one.step, one.inherited, one.index, one.equal_inputs is False, one.kind == "ranks", one.rank)
 
 
 # Events of one record by step and attempt, each with its key and its place among its step's
@@ -195,9 +202,36 @@ def _between_runs(by_rank: dict[str, dict[int, _Indexed]], runs: Sequence[str]) 
                 hit = _first_difference(base.of[step, 0], one.of[step, 0], ignore=_is_random_state)
                 if hit is not None:
                     at, event, equal, other = hit
-                    found.append(Divergence(step, rank, at, event, (runs[0], run), "runs", equal, other))
+                    one_of = Divergence(step, rank, at, event, (runs[0], run), "runs", equal, other)
+                    found.append(_over_ranks(one_of, by_rank))
                     break
     return found
+
+
+def _over_ranks(one: Divergence, by_rank: dict[str, dict[int, _Indexed]]) -> Divergence:
+    """Whose inputs of a collective differed, and whose outputs: what one rank gave reaches all others."""
+    if one.event.kind not in ("comm", "used") or one.other:
+        return one
+    first, second = (by_rank[run] for run in one.between)
+    key = _key_of(first[one.rank].of[one.step, 0], one.event)
+    pairs = {}
+    for rank in sorted(first.keys() & second.keys()):
+        sides = [dict(_keyed(side[rank].of.get((one.step, 0), ()))).get(key) for side in (first, second)]
+        if sides[0] is not None and sides[1] is not None:
+            pairs[rank] = sides[0], sides[1]
+    outputs = tuple(rank for rank, (a, b) in pairs.items() if a.out != b.out)
+    found = replace(one, outputs_of=outputs, ranks=len(pairs))
+    if one.event.kind == "used":
+        return found
+    inputs = tuple(rank for rank, (a, b) in pairs.items() if a.given != b.given)
+    if inputs:
+        return replace(found, inputs_of=inputs, equal_inputs=False, inherited=one.rank not in inputs)
+    whole = len(pairs) == first[one.rank].record.head.world
+    return found if whole else replace(found, equal_inputs=None)
+
+
+def _key_of(events: Sequence[Event], wanted: Event) -> Key:
+    return next(key for key, event in _keyed(events) if event is wanted)
 
 
 def _between_repeats(by_rank: dict[str, dict[int, _Indexed]]) -> list[Divergence]:
@@ -226,7 +260,7 @@ def _between_repeats(by_rank: dict[str, dict[int, _Indexed]]) -> list[Divergence
 
 def _agree_at(one: _Indexed, step: int, event: Event) -> bool:
     """Whether the repeats, two at least, agree with each other where the step itself differs from one."""
-    key = next(key for key, e in _keyed(one.of[step, 0]) if e is event)
+    key = _key_of(one.of[step, 0], event)
     repeats = [dict(_keyed(e)) for (n, k), e in one.of.items() if n == step and 0 < k < DETERMINISTIC]
     outs = [table[key].out for table in repeats if key in table]
     return len(outs) > 1 and len(set(outs)) == 1

@@ -200,8 +200,22 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
     lines = []
     if first.other:
         lines.append("The other run did something else here: its control flow differs.")
-    if first.equal_inputs:
+    if first.inputs_of:
+        lines.append(
+            f"It is a collective whose inputs differed on {_on(first.inputs_of, first.ranks)}: the "
+            "difference is made there, in code before it that is not seen, and reaches the other ranks through it."
+        )
+    elif first.equal_inputs and first.event.kind == "comm" and first.ranks > 1:
+        lines.append(
+            f"The inputs of all {first.ranks} ranks had equal bits and the output differs on "
+            f"{_on(first.outputs_of, first.ranks)}: the difference is made in the collective."
+        )
+    elif first.equal_inputs:
         lines.append("Its inputs had equal bits, so the difference is made here.")
+    elif first.event.kind == "comm" and first.equal_inputs is None:
+        lines.append(
+            "Whether the inputs of all ranks were equal is not known: some ranks have no record of it."
+        )
     elif first.equal_inputs is False:
         lines.append(
             "Its inputs differed already: the difference is made in code before it that is not seen: numpy, "
@@ -220,8 +234,8 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
         )
     if first.event.kind == "used":
         lines.append(
-            "It was changed between the backward and the update, by code that is not recorded there: a "
-            "collective, clipping or the program itself. On which rank that was is not seen."
+            "It was changed between the backward and the update, by code that is not recorded there: "
+            "clipping, the program itself, or a collective that is not torch.distributed's." + _of_used(first)
         )
     drawn = [one for one in finding.random_differs if first.event.kind == "input" or one in ("torch", "cuda")]
     if drawn and (first.event.random or first.event.kind in ("input", "weight")):
@@ -243,6 +257,22 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
     return lines
 
 
+def _on(ranks: Sequence[int], of: int) -> str:
+    """`rank 1 alone`, `ranks 0, 2` or `all 4 ranks`."""
+    if len(ranks) == of:
+        return f"all {of} ranks"
+    few = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
+    return f"rank {few} alone" if len(ranks) == 1 else f"ranks {few}"
+
+
+def _of_used(first: Divergence) -> str:
+    if first.ranks < 2:
+        return ""
+    if len(first.outputs_of) == first.ranks:
+        return f" It differs on all {first.ranks} ranks: on which of them that began is not seen."
+    return f" It differs on {_on(first.outputs_of, first.ranks)}."
+
+
 def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
     """What scripts rely on."""
     first = finding.first
@@ -258,6 +288,8 @@ def answer(finding: Finding, records: Sequence[Record]) -> dict[str, Any]:
             "op": first.event.name,
             "node": first.event.node,
             "equal_inputs": first.equal_inputs,
+            "inputs_differ_on": list(first.inputs_of),
+            "outputs_differ_on": list(first.outputs_of),
             "compared": first.kind,
             "why": source.why if source else None,
             "switch": source.switch if source else None,
@@ -284,7 +316,7 @@ def _divergences(found: Sequence[Divergence]) -> pd.DataFrame:
             "what": f"{PLACES.get(one.event.kind, one.event.kind)} {shown(one.event.name)}",
             "node": shown(one.event.node),
             "shape": shown(one.event.shape),
-            "inputs": {True: "equal", False: "differ", None: "not recorded"}[one.equal_inputs],
+            "inputs": _inputs(one),
             "compared": " / ".join(one.between),
             "switch": one.source.switch if one.source else "",
         }
@@ -292,6 +324,12 @@ def _divergences(found: Sequence[Divergence]) -> pd.DataFrame:
     ]
     made: pd.DataFrame = pd.DataFrame(rows)
     return made
+
+
+def _inputs(one: Divergence) -> str:
+    if one.inputs_of:
+        return f"differ on {_on(one.inputs_of, one.ranks)}"
+    return {True: "equal", False: "differ", None: "not recorded"}[one.equal_inputs]
 
 
 def _ranks(records: Sequence[Record]) -> pd.DataFrame:

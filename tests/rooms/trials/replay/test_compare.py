@@ -181,6 +181,47 @@ def test_hostile_names_neither_command_the_terminal_nor_become_html(tmp_path):
     assert ",=1+1" not in (tmp_path / "out/tables/divergences.csv").read_text()
 
 
+def reduced(tmp_path, given, out, ranks=(0, 1), world=2):
+    """Two runs of ranks that end with an all_reduce; given, out: of (run, rank), if not `same`."""
+    runs = []
+    for run in range(2):
+        for rank in ranks:
+            event = {
+                "s": 1,
+                "k": 0,
+                "p": "update",
+                "kind": "comm",
+                "name": "c10d.allreduce_.default",
+                "m": "",
+            }
+            event |= {"in": [given.get((run, rank), "same")], "out": [out.get((run, rank), "same")]}
+            runs.append({"rank": rank, "world": world, "run": f"run-{run}", "more": [event]})
+    records = of(tmp_path, *runs)
+    finding = compare(records)
+    return finding.first, " ".join(sentences(finding, records)), answer(finding, records)["first"]
+
+
+def test_a_collective_that_gets_other_numbers_from_one_rank_is_not_blamed_on_the_others(tmp_path):
+    """The other rank's inputs are equal and its output differs: it would pass for the one that made it."""
+    first, text, told = reduced(tmp_path, {(1, 1): "other"}, {(1, 0): "x", (1, 1): "x"})
+    assert first.rank == 1 and first.equal_inputs is False and told["inputs_differ_on"] == [1]
+    assert "inputs differed on rank 1 alone" in text and "Known:" not in text
+
+
+@pytest.mark.parametrize("ranks, says", [((0, 1), "all 2 ranks"), ((1,), "rank 1 alone")])
+def test_a_collective_whose_inputs_are_equal_on_all_ranks_made_the_difference(tmp_path, ranks, says):
+    first, text, told = reduced(tmp_path, {}, {(1, rank): "x" for rank in ranks})
+    assert first.rank == ranks[0] and first.equal_inputs is True
+    assert told["outputs_differ_on"] == list(ranks)
+    assert f"output differs on {says}: the difference is made in the collective" in text
+    assert "Known: the order of a sum over ranks" in text
+
+
+def test_of_a_collective_without_the_record_of_a_rank_the_inputs_are_not_known(tmp_path):
+    first, text, _ = reduced(tmp_path, {}, {(1, 0): "x"}, ranks=(0,))
+    assert first.equal_inputs is None and "some ranks have no record of it" in text
+
+
 @pytest.mark.parametrize(
     "op, word",
     [

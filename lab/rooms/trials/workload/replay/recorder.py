@@ -1,14 +1,16 @@
 """Records the bits of a training program's first steps, and runs each step again from what it began with.
 
-The program knows nothing of it: `nn.Module.__call__`, `torch.autograd.backward` and `grad` are replaced,
-weights get hooks, and an optimizer's step ends a step. A step's first forward and backward run again before
-the update, with the inputs, random numbers and buffers of then; the last repeats of the first step run with
-deterministic algorithms. Everything is taken back after the last step that was asked for.
+The program knows nothing of it: `nn.Module.__call__`, `torch.autograd.backward` and `grad` and the
+collectives of `torch.distributed` are replaced, weights get hooks, and an optimizer's step ends a step. A
+step's first forward and backward run again before the update, with the inputs, random numbers and buffers of
+then; the last repeats of the first step run with deterministic algorithms. Everything is taken back after
+the last step that was asked for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import re
@@ -41,6 +43,10 @@ from lab.rooms.trials.workload.replay.state import (
 REFUSES = re.compile(r"does not have a deterministic implementation|is not deterministic because")
 DETERMINISTIC = 100  # attempts from this number on run with deterministic algorithms
 TOGETHER = 64  # gradients that one launch reads
+COLLECTIVES = (  # of torch.distributed, that a program may call itself
+    *("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_tensor", "gather", "scatter"),
+    *("reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+)
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -119,6 +125,10 @@ class Recorder:
             old = getattr(owner, name)
             setattr(owner, name, new)
             self._stack.callback(setattr, owner, name, old)
+        for name in COLLECTIVES:
+            if (old := getattr(torch.distributed, name, None)) is not None:
+                setattr(torch.distributed, name, self._collective(old))
+                self._stack.callback(setattr, torch.distributed, name, old)
         from torch.optim.optimizer import (
             register_optimizer_step_post_hook,
             register_optimizer_step_pre_hook,
@@ -148,6 +158,24 @@ class Recorder:
             self._events = None
 
     # What the program does
+
+    def _collective(self, original: Any) -> Any:
+        """A collective that the program calls itself, such as one on its gradients before the update."""
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            here = self.here
+            seen = here.inside or self._in_backward  # by the mode that is active there
+            if seen or here.busy or not self._open or self.attempt or os.getpid() != self._pid:
+                return original(*args, **kwargs)
+            before, self.phase = self.phase, "update" if self.phase == "backward" else self.phase
+            try:
+                with Ops(self):
+                    return original(*args, **kwargs)
+            finally:
+                self.phase = before
+
+        return call
 
     def call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """One call of a module, the program's or a repeat's."""

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.rooms.trials.replay.compare import compare  # noqa: E402
+from lab.rooms.trials.replay.page import sentences, where  # noqa: E402
 from lab.rooms.trials.replay.read import files, read  # noqa: E402
 from tests.rooms.trials.workload.replay.trainee import PLANTS, expected, train  # noqa: E402
 
@@ -155,3 +156,59 @@ def test_planted_causes_on_two_ranks_of_gloo(tmp_path):
         if named(finding) != wanted:
             wrong.append((plant, given, number % 2, named(finding), wanted))
     assert not wrong, wrong
+
+
+def _by_hand(rank, port, folder, world=2):
+    """Data parallel as a stranger writes it: an all_reduce per gradient after the backward."""
+    from torch import distributed, nn
+
+    from lab.rooms.trials.workload.replay.recorder import Recorder
+
+    torch.set_num_threads(1)
+    where = f"tcp://127.0.0.1:{port}"
+    distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=world)
+    plain = distributed.all_reduce
+    for plant in PLANTS_BY_HAND:
+        for run in range(2):
+            torch.manual_seed(3)
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            out = folder / plant / f"run-{run}"
+            recorder = Recorder(out, steps=3, repeats=1, level="op", leave=False)
+            recorder.start()
+            for step in range(1, 4):
+                bad = run == 1 and step == 2 and rank == 1
+                optimizer.zero_grad()
+                model(torch.ones(8, 4) * (step + rank)).square().sum().backward()
+                for weight in model.parameters():
+                    if plant == "before" and bad and weight.shape == (1, 4):
+                        weight.grad.numpy()[0, 2] *= 1 + 2**-23
+                    distributed.all_reduce(weight.grad)
+                    if plant == "after" and bad and weight.shape == (1, 4):
+                        weight.grad.numpy()[0, 2] *= 1 + 2**-23
+                    weight.grad /= world
+                optimizer.step()
+            recorder.stop(ended=True)
+            assert distributed.all_reduce is plain
+    distributed.destroy_process_group()
+
+
+PLANTS_BY_HAND = ("none", "before", "after")
+
+
+def test_of_an_all_reduce_by_hand_the_rank_is_named_on_which_the_difference_began(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(_by_hand, args=(port, tmp_path), nprocs=2)
+    assert compare(records(tmp_path / "none")).verdict == "bitwise"
+    for name, place in (
+        ("before", (2, 1, "", "update", "comm", "c10d.allreduce_.default")),
+        ("after", (2, 1, "1", "update", "used", "1.weight")),
+    ):
+        found = compare(records(tmp_path / name))
+        assert named(found)[1:] == place, named(found)
+        text = " ".join(sentences(found, records(tmp_path / name)))
+        wanted = {"before": "inputs differed on rank 1 alone", "after": "It differs on rank 1 alone"}[name]
+        assert wanted in text
+        assert ("allreduce" in where(found.first)) == (name == "before")
