@@ -203,7 +203,7 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
     if first.inputs_of:
         lines.append(
             f"It is a collective whose inputs differed on {_on(first.inputs_of, first.ranks)}: the "
-            "difference is made there, in code before it that is not seen, and reaches the other ranks through it."
+            "difference is made there, in code before it that is not seen, and reaches the others through it."
         )
     elif first.equal_inputs and first.event.kind == "comm" and first.ranks > 1:
         lines.append(

@@ -164,6 +164,8 @@ class Recorder:
 
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
+            if _is_compiling():
+                return original(*args, **kwargs)
             here = self.here
             seen = here.inside or self._in_backward  # by the mode that is active there
             if seen or here.busy or not self._open or self.attempt or os.getpid() != self._pid:
