@@ -18,6 +18,7 @@ from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.rooms.trials.config import (
     DECIDED,
+    LEFT,
     NEVER_RAN,
     NOT_RUN,
     NOT_SLOWER,
@@ -64,7 +65,9 @@ def gather(run: Run) -> Gathered:
     missing = [_never_ran(name, trials) for name in sorted({t.cell for t in trials if t.reason == NEVER_RAN})]
     missing += [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
     missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
-    missing += _hidden([t for t in trials if t.verdict == "pass" and t.reason.startswith(HIDDEN)])
+    passes = [t for t in trials if t.verdict == "pass"]
+    missing += _hidden([t for t in passes if HIDDEN in t.reason])
+    missing += _left([t for t in passes if LEFT in t.reason])
     return Gathered(trials, [one.name for one in config.cells], config.baseline, config, missing)
 
 
@@ -87,6 +90,16 @@ def _hidden(passes: list[Trial]) -> list[str]:
     return [
         f"{many} {verb} in a traceback, with exit code 0 (the first: {passes[0].step}): a pipe's exit code "
         "is that of its last command; `set -o pipefail`, or name the error in --fail: '/Error/'"
+    ]
+
+
+def _left(passes: list[Trial]) -> list[str]:
+    """Passes of a command that went on in the background, as a script that starts its program there."""
+    if not passes:
+        return []
+    return [
+        f"{plural(len(passes), 'pass', 'passes')} left processes running, whose end nobody saw (the first: "
+        f"{passes[0].step}): let the command wait for them"
     ]
 
 

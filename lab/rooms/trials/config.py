@@ -11,6 +11,7 @@ RESULT = "trial.json"
 VERDICTS = ("pass", "fail", "error")
 DECIDED, NOT_SLOWER = "decided before", "its cell is not shown to be slower"  # why a trial need not run
 NEVER_RAN = "its command cannot run: see the cell's first trial"
+LEFT = "although it left processes running, which were ended with it"
 NOT_RUN = "not run"  # planned, and either the question was decided before or the run ended
 RATIO = 1.15  # a cell slower than the baseline by more is not told apart from slowness
 ALPHA = 0.05

@@ -36,7 +36,7 @@ _BETWEEN = r"[\[\],\s\"']+"
 LIST = rf"\[(?:{_BETWEEN})?{_ITEM}(?:{_BETWEEN}{_ITEM})*"  # each of its numbers is judged
 _SIGN = r"[\"']?\s*(?:\([^()]{0,80}\)\s*)?(?:[:=]|[-=]>|→)"  # `loss: `, `"loss": `, `loss (mean) -> `
 # Spaces are read by one part of a pattern only: two that may share them try every share.
-VALUE = rf"{_SIGN}(?:\s*(?:tensor|array)\()?[\"'\s]*({LIST}|{NUMBER})"
+VALUE = rf"{_SIGN}(?:\s*[\w.]{{1,40}}\()?[\"'\s]*({LIST}|{NUMBER})"
 DENIED = r"(?<!\bno )(?<!\bnot )(?<!\bwithout )(?<!\bany )(?<!\bif )(?<!\bfor )"  # `no nan in loss`
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,

@@ -349,6 +349,26 @@ def test_a_daemon_that_a_command_leaves_behind_holds_no_output_back(tmp_path):
     assert not [p for p in os.listdir("/proc") if p.isdigit() and b"sleep\x00986" in _command_of(p)]
 
 
+def test_a_pass_that_leaves_its_work_running_says_so_and_helpers_that_end_with_it_do_not(tmp_path):
+    """A script that starts its program in the background ends with 0 at once, whatever becomes of it."""
+    for name, command, passes in (
+        ("background", "setsid sleep 985 & echo loss: 1", 0),
+        ("helper", "setsid sleep 0.2 & echo loss: 1", 1),
+    ):
+        done = lab("-q", "-o", name, *["trials", "-n", "1", "--", "sh", "-c"], command, cwd=tmp_path)
+        (row,) = rows(tmp_path / name)
+        assert row["verdict"] == "pass" and (row["reason"] == "") == bool(passes), row["reason"]
+        assert done.returncode == 1 - passes
+        assert ("(sleep)" in row["reason"] and "whose end nobody saw" in done.stderr) != bool(passes)
+
+
+def test_a_pass_behind_a_pipe_that_ends_in_a_traceback_ends_with_1(tmp_path):
+    command = f"{sys.executable} -S -c 'raise ValueError(7)' 2>&1 | cat"
+    done = lab("-q", "-o", "out", *["trials", "-n", "1", "--", "sh", "-c"], command, cwd=tmp_path)
+    assert rows(tmp_path / "out")[0]["reason"].endswith("ends in a traceback: ValueError: 7")
+    assert done.returncode == 1 and "1 pass ends in a traceback, with exit code 0" in done.stderr
+
+
 def test_output_that_cannot_be_judged_to_its_end_is_an_error_and_no_pass(monkeypatch):
     from lab.rooms.trials.failure import Reader, parse
     from lab.rooms.trials.workload import main
@@ -359,10 +379,10 @@ def test_output_that_cannot_be_judged_to_its_end_is_an_error_and_no_pass(monkeyp
 
     monkeypatch.setattr(main, "GRACE_S", 0.05)
     monkeypatch.setattr(main.signal, "signal", lambda *_: None)
-    for name in ("adopt_orphans", "_kill_orphans"):  # here they would be this test session's
-        monkeypatch.setattr(main, name, lambda **_: None)
+    for name in ("adopt_orphans", "_kill_orphans", "_left_running"):  # here they would be this test session's
+        monkeypatch.setattr(main, name, lambda *_: "")
     reader = Stuck(parse("nan in loss"))
-    code, _, why = main._run(["echo", "loss: 1"], dict(os.environ), None, None, reader)
+    code, _, why, _ = main._run(["echo", "loss: 1"], dict(os.environ), None, None, reader)
     assert code == 0 and "not judged to its end" in why
 
 

@@ -29,8 +29,9 @@ import lab
 from lab.core.content import EXPECTED, REPORT
 from lab.core.gpu import GIVEN, HOST
 from lab.core.run import LOG
+from lab.core.words import printable
 from lab.errors import LabError
-from lab.rooms.trials.config import NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of, words_of
+from lab.rooms.trials.config import LEFT, NOT_RUN, RESULT, Cell, Trial, TrialsConfig, seed_of, words_of
 from lab.rooms.trials.control import pause_for
 from lab.rooms.trials.failure import CANNOT_RUN, Reader, parse, shell_code
 from lab.rooms.trials.progress import progress, why_not
@@ -47,6 +48,7 @@ LONGEST_NUMBER = 1 << 10  # bytes of a name with its number
 NAME_BEGINS = re.compile(rb"[\s,{][A-Za-z_\"']")
 LAST_LINES = 200  # which the log has in any case
 GRACE_S = 5.0
+HELPERS_S = 2.0  # in which what a command started ends with it by itself
 MASKS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 CANNOT_START = 127
 KILLED = 128 + signal.SIGKILL
@@ -133,13 +135,15 @@ def _trial(config: TrialsConfig, cell: Cell, args: argparse.Namespace) -> Trial:
     paused = pause_for(config, cell, read_trials(args.out.parent)) if cell.slow_as else None
     memory = Memory()
     with Sensors(env) as sensors:
-        code, timed_out, failure = _run(words, env, args.cwd, config.trial_timeout_s, reader, paused)
+        code, timed_out, failure, left = _run(words, env, args.cwd, config.trial_timeout_s, reader, paused)
     code = shell_code(code)
     verdict, reason = (
         ("error", failure)
         if failure
         else judged(reader, code, timed_out, memory.kills(), lost(env) if code else "")
     )
+    if verdict == "pass" and left:
+        reason = "; ".join(filter(None, (f"{LEFT} ({left})", reason)))
     step = args.out.name
     effect = effect_of(cell.settings, cell.read_by, witnesses)
     if verdict != "error" and cell.settings and effect != "yes":
@@ -200,8 +204,8 @@ def _run(
     limit_s: float | None,
     reader: Reader,
     paused: float | None = None,
-) -> tuple[int, bool, str]:
-    """-> exit code, whether it ran past its limit, why it could not start or be judged."""
+) -> tuple[int, bool, str, str]:
+    """-> exit code, whether it ran past its limit, why it cannot be judged, what it left running."""
     adopt_orphans()
     stopped: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -218,22 +222,23 @@ def _run(
         )
     except OSError as error:
         lasting = error.errno in NOT_THERE  # and no shortage of memory or processes
-        return CANNOT_START, False, f"{CANNOT_RUN if lasting else 'no start'}: {words[0]}: {error.strerror}"
+        why = f"{CANNOT_RUN if lasting else 'no start'}: {words[0]}: {error.strerror}"
+        return CANNOT_START, False, why, ""
     with Pauses(child.pid, paused) if paused else contextlib.nullcontext():
-        timed_out, judged = _follow(child, reader, limit_s, stopped)
+        timed_out, judged, left = _follow(child, reader, limit_s, stopped)
     if stopped or not judged:
         reader.close()
     if stopped:
         raise Stopped
-    return child.returncode, timed_out, "" if judged else NOT_JUDGED
+    return child.returncode, timed_out, "" if judged else NOT_JUDGED, left
 
 
 def _follow(
     child: subprocess.Popen[bytes], reader: Reader, limit_s: float | None, stopped: list[int]
-) -> tuple[bool, bool]:
+) -> tuple[bool, bool, str]:
     """Pass the output on and judge it until the command has ended.
 
-    -> whether its limit ended it, whether all of its output was judged.
+    -> whether its limit ended it, whether all of its output was judged, the names of what it left running.
     """
     assert child.stdout is not None
     source = child.stdout
@@ -248,13 +253,41 @@ def _follow(
             _end(child)
             break
         time.sleep(0.01)
+    spared = reader.expressions.pid if reader.expressions else None
+    left = "" if timed_out or stopped else _left_running(spared)
     _signal_group(child, signal.SIGKILL)
-    _kill_orphans(spared=reader.expressions.pid if reader.expressions else None)
+    _kill_orphans(spared)
     at = -1
     while thread.is_alive() and at != reader.at:  # for as long as it comes forward
         at = reader.at
         thread.join(timeout=GRACE_S)
-    return timed_out, not thread.is_alive()
+    return timed_out, not thread.is_alive(), left
+
+
+def _left_running(spared: int | None) -> str:
+    """The names of processes that do not end with the command, as its helpers do; "": none."""
+    until = time.monotonic() + HELPERS_S
+    while running := [pid for pid in family(os.getpid())[1:] if pid != spared and not _is_dead(pid)]:
+        if time.monotonic() > until:
+            names = sorted({name for pid in running if (name := _name(pid))})
+            return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+        time.sleep(0.02)
+    return ""
+
+
+def _is_dead(pid: int) -> bool:
+    """Gone, or waiting for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except (OSError, IndexError):
+        return True
+
+
+def _name(pid: int) -> str:
+    try:
+        return printable(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
+    except OSError:
+        return ""
 
 
 def _pass_on(source: IO[bytes], reader: Reader) -> None:
