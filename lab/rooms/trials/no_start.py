@@ -13,6 +13,7 @@ NOT_THERE = {126: "not executable", 127: "a command is not found"}  # by POSIX, 
 LONGEST = 200  # letters of a line that are kept
 FEW_LINES = 40  # a command that printed more had begun
 AFTER = 6  # lines that a message may have below a traceback
+TRACEBACK = "Traceback (most recent call last"
 HARMLESS = ("Exception ignored", "Error in atexit", "--- Logging error", "Task exception was never")
 HIDDEN = "although its output ends in a traceback"  # how the reason of such a pass begins
 SHELL = r"(?:\S*/)?(?:ba|da|k|z|a)?sh: (?:line )?(?:\d+: )?"
@@ -64,7 +65,7 @@ class Signs:
             self._script = line[:LONGEST].strip()
 
     def _follow_traceback(self, line: str) -> None:
-        if line.startswith("Traceback (most recent call last"):
+        if line.startswith(TRACEBACK):
             self._in_frames = not self.last.startswith(HARMLESS)
         elif self._in_frames and not line[0].isspace():
             self._in_frames, self._raised, self._raised_at = False, line[:LONGEST], self._lines
@@ -81,13 +82,18 @@ class Signs:
         last = self.last.strip()
         if exit_code in NOT_THERE:
             return f"exit code {exit_code} ({NOT_THERE[exit_code]}){f': {printable(last)}' if last else ''}"
-        if exit_code == 0:  # of a pipe's last command; a line more, and something ran
-            return printable(last) if self._lines == 1 and _NOT_FOUND.fullmatch(last) else ""
+        if exit_code == 0:  # of a pipe's last command, where the output is nothing but the error
+            alone = self._lines == 1 and _NOT_FOUND.fullmatch(last)
+            begins = self.first.startswith((TRACEBACK, "  File ")) or self.first[:6].lower() == "usage:"
+            return printable(last) if alone or (begins and self._cannot_begin(last, 2)) else ""
         if self._script and (self._lines <= FEW_LINES or self._child in (1, 2)):
             return printable(self._script)
+        return printable(last) if self._cannot_begin(last, exit_code) else ""
+
+    def _cannot_begin(self, last: str, exit_code: int) -> bool:
+        """Whether the last of a few lines says that a module, an option or the like is not there."""
         if self._lines > FEW_LINES:
-            return ""
-        if _AT_THE_END.fullmatch(last) or (self.first.startswith("  File ") and _SYNTAX.fullmatch(last)):
-            return printable(last)
+            return False
         misused = exit_code in (1, 2) and self._usage and _USAGE.fullmatch(last)
-        return printable(last) if misused or _TRY_HELP.fullmatch(last) else ""
+        syntax = self.first.startswith("  File ") and _SYNTAX.fullmatch(last)
+        return bool(misused or syntax or _AT_THE_END.fullmatch(last) or _TRY_HELP.fullmatch(last))

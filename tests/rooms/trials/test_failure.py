@@ -237,6 +237,8 @@ TRACE = ("Traceback (most recent call last):", '  File "x.py", line 1, in <modul
         (2, ['Can\'t open perl script "missing.pl": No such file or directory']),
         (2, ["slurmstepd: error: execve(): nothere: No such file", "srun: error: n1: task 0: Exited with 2"]),
         (0, ["bash: line 1: pyhton: command not found"]),  # pyhton train.py | tee log
+        (0, [*TRACE, "ModuleNotFoundError: No module named 'nothere'"]),  # python train.py | tee log
+        (0, [USAGE, "train.py: error: unrecognized arguments: --attn sdpa"]),
     ],
 )
 def test_a_command_that_never_began_is_no_failing_trial_and_no_passing_one(code, lines):

@@ -177,12 +177,22 @@ def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:
         did = "repeat" if finding.deterministic else "still differ"
         lines.append(f"With deterministic algorithms the repeats of step 1 {did}.")
     if finding.repeats_agree and first.kind == "runs":
-        lines.append(
-            "Forward and backward repeat inside one process; what comes after them does not run again."
-            if first.direction == "update"
-            else "Inside one process the same step repeats: the difference needs another process."
-        )
+        lines.append(_of_repeats(first))
     return lines
+
+
+def _of_repeats(first: Divergence) -> str:
+    """What it says that the repeats inside one process agree: of the model's forward and backward alone."""
+    is_repeated = first.direction == "forward" or (
+        first.direction == "backward" and first.equal_inputs is True
+    )
+    if not is_repeated:
+        return (
+            "Forward and backward repeat inside one process; what comes before and after them (data, loss, "
+            "collectives, update) does not run again."
+        )
+    hint = " (such as the order of a set: PYTHONHASHSEED=0)" if first.equal_inputs is False else ""
+    return f"Inside one process the same step repeats: the difference needs another process{hint}."
 
 
 def where(one: Divergence) -> str:
@@ -232,6 +242,11 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
             if first.step == 1
             else "The weights were changed after the update before, by something other than the optimizer."
         )
+    if first.event.kind == "weight" and first.event.p == "update" and first.kind == "runs":
+        lines.append(
+            "The gradients of this update had equal bits: the optimizer's settings (its rate, say) or state "
+            "differ, or its own operators do not repeat."
+        )
     if first.event.kind == "used":
         lines.append(
             "It was changed between the backward and the update, by code that is not recorded there: "
@@ -240,6 +255,11 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
     drawn = [one for one in finding.random_differs if first.event.kind == "input" or one in ("torch", "cuda")]
     if drawn and (first.event.random or first.event.kind in ("input", "weight")):
         lines.append(f"Random numbers of {', '.join(drawn)} differed when that step began: not seeded.")
+    elif finding.random_differs and first.equal_inputs is False and first.kind == "runs":
+        names = ", ".join(finding.random_differs)
+        lines.append(
+            f"Random numbers of {names} differed when that step began, not seeded: perhaps one of them."
+        )
     made_here = first.equal_inputs is not False
     if made_here and (source := first.source) is not None:
         lines.append(f"Known: {source.why}. Switch: {source.switch}.")

@@ -89,6 +89,34 @@ def test_an_operator_that_was_given_other_numbers_is_not_blamed_for_them(tmp_pat
     assert finding.first.event.name == OPS[1] and finding.first.equal_inputs is False
     assert "made in code before it that is not seen" in text and "Known:" not in text
     assert answer(finding, records)["first"]["switch"] is None
+    state = {"s": 1, "k": 0, "p": "start", "kind": "random", "name": "python", "m": ""}
+    drawn = of(tmp_path, *({"more": [{**state, "out": [str(n)]}]} for n in range(2)))
+    drawn[1].events[2] = given
+    text = " ".join(sentences(compare(drawn), drawn))
+    assert "Random numbers of python differed when that step began, not seeded: perhaps one of them" in text
+
+
+def test_what_repeats_do_not_run_again_is_not_said_to_need_another_process(tmp_path):
+    """The loss lies outside of the model, and so do data and update: only forward and backward run again."""
+    for event, again in (
+        (
+            {"p": "backward", "kind": "op", "name": "aten.mul.Tensor", "m": "", "in": ["N"], "out": ["N"]},
+            False,
+        ),
+        ({"p": "forward", "kind": "op", "name": "aten.mul.Tensor", "m": "", "in": ["N"], "out": ["N"]}, True),
+        (
+            {"p": "backward", "kind": "op", "name": "aten.mul.Tensor", "m": "", "in": ["1"], "out": ["N"]},
+            True,
+        ),
+        ({"p": "start", "kind": "input", "name": "batch", "m": "", "out": ["N"]}, False),
+        ({"p": "update", "kind": "weight", "name": "v", "m": "", "out": ["N"]}, False),
+    ):
+        text = json.dumps({"s": 1, "k": 0, **event})
+        runs = [{"repeats": (1,), "more": [json.loads(text.replace("N", str(n)))]} for n in range(2)]
+        records = of(tmp_path, *runs)
+        told = " ".join(sentences(compare(records), records))
+        assert ("needs another process" in told) == again and ("does not run again" in told) != again
+    assert "The gradients of this update had equal bits" in told
 
 
 def test_a_generator_that_nothing_drew_from_and_nobody_seeded_is_said(tmp_path):
