@@ -39,13 +39,14 @@ LOST = (Status.failed, Status.oom, Status.timeout)
 
 @dataclass(frozen=True)
 class Gathered:
-    """Every trial once, and the settings; `missing` in sentences."""
+    """Every trial once, and the settings; `missing` and `doubts` (of passes) in sentences."""
 
     trials: list[Trial]
     names: list[str]
     baseline: str
     config: TrialsConfig | None
     missing: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
 
 def is_table(path: Path) -> bool:
@@ -66,9 +67,12 @@ def gather(run: Run) -> Gathered:
     missing += [f"{len(lost)} of {len(trials)} trials did not run"] if lost else []
     missing += [f"{one.step}: {one.reason}" for one in trials if one.reason.startswith(UNREADABLE)]
     passes = [t for t in trials if t.verdict == "pass"]
-    missing += _hidden([t for t in passes if HIDDEN in t.reason])
-    missing += _left([t for t in passes if LEFT in t.reason])
-    return Gathered(trials, [one.name for one in config.cells], config.baseline, config, missing)
+    doubts = [
+        *_hidden([t for t in passes if HIDDEN in t.reason]),
+        *_left([t for t in passes if LEFT in t.reason]),
+    ]
+    names = [one.name for one in config.cells]
+    return Gathered(trials, names, config.baseline, config, [*missing, *doubts], doubts)
 
 
 def _never_ran(cell: str, trials: list[Trial]) -> str:

@@ -175,6 +175,7 @@ def sentences(decision: Decision, found: Gathered) -> list[str]:
             else "order and durations are by another clock"
         )
         lines.append(f"The wall clock was set {way} by {abs(by_s):,.0f} s before {first}{again}: {still}.")
+    lines += [f"{one}." for one in found.doubts]
     errors = sum(one.error for one in decision.cells)
     if errors:
         verb = "is" if errors == 1 else "are"

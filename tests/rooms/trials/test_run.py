@@ -366,7 +366,9 @@ def test_a_pass_behind_a_pipe_that_ends_in_a_traceback_ends_with_1(tmp_path):
     command = f"{sys.executable} -S -c 'raise ValueError(7)' 2>&1 | cat"
     done = lab("-q", "-o", "out", *["trials", "-n", "1", "--", "sh", "-c"], command, cwd=tmp_path)
     assert rows(tmp_path / "out")[0]["reason"].endswith("ends in a traceback: ValueError: 7")
-    assert done.returncode == 1 and "1 pass ends in a traceback, with exit code 0" in done.stderr
+    said = "1 pass ends in a traceback, with exit code 0"
+    assert done.returncode == 1 and said in done.stderr
+    assert said in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_output_that_cannot_be_judged_to_its_end_is_an_error_and_no_pass(monkeypatch):
