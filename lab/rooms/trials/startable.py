@@ -118,6 +118,16 @@ def _script(words: Iterator[str], *, ends: str, takes: str, long: Sequence[str])
     return None
 
 
+def loses_arguments(words: Sequence[str]) -> bool:
+    """Whether words after these reach no program: `sh -c TEXT` keeps them as $0, $1... and may read none."""
+    if Path(words[0]).name not in SHELLS:
+        return False
+    at = next((at for at, word in enumerate(words) if at and re.match(r"-[a-z]*c\Z", word)), None)
+    if at is None or at + 1 >= len(words) or any(word[:1] != "-" for word in words[1:at]):
+        return False
+    return not re.search(r"\$(?:[@*0-9]|\{[@*0-9])", words[at + 1])
+
+
 def _meant(program: str, folders: Sequence[str], cwd: Path) -> str:
     """The program whose name is nearest, as a question."""
     if "/" in program:

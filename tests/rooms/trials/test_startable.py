@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from lab.core.options import Options
-from lab.errors import MissingError
-from lab.rooms.trials.cli import _refuse_missing
+from lab.errors import ConfigError, MissingError, UsageError
+from lab.rooms.trials.cli import _refuse_missing, run_trials
 from lab.rooms.trials.config import Cell, TrialsConfig
-from lab.rooms.trials.startable import refuse_missing, script_of
+from lab.rooms.trials.startable import loses_arguments, refuse_missing, script_of
 
 
 @pytest.fixture
@@ -99,6 +99,34 @@ def test_a_wrapper_named_python_or_sh_may_change_folder_before_it_runs_the_scrip
     wrapper.chmod(0o755)
     assert refused(place, "python", "there.py") == ""
     assert "the script is not there" in refused(place, "python3", "there.py")
+
+
+@pytest.mark.parametrize(
+    "words, lost",
+    [
+        (("bash", "-c", "python train.py | tee log"), True),
+        (("/bin/sh", "-e", "-c", "python train.py"), True),
+        (("bash", "-euc", "python train.py $LR"), True),
+        (("bash", "-c", 'python train.py "$@"', "bash"), False),
+        (("sh", "-c", "exec ${1}"), False),
+        (("bash", "run.sh", "-c", "text"), False),
+        (("python", "-c", "print()"), False),
+        (("bash", "run.sh"), False),
+    ],
+)
+def test_arguments_behind_a_shells_text_that_reads_none_are_lost(words, lost):
+    assert loses_arguments(words) == lost
+
+
+def test_a_cell_whose_arguments_nothing_gets_is_refused_and_a_command_for_a_shell(tmp_path, monkeypatch):
+    """It would be a second baseline, and `&& python eval.py` two arguments of the training."""
+    monkeypatch.chdir(tmp_path)
+    cell = ["--cell", "none", "--cell", "{name: sdpa, args: [--attn, sdpa]}"]
+    with pytest.raises(UsageError, match="the arguments of cell 'sdpa' would be lost"):
+        run_trials.main([*cell, "--", "bash", "-c", "true"], standalone_mode=False, obj=Options())
+    (tmp_path / "m.yaml").write_text("command: python train.py && python eval.py\ntrials: 2\n")
+    with pytest.raises(ConfigError, match="no shell runs the command: '&&'"):
+        run_trials.main(["m.yaml"], standalone_mode=False, obj=Options())
 
 
 def test_a_cells_own_path_counts_and_a_folder_that_is_gone_is_said(place):
