@@ -24,8 +24,11 @@ from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.stats.gate import LEAST, LEVEL, decide
 from lab.stats.several import holm
+from lab.stats.student import variance_ratio
 
 SPAN = "step time on the GPU"
+LEAST_ROUNDS = 4  # of a process of each side, below which nothing is said of their order
+BY_CHANCE = 0.001
 
 
 class Metric(msgspec.Struct, kw_only=True):
@@ -106,11 +109,12 @@ def judge(
     doubted = doubts(base, head)
     if signatures and not signatures.tested:
         doubted.append("no signature is in every process: other programs, or recorded with other options")
+    outcome = _outcome(
+        [*(one.outcome for one in metrics), *([signatures.outcome] if signatures else [])], doubted
+    )
     sure, unsure, chance = exact(base, head, floors, alarms=(1 - LEVEL) * share)
     return Verdict(
-        outcome=_outcome(
-            [*(one.outcome for one in metrics), *([signatures.outcome] if signatures else [])], doubted
-        ),
+        outcome=outcome,
         max_slowdown=max_slowdown,
         metrics=metrics,
         exact=sure,
@@ -120,6 +124,7 @@ def judge(
         doubts=doubted,
         floors=as_builtins(floors) if floors else None,
         floors_words=_floors_words(floors, about, min(len(base), len(head))),
+        notes=_together(names, base, head) if outcome == "undecided" else [],
     )
 
 
@@ -146,6 +151,27 @@ def _metrics(
         found.append(Metric(name=name, level=level, floor=floor_of(equal, len(a), len(b)), **decision))
     for at in np.flatnonzero(holm(p_slower) <= alarms / 2).tolist():
         found[at].outcome, found[at].more = "regression", 0
+    return found
+
+
+def _together(names: Sequence[str], base: Sequence[Process], head: Sequence[Process]) -> list[str]:
+    """What rose and fell on both sides together, round by round: the machine, and not the sides.
+
+    The mean of a round scatters as much as half of its difference where processes are independent.
+    """
+    rounds = len(base)
+    if len(head) != rounds or rounds < LEAST_ROUNDS:
+        return []
+    found = []
+    for name in names:
+        x, y = (np.log([one.times_ns[name] for one in side]) for side in (base, head))
+        level, apart = (x + y) / 2, (y - x) / 2
+        if level.var(ddof=1) > variance_ratio(1 - BY_CHANCE, rounds - 1, rounds - 1) * apart.var(ddof=1):
+            low, high = np.expm1([level.min() - level.mean(), level.max() - level.mean()]).tolist()
+            found.append(
+                f"{name} rose and fell on both sides together, from {low:+.0%} to {high:+.0%} of its mean: "
+                "the machine changed its speed (clocks, heat, other programs), and intervals are wide for that"
+            )
     return found
 
 

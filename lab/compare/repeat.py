@@ -92,7 +92,7 @@ def repeat(
             say(note)
         check = _Check(both, command, out, progress, say)
         found = check.verdict(allowed, check.floors() if with_floors else None)
-        found.notes = found_notes + check.notes + progress.notes()
+        found.notes = [*found.notes, *found_notes, *check.notes, *progress.notes()]
         return found
 
 

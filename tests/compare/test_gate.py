@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from lab.compare.cli import check
+from lab.compare.gate import judge
+from lab.compare.samples import Process
 from lab.errors import BadDataError
 from tests.compare.made import layer, trace
 
@@ -120,3 +122,21 @@ def test_names_that_xml_cannot_hold_are_written_as_text(tmp_path):
     run(base, head, "--junit", tmp_path / "x.xml")
     text = ElementTree.parse(tmp_path / "x.xml").getroot().findtext("system-out")
     assert "<&" in text and "\x1b" not in text
+
+
+def test_a_machine_that_changes_its_speed_is_told_from_sides_that_scatter():
+    """Twice as slow from the fourth round on: no interval can say anything, and the reader is told why."""
+    draw = random.Random(3)
+
+    def verdict(level):
+        sides = [
+            [Process({"step time": 1e7 * level(at) * draw.gauss(1, 0.01)}, {}, steps=9) for at in range(12)]
+            for _ in range(2)
+        ]
+        return judge(*sides, 0.02)
+
+    halved = verdict(lambda at: 2.0 if at >= 3 else 1.0)
+    assert halved.outcome == "undecided" and len(halved.notes) == 1
+    assert halved.notes[0].startswith("step time rose and fell on both sides together, from -4")
+    scattered = [verdict(lambda _: draw.lognormvariate(0, 0.3)) for _ in range(50)]
+    assert {one.outcome for one in scattered} == {"undecided"} and not any(one.notes for one in scattered)
