@@ -24,13 +24,13 @@ from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.rooms.sweep.analyze import analyze
 from lab.rooms.sweep.expected import expected_rows, interrupted_blocks
-from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.gemm.merge import MergeOptions
-from lab.rooms.sweep.gemm.pairs import explained_of
 from lab.rooms.sweep.gemm.places import Places, within
+from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.reading.pairs import explained_of
 from lab.rooms.sweep.gemm.report import Report as GemmReport
-from lab.rooms.sweep.gemm.states import states_of
 from lab.rooms.sweep.gemm.steps import run_all
+from lab.rooms.sweep.gemm.variance.states import states_of
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import configs_of
 from lab.rooms.sweep.names import long_name
