@@ -217,7 +217,7 @@ def _change(shown: Comparison, frames: Frames, out: Path) -> list[Block]:
         axis="µs per unit",
         words=("span", "more", "less"),
     )
-    svg = figures.save_both(draw, make_folder(out / "figures"), "waterfall")
+    svg = figures.save(draw, make_folder(out / "figures"), "waterfall")
     return [
         Figure(svg, "From A to B, class by class", "figures/waterfall.png", "tables/waterfall.csv"),
         Table(steps, "The classes; they add up to the change of the span", "tables/waterfall.csv"),

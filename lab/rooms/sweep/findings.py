@@ -18,7 +18,7 @@ from lab.recordings.cache import load_trace
 from lab.recordings.gpu_state import GpuState
 from lab.recordings.load import named_as_recording
 from lab.recordings.views import device_of
-from lab.report.figures import save_both
+from lab.report.figures import save
 from lab.report.parts import Block, Figure, Files, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
@@ -141,7 +141,7 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
         one = settings[worst]
         for step in one.account.together.steps[:2]:
             name = f"ranks_step_{step}"
-            svg = save_both(partial(step_picture, one, step), out / "figures", name)
+            svg = save(partial(step_picture, one, step), out / "figures", name)
             caption = f"{long_name(*worst.knobs)}, step {step}. {SPAN_CAPTION}"
             blocks.append(Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
     blocks.append(
