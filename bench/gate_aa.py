@@ -26,14 +26,14 @@ from pathlib import Path
 import numpy as np
 
 from bench.table import Row, measured
-from lab.compare.confirm import confirmed, shows_all
-from lab.compare.floors import Floors, of_processes
-from lab.compare.gate import judge
-from lab.compare.looks import LOOKS, share_of, share_within
-from lab.compare.repeat import repeat, schedule
-from lab.compare.samples import METRICS, Process
-from lab.compare.sides import sides
-from lab.compare.signatures import EXCLUDED, UNSURE, quickly
+from lab.compare.check.confirm import confirmed, shows_all
+from lab.compare.check.floors import Floors, of_processes
+from lab.compare.check.gate import judge
+from lab.compare.check.looks import LOOKS, share_of, share_within
+from lab.compare.check.repeat import repeat, schedule
+from lab.compare.check.samples import METRICS, Process
+from lab.compare.check.sides import sides
+from lab.compare.check.signatures import EXCLUDED, UNSURE, quickly
 from lab.stats.gate import LEVEL
 
 PROGRAM = """

@@ -11,8 +11,8 @@ import click
 from lab.terminal.options import as_json, option, out
 
 if TYPE_CHECKING:
-    from lab.compare.diff import Compared, Difference
-    from lab.compare.replay import Asked
+    from lab.compare.diff.comparison import Compared, Difference
+    from lab.compare.diff.replay import Asked
 
 PATH = click.Path(path_type=Path)
 
@@ -59,7 +59,7 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
             "--repeat-b and --replay go with A and B alone", fix="compare C in a call of its own"
         )
     if flags["replay"]:
-        from lab.compare.replay import need_gpu
+        from lab.compare.diff.replay import need_gpu
 
         if flags["out"] is None:
             raise UsageError("--replay keeps what it ran", fix="-o FOLDER")
@@ -71,7 +71,7 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
         if as_json:
             printed.append(_as_json(compared.difference))
         else:
-            from lab.compare.text import text
+            from lab.compare.diff.text import text
 
             click.echo(text(compared.difference, top, flags["by"]))
             click.echo("\n".join(map(str, written)))
@@ -104,8 +104,8 @@ def _compare(
     from lab.errors import needs
 
     with needs("analysis"):
-        from lab.compare.diff import compare_sides
-        from lab.compare.groups import KINDS
+        from lab.compare.diff.comparison import compare_sides
+        from lab.compare.diff.modules.groups import KINDS
 
         compared = compare_sides(
             a,
@@ -116,13 +116,13 @@ def _compare(
             evidence=as_json or out is not None,
         )
     if replay and out and compared.difference.shown.unit:
-        from lab.compare.replay import Asked
+        from lab.compare.diff.replay import Asked
 
         traces = (execution_trace_a, execution_trace_b)
         _replay(compared, Asked((a, b), traces, out / "replay", image, repeats))
     if out is None:
         return compared, []
-    from lab.compare.page import write
+    from lab.compare.diff.page import write
 
     return compared, write(compared, out)
 
@@ -161,7 +161,7 @@ def _raise_for(found: Difference) -> None:
 
 
 def _replay(compared: Compared, asked: Asked) -> None:
-    from lab.compare.replay import replay
+    from lab.compare.diff.replay import replay
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -225,14 +225,14 @@ def check(
     """
     import msgspec
 
-    from lab.compare.gate import sentences
+    from lab.compare.check.gate import sentences
     from lab.core.words import printable
     from lab.errors import UsageError, needs
 
     with needs("analysis"):
         if command:
-            from lab.compare.repeat import repeat
-            from lab.compare.sides import sides
+            from lab.compare.check.repeat import repeat
+            from lab.compare.check.sides import sides
 
             if out is None:
                 raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")
@@ -246,11 +246,11 @@ def check(
                     with_floors=not no_floors,
                 )
         else:
-            from lab.compare.again import judge_again
+            from lab.compare.check.again import judge_again
 
             found = judge_again(Path(base), Path(head), max_slowdown, with_floors=not no_floors)
     if junit:
-        from lab.compare.junit import write_junit
+        from lab.compare.check.junit import write_junit
 
         write_junit(found, junit)
     click.echo(msgspec.json.encode(found) if as_json else printable("\n".join(sentences(found))))

@@ -1,0 +1,142 @@
+"""`lab check`: its three outcomes and their exit codes, and what counts exactly."""
+
+from __future__ import annotations
+
+import json
+import random
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from lab.compare.check.gate import judge
+from lab.compare.check.samples import Process
+from lab.compare.cli import check
+from lab.errors import BadDataError
+from tests.compare.made import layer, trace
+
+
+def processes(folder, count, scale=1.0, noise=0.002, seed=0, more=()):
+    random.seed(seed)
+    for number in range(count):
+        own = scale * random.uniform(1 - noise, 1 + noise)
+        steps = [layer(own) + layer(own)] * 3
+        trace(folder / f"p{number}.json", steps, calls=[(step, name) for step in range(3) for name in more])
+    return folder
+
+
+def run(*words):
+    return CliRunner().invoke(check, [str(word) for word in words])
+
+
+def test_a_slowdown_is_proven_excluded_or_undecided_and_the_exit_code_says_which(tmp_path):
+    base = processes(tmp_path / "base", 5)
+    slow, same = processes(tmp_path / "slow", 5, 1.1, seed=1), processes(tmp_path / "same", 5, seed=2)
+    noisy = processes(tmp_path / "noisy", 3, noise=0.2, seed=3)
+    found = run(base, slow)
+    assert found.exit_code == 1 and "proven" in found.stdout and "kernel time: +9.9" in found.stdout
+    assert run(base, same).exit_code == 0 and "is excluded" in run(base, same).stdout
+    unclear = run(base, noisy)
+    assert unclear.exit_code == 3 and "would decide" in unclear.stdout and "smallest change" in unclear.stdout
+    assert run(base, slow, "--max-slowdown", "20%").exit_code == 0
+
+
+def test_one_process_a_side_decides_nothing(tmp_path):
+    found = run(processes(tmp_path / "a", 1), processes(tmp_path / "b", 1, 3.0))
+    assert found.exit_code == 3 and "2 more processes a side at least" in found.stdout
+
+
+def test_counts_that_changed_in_every_process_are_said_exactly(tmp_path):
+    base = processes(tmp_path / "base", 4)
+    head = processes(tmp_path / "head", 4, seed=2, more=("cudaDeviceSynchronize",))
+    assert json.loads(run(base, head, "--json").stdout)["exact"] == ["cudaDeviceSynchronize: 0 -> 1 per step"]
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "-1%", "-0.01", "100%", "two"])
+def test_a_limit_that_is_no_share_is_refused(tmp_path, word):
+    base = processes(tmp_path / "base", 1)
+    assert run(base, base, "--max-slowdown", word).exit_code == 2
+
+
+def test_a_recording_without_steps_or_an_empty_folder_is_an_error(tmp_path):
+    trace(tmp_path / "a" / "p.json", [layer()], prefix="nothing ")
+    (tmp_path / "none").mkdir()
+    assert "no step is marked" in str(run(tmp_path / "a", tmp_path / "a").exception)
+    assert "no recording" in str(run(tmp_path / "none", tmp_path / "a").exception)
+
+
+def step_times(folder, count, scale=1.0, noise=0.002, seed=0):
+    random.seed(seed)
+    folder.mkdir()
+    for number in range(count):
+        own = scale * random.uniform(1 - noise, 1 + noise)
+        times = [10 * own * random.uniform(0.99, 1.01) for _ in range(40)]
+        (folder / f"p{number}.json").write_text(json.dumps({"step_ms": times, "host": "any"}))
+    return folder
+
+
+def test_step_times_of_any_program_are_judged_as_one_metric(tmp_path):
+    base, slow = step_times(tmp_path / "a", 5), step_times(tmp_path / "b", 5, 1.1, seed=1)
+    found = json.loads(run(base, slow, "--json").stdout)
+    (metric,) = found["metrics"]
+    assert (metric["name"], metric["outcome"], metric["level"]) == ("step time", "regression", 0.99)
+    assert metric["change"] == pytest.approx(0.1, abs=0.01) and found["exact"] == []
+    assert run(base, step_times(tmp_path / "c", 5, seed=2)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "text", ['{"step_ms": []}', '{"step_ms": [1, -2]}', '{"step_ms": [1e999]}', '{"step_ms": [1']
+)
+def test_step_times_that_are_none_are_an_error_and_no_sample(tmp_path, text):
+    base = step_times(tmp_path / "a", 3)
+    (base / "p3.json").write_text(text)
+    assert isinstance(run(base, base).exception, BadDataError)
+
+
+def test_recordings_and_step_times_have_no_metric_in_common(tmp_path):
+    base = processes(tmp_path / "a", 3)
+    found = run(base, step_times(tmp_path / "b", 3))
+    assert isinstance(found.exception, BadDataError) and "no metric in common" in str(found.exception)
+
+
+def test_junit_fails_what_is_proven_and_skips_what_is_undecided(tmp_path):
+    base, slow = processes(tmp_path / "base", 5), processes(tmp_path / "slow", 5, 1.1, seed=1)
+    assert run(base, slow, "--junit", tmp_path / "slow.xml").exit_code == 1
+    suite = ElementTree.parse(tmp_path / "slow.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "3", "0")
+    assert {case.get("name"): [part.tag for part in case] for case in suite.iter("testcase")} == {
+        "signatures": ["failure"],
+        "kernel time": ["failure"],
+        "step time on the GPU": ["failure"],
+    }
+    noisy = processes(tmp_path / "noisy", 3, noise=0.2, seed=3)
+    assert run(base, noisy, "--junit", tmp_path / "noisy.xml").exit_code == 3
+    skipped = ElementTree.parse(tmp_path / "noisy.xml").getroot()
+    assert skipped.get("skipped") == "4" and "fair sample" in skipped.find(".//*[@name='processes']/*").get(
+        "message"
+    )
+
+
+def test_names_that_xml_cannot_hold_are_written_as_text(tmp_path):
+    base, head = processes(tmp_path / "a", 3), processes(tmp_path / "b", 3, more=("\x00\x1b[31m<&\ud800",))
+    run(base, head, "--junit", tmp_path / "x.xml")
+    text = ElementTree.parse(tmp_path / "x.xml").getroot().findtext("system-out")
+    assert "<&" in text and "\x1b" not in text
+
+
+def test_a_machine_that_changes_its_speed_is_told_from_sides_that_scatter():
+    """Twice as slow from the fourth round on: no interval can say anything, and the reader is told why."""
+    draw = random.Random(3)
+
+    def verdict(level):
+        sides = [
+            [Process({"step time": 1e7 * level(at) * draw.gauss(1, 0.01)}, {}, steps=9) for at in range(12)]
+            for _ in range(2)
+        ]
+        return judge(*sides, 0.02)
+
+    halved = verdict(lambda at: 2.0 if at >= 3 else 1.0)
+    assert halved.outcome == "undecided" and len(halved.notes) == 1
+    assert halved.notes[0].startswith("step time rose and fell on both sides together, from -4")
+    scattered = [verdict(lambda _: draw.lognormvariate(0, 0.3)) for _ in range(50)]
+    assert {one.outcome for one in scattered} == {"undecided"} and not any(one.notes for one in scattered)
