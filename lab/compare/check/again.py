@@ -14,6 +14,7 @@ from lab.compare.check.progress import Progress
 from lab.compare.check.samples import processes
 from lab.compare.side import recordings_at
 from lab.core.words import plural
+from lab.errors import BadDataError
 
 SIDES = ("base", "head")
 
@@ -25,10 +26,9 @@ def judge_again(base: Path, head: Path, allowed: float, *, with_floors: bool = T
     has the level here that it had there. What the check's own verdict may say otherwise is noted.
     """
     out = _place(base, head)
-    check = Progress.made(out) if out else None
     floors = _floors(out) if out and with_floors else None
     first = processes(base), processes(head)
-    share, notes = _as_looked(check, base, head, allowed, floors) if check else (1.0, [])
+    share, notes = _as_looked(out, base, head, allowed, floors) if out else (1.0, [])
     found = judge(*first, allowed, share=share, floors=floors)
     found.notes += notes
     if found.outcome == "regression":
@@ -48,9 +48,17 @@ def _floors(out: Path) -> Floors | None:
 
 
 def _as_looked(
-    check: Progress, base: Path, head: Path, allowed: float, floors: Floors | None
+    out: Path, base: Path, head: Path, allowed: float, floors: Floors | None
 ) -> tuple[float, list[str]]:
     """The share of the false alarms that the check's last look had, and what a reader should know."""
+    try:
+        check = Progress.made(out)
+    except BadDataError as error:
+        return 1.0, [
+            f"judged as a single look: the record of the check beside them is of no use ({error.what})"
+        ]
+    if check is None:
+        return 1.0, []
     asked, looks = check.state.asked, check.state.looks
     files = [file.resolve() for side in (base, head) for file in recordings_at(side)]
     other = []

@@ -96,6 +96,12 @@ def test_recordings_that_are_no_look_of_the_check_are_judged_as_a_single_look_an
     assert any("these are not the processes of a look that the check made" in one for one in found["notes"])
     assert found["metrics"][0]["n_base"] == 4
     assert found["metrics"][0]["level"] == pytest.approx(1 - (1 - LEVEL) / 2 / len(METRICS))
+    record = tmp_path / "o" / "check.json"
+    record.write_text(record.read_text().replace('"schema_version": 2', '"schema_version": 1'))
+    found = json.loads(CliRunner().invoke(check, [*map(str, both), "--json"]).stdout)
+    assert (
+        any("by another version of lab" in one for one in found["notes"]) and found["outcome"] == "undecided"
+    )
 
 
 def test_git_revisions_run_in_worktrees_that_go_away(tmp_path, monkeypatch):
