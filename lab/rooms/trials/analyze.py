@@ -92,7 +92,7 @@ def _hidden(passes: list[Trial]) -> list[str]:
     many = plural(len(passes), "pass", "passes")
     verb = "ends" if len(passes) == 1 else "end"
     return [
-        f"{many} {verb} in a traceback, with exit code 0 (the first: {passes[0].step}): a pipe's exit code "
+        f"{many} {verb} in an error, with exit code 0 (the first: {passes[0].step}): a pipe's exit code "
         "is that of its last command; `set -o pipefail`, or name the error in --fail: '/Error/'"
     ]
 

@@ -15,7 +15,7 @@ FEW_LINES = 40  # a command that printed more had begun
 AFTER = 6  # lines that a message may have below a traceback
 TRACEBACK = "Traceback (most recent call last"
 HARMLESS = ("Exception ignored", "Error in atexit", "--- Logging error", "Task exception was never")
-HIDDEN = "although its output ends in a traceback"  # how the reason of such a pass begins
+HIDDEN = "although its output ends in an error"  # how the reason of such a pass begins
 SHELL = r"(?:\S*/)?(?:ba|da|k|z|a)?sh: (?:line )?(?:\d+: )?"
 NO_SCRIPT = (
     r"\S*python\S*: can't open file '.*': \[Errno \d+\].*"
@@ -72,20 +72,24 @@ class Signs:
 
     @property
     def hidden(self) -> str:
-        """The exception with which the output ends: an exit code of 0 then says little, as that of a pipe."""
-        if not self._raised or self._lines - self._raised_at > AFTER:
+        """The error with which the output ends, or which is all of it: an exit code of 0 then says little, as
+        that of a pipe."""
+        last = self.last.strip()
+        alone = self._lines == 1 and _NOT_FOUND.fullmatch(last)
+        begins = self.first.startswith("  File ") or self.first[:6].lower() == "usage:"
+        if self._raised and self._lines - self._raised_at <= AFTER:
+            last = self._raised
+        elif not alone and not (begins and self._cannot_begin(last, 2)):
             return ""
-        return f"{HIDDEN}: {printable(self._raised)}"
+        return f"{HIDDEN}: {printable(last)}"
 
     def why(self, exit_code: int) -> str:
         """What says that the command, or something it starts, is not there or cannot begin; "": nothing."""
         last = self.last.strip()
         if exit_code in NOT_THERE:
             return f"exit code {exit_code} ({NOT_THERE[exit_code]}){f': {printable(last)}' if last else ''}"
-        if exit_code == 0:  # of a pipe's last command, where the output is nothing but the error
-            alone = self._lines == 1 and _NOT_FOUND.fullmatch(last)
-            begins = self.first.startswith((TRACEBACK, "  File ")) or self.first[:6].lower() == "usage:"
-            return printable(last) if alone or (begins and self._cannot_begin(last, 2)) else ""
+        if exit_code == 0:
+            return ""
         if self._script and (self._lines <= FEW_LINES or self._child in (1, 2)):
             return printable(self._script)
         return printable(last) if self._cannot_begin(last, exit_code) else ""
@@ -94,6 +98,6 @@ class Signs:
         """Whether the last of a few lines says that a module, an option or the like is not there."""
         if self._lines > FEW_LINES:
             return False
-        misused = exit_code in (1, 2) and self._usage and _USAGE.fullmatch(last)
+        misused = exit_code == 2 and self._usage and _USAGE.fullmatch(last)
         syntax = self.first.startswith("  File ") and _SYNTAX.fullmatch(last)
         return bool(misused or syntax or _AT_THE_END.fullmatch(last) or _TRY_HELP.fullmatch(last))

@@ -365,8 +365,8 @@ def test_a_pass_that_leaves_its_work_running_says_so_and_helpers_that_end_with_i
 def test_a_pass_behind_a_pipe_that_ends_in_a_traceback_ends_with_1(tmp_path):
     command = f"{sys.executable} -S -c 'raise ValueError(7)' 2>&1 | cat"
     done = lab("-q", "-o", "out", *["trials", "-n", "1", "--", "sh", "-c"], command, cwd=tmp_path)
-    assert rows(tmp_path / "out")[0]["reason"].endswith("ends in a traceback: ValueError: 7")
-    said = "1 pass ends in a traceback, with exit code 0"
+    assert rows(tmp_path / "out")[0]["reason"].endswith("ends in an error: ValueError: 7")
+    said = "1 pass ends in an error, with exit code 0"
     assert done.returncode == 1 and said in done.stderr
     assert said in (tmp_path / "out" / "report.html").read_text()
 
