@@ -148,3 +148,37 @@ def test_a_real_slowdown_that_three_more_do_not_show_is_proven_by_more_of_both_s
             "the look at 3 processes a side proved a slowdown that a second set"
         )
     assert len(list((tmp_path / "out" / "second" / "base").glob("*.json"))) == 6
+
+
+def test_the_second_set_ends_once_it_shows_everything_and_is_judged_so_again(tmp_path):
+    """The first set scatters, and needs six a side to prove it; of the second three are enough."""
+    program = """
+import json, os, sys
+name = os.path.basename(sys.argv[1])[:-5]
+turn, second = int(name[-2:]), name.startswith("second")
+off = 1e-3 * turn if second else 0.04 * (-1) ** turn + 1e-4 * turn
+scale = float(open("scale").read()) * (1 + off + 1e-5 * len(name))
+json.dump({"step_ms": [scale, scale * 1.001]}, open(sys.argv[1], "w"))
+"""
+    for name, scale in (("b", "10.0"), ("h", "12.0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "scale").write_text(scale)
+        (tmp_path / name / "work.py").write_text(program)
+    out = tmp_path / "out"
+    words = [str(tmp_path / "b"), str(tmp_path / "h"), "--no-floors", "--json", "-o", str(out)]
+    done = CliRunner().invoke(check, [*words, "--", sys.executable, "-S", "work.py", "{out}"])
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1 and found["second"] == (
+        "A second set of 3 processes a side, judged by itself, agrees"
+    )
+    looks = [
+        (one["processes"], one["share"]) for one in json.loads((out / "check.json").read_text())["looks"]
+    ]
+    assert looks == [(3, 0.1), (6, 0.2)] and len(list((out / "second" / "head").glob("*.json"))) == 3
+    again = CliRunner().invoke(check, [str(out / "base"), str(out / "head"), "--json"])
+    same = json.loads(again.stdout)
+    assert (same["outcome"], same["second"], same["metrics"]) == (
+        found["outcome"],
+        found["second"],
+        found["metrics"],
+    )
