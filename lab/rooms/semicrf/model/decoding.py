@@ -110,8 +110,11 @@ def reject_nan(problem: Problem) -> Tensor | None:
     Raises BadDataError for NaN and +inf: no comparison with them means anything, so any path could come out.
     """
     score_BTC = problem.score_BTC.detach()
-    narrow = score_BTC.dtype not in (torch.float32, torch.float64)
-    top_BT = (score_BTC.float() if narrow else score_BTC).amax(-1)
+    if score_BTC.dtype not in (torch.float32, torch.float64):
+        score_BTC = score_BTC.float()
+    if problem.plain and not score_BTC.is_cuda and is_ordinary(problem, score_BTC):
+        return None  # one look at all numbers takes a tenth of the time that each frame's largest does
+    top_BT = score_BTC.amax(-1)
     if problem.plain and is_ordinary(problem, top_BT):
         return None
     top_BT = top_BT.double()
@@ -130,10 +133,10 @@ def reject_nan(problem: Problem) -> Tensor | None:
     raise BadDataError(f"NaN or +inf in the scores of sequence {b}", where=f"frame {t}", fix=fix)
 
 
-def is_ordinary(problem: Problem, top_BT: Tensor) -> bool:
-    """Whether nothing is NaN, +inf or a large top, padding included: seldom not, and one wait for a GPU."""
-    others = torch.cat([value.detach().reshape(-1).to(top_BT.dtype) for value in problem.floats()[1:]])
-    low, high, other = torch.stack([*torch.aminmax(top_BT), others.amax()]).tolist()
+def is_ordinary(problem: Problem, scores: Tensor) -> bool:
+    """Whether none of `scores` is large or NaN, and nothing else is NaN or +inf: one wait for a GPU."""
+    others = torch.cat([value.detach().reshape(-1).to(scores.dtype) for value in problem.floats()[1:]])
+    low, high, other = torch.stack([*torch.aminmax(scores), others.amax()]).tolist()
     return bool(low >= -LARGE and high <= LARGE and other < math.inf)
 
 

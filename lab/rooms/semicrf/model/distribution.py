@@ -81,10 +81,6 @@ class SegmentDistribution:
         return f"SegmentDistribution(B={batch}, T={frames}, K={longest}, C={labels})"
 
     @property
-    def batch_shape(self) -> torch.Size:
-        return self.problem.lengths_B.shape
-
-    @property
     def partition(self) -> Tensor:
         """log Z (B,), float64, differentiable."""
         value: Tensor = self._once(

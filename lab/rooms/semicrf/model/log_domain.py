@@ -92,7 +92,7 @@ def forward(problem: Problem) -> LogState:
     frame_TBC = terms.frame_TBC.clone()
     pending = frame_TBC.new_full((frames + longest, batch, labels), -float("inf"))
     alpha, gamma = [torch.full_like(frame_TBC[0], -float("inf"))], [terms.first()]
-    offset, log_z_B = Sum(real(frame_TBC).new_zeros(batch)), frame_TBC.new_full((batch,), -float("inf"))
+    offset, offsets = Sum(real(frame_TBC).new_zeros(batch)), []
     ends_TBC, runs_TBC = useful_ends(problem)
     steps_K11 = torch.arange(1, longest + 1, device=runs_TBC.device)[:, None, None]
     for t in range(frames):
@@ -106,11 +106,13 @@ def forward(problem: Problem) -> LogState:
         shift_B = finite_or_zero(real(entering).add(real(frame_TBC[t])).amax((0, 2)))
         frame_TBC[t] -= shift_B[:, None]
         offset.add(shift_B)
+        offsets.append(offset.total())
         window.copy_(plus(entering, frame_TBC[t]))
         alpha.append(terms.closed(window[0], t).clone())
         gamma.append(onward(terms, alpha[-1], t + 1))
-        ended = logsumexp(plus(alpha[-1], terms.end_C), -1) + offset.total()
-        log_z_B = torch.where(problem.lengths_B == t + 1, ended, log_z_B)
+    last, rows = problem.lengths_B, torch.arange(batch, device=frame_TBC.device)
+    ended_BC = plus(torch.stack(alpha)[last, rows], terms.end_C)
+    log_z_B = logsumexp(ended_BC, -1) + torch.stack(offsets)[last - 1, rows]
     log_z_B = log_z_B.masked_fill(unknown(terms), float("nan"))
     return LogState(terms, log_z_B, alpha, gamma, frame_TBC)
 

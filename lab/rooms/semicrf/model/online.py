@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from lab.errors import BadDataError, UsageError
+from lab.rooms.semicrf.model.decoding import reject_nan
 from lab.rooms.semicrf.model.problem import make_problem
 
 BEGIN = -1
@@ -56,13 +57,14 @@ class OnlineDecoder:
         *,
         lag: int | None = None,
     ) -> None:
-        """Raises UsageError for shapes that do not fit, or a negative lag."""
+        """Raises UsageError for shapes that do not fit or a negative lag, BadDataError for NaN and +inf."""
         if lag is not None and lag < 0:
             raise UsageError(f"lag must be 0 or more frames, got {lag}")
         one = duration_KC.new_zeros(1, 1, duration_KC.shape[-1])
         problem = make_problem(one, transition, duration_KC, None, start_C, end_C)
         if problem.per_frame:
             raise UsageError("a stream's transitions cannot depend on the frame", fix="(C, C) or (K, C, C)")
+        reject_nan(problem)
         values = (problem.transition, problem.duration_KC, problem.start_C, problem.end_C)
         self._transition, self._duration, start, self._end = (
             value.detach().double().cpu().numpy() for value in values

@@ -303,7 +303,7 @@ def nan_if_spoiled(end_C: Tensor, others: tuple[Tensor, ...]) -> Tensor:
         return end_C
     with torch.no_grad():
         highest = torch.cat([value.reshape(-1) for value in others]).max()
-        zero = highest.clamp(min=0) * 0  # or NaN
+        zero = torch.maximum(highest, torch.zeros_like(highest)) * 0  # or NaN
     return end_C + zero
 
 

@@ -203,6 +203,16 @@ def test_one_label_one_frame_and_no_frame_are_streams_too():
     assert one.score == 2.0
 
 
+@pytest.mark.parametrize("bad", [math.nan, INF])
+@pytest.mark.parametrize("name", ["transition", "duration_KC", "start_C", "end_C"])
+def test_a_stream_is_never_decoded_by_parameters_with_nan_or_inf(name, bad):
+    shapes = {"transition": (2, 2), "duration_KC": (3, 2), "start_C": (2,), "end_C": (2,)}
+    given = {other: torch.zeros(shape) for other, shape in shapes.items()}
+    given[name].view(-1)[-1] = bad
+    with pytest.raises(BadDataError, match=r"NaN or \+inf in "):
+        OnlineDecoder(**given)
+
+
 def test_what_cannot_be_decoded_is_named():
     decoder = OnlineDecoder(torch.zeros(2, 2), torch.zeros(3, 2))
     with pytest.raises(UsageError, match=r"frames must be \(2,\) or \(t, 2\)"):

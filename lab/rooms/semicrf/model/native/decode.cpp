@@ -155,7 +155,7 @@ struct Choices {
     const Sequence& q;
     const double *alpha, *gamma, *second;  // rows of `wide`
     const V* into;
-    double* worth;  // room for max(K, C), and a vector
+    double* worth;  // room for max(K, C), up to whole vectors
 
     double label_step(int64_t label, int64_t next) const {
         return next < 0 ? m.end[label] : m.transition[label * m.labels + next];
@@ -245,7 +245,7 @@ constexpr int32_t NONE = -1, UNKNOWN = -2;
 // choice. At `first` the path itself took another choice than the best, which is `root`.
 struct Path {
     std::vector<int32_t> chosen, boundary, other;
-    std::vector<double> worth;
+    std::vector<double> worth, rest, step;  // `rest` is the other choice's worth less what lies behind the node, `step` the chosen one's
     double score = -INF;
     int64_t first = 0, root = NONE;
 
@@ -296,48 +296,80 @@ struct Follower {
     Follower(const Choices& choices, bool more) : choices(choices), more(more), t(choices.q.length) {
         const size_t most = size_t(2 * t);
         path.chosen.reserve(most);
-        if (more) {
-            path.boundary.reserve(most);
-            path.other.reserve(most);
-            path.worth.reserve(most);
-        }
+        if (!more) return;
+        for (auto* column : {&path.boundary, &path.other}) column->reserve(most);
+        for (auto* column : {&path.worth, &path.rest, &path.step}) column->reserve(most);
     }
 
     bool labels() const { return path.chosen.size() % 2 == 0; }
 
-    void take(int64_t chosen, int64_t other, double worth) {
+    void take(int64_t chosen, int64_t other, double rest) {
+        const bool duration = !labels();
         path.chosen.push_back(int32_t(chosen));
         if (more) {
+            const double step = duration ? choices.duration_step(t, next, chosen + 1) : choices.label_step(chosen, next);
             path.boundary.push_back(int32_t(t));
             path.other.push_back(int32_t(other));
-            path.worth.push_back(worth);
+            path.rest.push_back(rest);
+            path.worth.push_back(after + rest);
+            path.step.push_back(step);
+            after += step;
         }
-        const bool duration = path.chosen.size() % 2 == 0;
-        if (!duration) {
-            after += choices.label_step(chosen, next);
-            next = chosen;
-        } else {
-            after += choices.duration_step(t, next, chosen + 1);
-            t -= chosen + 1;
-        }
+        if (duration) t -= chosen + 1;
+        else next = chosen;
     }
-    void copy(int64_t chosen) { take(chosen, NONE, -INF); }
+    // Nodes of another path, with what it has noted of them or, for they are that path's, without.
+    void copy(const Path& from, size_t begin, size_t end, bool noted) {
+        const auto add = [=](auto& to, const auto& values) { to.insert(to.end(), values.begin() + begin, values.begin() + end); };
+        add(path.chosen, from.chosen);
+        if (more) {
+            size_t node = path.rest.size();
+            add(path.boundary, from.boundary);
+            add(path.step, from.step);
+            if (noted) {
+                add(path.other, from.other);
+                add(path.rest, from.rest);
+            } else {
+                path.other.resize(path.step.size(), NONE);
+                path.rest.resize(path.step.size(), -INF);
+            }
+            path.worth.resize(path.step.size());
+            for (; node < path.step.size(); ++node) {
+                path.worth[node] = after + path.rest[node];
+                after += path.step[node];
+            }
+        }
+        t = end < from.chosen.size() ? from.boundary[end] : 0;
+        const size_t last = path.chosen.size();
+        next = last == 0 ? int64_t(NONE) : path.chosen[last - (labels() ? 2 : 1)];
+    }
     // The other choice of the parent, and what comes behind it in the order of worth.
     void deviate(int64_t chosen, int64_t root) {
         path.first = int64_t(path.chosen.size());
         path.root = root;
         const int64_t count = labels() ? choices.labels(t, next) : choices.durations(t, next);
         const int64_t other = more ? choices.after(count, chosen, root) : NONE;
-        take(chosen, other, other < 0 ? -INF : after + choices.worth[other]);
+        take(chosen, other, other < 0 ? -INF : choices.worth[other]);
     }
     void best() {
         if (labels()) {
             const int64_t chosen = choices.best_label(t, next);
             const int64_t other = more ? choices.best(choices.labels(t, next), chosen) : NONE;
-            return take(chosen, other, other < 0 ? -INF : after + choices.worth[other]);
+            return take(chosen, other, other < 0 ? -INF : choices.worth[other]);
         }
         const int64_t chosen = choices.best_duration(t, next);
-        take(chosen, UNKNOWN, more ? after + choices.second[t * choices.m.wide + next] : -INF);
+        take(chosen, UNKNOWN, more ? choices.second[t * choices.m.wide + next] : -INF);
+    }
+    // The best way from here. From where another path comes by, before the same label, it is that path's.
+    void finish(const Path& other, size_t node) {
+        while (t > 0) {
+            if (labels()) {
+                while (node < other.chosen.size() && (node % 2 || other.boundary[node] > t)) ++node;
+                if (node < other.chosen.size() && other.boundary[node] == t && other.chosen[node - 2] == next)
+                    return copy(other, node, other.chosen.size(), true);
+            }
+            best();
+        }
     }
 };
 
@@ -353,12 +385,13 @@ Path best_path(const Choices& choices, bool more) {
 
 Path deviated(const Choices& choices, Path& parent, const Deviation& from, bool more) {
     Follower walk(choices, more);
-    for (int64_t node = 0; node < from.node; ++node) walk.copy(parent.chosen[size_t(node)]);
-    const int64_t root = from.node == parent.first && parent.root >= 0 ? parent.root : parent.chosen[size_t(from.node)];
-    walk.deviate(parent.other_at(choices, size_t(from.node)), root);
-    while (walk.t > 0) walk.best();
+    const size_t node = size_t(from.node);
+    walk.copy(parent, 0, node, false);
+    const int64_t root = from.node == parent.first && parent.root >= 0 ? parent.root : parent.chosen[node];
+    walk.deviate(parent.other_at(choices, node), root);
+    walk.finish(parent, node + 2);
     walk.path.score = from.worth;
-    parent.worth[size_t(from.node)] = -INF;
+    parent.worth[node] = -INF;
     return walk.path;
 }
 
@@ -420,7 +453,7 @@ int lab_semicrf_best(int64_t batch, int64_t frames, int64_t longest, int64_t lab
         const Model m = model_of(longest, labels, transition, duration, start, end);
         const Tables tables(m);
         threads = std::max<int64_t>(1, std::min(threads, batch));
-        const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels) + LANES;
+        const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels) + PADDED;
         const Vectors memory = vectors(size * threads);
         std::vector<double> worth(size_t(room * threads));
         in_turns(batch, threads, [&](int64_t b, int64_t thread) {

@@ -17,9 +17,6 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
-#if defined(__SSE2__)
-#include <immintrin.h>
-#endif
 
 namespace {
 
@@ -455,6 +452,7 @@ struct Drawing {
     const Model& m;
     const Sequence& s;
     const Kept& from;
+    const double* lasting;  // the durations' weights, (C, K)
     bool exact = true;
 
     // What the scores are, in 64 bits.
@@ -483,38 +481,40 @@ struct Drawing {
     static double at(const V* row, int64_t label) { return reinterpret_cast<const double*>(row)[label]; }
     const V* step_to(int64_t next) const { return next < 0 ? m.last.get() : m.back.get() + next * m.nv; }
     double message(const V* rows, int64_t t, int64_t label) const { return at(rows + t * m.nv, label); }
-    const double* durations(int64_t label) const {  // LANES apart
-        return reinterpret_cast<const double*>(m.duration.get() + label / LANES * m.longest) + label % LANES;
-    }
+    const double* durations(int64_t label) const { return lasting + label * m.longest; }
     double sum_of_labels(int64_t t, int64_t next) const {
         const V *alpha = from.alpha + t * m.nv, *step = step_to(next);
-        double sum = 0.0;
-        for (int64_t a = 0; a < m.labels; ++a) sum += at(alpha, a) * at(step, a);
-        return sum;
+        V sum = V{};
+        for (int64_t v = 0; v < m.nv; ++v) sum += alpha[v] * step[v];
+        return total(sum);
     }
     // What rounding left beyond all weights goes to the `last` one that is not zero.
     int64_t if_exact(double sum, double whole, int64_t last) {
         exact = exact && adds_up(sum, whole);
         return last;
     }
-    // Without a branch, so that several draws' choices are made at once.
+    // Without a branch, so that several draws' choices are made at once. NV: vectors of labels, where they are few.
+    template <int NV>
     int64_t label(Walk& w) {
+        const int64_t nv = NV ? NV : m.nv;
         const double whole = w.next < 0 ? sum_of_labels(w.t, w.next) : message(from.gamma, w.t, w.next);
         const V *alpha = from.alpha + w.t * m.nv, *step = step_to(w.next);
         const V target = all(w.random.next() * whole);
         V sum = V{};
-        M beyond{};  // -1 for each label up to which all weights come to more
-        for (int64_t v = 0; v < m.nv; ++v) {
+        int64_t found = m.wide;  // less each label up to which all weights come to more
+        for (int64_t v = 0; v < nv; ++v) {
             sum = all(sum[LANES - 1]) + running_sum(alpha[v] * step[v]);
-            beyond += sum > target;
+            found -= count_above(sum, target);
         }
-        int64_t found = m.wide;
-        for (int i = 0; i < LANES; ++i) found += beyond[i];
         const bool reached = found < m.labels;
         found = std::min(found, m.labels - 1);
         // Sums of other lanes are rounded otherwise: beside a label that is forbidden the one before it is meant.
         while (found >= 0 && !(at(alpha, found) * at(step, found) > 0.0)) --found;
         return reached && found >= 0 ? found : if_exact(sum[LANES - 1], whole, found);
+    }
+    template <int NV>
+    void choose_labels(std::vector<Walk>& walks) {
+        for (Walk& w : walks) w.next = label<NV>(w);
     }
     int64_t duration(Walk& w) {
         const double whole = message(from.alpha, w.t, w.next), target = w.random.next() * whole;
@@ -523,7 +523,7 @@ struct Drawing {
         int64_t last = -1;
         for (int64_t k = 1; k <= std::min(m.longest, w.t) && content > 0.0; ++k) {
             content *= message(from.scaled, w.t - k, w.next);
-            const double own = message(from.gamma, w.t - k, w.next) * (content * lasting[(k - 1) * LANES]);
+            const double own = message(from.gamma, w.t - k, w.next) * (content * lasting[k - 1]);
             sum += own;
             if (sum > target) return k;
             if (own > 0.0) last = k;
@@ -536,7 +536,14 @@ struct Drawing {
         for (int64_t n = 0; n < count; ++n)
             walks.push_back({Random(seed, content, uint64_t(n)), n, s.length, -1, segments + n * frames * 2});
         while (!walks.empty()) {
-            for (Walk& w : walks) w.next = label(w);
+            switch (m.nv) {
+                case 1: choose_labels<1>(walks); break;
+                case 2: choose_labels<2>(walks); break;
+                case 3: choose_labels<3>(walks); break;
+                case 4: choose_labels<4>(walks); break;
+                case 6: choose_labels<6>(walks); break;
+                default: choose_labels<0>(walks); break;
+            }
             for (size_t i = 0; i < walks.size() && exact;) {
                 Walk& w = walks[i];
                 *w.to++ = int32_t(w.t);
@@ -556,13 +563,13 @@ struct Drawing {
     // All weights of each choice of a draw, added up, are the message. Some segments at a time: a product waits for the one
     // before it.
     void prove(const int32_t* segments, int64_t size) {
-        constexpr int WAYS = 8;
+        constexpr int WAYS = 4;
         int64_t next = -1;
         for (int64_t first = 0; first < size && exact; first += WAYS) {
-            int64_t reach[WAYS], places[WAYS], least = m.longest;
+            int64_t reach[WAYS], least = m.longest;
             double sums[WAYS] = {}, contents[WAYS], wholes[WAYS];
-            const double *lasting[WAYS], *weights = reinterpret_cast<const double*>(from.scaled);
-            const double* gamma = reinterpret_cast<const double*>(from.gamma);
+            const double *lasting[WAYS], *places[WAYS];
+            const int64_t apart = (from.gamma - from.scaled) * LANES;
             for (int way = 0; way < WAYS; ++way) {
                 const int32_t* one = segments + 2 * std::min(first + way, size - 1);
                 const int64_t t = one[0];
@@ -572,14 +579,14 @@ struct Drawing {
                 wholes[way] = message(from.alpha, t, next);
                 contents[way] = 1.0;
                 lasting[way] = durations(next);
-                places[way] = (t - 1) * m.wide + next;
+                places[way] = reinterpret_cast<const double*>(from.scaled) + (t - 1) * m.wide + next;
                 reach[way] = std::min(m.longest, t);
                 least = std::min(least, t);
             }
             const auto add = [&](int way, int64_t k) {
-                const int64_t at = places[way] - k * m.wide;
-                contents[way] *= weights[at];
-                sums[way] += gamma[at] * (contents[way] * lasting[way][k * LANES]);
+                const double* at = places[way] - k * m.wide;
+                contents[way] *= at[0];
+                sums[way] += at[apart] * (contents[way] * lasting[way][k]);
             };
             for (int64_t k = 0; k < least; ++k)
                 for (int way = 0; way < WAYS; ++way) add(way, k);
@@ -592,14 +599,14 @@ struct Drawing {
 };
 
 // `count` draws of a sequence; -> whether something may have been lost.
-bool draw_one(const Model& m, const Model& reach, const Sequence& s, uint64_t seed, int64_t count, int64_t frames, V* rows,
-              int32_t* segments, int32_t* sizes, const Scratch& own) {
+bool draw_one(const Model& m, const Model& reach, const double* lasting, const Sequence& s, uint64_t seed, int64_t count,
+              int64_t frames, V* rows, int32_t* segments, int32_t* sizes, const Scratch& own) {
     std::fill_n(sizes, count, 0);
     const Kept kept{rows, rows + (frames + 1) * m.nv, nullptr, rows + (2 * frames + 1) * m.nv};
     const Found found = walk<false>(m, s, false, kept, own);
     if (found.bad || hidden(m, reach, s, false, found.nonzero, own)) return true;
     if (!(found.z > 0.0) || count == 0) return false;
-    Drawing drawing{m, s, kept};
+    Drawing drawing{m, s, kept, lasting};
     drawing.draw(count, seed, drawing.content(own.rows), frames, segments, sizes);
     if (drawing.exact) drawing.prove(segments, sizes[0]);
     if (!drawing.exact) std::fill_n(sizes, count, 0);
@@ -958,8 +965,11 @@ int lab_semicrf_draw(int64_t batch, int64_t frames, int64_t longest, int64_t lab
         Model m(longest, labels, transition, duration, start, end, false);
         Model reach(longest, labels, transition, duration, start, end, true);
         Tensors x{batch, frames, score, single != 0, lengths, nullptr, nullptr, nullptr, nullptr, nullptr, flagged};
+        std::vector<double> lasting(size_t(labels * longest));  // D[c][k - 1]: a walk back stays with a label
+        for (int64_t c = 0; c < labels; ++c)
+            for (int64_t k = 0; k < longest; ++k) lasting[size_t(c * longest + k)] = m.duration[c / LANES * longest + k][c % LANES];
         each(m, batch, frames, threads, (3 * frames + 1) * m.nv, [&](int64_t b, const Scratch& own, V* rows) {
-            flagged[b] = draw_one(m, reach, x.sequence(m, b), uint64_t(seed), count, frames, rows,
+            flagged[b] = draw_one(m, reach, lasting.data(), x.sequence(m, b), uint64_t(seed), count, frames, rows,
                                   segments + b * count * frames * 2, sizes + b * count, own);
         });
     });

@@ -145,3 +145,17 @@ def test_processes_that_compile_at_once_all_get_a_whole_library(tmp_path):
 def test_the_source_lies_in_the_package():
     assert native_build.SOURCE.is_file()
     assert native_build.SOURCE.is_relative_to(Path(api.__file__).parent)
+
+
+@compiled
+def test_no_read_or_write_leaves_its_memory_at_any_number_of_labels(tmp_path):
+    program, here = tmp_path / "sanitized", Path(__file__).with_name("sanitized.cpp")
+    sources = [here, native_build.SOURCE, native_build.SOURCE.with_name("decode.cpp")]
+    # Two lanes, as SSE2 has: rows are padded to eight labels, and eight lanes would hide a step too far.
+    flags = ("-std=c++17", "-O0", "-g1", "-pthread", "-DLAB_LANES=2", "-fsanitize=address")
+    command, _ = native_build.find_compiler()
+    built = [*command, *flags, f"-I{native_build.SOURCE.parent}", *sources, "-o", program]
+    if subprocess.run(built, capture_output=True).returncode:
+        pytest.skip("this compiler has no sanitizers")
+    ran = subprocess.run([program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[:3000]
