@@ -201,7 +201,7 @@ def test_a_fetched_model_is_measured_offline_and_recorded(tmp_path):
     pytest.importorskip("transformers")
     made = tmp_path / "made"
     made.mkdir()
-    words = ("run", "-o", "run", "--no-analysis", *NAN, "--model", "org/mistral")
+    words = ("run", "-o", "run", "--analysis", "none", *NAN, "--model", "org/mistral")
     with serving(StandIn({"org/mistral": mistral_repo(made)})) as hub:
         _, err = lab(tmp_path, *words, code=4, HF_ENDPOINT=hub.url)
         assert "fix:   lab fetch org/mistral" in err and not (tmp_path / "run").exists() and not hub.asked
