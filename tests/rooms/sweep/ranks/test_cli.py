@@ -473,7 +473,7 @@ def test_sends_that_cannot_be_paired_are_known_to_the_exit_code(tmp_path: Path) 
     loose = f"{3 * STEPS * CALLS} sends or receives of more than two ranks not paired"
     assert found["lacking"] == [f"{loose}: who waits for whom is not told"]
     (late,) = (one for one in found["findings"] if one["cause"] == "host_late")
-    assert late["rank"] == 1 and "whether it holds the others up is not told" in late["text"]
+    assert late["rank"] == 1 and "whether it holds the others up is unknown" in late["text"]
 
 
 def test_the_page_of_a_sweep_begins_with_the_first_finding_of_every_setting(tmp_path: Path) -> None:
