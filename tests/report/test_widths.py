@@ -12,7 +12,7 @@ import pytest
 
 from lab.report.figures import Cell, cell_grid, ranges, save, stacked_panels, timeline, waterfall
 from lab.report.page import write_page
-from lab.report.parts import Figure, Files, Page, Section, Table
+from lab.report.parts import Card, Figure, Files, Page, Section, Table
 from tests.conftest import BROWSERS
 
 pytest.importorskip("playwright", reason="needs playwright")
@@ -71,7 +71,7 @@ def page(tmp_path: Path):
             question="q",
             verdict=["v" * 300],
             status="ok",
-            cards=[],
+            cards=[Card("shown by repeats", "0 of 4", f"{DEEP}.csv")] * 4,
             sections=[Section("s", [*figures, *tables, Files("files", [(f"{DEEP}.csv", "rows")])])],
             provenance={"run": {"sha256": "0" * 64}},
             footnotes=[],
