@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -34,6 +35,17 @@ ROOT = Path(__file__).parent.parent
 PODMAN_USER = os.environ.get("LAB_PODMAN_USER", "lab-podman")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SHARED = Path(os.environ.get("LAB_SHARED_DATA", ROOT.parent / "shared" / "data"))
+
+
+@contextlib.contextmanager
+def small_disk(place: Path, size: str) -> Iterator[Path]:
+    """A disk of so few bytes ("400k") at `place`, for tests of what a full one does; needs root."""
+    place.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
 
 
 def _docker_answers() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -64,6 +65,15 @@ def test_every_path_of_the_project_is_there(page):
             if not any(ROOT.glob(path)) and not any(page.parent.glob(path)):
                 gone.append(word)
     assert gone == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_no_sentence_touches_a_table_whose_row_it_would_become(page):
+    lines = re.sub(r"^```.*?^```", "", prose(page), flags=re.M | re.S).splitlines()
+    pairs = pairwise(lines)
+    assert [
+        after for row, after in pairs if row.startswith("|") and after and not after.startswith("|")
+    ] == []
 
 
 def test_every_page_can_be_reached_from_the_readme():

@@ -66,9 +66,7 @@ def images_show(name: str, as_json: bool) -> None:
     help="An argument of the Dockerfile; NSYS_PACKAGE= builds cuda without Nsight Systems.",
 )
 @option("--network", default="host", help="Network of the build's own commands.")
-@click.option(
-    "-n", "--dry-run", "--plan", "dry_run", is_flag=True, help="Print the commands, and build nothing."
-)
+@click.option("-n", "--dry-run", "dry_run", is_flag=True, help="Print the commands, and build nothing.")
 @as_json("What was built (or the plan)")
 @quiet("Hide the builder's own output.")
 def build(

@@ -47,7 +47,8 @@ def cli() -> None:
     """What does my model do to this GPU, and can I trust its numbers?
 
     One command runs an experiment in the right container on the right GPUs, and comes back with a verdict,
-    figures, tables and the raw evidence. Start with `lab doctor`, then `lab run sweep`.
+    figures, tables and the raw evidence. Start with `lab doctor`, then `lab run sweep`; with a recording that
+    you already have, with `lab analyze FILE`.
     """
 
 

@@ -93,7 +93,6 @@ KNOBS: list[Decorator] = [
         "auto mount refuse",
         "If the image holds a different lab: auto mounts a checkout, and refuses an installed one.",
     ),
-    click.option("--no-analysis", "analysis", flag_value="none", help="Same as --analysis none."),
     click.option(
         "--wait/--no-wait", default=True, help="Wait for GPUs that another process holds. [default: yes]"
     ),

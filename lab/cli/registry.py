@@ -42,7 +42,7 @@ ROOMS = (
         "Where are NaN and Inf born in an LLM, from modules down to SASS instructions?",
         run={
             "nan": "Watch every module's outputs for NaN and Inf.",
-            "nixnan": "Watch every instruction with nixnan.",
+            "nixnan": "Watch floating-point instructions with nixnan.",
         },
         read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs, compare."},
         smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2 --timing 0",

@@ -28,7 +28,7 @@ def runs() -> None:
 @click.argument("folder", type=click.Path(path_type=Path), default=DEFAULT)
 @as_json("One object per run")
 def runs_list(folder: Path, as_json: bool) -> None:
-    """One line per run under FOLDER (default: experiments)."""
+    """One line per run in FOLDER (default: experiments)."""
     if not folder.is_dir() and folder != DEFAULT:
         raise not_here("no such folder", folder, "name the folder that holds the runs")
     found = list_runs(folder)
@@ -48,7 +48,7 @@ def runs_list(folder: Path, as_json: bool) -> None:
             image = manifest.image.name if manifest.image else manifest.engine
             click.echo(f"{path}  {manifest.created_utc[:19]}  {image}  {_counts_text(manifest)}")
     if not found:
-        click.echo(f"no runs under {folder}", err=True)
+        click.echo(f"no runs in {folder} (folders below it are not searched)", err=True)
 
 
 @runs.command("stop")

@@ -178,7 +178,7 @@ def stop_run(folder: Path, console: Console) -> None:
     """End a run from outside: its driver as Ctrl-C would, then everything it left running."""
     run = Run.open(folder)
     driver = run.interrupt_driver()
-    console.say(f"driver {driver} ended" if driver else "no driver works on this run")
+    console.say(f"driver {driver} ended" if driver else "no process drives this run: nothing to interrupt")
     for sentence in engine_class(run.manifest.engine).end_leftovers(run):
         console.say(sentence)
     now = utc_now()

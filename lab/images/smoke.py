@@ -118,7 +118,8 @@ def _without_promise(env: Mapping[str, str]) -> dict[str, str]:
 def experiments(rooms: Rooms) -> dict[str, tuple[str, ...]]:
     """The command line of each room's smallest experiment."""
     return {
-        name: ("lab", "run", "--no-analysis", "-o", f"/out/{name}", *words) for name, words in rooms.items()
+        name: ("lab", "run", "--analysis", "none", "-o", f"/out/{name}", *words)
+        for name, words in rooms.items()
     }
 
 

@@ -197,3 +197,9 @@ class Page:
     room: str = ""
     kind: str = "measured"
     badge: str = ""
+
+    @property
+    def pictures(self) -> list[str]:
+        """The PNG of every figure, relative to the page."""
+        blocks = [block for section in self.sections for block in section.blocks]
+        return [block.png for block in blocks if isinstance(block, Figure)]

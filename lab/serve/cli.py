@@ -21,7 +21,11 @@ FOLDER = click.argument("folder", type=PATH, default=Path("experiments"), requir
 @click.option("--port", type=click.IntRange(0, 65535), help="Default: the first free one from 8000 on.")
 @click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
 @click.option("--uds", type=PATH, metavar="PATH", help="Listen on a Unix socket that only you can open.")
-@option("--host", default="127.0.0.1", help="Another address lets others reach it.")
+@option(
+    "--host",
+    default="127.0.0.1",
+    help="Address to listen on; with any but this one others can reach it, without encryption.",
+)
 def serve(folder: Path, port: int | None, open_browser: bool, uds: Path | None, host: str) -> None:
     """All runs below FOLDER (default: experiments) as pages: list, compare, timelines, questions.
 
@@ -103,8 +107,14 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
 @click.option("--tables", is_flag=True, help="List the tables that can be asked.")
 @click.option("--saved", metavar="NAME", help="A question that comes with lab; `list` shows them.")
 @option("--rows", type=click.IntRange(1, 1_000_000), default=1000, help="At most this many rows.")
-@option("--timeout", "timeout_s", type=click.FloatRange(0.1, 3600), default=30.0, help="Seconds.")
-@option("--memory-mb", type=click.IntRange(16, 65536), default=512, help="For the query.")
+@option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0.1, 3600),
+    default=30.0,
+    help="Time limit of the query, s.",
+)
+@option("--memory-mb", type=click.IntRange(16, 65536), default=512, help="Memory limit of the query, MB.")
 def query(
     sql: str,
     folder: Path,

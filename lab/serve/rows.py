@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -142,6 +143,13 @@ def cut(text: str) -> str:
     return shown if len(shown) <= MOST_TEXT else f"{shown[:MOST_TEXT]} … ({len(shown):,} characters)"
 
 
+def _model_of(config: Mapping[str, object]) -> str:
+    """What a run measured; several as `linear, semicrf`."""
+    found = next((config[key] for key in ("model", "config", "models") if config.get(key)), "")
+    words = [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+    return cut(", ".join(words)) if words and words == found else text_of(found)
+
+
 def row_of(folder: str, manifest: Manifest, found: Findings | str | None) -> RunRow:
     """The row of a readable manifest; `found` are its findings, or why they could not be read."""
     steps = tuple(map(_step_row, manifest.steps))
@@ -166,9 +174,7 @@ def row_of(folder: str, manifest: Manifest, found: Findings | str | None) -> Run
         power_limit=", ".join(
             sorted({f"{gpu.power_limit_w:g} W" for gpu in manifest.gpus if gpu.power_limit_w})
         ),
-        model=cut(
-            text_of(next((config[key] for key in ("model", "config", "models") if config.get(key)), ""))
-        ),
+        model=_model_of(config),
         lab=cut(manifest.lab.version),
         commit=cut(manifest.lab.commit or ""),
         dirty=manifest.lab.dirty,

@@ -21,6 +21,8 @@ RECORDING = re.compile(
     r"((\.sqlite|\.rpd|\.pftrace|\.perfetto-trace|\.db)(\.gz)?|\.nsys-rep|trace[^/]*\.json(\.gz)?|\.json\.gz"
     r"|/torch_profiler/.*\.json(\.gz)?)\Z"
 )
+# What `lab run kernels profile` leaves beside each trace: operators and tensors, no times.
+EXECUTION_TRACE = re.compile(r"/execution_trace[^/]*\Z")
 
 
 class Stamp(msgspec.Struct, frozen=True):
@@ -119,7 +121,7 @@ def _below(folder: str, name: str) -> str:
 
 def is_recording(name: str) -> bool:
     """Whether a file's name is one that profilers give; its content decides when it is opened."""
-    return RECORDING.search(f"/{name}") is not None
+    return RECORDING.search(f"/{name}") is not None and not EXECUTION_TRACE.search(f"/{name}")
 
 
 def is_text(name: str) -> bool:

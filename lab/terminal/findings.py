@@ -19,7 +19,7 @@ def raise_for_findings(findings: Findings | None, folder: Path) -> None:
         raise StepFailed(
             "the analysis is not complete:\n" + "\n".join(f"  {line}" for line in findings.lacking),
             where=folder,
-            fix="the report names the files; the rest is analysed",
+            fix="see the report; everything else is analysed",
         )
     if findings.status == "fail":
         head = findings.verdict[0] if findings.verdict else "nothing usable was found to analyse"

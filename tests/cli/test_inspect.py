@@ -37,6 +37,15 @@ def test_a_lossy_recording_exits_0_unless_a_complete_one_is_required(tmp_path, c
     assert exit_code(trace(tmp_path / "b.json"), "--require", "complete") == 0
 
 
+def test_files_that_no_verdict_is_about_are_not_complete(tmp_path, capsys):
+    (tmp_path / "et.json").write_text('{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []}')
+    assert exit_code(tmp_path) == 0
+    assert exit_code(tmp_path, "--require", "complete") == 1
+    assert "no file here is a recording" in capsys.readouterr().err
+    trace(tmp_path / "a.json")  # beside a recording they are no reason to refuse it
+    assert exit_code(tmp_path, "--require", "complete") == 0
+
+
 def test_unreadable_files_exit_5_after_the_others_are_listed(tmp_path, capsys):
     trace(tmp_path / "a.json")
     (tmp_path / "b_trace.json").write_text('{"traceEvents": [{"ph"')

@@ -281,7 +281,7 @@ def _is_rank(pid: int, rank: int, workload: bytes, folder) -> bool:
 
 @pytest.mark.torch
 def test_jobs_run_side_by_side_and_skip_existing_adds_only_what_is_new(tmp_path):
-    common = ("run", "--gpus", "none", "--no-analysis", "-o", "run")
+    common = ("run", "--gpus", "none", "--analysis", "none", "-o", "run")
     done = lab(*common, "--jobs", "2", "sweep", "-c", "28,42", "-t", "256", "--ranks", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     starts = [line for line in done.stderr.splitlines() if " starts " in line or line.startswith("✓")]
@@ -339,7 +339,7 @@ def test_a_driver_killed_in_the_middle_leaves_nothing_running_and_resumes(tmp_pa
     time.sleep(1.0)
     driver.kill()
     driver.wait()
-    done = lab("run", "--resume", "run", "--no-analysis", cwd=tmp_path)
+    done = lab("run", "--resume", "run", "--analysis", "none", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not [p for p in (tmp_path / "run").rglob("*.tmp") if p.stat().st_size == 0]
     outcomes = [

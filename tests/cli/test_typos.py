@@ -91,7 +91,7 @@ def test_a_list_of_runs_in_a_folder_that_is_not_there_is_no_empty_list(here):
     code, error = failed("runs", "list", "experimnts")
     assert code == 4 and error.what == "no such folder"
     fresh = CliRunner().invoke(cli, ["runs", "list"])
-    assert fresh.exit_code == 0 and "no runs under experiments" in fresh.output
+    assert fresh.exit_code == 0 and "no runs in experiments" in fresh.output
 
 
 def test_a_dry_run_refuses_the_output_folder_that_the_run_would_refuse(here):

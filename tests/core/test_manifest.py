@@ -18,6 +18,7 @@ from lab.core.manifest import Lab, Manifest, StepRecord
 from lab.core.run import Run, list_runs
 from lab.core.step import Outcome, Status, Step
 from lab.errors import BadDataError, BusyError, ConfigError, MissingError, StorageError, UsageError
+from tests.conftest import small_disk
 
 
 def a_manifest(*steps: Step) -> Manifest:
@@ -108,10 +109,7 @@ def test_writing_is_all_or_nothing_under_sigkill(tmp_path):
 
 @pytest.mark.root
 def test_a_full_disk_keeps_the_old_manifest_and_says_what_to_do(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "64k") as disk:
         run = a_run(disk / "r")
         before = (disk / "r" / "manifest.json").read_bytes()
         filler = os.open(disk / "filler", os.O_CREAT | os.O_WRONLY)
@@ -125,8 +123,6 @@ def test_a_full_disk_keeps_the_old_manifest_and_says_what_to_do(tmp_path):
         assert "--resume" in str(caught.value)
         assert (disk / "r" / "manifest.json").read_bytes() == before
         assert not list((disk / "r").glob(".manifest*"))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_a_file_in_the_way_of_the_run_folder_is_named(tmp_path):

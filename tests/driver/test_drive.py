@@ -242,7 +242,7 @@ def test_stop_closes_the_steps_that_a_dead_driver_left_open(tmp_path, capsys):
     Run.open(tmp_path / "run").begin(a_step("a"))
     stop_run(tmp_path / "run", Console())
     assert outcomes(tmp_path / "run") == {"a": "interrupted"}
-    assert "no driver works on this run" in capsys.readouterr().err
+    assert "no process drives this run" in capsys.readouterr().err
 
 
 FINDINGS = {

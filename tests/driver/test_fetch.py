@@ -17,6 +17,7 @@ from lab.core.files import exclusive
 from lab.core.step import Outcome, Status
 from lab.driver.fetch import raise_for, record_folder, settings
 from lab.errors import LabError, NetworkError, StepFailed
+from tests.conftest import small_disk
 from tests.hub import COMMIT, TOKEN, StandIn, mistral_repo, serving, tiny_repo
 
 NAN = ("nan", "baseline", "--quant", "none", "--max-new-tokens", "2", "--timing", "0", "--dtype", "float32")
@@ -104,15 +105,10 @@ def test_a_disk_without_room_is_known_before_the_download(hub, tmp_path):
 
 @pytest.mark.root
 def test_a_disk_that_fills_up_during_the_download_is_the_same_error(hub, tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=True)
     hub.repos["org/big"] = tiny_repo(**{"model.safetensors": b"w" * 3_000_000})
     hub.pretend_bytes = 1000  # the listing lies
-    try:
+    with small_disk(tmp_path / "disk", "1m") as disk:
         _, err = lab(tmp_path, "fetch", "org/big", code=9, HF_ENDPOINT=hub.url, HF_HUB_CACHE=str(disk))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
     assert "no space left for the model" in err
 
 
@@ -201,7 +197,7 @@ def test_a_fetched_model_is_measured_offline_and_recorded(tmp_path):
     pytest.importorskip("transformers")
     made = tmp_path / "made"
     made.mkdir()
-    words = ("run", "-o", "run", "--no-analysis", *NAN, "--model", "org/mistral")
+    words = ("run", "-o", "run", "--analysis", "none", *NAN, "--model", "org/mistral")
     with serving(StandIn({"org/mistral": mistral_repo(made)})) as hub:
         _, err = lab(tmp_path, *words, code=4, HF_ENDPOINT=hub.url)
         assert "fix:   lab fetch org/mistral" in err and not (tmp_path / "run").exists() and not hub.asked

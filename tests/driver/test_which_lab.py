@@ -26,7 +26,7 @@ from lab.core.step import Outcome, Status, Step
 from lab.driver.drive import drive, open_or_create, resume
 from lab.driver.which_lab import checked, hold_to, named_in
 from lab.errors import BusyError, StorageError, UsageError, storage_error
-from tests.conftest import ROOT
+from tests.conftest import ROOT, small_disk
 from tests.core.test_manifest import a_manifest
 from tests.driver.made import OK, experiment, recording
 from tests.images.tree import copy_tree
@@ -294,13 +294,9 @@ def test_an_edit_while_the_copy_is_made_is_an_error_and_leaves_no_copy(tmp_path)
 @pytest.mark.root
 def test_a_disk_that_is_full_before_the_copy_is_whole_is_told_in_one_line(tmp_path):
     """copytree goes on after each of the hundreds of files that it cannot write."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(tmp_path)], check=True)
-    try:
-        with pytest.raises(StorageError) as caught:
-            take_snapshot(tmp_path, lab_with_content())
-        assert caught.value.what == "no space left on the disk" and caught.value.where == str(tmp_path / LAB)
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
+    with small_disk(tmp_path, "400k"), pytest.raises(StorageError) as caught:
+        take_snapshot(tmp_path, lab_with_content())
+    assert caught.value.what == "no space left on the disk" and caught.value.where == str(tmp_path / LAB)
 
 
 @pytest.mark.parametrize(

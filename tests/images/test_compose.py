@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import uuid
+from pathlib import Path
 
 import jsonschema
 import msgspec
@@ -245,21 +246,21 @@ def test_a_compose_file_that_is_not_what_the_images_say_fails_the_check(tmp_path
     assert row.state == "failed" and "make compose" in row.detail
 
 
+def of_caller(experiments: Path) -> dict[str, str]:
+    """The environment of a caller 1234:5678 who owns `experiments` and its caches."""
+    for folder in ("", ".cache/hf", ".cache/lab"):
+        (experiments / folder).mkdir(parents=True, exist_ok=True)
+    for path in [experiments, *experiments.rglob("*")]:
+        os.chown(path, 1234, 5678)
+    folders = {"LAB_EXPERIMENTS": str(experiments), "LAB_CACHE": f"{experiments}/.cache"}
+    return {**os.environ, "UID": "1234", "GID": "5678", **folders}
+
+
 @pytest.mark.docker
 @pytest.mark.root
 @pytest.mark.timeout(1200)
 def test_up_sweeps_and_analyses_and_the_results_are_the_callers(program, cpu_images, tmp_path):
-    for folder in ("", ".cache/hf", ".cache/lab"):
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-    for path in [tmp_path, *tmp_path.rglob("*")]:
-        os.chown(path, 1234, 5678)
-    env = {
-        **os.environ,
-        "UID": "1234",
-        "GID": "5678",
-        "LAB_EXPERIMENTS": str(tmp_path),
-        "LAB_CACHE": f"{tmp_path}/.cache",
-    }
+    env = of_caller(tmp_path)
     call = [*program, "-p", f"lab-test-{uuid.uuid4().hex[:8]}", "-f", str(FILE), "--profile", "cpu"]
     try:
         done = subprocess.run(
@@ -286,17 +287,7 @@ def test_up_sweeps_and_analyses_and_the_results_are_the_callers(program, cpu_ima
 @pytest.mark.root
 @pytest.mark.timeout(1200)
 def test_a_shell_becomes_healthy_takes_work_and_ends_at_once(program, cpu_images, tmp_path):
-    for folder in ("", ".cache/hf", ".cache/lab"):
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-    for path in [tmp_path, *tmp_path.rglob("*")]:
-        os.chown(path, 1234, 5678)
-    env = {
-        **os.environ,
-        "UID": "1234",
-        "GID": "5678",
-        "LAB_EXPERIMENTS": str(tmp_path),
-        "LAB_CACHE": f"{tmp_path}/.cache",
-    }
+    env = of_caller(tmp_path)
     call = [*program, "-p", f"lab-test-{uuid.uuid4().hex[:8]}", "-f", str(FILE), "--profile", "cpu-shell"]
 
     def run(*words):

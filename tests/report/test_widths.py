@@ -12,13 +12,14 @@ import pytest
 
 from lab.report.figures import Cell, cell_grid, ranges, save, stacked_panels, timeline, waterfall
 from lab.report.page import write_page
-from lab.report.parts import Figure, Page, Section, Table
+from lab.report.parts import Card, Figure, Files, Page, Section, Table
 from tests.conftest import BROWSERS
 
 pytest.importorskip("playwright", reason="needs playwright")
 pytestmark = pytest.mark.browser
 
 LONG = "idle GPU, before operations whose launch was not recorded"
+DEEP = "tracelens_analysis/top5_gemm_kernels_time_variance_with_collective_overlap"
 # What of a figure, a table or the page lies outside of the part that is seen without scrolling.
 CUT = """() => {
   const width = document.documentElement.clientWidth, found = [];
@@ -51,7 +52,7 @@ def page(tmp_path: Path):
         "ranges": partial(ranges, named, spans, axis="%", reference=2.0, roles=["ok", "fail"]),
         "grid": partial(cell_grid, named, list("0123456789"), lambda *_: Cell("F", "fail", 1.0), legend={}),
     }
-    figures = [Figure(save(one, tmp_path, name), name, "x.png", "x.csv") for name, one in draw.items()]
+    figures = [Figure(save(one, tmp_path, name), name, f"{DEEP}.png", "x.csv") for name, one in draw.items()]
     wide = pd.DataFrame(
         {
             "kernel": [
@@ -70,8 +71,8 @@ def page(tmp_path: Path):
             question="q",
             verdict=["v" * 300],
             status="ok",
-            cards=[],
-            sections=[Section("s", [*figures, *tables])],
+            cards=[Card("shown by repeats", "0 of 4", f"{DEEP}.csv")] * 4,
+            sections=[Section("s", [*figures, *tables, Files("files", [(f"{DEEP}.csv", "rows")])])],
             provenance={"run": {"sha256": "0" * 64}},
             footnotes=[],
             room="diff",

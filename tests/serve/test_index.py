@@ -47,6 +47,13 @@ def test_a_row_says_what_manifest_and_findings_say(tmp_path):
     assert row.ended_utc == "2026-11-01T12:00:12.000+00:00", "the second step began after 7 s and took 5"
 
 
+def test_several_models_of_a_run_are_listed_as_words(tmp_path):
+    write_run(tmp_path, "semicrf_1", room="semicrf", config={"model": ["linear", "semicrf"]})
+    write_run(tmp_path, "sweep_1", config={"model": {"layers": 2}})
+    models = {name: row.model for name, row in looked(tmp_path).items()}
+    assert models == {"semicrf_1": "linear, semicrf", "sweep_1": '{"layers":2}'}
+
+
 def test_what_is_missing_stands_in_the_row_and_never_reads_as_complete(tmp_path):
     root = tmp_path / "runs"
     write_run(root, "failed", statuses=("ok", "oom"))

@@ -80,7 +80,7 @@ def _what(account: Account, one: Finding) -> str:
 def _effect(one: Finding, mine: Sequence[Judged], judged: Sequence[Judged]) -> str:
     """What its repair gives, or what hides it."""
     if not one.binding and not all(other.told for other in mine):
-        return "; whether it holds the others up is not told"
+        return "; whether it holds the others up is unknown"
     if not one.binding:
         first = _binding_ranks(judged, one)
         until = f" until {ranks_in_words(first, 'is', 'are')} repaired" if first else ""

@@ -83,37 +83,36 @@ def _page_style(style: str) -> str:
 
 def short_path(path: str) -> str:
     """The same path in thousandths of a point; rectangles each from the one before, a third as long."""
-    letters = re.sub(r"[^A-Za-z]", "", path)
-    if letters and letters == "MLLLz" * (len(letters) // 5):
-        corners = np.array(re.findall(r"[-.\d]+", path), dtype=float).reshape(-1, 4, 2)
-        if _are_upright(corners):
-            return _rectangles(np.rint(corners * 1000).astype(int))
+    words = path.split()
+    if len(words) % 13 == 0 and words[::13] == ["M"] * (len(words) // 13) and _are_upright(words):
+        return _rectangles(words)
     path = re.sub(r"-?\d+\.\d{4,}", lambda hit: _number(round(float(hit[0]) * 1000)), path)
     return re.sub(r"\s*([A-Za-z])\s*", r"\1", path).strip()
 
 
-def _are_upright(corners: np.ndarray) -> bool:
-    """Whether corners (n, 4, 2) are rectangles that begin with a vertical side."""
-    x, y = corners[:, :, 0].T, corners[:, :, 1].T
-    same = (x[0] == x[1]) & (x[2] == x[3]) & (y[1] == y[2]) & (y[3] == y[0])
-    return bool(same.all())
+def _are_upright(words: list[str]) -> bool:
+    """Whether every 13 words, `M x y L x y L x y L x y z`, are a rectangle that begins with its left side."""
+    letters = {"".join(four) for four in zip(*(words[at::13] for at in (3, 6, 9, 12)), strict=True)}
+    sides = ((1, 4), (7, 10), (5, 8), (11, 2))
+    return letters <= {"LLLz"} and all(words[one::13] == words[other::13] for one, other in sides)
 
 
-def _rectangles(corners: np.ndarray) -> str:
-    """Of corners (n, 4, 2) in thousandths: closed, each begins at an offset from the begin of the last."""
-    begins = corners[:, 0]
-    moves = np.diff(begins, axis=0, prepend=0)
-    across, down = (corners[:, 2] - begins).T
-    table = zip(*moves.T.tolist(), across.tolist(), down.tolist(), strict=True)
+def _rectangles(words: list[str]) -> str:
+    """Each begins at an offset from the begin of the last one."""
+    corners = [np.array(words[at::13], dtype=float) for at in (1, 2, 7, 8)]
+    left, top, right, low = np.rint(np.array(corners) * 1000).astype(int)
+    moves = np.diff(left, prepend=0), np.diff(top, prepend=0)
+    table = zip(*(column.tolist() for column in (*moves, right - left, low - top)), strict=True)
     return "".join(
         f"m{_number(x)} {_number(y)}v{_number(height)}h{_number(width)}v{_number(-height)}z"
         for x, y, width, height in table
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=1 << 16)
 def _number(thousandths: int) -> str:
     """-5 -> -.005"""
-    whole, part = divmod(abs(thousandths), 1000)
-    digits = f"{whole or ''}.{part:03}".rstrip("0").rstrip(".")
-    return f"{'-' if thousandths < 0 else ''}{digits}" if thousandths else "0"
+    if thousandths % 1000 == 0:
+        return str(thousandths // 1000)
+    text = f"{thousandths / 1000:.3f}".rstrip("0")
+    return text.replace("0.", ".", 1) if -1000 < thousandths < 1000 else text

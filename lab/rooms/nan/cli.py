@@ -37,7 +37,10 @@ COMMANDS = {
 @TRAINING
 @click.pass_context
 def run_nan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: Any) -> Experiment:
-    """Watch what every module takes and gives: baseline, bfloat16, attention_scale, ..., priority or all.
+    """Watch every module's inputs and outputs for NaN and Inf, one process per experiment.
+
+    Experiments: baseline, bfloat16, attention_scale, attention_clip, 8bit, layernorm_eps, eager; priority is
+    the first three and eager, all is all of them.
 
     `train` guards a training job instead, from the batch to the updated weights: `lab run nan train -- python
     train.py ...`, any script, or without a command the tiny model with a planted cause (--plant).
@@ -52,9 +55,9 @@ def run_nan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: Any)
 @NIXNAN
 @click.pass_context
 def run_nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: Any) -> Experiment:
-    """Run the same experiments under nixnan.so, which checks instructions.
+    """Run the experiments of `lab run nan` under nixnan.so, which checks floating-point instructions.
 
-    NIXNAN_SO names the one you built.
+    NIXNAN_SO is the path of the nixnan.so that you built.
     """
     from lab.rooms.nan.config import NixnanConfig
     from lab.rooms.nan.nixnan.running.bin_spec import read_bin_spec

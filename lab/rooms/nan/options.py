@@ -30,7 +30,7 @@ EXPERIMENTS = with_options(
         "--prompt",
         multiple=True,
         default=("dizzy",),
-        help="Repeat for a left-padded batch.",
+        help="Text to continue; several make a left-padded batch.",
     ),
     option("--max-new-tokens", type=ONE_OR_MORE, default=50, help="Tokens to generate, exactly."),
     seed(),
@@ -51,7 +51,12 @@ EXPERIMENTS = with_options(
     ),
 )
 WATCH = with_options(
-    choice("--counter", "auto kernel bits norm plain", "How the watch counts."),
+    choice(
+        "--counter",
+        "auto kernel bits norm plain",
+        "How numbers are counted: kernel (Triton), norm (infinity norms first), bits (in C, on a CPU), "
+        "plain (torch, slow). auto: kernel on a GPU, norm where Triton is missing, bits on a CPU.",
+    ),
     option(
         "--timing",
         type=ZERO_OR_MORE,

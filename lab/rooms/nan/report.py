@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lab.core.plan import Findings
 from lab.report.page import write_page
-from lab.report.parts import Card, Figure, Page, Points, Section, Status
+from lab.report.parts import Card, Page, Points, Section, Status
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nan.analyze import NanTables
 from lab.rooms.nan.columns import TERMINAL
@@ -75,8 +75,7 @@ def report(
         room="nan",
         kind=kind,
     )
-    blocks = [block for section in page.sections for block in section.blocks]
-    files += [out / block.png for block in blocks if isinstance(block, Figure)]
+    files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
     return Findings(verdict, status, files, _terminal(tables, verdict, files[-1]), lacking)
 

@@ -111,7 +111,7 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
     "--backend", "backends", type=Names(BACKENDS), default="auto", help="Backends to check, comma separated."
 )
 @option("--batches", type=ONE_OR_MORE, default=200, help="Random hostile batches.")
-@seed(2025)
+@seed(2025, "Seed of the batches.")
 @click.pass_context
 def check(ctx: click.Context, /, **values: Any) -> Experiment:
     """Compare this device's kernels with float64: values, gradients, odd shapes, hostile input."""

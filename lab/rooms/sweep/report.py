@@ -10,7 +10,7 @@ import pandas as pd
 from lab.core import plan
 from lab.core.words import plural
 from lab.report.page import write_page
-from lab.report.parts import Figure, Page, Section, Status, Table
+from lab.report.parts import Page, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.sweep.blocks.cards import cards
 from lab.rooms.sweep.blocks.configurations import configs_table
@@ -77,8 +77,7 @@ def report(
         room="sweep",
         kind=kind,
     )
-    blocks = [block for section in page.sections for block in section.blocks]
-    files += [out / block.png for block in blocks if isinstance(block, Figure)]
+    files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
     terminal = _terminal(sentences, tables.configs, files[-1])
     return Findings(

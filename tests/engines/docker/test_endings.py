@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 
@@ -20,6 +19,7 @@ from lab.engines.docker import engine as docker_engine
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.labels import container_name
 from lab.engines.docker.leftovers import leftovers
+from tests.conftest import small_disk
 from tests.engines.docker.fixtures import (  # noqa: F401
     a_docker_run,
     an_image,
@@ -189,10 +189,7 @@ def test_a_fork_bomb_meets_the_limit_of_processes(tmp_path):
 
 @pytest.mark.root
 def test_a_full_disk_under_the_log_stops_the_step_with_a_storage_error(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=True)
-    try:
+    with small_disk(tmp_path / "disk", "400k") as disk:
         with pytest.raises(StorageError, match="no space left"):
             run_step(
                 disk / "r",
@@ -200,5 +197,3 @@ def test_a_full_disk_under_the_log_stops_the_step_with_a_storage_error(tmp_path)
                 grace_s=1,
             )
         assert leftovers(run_dir=disk / "r") == []
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

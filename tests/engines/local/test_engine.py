@@ -16,6 +16,7 @@ from lab.core.step import Status, Step
 from lab.core.stop import Stop
 from lab.engines.local.engine import LocalEngine
 from lab.errors import EngineError, StorageError
+from tests.conftest import small_disk
 from tests.core.test_manifest import a_manifest
 
 
@@ -229,20 +230,12 @@ def test_secrets_never_reach_log_screen_or_tail(tmp_path, monkeypatch):
 
 @pytest.mark.root
 def test_a_full_disk_stops_the_step_with_a_storage_error(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(disk)], check=True)
-    try:
-        with pytest.raises(StorageError, match="no space left"):
-            run_step(
-                disk / "r",
-                python("""
-                import time
-                for _ in range(60):
-                    print("x" * 100_000, flush=True); time.sleep(0.1)"""),
-            )
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    endless = python("""
+        import time
+        for _ in range(60):
+            print("x" * 100_000, flush=True); time.sleep(0.1)""")
+    with small_disk(tmp_path / "disk", "400k") as disk, pytest.raises(StorageError, match="no space left"):
+        run_step(disk / "r", endless)
 
 
 PRINT_HUB = "import os, sys; print({n: v for n, v in os.environ.items() if 'HF_' in n or 'HUB' in n})"

@@ -183,7 +183,7 @@ def test_where_no_call_is_paired_nothing_is_called_hidden(clock_ms):
     assert named(one) == {(3, "host_late")}
     (finding,) = one.findings
     assert finding.saves_ms is None and "hidden" not in finding.text
-    assert "whether it holds the others up is not told" in finding.text
+    assert "whether it holds the others up is unknown" in finding.text
     assert one.what_if == () and "not paired" in one.withheld[0]
 
 

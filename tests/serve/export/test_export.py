@@ -240,6 +240,13 @@ def test_what_is_missing_from_an_export_is_named_and_ends_with_1(run, tmp_path):
     assert notes == ["no recording of 256thread: rank 1"]
 
 
+def test_execution_traces_beside_the_recordings_are_no_holes_in_an_export(run, tmp_path):
+    trace = '{"schema": "1.1.1-chakra.0.0.4", "pid": 1, "nodes": []}'
+    (run / "256thread/torch_profiler/rank0/execution_trace_rank0.json").write_text(trace)
+    _, notes = export_run(run, "perfetto", tmp_path / "out")
+    assert notes == []
+
+
 def test_nothing_to_export_is_an_error(tmp_path):
     empty = write_run(tmp_path, "nan_b")
     with pytest.raises(MissingError, match="no recording in this run"):

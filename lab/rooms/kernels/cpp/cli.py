@@ -7,15 +7,12 @@ from pathlib import Path
 import click
 
 from lab.rooms.kernels.options import RANK, SOURCE
+from lab.terminal.options import out
 
 
 @click.command("cpp")
 @SOURCE
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Folder of the program. [default: cpp/ in a RUN, otherwise experiments/NAME_cpp]",
-)
+@out("Folder of the program. [default: cpp/ in a RUN, otherwise experiments/NAME_cpp]")
 @RANK
 def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int) -> None:
     """Write a C++ (libtorch) program that replays SOURCE: a profile's or a replay's RUN, or a trace.

@@ -14,7 +14,7 @@ from lab.recordings.gantt.bars import busy_table
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
 from lab.report.page import write_page
-from lab.report.parts import Figure, Page, Status
+from lab.report.parts import Page, Status
 from lab.report.tables import write_csv
 from lab.rooms.kernels import analyze
 from lab.rooms.kernels.catalogue.build import Catalogue
@@ -114,9 +114,7 @@ def write_report(
         kind=about.kind,
     )
     page_path = write_page(page, out / "report.html")
-    blocks = [block for section in sections for block in section.blocks]
-    figures = [out / block.png for block in blocks if isinstance(block, Figure)]
-    files = [*paths, *chart, *figures, page_path]
+    files = [*paths, *chart, *(out / png for png in page.pictures), page_path]
     lacking = [*missing, *sentences(holes(found.lacks))]
     text = terminal_text(verdict, found, page_path)
     return Findings(verdict, status, files, text, lacking, sentences(counted(found.lacks)))

@@ -22,7 +22,7 @@ QUIET = quiet()
 
 @click.command()
 @click.argument("logs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="LOG...")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per log and line on stdout.")
+@as_json("One object per log, one per line,")
 @click.option(
     "--sites",
     "sites_csv",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lab.terminal.integrity import REQUIRE, raise_for_lacks
-from lab.terminal.options import as_json, option
+from lab.terminal.options import as_json, option, out
 from lab.terminal.part import PHASE, phase_names
 
 if TYPE_CHECKING:
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 @click.command("answers")
 @click.argument("target", type=click.Path(path_type=Path))
 @option("-p", "--part", "parts", default="all", metavar="a,b,...", help="Questions to answer.")
-@click.option("--out", type=click.Path(path_type=Path), help="Also write tables, figures and the page here.")
+@out("Also write tables, figures and the page here.")
 @as_json("Answers, numbers and checks")
-@click.option("--model-size", help="Of one capture: for the checks of launches and FLOPs. [default: unknown]")
+@click.option(
+    "--model-size",
+    help="[one capture] Size of the model, for the checks of launches and FLOPs. [default: unknown]",
+)
 @REQUIRE
-@option("--context-length", type=click.IntRange(min=2), default=512, help="Of one capture.")
-@option("--batch-size", type=click.IntRange(min=1), default=4, help="Of one capture.")
-@click.option("--fused-qkv", is_flag=True, help="Of one capture: one GEMM for query, key and value.")
+@option(
+    "--context-length", type=click.IntRange(min=2), default=512, help="[one capture] Tokens per sequence."
+)
+@option("--batch-size", type=click.IntRange(min=1), default=4, help="[one capture] Sequences per pass.")
+@click.option("--fused-qkv", is_flag=True, help="[one capture] One GEMM for query, key and value.")
 @PHASE
 def answers(
     target: Path,

@@ -10,7 +10,7 @@ from lab.core import plan
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
 from lab.report.page import write_page
-from lab.report.parts import Block, Card, Figure, Page, Points, Prose, Section, Status, Table
+from lab.report.parts import Block, Card, Page, Points, Prose, Section, Status, Table
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nsys.answers.answer import FAILED, OK, Answer
 from lab.rooms.nsys.config import QUESTIONS
@@ -62,8 +62,7 @@ def report(
         room="nsys",
         kind=kind,
     )
-    blocks = [block for section in page.sections for block in section.blocks]
-    files += [out / block.png for block in blocks if isinstance(block, Figure)]
+    files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
     terminal = "\n\n".join(
         ["\n".join(sentences), terminal_table(brief_cells(results.cells)), f"report: {files[-1]}"]

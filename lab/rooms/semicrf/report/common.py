@@ -8,7 +8,7 @@ import pandas as pd
 
 from lab.core import plan
 from lab.report.page import write_page
-from lab.report.parts import Figure, Page
+from lab.report.parts import Page
 from lab.report.tables import terminal_table
 
 FOUND = "✕ a fault was found"  # the badge of a diagnosis or check that is complete and not clean
@@ -29,8 +29,7 @@ def finish(
     page: Page, out: Path, files: list[Path], table: pd.DataFrame, missing: list[str], cause: str = ""
 ) -> Findings:
     """Write the page; `table` is shown on the terminal below the verdict."""
-    blocks = [block for section in page.sections for block in section.blocks]
-    files += [out / block.png for block in blocks if isinstance(block, Figure)]
+    files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
     verdict = [page.verdict[0], *(f"- {sentence}" for sentence in page.verdict[1:])]
     shown = [terminal_table(table), ""] if len(table) else []

@@ -15,7 +15,9 @@ OUT = out(
     "Analysis folder. [default: SWEEP/tracelens_analysis for a run of lab, "
     "experiments/NAME_analysis/tracelens_analysis for any other recording]"
 )
-IN_PLACE = click.option("--in-place", is_flag=True, help="Write into SWEEP even if lab did not make it.")
+IN_PLACE = click.option(
+    "--in-place", is_flag=True, help="Write into the recording's folder even if lab did not make it."
+)
 WORKERS = click.option(
     "-w", "--workers", type=click.IntRange(min=1), help="Processes. [default: one per CPU, at most 8]"
 )

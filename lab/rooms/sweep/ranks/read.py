@@ -77,14 +77,14 @@ class Setting:
 
     @property
     def name(self) -> str:
-        if self.config.threads is None and self.config.channels is None:
-            return (
-                self.config.notes[0]
-                if self.config.notes and self.config.repeat > 1
-                else self.config.path.name
-            )
-        repeat = f", repeat {self.config.repeat}" if self.config.repeat > 1 else ""
-        return long_name(*self.config.key.knobs) + repeat
+        return setting_name(self.config)
+
+
+def setting_name(config: ConfigDir) -> str:
+    if config.threads is None and config.channels is None:
+        return config.notes[0] if config.notes and config.repeat > 1 else config.path.name
+    repeat = f", repeat {config.repeat}" if config.repeat > 1 else ""
+    return long_name(*config.key.knobs) + repeat
 
 
 def read_settings(
@@ -96,7 +96,7 @@ def read_settings(
     salvage: bool = False,
     progress: Progress | None = None,
 ) -> list[Setting]:
-    """Every setting below `folder` that has a readable rank.
+    """Every setting below `folder` that has a readable rank; what the first one lacks names the others.
 
     Raises MissingError where there are no traces, BadDataError where none of them can be read.
     """
@@ -109,11 +109,16 @@ def read_settings(
     on_done = None if progress is None else lambda done, total, job: progress(done, total, job.path)
     results = map_traces(read_work, jobs, workers=workers, progress=on_done)
     raise_if_none_read(results)
-    collected = []
+    collected, left_out = [], []
     for number, config in enumerate(configs):
         mine = [(job, result) for job, result in zip(jobs, results, strict=True) if job.config == number]
-        if mine:
-            collected.append((config, *_collect(mine)))
+        works, world, missing, problems = _collect(mine)
+        if works:
+            collected.append((config, works, world, missing, problems))
+        else:
+            why = first_few(missing, 3, between="; ") if missing else "no trace is here"
+            left_out.append(f"{setting_name(config)} is left out: {why}")
+    collected[0][3].extend(left_out)
     explained = explain([account_of(works) for _, works, *_ in collected])
     return [
         Setting(

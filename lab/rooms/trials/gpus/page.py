@@ -38,7 +38,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         Section("Counters", [Points(_counters(rounds))]),
     ]
     if finding.suspects:
-        table = Table(suspects, "What speaks against a GPU", "tables/suspects.csv")
+        table = Table(suspects, "Evidence against a GPU", "tables/suspects.csv")
         sections.insert(0, Section("Suspects", [table]))
     page = Page(
         title=f"GPUs {run.manifest.id if run else folder.resolve().name}",

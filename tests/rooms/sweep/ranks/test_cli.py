@@ -126,6 +126,18 @@ def test_a_rank_that_lacks_calls_of_a_shared_step_ends_with_1(tmp_path):
     assert len(found["lacking"]) == 1 and len(found["steps"]) == STEPS * 3
 
 
+def test_a_setting_without_a_readable_trace_is_named_and_the_others_are_told(tmp_path):
+    write_job(tmp_path / "256thread/nccl_28channels/torch_profiler")
+    for rank in range(2):
+        damaged = tmp_path / f"512thread/nccl_28channels/torch_profiler/rank{rank}/trace_step7.json.gz"
+        damaged.parent.mkdir(parents=True)
+        damaged.write_bytes(b"\x1f\x8b")
+    done = call(tmp_path, "--json", ok=False)
+    assert isinstance(done.exception, StepFailed)
+    assert "512 threads, 28 channels is left out: trace_step7.json.gz: " in str(done.exception)
+    assert len(json.loads(done.stdout)["steps"]) == STEPS * 3
+
+
 def test_a_rank_without_events_is_unreadable_and_the_rest_is_told(tmp_path):
     write_job(tmp_path, world=3)
     TraceWriter(rank=1, world_size=3).write(tmp_path / "rank1/trace_step7.json.gz")
@@ -473,7 +485,7 @@ def test_sends_that_cannot_be_paired_are_known_to_the_exit_code(tmp_path: Path) 
     loose = f"{3 * STEPS * CALLS} sends or receives of more than two ranks not paired"
     assert found["lacking"] == [f"{loose}: who waits for whom is not told"]
     (late,) = (one for one in found["findings"] if one["cause"] == "host_late")
-    assert late["rank"] == 1 and "whether it holds the others up is not told" in late["text"]
+    assert late["rank"] == 1 and "whether it holds the others up is unknown" in late["text"]
 
 
 def test_the_page_of_a_sweep_begins_with_the_first_finding_of_every_setting(tmp_path: Path) -> None:
