@@ -506,7 +506,7 @@ def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:
     found: list[Evidence] = []
     for side, work, of in (("A", pair.a, pair.of_a), ("B", pair.b, pair.of_b)):
         if finding.call:
-            found += rows_of.of_call(side, work, finding.call)
+            found += rows_of.of_call(side, work, of, finding.call)
         elif finding.rows:
             chosen = [pair.found.rows[at] for at in finding.rows]
             names = [(row, row.kernel_a if side == "A" else row.kernel_b) for row in chosen]
@@ -577,6 +577,11 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             found.append(
                 f"{side}: {of.empty} of {whole} launched no GPU operation and are in no mean: "
                 f"means are over the other {int(of.count)}"
+            )
+        if of.cut:
+            whole = plural(len(work.steps_ns), "step")
+            found.append(
+                f"{side}: {of.cut} of {whole} lost GPU operations at the recording's edge and are in no mean"
             )
         if of.outside:
             found.append(

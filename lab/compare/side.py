@@ -15,6 +15,8 @@ import numpy as np
 from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.as_trace import load_traces
+from lab.recordings.integrity.evidence import of_trace
+from lab.recordings.integrity.rules import lost_at_edges
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, holes
 from lab.recordings.nsys.export import is_folder
@@ -56,8 +58,12 @@ class Work:
 
     @property
     def torn(self) -> list[str]:
-        """A sentence for each hole in its GPU operations: figures are bounds."""
-        return self._holes(of_gpu=True)
+        """A sentence for each hole in its GPU operations, and where no step is whole: figures are bounds."""
+        found = self._holes(of_gpu=True)
+        if self.cut.any() and not self.is_whole_somewhere:
+            edge = "GPU work of every step is missing at the recording's edge"
+            found.append(f"{self.trace.source.name}: {edge}")
+        return found
 
     @property
     def blurred(self) -> list[str]:
@@ -147,6 +153,23 @@ class Work:
     def steps_ns(self) -> np.ndarray:
         """(m, 2): the steps that the program marked, by start, none inside another; perhaps none."""
         return marked_steps(self.trace)
+
+    @cached_property
+    def cut(self) -> np.ndarray:
+        """Which of the steps (m,) launched GPU operations that the edges of the recording cut off."""
+        edges = self.steps_ns
+        found = np.zeros(len(edges), dtype=bool)
+        if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.lacks):
+            calls = lost_at_edges(of_trace(self.trace))
+            step = step_at(edges, self.trace.runtime.ts_ns[calls])
+            found[step[step >= 0]] = True
+        return found
+
+    @cached_property
+    def is_whole_somewhere(self) -> bool:
+        """Whether a step that launched GPU operations has all of them."""
+        step = step_at(self.steps_ns, self.launched_ns)
+        return not self.cut[step[step >= 0]].all()
 
 
 @dataclass(frozen=True)
@@ -307,6 +330,16 @@ def marked_steps(trace: Trace) -> np.ndarray:
         if (spans[1:, 0] >= spans[:-1, 1]).all():
             return spans
     return np.empty((0, 2), dtype=np.int64)
+
+
+def step_at(edges_ns: np.ndarray, times_ns: np.ndarray) -> np.ndarray:
+    """The step (n,) that each time lies in, of steps (m, 2) by start that do not overlap; -1 for none."""
+    if not len(edges_ns):
+        return np.full(len(times_ns), -1)
+    step = np.searchsorted(edges_ns[:, 0], times_ns, side="right") - 1
+    inside = (step >= 0) & (times_ns < edges_ns[np.maximum(step, 0), 1])
+    found: np.ndarray = np.where(inside, step, -1)
+    return found
 
 
 def steps_overlap(work: Work) -> bool:

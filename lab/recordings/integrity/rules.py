@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,6 +118,20 @@ def _captured(of: Evidence) -> np.ndarray:
             if not of.has_row[its].any():
                 found |= its
     return found
+
+
+def lost_at_edges(of: Evidence) -> np.ndarray:
+    """The calls (m,) that owe a row on the GPU and have none, before the first or after the last that has one
+    in its process: the recorder began late, or ended early. Copies that were never traced owe nothing."""
+    due, _ = _due(replace(of, optional_copies=True))
+    found = []
+    for process in range(of.num_processes):
+        mine = np.flatnonzero(due & (of.api.process == process))
+        mine = mine[np.argsort(of.api.start_ns[mine], kind="stable")]
+        hit = np.flatnonzero(of.has_row[mine])
+        if len(hit):
+            found += [mine[: hit[0]], mine[hit[-1] + 1 :]]
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
 
 def _no_calls(process: int, rows: int) -> list[Lack]:

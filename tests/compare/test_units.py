@@ -1,0 +1,85 @@
+"""What belongs to a unit: nothing that ran outside the steps, no step that the recording's edges cut."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from lab.compare.cli import diff
+from lab.compare.diff import compare_sides
+from tests.compare.made import layer, trace
+
+STEPS = [layer() + layer()] * 4
+GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def diffed(a, b):
+    """The exit code of `lab diff A B --json`, and what it prints."""
+    done = CliRunner().invoke(diff, [str(a), str(b), "--json"], standalone_mode=False)
+    return getattr(done.exception, "exit_code", 0), json.loads(done.stdout)
+
+
+def edited(path, edit):
+    """The recording at `path` with its events as `edit` leaves them."""
+    whole = json.loads(path.read_text())
+    whole["traceEvents"] = edit(whole["traceEvents"])
+    path.write_text(json.dumps(whole))
+    return path
+
+
+def without_marker(number):
+    return lambda events: [one for one in events if one["name"] != f"ProfilerStep#{number}"]
+
+
+def rows_lost(first, last):
+    """Without the GPU rows first to last, of all by their start."""
+
+    def edit(events):
+        rows = sorted((one for one in events if one["cat"] in GPU), key=lambda one: one["ts"])[first:last]
+        return [one for one in events if one not in rows]
+
+    return edit
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_calls_of_a_step_that_is_not_marked_are_no_change(tmp_path, number):
+    waits = [(step, "cudaDeviceSynchronize") for step in range(4)]
+    a = trace(tmp_path / "a.json", STEPS, calls=waits)
+    b = edited(trace(tmp_path / "b.json", STEPS, calls=waits), without_marker(number))
+    found = compare_sides(a, b, evidence=True).difference.shown
+    assert (found.units_a, found.units_b) == (4, 3) and found.findings == []
+    assert {one.name: (one.n_a, one.n_b) for one in found.api} == {
+        "cudaLaunchKernel": (8, 8),
+        "cudaDeviceSynchronize": (1, 1),
+    }
+    assert "B: 8 GPU operations launched outside every step, left out" in found.notes
+
+
+def test_a_wait_behind_the_last_step_is_still_counted(tmp_path):
+    a, b = trace(tmp_path / "a.json", STEPS), trace(tmp_path / "b.json", STEPS)
+    late = {"ph": "X", "cat": "cuda_runtime", "name": "cudaStreamSynchronize", "pid": 1, "tid": 1}
+    late |= {"ts": 4_200.0, "dur": 2.0, "args": {"correlation": 900, "cbid": 1}}
+    (named,) = compare_sides(a, edited(b, lambda events: [*events, late])).difference.shown.findings
+    assert named.text == "cudaStreamSynchronize: 0 -> 0.25 calls per unit"
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (-3, None), (0, 8)], ids=["head", "tail", "whole step"])
+def test_a_step_that_the_edge_of_the_recording_cut_is_in_no_mean_and_said(tmp_path, first, last):
+    a, b = trace(tmp_path / "a.json", STEPS), trace(tmp_path / "b.json", STEPS)
+    edited(b, rows_lost(first, last))
+    code, found = diffed(a, b)
+    assert code == 0 and (found["units_a"], found["units_b"]) == (4, 3)
+    assert found["findings"] == [] and found["delta_kernel_ns"] == found["span_ns"] == 0
+    assert "B: 1 of 4 steps lost GPU operations at the recording's edge and are in no mean" in found["notes"]
+    assert not any("launched no GPU operation" in note or "uneven" in note for note in found["notes"])
+
+
+@pytest.mark.parametrize("more", [[], [[], []]], ids=["one step", "two without work"])
+def test_where_the_edges_cut_every_step_the_figures_are_bounds_and_the_exit_code_is_1(tmp_path, more):
+    a, b = (trace(tmp_path / f"{name}.json", [*STEPS[:1], *more]) for name in "ab")
+    code, found = diffed(a, edited(b, rows_lost(-3, None)))
+    edge = "b.json: GPU work of every step is missing at the recording's edge"
+    assert code == 1 and found["torn"] == [edge]
+    assert found["delta_kernel_ns"] == pytest.approx(-15_000)  # of the addition, the product and the relu
