@@ -13,7 +13,7 @@ import numpy as np
 from lab.compare import evidence as rows_of
 from lab.compare.around import Differs, differences, unknown
 from lab.compare.blocks import MOST, Block, common, replaced
-from lab.compare.detail import at_common_detail
+from lab.compare.detail import at_common_detail, unlike_edges
 from lab.compare.evidence import Evidence, File, files
 from lab.compare.groups import (
     Group,
@@ -48,13 +48,14 @@ from lab.compare.judge import (
 from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read_side, steps_overlap
 from lab.compare.split import Row, parts_of, split
 from lab.compare.units import TIMES, Units, unit_of, units
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.errors import BadDataError, MissingError, UsageError
 from lab.recordings.communication import communication
 from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_dims, short_name
 
 TIMED = ("idle", "exposed_comm", "exposed_copy")
+ODD = 5  # sentences about what was odd in a recording
 NAMED = 3  # kernels on each side of an exchange
 LONGEST = 72  # letters of a kernel's name in a sentence
 
@@ -274,7 +275,10 @@ def _difference(
         ],
         problems=[text for side in every for text in side.problems],
         torn=list(dict.fromkeys(text for work in used for text in work.torn)),
-        blurred=list(dict.fromkeys(text for work in used for text in work.blurred)),
+        blurred=[
+            *dict.fromkeys(text for work in used for text in work.blurred),
+            *(text for rank in ranks for text in unlike_edges(*(side.ranks[rank] for side in sides))),
+        ],
         lacks=[
             Missing(
                 side=name, rank=rank[1], axis=lack.axis, place=lack.place, share=lack.share, text=lack.text
@@ -519,12 +523,14 @@ def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:
 
 def _of_row(row: Row, at: int) -> Finding:
     op = f"{row.op or 'no known op'} {short_dims(row.dims)}".strip()
-    before, after = (_short(name) if name else "nothing" for name in (row.kernel_a, row.kernel_b))
+    before, after = (
+        "nothing" if name is None else _short(name) or "a kernel without a name"
+        for name in (row.kernel_a, row.kernel_b)
+    )
     if before == after and row.kernel_a != row.kernel_b:
         after = f"another variant of {after}"
     if row.kind == "same_kernel_duration":
-        share = 100 * row.ns / max(row.ns_a, 1.0)
-        text = f"{op}: {before} takes {share:+.1f} % ({_us(row.ns)} per unit)"
+        text = f"{op}: {before} takes {100 * row.slower:+.1f} % ({_us(row.ns)} per unit)"
     elif row.kind == "count":
         text = f"{op}: {before} runs {row.n_a:g} -> {row.n_b:g} times ({_us(row.ns)})"
     else:
@@ -571,7 +577,12 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             found.append(
                 f"{side}: {work.unlinked} of {total} have no known op and are aligned by kernel name"
             )
-        found += [f"{side}: {text}" for text in (*sentences(work.lacks), *uneven(work, of))]
+        odd = [first_few(work.trace.problems, ODD, between="; ")] if work.trace.problems else []
+        found += [f"{side}: {text}" for text in (*sentences(work.lacks), *odd, *uneven(work, of))]
+        if (gpus := len(np.unique(work.trace.kernels.device))) > 1:
+            found.append(
+                f"{side}: one process on {gpus} GPUs: idle is when none of them works, overlap across them too"
+            )
         if of.empty:
             whole = plural(len(work.steps_ns), "step")
             found.append(

@@ -64,9 +64,9 @@ def judge_rows(rows: Sequence[Row], edge: float = 0.0, floor_ns: float = FLOOR_N
             named = exchanged or beyond_edge(row.n_a, row.n_b, edge)
             row.confidence = ONE_PAIR if named else BELOW
         else:
-            share, by_call = abs(row.ns) / max(row.ns_a, 1.0), 2 * abs(row.ns) / (row.n_a + row.n_b)
+            by_call = 2 * abs(row.ns) / (row.n_a + row.n_b)
             large = abs(row.ns) > floor_ns and (floor_ns == FLOOR_NS or by_call > LEAST_CALL_NS)
-            row.confidence = ONE_PAIR if share > floor and large else BELOW
+            row.confidence = ONE_PAIR if abs(row.slower) > floor and large else BELOW
     return floor
 
 
@@ -76,7 +76,7 @@ def scatter_floor(rows: Sequence[Row]) -> float:
     A change of all kernels alike moves the median, not the scatter. Above 10 % kernels do not scatter, they
     changed. Short kernels scatter more, and have a floor in microseconds.
     """
-    shares = [row.ns / row.ns_a for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
+    shares = [row.slower for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
     if len(shares) < FEW_ROWS:
         return FLOOR_SHARE
     middle = median(shares)

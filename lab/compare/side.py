@@ -149,6 +149,13 @@ class Work:
         bare = np.array([key[0] == "" for key in keys], dtype=bool)
         return int(bare[which].sum()) if len(which) else 0
 
+    @property
+    def unlinked_share(self) -> float:
+        """Of the GPU time, in operations without a known op."""
+        keys, which = self.keys
+        bare = np.array([key[0] == "" for key in keys], dtype=bool)[which]
+        return float(self.dur_ns[bare].sum() / max(int(self.dur_ns.sum()), 1))
+
     @cached_property
     def steps_ns(self) -> np.ndarray:
         """(m, 2): the steps that the program marked, by start, none inside another; perhaps none."""

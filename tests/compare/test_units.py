@@ -83,3 +83,18 @@ def test_where_the_edges_cut_every_step_the_figures_are_bounds_and_the_exit_code
     edge = "b.json: GPU work of every step is missing at the recording's edge"
     assert code == 1 and found["torn"] == [edge]
     assert found["delta_kernel_ns"] == pytest.approx(-15_000)  # of the addition, the product and the relu
+
+
+def test_what_is_odd_in_a_recording_and_several_gpus_of_a_process_are_said(tmp_path):
+    def odd(events):
+        kernels = [one for one in events if one["cat"] == "kernel"]
+        for one in kernels[::2]:
+            one["args"]["device"] = 1
+        kernels[0]["args"]["correlation"] = 1 << 70
+        return events
+
+    a, b = trace(tmp_path / "a.json", STEPS), trace(tmp_path / "b.json", STEPS)
+    notes = diffed(a, edited(b, odd))[1]["notes"]
+    assert any(one.startswith("B: ids that are not 64-bit integers") for one in notes)
+    assert any(one.startswith("B: one process on 2 GPUs: idle is when none of them works") for one in notes)
+    assert not any(one.startswith(("A: ids", "A: one process")) for one in notes)

@@ -12,7 +12,7 @@ from lab.core.words import plural
 from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH, WAIT
 from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
 from lab.recordings.lacks import AXES, Lack, Place
-from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, Trace
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Trace
 from lab.stats.rows import distinct, distinct_rows
 
 if TYPE_CHECKING:
@@ -279,14 +279,18 @@ def _written_twice(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
 
 
 def _unmeasured(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
-    """Rule Z: kernels that took no time, all of them or in a recording that resolves less than a µs."""
-    kernels = ops[of.ops.kind[ops] == KERNEL]
-    dur_ns = _dur_ns(of, kernels)
-    n = int((dur_ns <= 0).sum())
-    if not n or not (n == len(dur_ns) or (dur_ns % 1000).any()):
-        return []
-    text = f"{n:,} of {plural(len(kernels), 'kernel')} took 0 ns: their times were not measured"
-    return [Lack("gpu", "all", "Z", process, n, len(kernels), None, text, unknown=True)]
+    """Rule Z: kernels, copies and fills that took no time, in a recording that resolves less than a µs; of
+    any resolution if no kernel took time."""
+    fine = bool((_dur_ns(of, ops) % 1000).any())
+    found = []
+    for kinds, name in (((KERNEL,), "kernel"), ((MEMCPY, MEMSET), "copy or fill")):
+        rows = ops[np.isin(of.ops.kind[ops], kinds)]
+        n = int((_dur_ns(of, rows) <= 0).sum())
+        if n and (fine or (name == "kernel" and n == len(rows))):
+            whole = plural(len(rows), name, "copies and fills" if name != "kernel" else "kernels")
+            text = f"{n:,} of {whole} took 0 ns: their times were not measured"
+            found.append(Lack("gpu", "all", "Z", process, n, len(rows), None, text, unknown=True))
+    return found
 
 
 def _unnamed(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:

@@ -21,7 +21,7 @@ from lab.recordings.integrity.calls import (
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines
 from lab.recordings.lacks import Lack, holes, verdict_of
 from lab.recordings.load import load_capture
-from lab.recordings.tables import Table
+from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Table
 from tests.recordings.integrity.made import judged, made
 from tests.tracegen import TraceWriter, training_step
 
@@ -286,6 +286,17 @@ def test_kernels_that_all_took_no_time_are_unmeasured_whatever_the_clock_resolve
     ops = Table(capture.ops.as_dict() | {"end_ns": capture.ops.start_ns.copy()})
     lack = judged(replace(capture, ops=ops))["gpu", "all", "Z"]
     assert (lack.n, lack.of) == (10, 10) and verdict_of([lack]) == "unknown"
+
+
+def test_copies_and_fills_without_a_duration_are_unmeasured_unless_the_clock_is_coarse():
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    kind = np.array([KERNEL] * 6 + [MEMCPY, MEMCPY, MEMSET, MEMSET], dtype=capture.ops.kind.dtype)
+    dur_ns = np.array([1, 2, 3, 4, 5, 6, 0, 7, 0, 8])
+    for scale, expected in ((1, {("gpu", "all", "Z")}), (1000, set())):
+        ends = capture.ops.start_ns + dur_ns * scale
+        found = judged(replace(capture, ops=Table(capture.ops.as_dict() | {"end_ns": ends, "kind": kind})))
+        assert {one for one in found if one[2] == "Z"} == expected
+        assert not expected or found["gpu", "all", "Z"].text.startswith("2 of 4 copies and fills took 0 ns")
 
 
 @pytest.mark.parametrize("name", ["", " "])
