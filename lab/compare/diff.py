@@ -581,7 +581,7 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
         found += [f"{side}: {text}" for text in (*sentences(work.lacks), *odd, *uneven(work, of))]
         if (gpus := len(np.unique(work.trace.kernels.device))) > 1:
             found.append(
-                f"{side}: one process on {gpus} GPUs: idle is when none of them works, overlap across them too"
+                f"{side}: one process on {gpus} GPUs: idle is when none of them works, overlap is across them"
             )
         if of.empty:
             whole = plural(len(work.steps_ns), "step")

@@ -221,9 +221,9 @@ def read_side(path: Path) -> Side:
     for file, work in found:
         key = (configuration_of(file, path) if several else "", work.rank)
         if key in ranks:
-            before = ranks[key].trace.source.name
+            both = [one.relative_to(path) for one in (ranks[key].trace.source, file)]
             raise BadDataError(
-                f"two recordings of rank {work.rank}: {before} and {file.name}",
+                f"two recordings of rank {work.rank}: {both[0]} and {both[1]}",
                 where=path / key[0],
                 fix="name a folder that holds one recording per rank, or per configuration and rank",
             )

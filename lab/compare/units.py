@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.compare.idle import CAUSES, idle_of
-from lab.compare.side import Key, Work, step_at
+from lab.compare.side import Key, Work, memory_name, step_at
 from lab.recordings.views import COMM, COMP, MEMCOPY
 from lab.stats.intervals import NO_SPANS, spans, subtract, union
 
@@ -45,7 +45,8 @@ class Units:
 
 
 def unit_of(a: Work, b: Work) -> str | None:
-    """`step`, or the name of the kernel whose calls are counted; None if there is none."""
+    """`step`, or the name of the kernel whose calls are counted, of a copy where no kernel can be; None if
+    there is none."""
     if len(a.steps_ns) and len(b.steps_ns):
         return "step"
     counts = [Counter(work.keys[0][one][3] for one in work.keys[1].tolist()) for work in (a, b)]
@@ -54,7 +55,7 @@ def unit_of(a: Work, b: Work) -> str | None:
     for index, dur_ns in enumerate(np.bincount(which, weights=a.dur_ns, minlength=len(keys))):
         sums[keys[index][3]] += dur_ns
     able = [name for name in sums if min(count[name] for count in counts) >= LEAST_CALLS]
-    return max(able, key=lambda name: sums[name], default=None)
+    return max(able, key=lambda name: (memory_name(name) is None, sums[name]), default=None)
 
 
 def units(work: Work, unit: str) -> Units:

@@ -98,3 +98,11 @@ def test_what_is_odd_in_a_recording_and_several_gpus_of_a_process_are_said(tmp_p
     assert any(one.startswith("B: ids that are not 64-bit integers") for one in notes)
     assert any(one.startswith("B: one process on 2 GPUs: idle is when none of them works") for one in notes)
     assert not any(one.startswith(("A: ids", "A: one process")) for one in notes)
+
+
+def test_a_copy_is_no_unit_where_a_kernel_is(tmp_path):
+    upload = ("", [], "Memcpy HtoD (Pageable -> Device)", 500.0)
+    a, b = (trace(tmp_path / f"{name}.json", [[upload] * 5 + layer() * 4], prefix="x ") for name in "ab")
+    assert diffed(a, b)[1]["unit"] == "call of gemm_128"
+    only = trace(tmp_path / "c.json", [[upload] * 5], prefix="x ")
+    assert diffed(only, only)[1]["unit"] == "call of Memcpy HtoD (Pageable -> Device)"
