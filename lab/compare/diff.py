@@ -583,6 +583,7 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             found.append(
                 f"{side}: one process on {gpus} GPUs: idle is when none of them works, overlap is across them"
             )
+        found += [f"{side}: {text}" for text in early(work)]
         if of.empty:
             whole = plural(len(work.steps_ns), "step")
             found.append(
@@ -624,6 +625,18 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             which += "none is a unit; the longest kernel's calls are"
         found.append(f"{which}: counts that the edges of a recorded window explain are not named")
     return found
+
+
+def early(work: Work) -> list[str]:
+    """GPU operations that begin before the call that launched them: causes of idle time rest on both clocks."""
+    ahead_ns = (work.launched_ns - work.start_ns)[work.launch_known & (work.launched_ns > work.start_ns)]
+    if not len(ahead_ns):
+        return []
+    return [
+        f"{len(ahead_ns):,} of {plural(len(work.dur_ns), 'GPU operation')} begin before the call that launched "
+        f"them, by up to {_time(int(ahead_ns.max()))}: the clocks of GPU and host differ by that at least, and "
+        "the causes of idle time are wrong by as much per gap"
+    ]
 
 
 def uneven(work: Work, of: Units) -> list[str]:
