@@ -628,14 +628,14 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
 
 
 def early(work: Work) -> list[str]:
-    """GPU operations that begin before the call that launched them: causes of idle time rest on both clocks."""
+    """GPU operations that begin before the call that launched them: causes of idle rest on both clocks."""
     ahead_ns = (work.launched_ns - work.start_ns)[work.launch_known & (work.launched_ns > work.start_ns)]
     if not len(ahead_ns):
         return []
     return [
-        f"{len(ahead_ns):,} of {plural(len(work.dur_ns), 'GPU operation')} begin before the call that launched "
-        f"them, by up to {_time(int(ahead_ns.max()))}: the clocks of GPU and host differ by that at least, and "
-        "the causes of idle time are wrong by as much per gap"
+        f"{len(ahead_ns):,} of {plural(len(work.dur_ns), 'GPU operation')} begin before the call that "
+        f"launched them, by up to {_time(int(ahead_ns.max()))}: the clocks of GPU and host differ by that at "
+        "least, and the causes of idle time are wrong by as much per gap"
     ]
 
 
