@@ -12,7 +12,7 @@ from lab.core.words import plural
 from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH, WAIT
 from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
 from lab.recordings.lacks import AXES, Lack, Place
-from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Trace
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Table, Trace
 from lab.stats.rows import distinct, distinct_rows
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ EARLIEST_NS, LATEST_NS = 10_000_000, 60_000_000_000
 # A wait returns after the row that it waited for; 8 us before its end was the most in recordings.
 OUTLASTS_NS = 1_000_000
 _IDENTITY = ("start_ns", "end_ns", "device", "stream", "corr", "name_id", "kind", "graph_node")
+_CALL_IDENTITY = ("start_ns", "end_ns", "pid", "tid", "corr", "name_id")
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
@@ -76,7 +77,8 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
         found += _host_rows(of, process, ops, api)
         found += _clocks(of, process, ops, api)
         found += _waits(of, process, ops, api)
-        found += _written_twice(of, process, ops)
+        found += _rows_twice(of, process, ops)
+        found += _calls_twice(of, process, api)
         found += _unmeasured(of, process, ops)
         found += _unnamed(of, process, ops)
     if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
@@ -259,16 +261,34 @@ def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list
     return [Lack("gpu", "all", "K", process, len(late_ns), len(ops), None, text, unknown=True)]
 
 
-def _written_twice(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
-    """Rule W: equal rows. A stream runs one row at a time, so the second is a copy."""
-    order = ops[np.argsort(of.ops.start_ns[ops], kind="stable")]
-    start_ns = of.ops.start_ns[order]
+def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> int:
+    """How many of these rows repeat another one in every column of `identity`."""
+    order = rows[np.argsort(table.start_ns[rows], kind="stable")]
+    start_ns = table.start_ns[order]
     tied = np.flatnonzero(start_ns[1:] == start_ns[:-1])
     if not len(tied):
+        return 0
+    alike = order[np.union1d(tied, tied + 1)]
+    keys = np.stack([getattr(table, name)[alike].astype(np.int64) for name in identity], axis=1)
+    return len(alike) - len(distinct_rows(keys)[0])
+
+
+def _calls_twice(of: Evidence, process: int, api: np.ndarray) -> list[Lack]:
+    """Rule W: a correlation is one call's, so the second equal call is a copy."""
+    known = api[of.api.corr[api] > 0]
+    n = _written_twice(of.api, known, _CALL_IDENTITY)
+    if not n:
         return []
-    rows = order[np.union1d(tied, tied + 1)]
-    keys = np.stack([getattr(of.ops, name)[rows].astype(np.int64) for name in _IDENTITY], axis=1)
-    n = len(rows) - len(distinct_rows(keys)[0])
+    text = (
+        f"{n:,} of {plural(len(api), 'API call')} are there twice (same thread, start, end, name and "
+        "correlation): counts are too high"
+    )
+    return [Lack("host", "all", "W", process, n, len(api), None, text, unknown=True)]
+
+
+def _rows_twice(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
+    """Rule W: equal rows. A stream runs one row at a time, so the second is a copy."""
+    n = _written_twice(of.ops, ops, _IDENTITY)
     if not n:
         return []
     text = (

@@ -263,6 +263,17 @@ def test_rows_that_are_there_twice_are_counted_and_called_so():
     assert (lack.n, lack.of) == (3, 13) and holes([lack]) == [lack] and verdict_of([lack]) == "unknown"
 
 
+def test_calls_that_are_there_twice_are_counted_and_calls_without_a_correlation_are_not():
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    twice = capture.api.take(np.concatenate([np.arange(10), [2, 5]]))
+    found = judged(replace(capture, api=twice))
+    assert set(found) == {("host", "all", "W")}
+    lack = found["host", "all", "W"]
+    assert (lack.n, lack.of) == (2, 12) and holes([lack]) == [lack] and "12 API calls" in lack.text
+    bare = Table(twice.as_dict() | {"corr": np.zeros(12, dtype=twice.corr.dtype)})
+    assert not [one for one in judged(replace(capture, api=bare)) if one[2] == "W"]
+
+
 def test_equal_rows_on_two_streams_or_of_two_graph_nodes_are_no_copies():
     capture = made(LAUNCHES, rows(*[1] * 4))
     same = {"start_ns": np.full(4, 1000), "end_ns": np.full(4, 1008)}
