@@ -33,8 +33,8 @@ def stand_ins(ranks: list[RankData]) -> list[str]:
     """A sentence for each rank whose launches are operators of the CPU though it used a GPU."""
     lost = [one for one in ranks if not one.on_gpu and any(lack.axis == "gpu" for lack in one.lacks)]
     return [
-        f"{one.path.name}: no GPU row was recorded: operators on the CPU stand in for its launches, and their "
-        "times are the CPU's"
+        f"{one.path.name}: no GPU row was recorded: operators on the CPU stand in for its launches, and "
+        "their times are the CPU's"
         for one in lost
     ]
 
