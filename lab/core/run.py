@@ -15,7 +15,7 @@ from lab.core import manifest as manifests
 from lab.core.files import exclusive, holder_pid, make_folder, sha256_of, write_atomic
 from lab.core.manifest import FileRecord, Manifest, StepRecord
 from lab.core.step import Outcome, Status, Step
-from lab.errors import BadDataError, BusyError, ConfigError, UsageError, storage_error
+from lab.errors import BadDataError, BusyError, ConfigError, LabError, UsageError, storage_error
 
 MANIFEST = "manifest.json"
 LOG = "run_output.log"
@@ -265,13 +265,13 @@ def new_root(room: str, parent: Path, now: datetime | None = None) -> Path:
     return root
 
 
-def list_runs(parent: Path) -> list[tuple[Path, Manifest | BadDataError]]:
+def list_runs(parent: Path) -> list[tuple[Path, Manifest | LabError]]:
     """All runs under `parent`, oldest first; one that cannot be read is listed with its error."""
-    found: list[tuple[Path, Manifest | BadDataError]] = []
+    found: list[tuple[Path, Manifest | LabError]] = []
     for path in sorted(parent.glob(f"*/{MANIFEST}")):
         try:
             found.append((path.parent, manifests.load(path)))
-        except BadDataError as error:
+        except LabError as error:
             found.append((path.parent, error))
     return found
 

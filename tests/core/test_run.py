@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from lab.core import manifest as manifests
 from lab.core.manifest import FileRecord, StepRecord
 from lab.core.run import Run, check_steps, home_of, list_runs, new_root, utc_now
 from lab.core.step import Outcome, Status, Step
-from lab.errors import BadDataError, BusyError, ConfigError, StorageError, UsageError
+from lab.errors import BadDataError, BusyError, ConfigError, LabError, StorageError, UsageError
 from tests.core.test_manifest import a_manifest, a_run
 
 OK = Outcome(status=Status.ok, exit_code=0)
@@ -388,6 +389,29 @@ def test_runs_are_listed_by_name_and_other_folders_are_not(tmp_path):
     assert found[0][1] == Run.open(tmp_path / "a").manifest
     assert isinstance(found[2][1], BadDataError)
     assert list_runs(tmp_path / "none") == []
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path):
+    for name in ("a", "deep", "folder", "leaves", "ok"):
+        a_run(tmp_path / name)
+    manifest = (tmp_path / "a" / "manifest.json").read_text()
+    (tmp_path / "a" / "manifest.json").write_bytes(b"")
+    nested = "[" * 100_000 + "]" * 100_000
+    (tmp_path / "deep" / "manifest.json").write_text(manifest.replace("{", f'{{"x": {nested},', 1))
+    (tmp_path / "folder" / "manifest.json").unlink()
+    (tmp_path / "folder" / "manifest.json").mkdir()
+    whole = json.loads(manifest)
+    whole["steps"][0]["step"]["folder"] = "../../etc"
+    (tmp_path / "leaves" / "manifest.json").write_text(json.dumps(whole))
+    found = {path.name: one for path, one in list_runs(tmp_path)}
+    assert [name for name, one in found.items() if isinstance(one, LabError)] == [
+        "a",
+        "deep",
+        "folder",
+        "leaves",
+    ]
+    assert "path '../../etc' leaves the run folder" in found["leaves"].what
+    assert isinstance(found["leaves"], BadDataError) and isinstance(found["deep"], BadDataError)
 
 
 def test_times_are_utc_with_milliseconds():
