@@ -445,3 +445,35 @@ def test_a_folder_that_is_not_labs_is_refused_before_anything_is_written(tmp_pat
         assert sorted(Path(folder).iterdir()) == before
     (tmp_path / "empty").mkdir()
     assert Run.create(tmp_path / "empty", a_manifest()).root.is_dir()
+
+
+def ended(tmp_path, **files):
+    """A run whose step left these files, a minute ago."""
+    run = a_run(tmp_path / "r")
+    step = run.manifest.steps[0].step
+    run.begin(step)
+    for name, text in files.items():
+        (run.folder(step) / name).write_text(text)
+    before = datetime.now(timezone.utc) - timedelta(seconds=61)
+    run.finish(step, Outcome(status=Status.ok, seconds=1.0, started_utc=before.isoformat()))
+    return Run.open(tmp_path / "r")
+
+
+def test_a_file_that_is_not_as_its_step_left_it_is_named(tmp_path):
+    run = ended(tmp_path, same="a", touched="b", longer="c", other="d", gone="e", linked="f")
+    folder = tmp_path / "r" / "a"
+    (folder / "touched").write_text("b")
+    (folder / "longer").write_text("cc")
+    (folder / "other").write_text("x")
+    (folder / "gone").unlink()
+    (folder / "linked").unlink()
+    (tmp_path / "outside").write_text("f")
+    (folder / "linked").symlink_to(tmp_path / "outside")
+    assert run.changed() == ["a/linked", "a/longer", "a/other"]
+
+
+def test_names_that_lead_out_of_a_run_are_looked_at_by_nobody(tmp_path):
+    run = ended(tmp_path, same="a")
+    (tmp_path / "outside").write_text("secret")
+    run.manifest.steps[0].files = {name: FileRecord(1, "0" * 64) for name in ("../outside", "/etc/passwd")}
+    assert run.changed() == []
