@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from lab.compare.cli import diff
-from lab.compare.diff import compare_sides
-from tests.compare.made import layer, trace
+from lab.compare.diff.comparison import compare_sides
+from tests.compare.made import edited, layer, trace
 
 STEPS = [layer() + layer()] * 4
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -19,14 +19,6 @@ def diffed(a, b):
     """The exit code of `lab diff A B --json`, and what it prints."""
     done = CliRunner().invoke(diff, [str(a), str(b), "--json"], standalone_mode=False)
     return getattr(done.exception, "exit_code", 0), json.loads(done.stdout)
-
-
-def edited(path, edit):
-    """The recording at `path` with its events as `edit` leaves them."""
-    whole = json.loads(path.read_text())
-    whole["traceEvents"] = edit(whole["traceEvents"])
-    path.write_text(json.dumps(whole))
-    return path
 
 
 def without_marker(number):

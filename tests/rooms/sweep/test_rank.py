@@ -7,8 +7,7 @@ import pytest
 from lab.recordings.cache import load_trace
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.rank import figures_of
-from tests.compare.made import layer, trace
-from tests.compare.test_units import edited
+from tests.compare.made import edited, layer, trace
 
 STEPS = [layer()] * 3
 

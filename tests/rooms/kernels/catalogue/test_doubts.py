@@ -8,8 +8,7 @@ from click.testing import CliRunner
 from lab.rooms.kernels.catalogue.build import read_catalogue
 from lab.rooms.kernels.catalogue.cli import unique
 from lab.rooms.kernels.trails import trails
-from tests.compare.made import layer, trace
-from tests.compare.test_units import edited
+from tests.compare.made import edited, layer, trace
 from tests.rooms.kernels.catalogue.traces import catalogue_of
 from tests.rooms.kernels.made import generation
 
