@@ -16,7 +16,7 @@ from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.as_trace import load_traces
 from lab.recordings.integrity.evidence import of_trace
-from lab.recordings.integrity.rules import lost_at_edges
+from lab.recordings.integrity.rules import lost_at_edges, replay_at
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, holes
 from lab.recordings.nsys.export import is_folder
@@ -166,9 +166,11 @@ class Work:
         """Which of the steps (m,) launched GPU operations that the edges of the recording cut off."""
         edges = self.steps_ns
         found = np.zeros(len(edges), dtype=bool)
-        if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.lacks):
-            calls = lost_at_edges(of_trace(self.trace))
-            step = step_at(edges, self.trace.runtime.ts_ns[calls])
+        lost = {(lack.rule, lack.place) for lack in self.lacks if lack.place in ("head", "tail")}
+        calls = [lost_at_edges(of_trace(self.trace))] if {("G", "head"), ("G", "tail")} & lost else []
+        calls += [replay_at(of_trace(self.trace), place) for rule, place in lost if rule == "R"]
+        for rows in calls:
+            step = step_at(edges, self.trace.runtime.ts_ns[rows])
             found[step[step >= 0]] = True
         return found
 

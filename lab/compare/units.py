@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class Units:
     usual: np.ndarray  # the rows of `sequence`
     empty: int = 0  # steps without any operation, which no mean is over
     cut: int = 0  # steps that the edges of the recording cut, which no mean is over either
+    inside: dict[str, float] = field(default_factory=dict)  # of `calls` those not behind the last unit
+    behind: dict[str, float] | None = None  # how many are, once per recording; None: not known
 
     def mean_ns(self, name: str) -> float:
         return float(self.times_ns[name].mean())
@@ -75,6 +77,8 @@ def by_step(work: Work) -> Units:
     steps = sorted(rows)
     times = [times_of(work, rows[one]) for one in steps]
     called = _calls_in(work.trace.runtime.ts_ns, edges, steps, outside)
+    behind = called & (work.trace.runtime.ts_ns >= edges[-1, 1])
+    is_last = steps[-1:] == [len(edges) - 1] and not (outside >= edges[-1, 1]).any()
     usual = usual_rows(work, [rows[one] for one in steps])
     keys, which = work.keys
     return Units(
@@ -88,6 +92,8 @@ def by_step(work: Work) -> Units:
         chosen=step >= 0,
         called=called,
         usual=usual,
+        inside=calls_of(work, called & ~behind, max(len(steps), 1)),
+        behind=calls_of(work, behind, 1) if is_last else None,
         empty=len(edges) - len(steps) - int(cut.sum()),
         cut=int(cut.sum()),
     )
@@ -117,12 +123,14 @@ def by_call(work: Work, kernel: str) -> Units:
     count = int(anchors.sum())
     whole = times_of(work, np.arange(len(work.dur_ns)))
     called = np.ones(len(work.trace.runtime), dtype=bool)
+    calls = calls_of(work, called, count)
     return Units(
         unit=f"call of {kernel}",
         count=count,
         sums=sums_of(work, np.ones(len(work.dur_ns), dtype=bool), count),
         times_ns={name: np.array([whole[name] / count]) for name in TIMES},
-        calls=calls_of(work, called, count),
+        calls=calls,
+        inside=calls,
         sequence=[],
         outside=0,
         chosen=np.ones(len(work.dur_ns), dtype=bool),

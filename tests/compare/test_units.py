@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from click.testing import CliRunner
 from lab.compare.cli import diff
 from lab.compare.diff.comparison import compare_sides
 from tests.compare.made import edited, layer, trace
+from tests.conftest import SHARED
 
 STEPS = [layer() + layer()] * 4
 GPU = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -68,6 +70,20 @@ def test_a_step_that_the_edge_of_the_recording_cut_is_in_no_mean_and_said(tmp_pa
     assert not any("launched no GPU operation" in note or "uneven" in note for note in found["notes"])
 
 
+def test_a_replay_of_a_graph_that_the_edge_cut_is_in_no_mean_either(tmp_path):
+    path = SHARED / "captures" / "h200_decoder" / "infer_graph.json.gz"
+    if not path.exists():
+        pytest.skip("the shared captures are not here")
+    (tmp_path / "b.json").write_bytes(gzip.decompress(path.read_bytes()))
+    of_gpu = [
+        one for one in json.loads((tmp_path / "b.json").read_text())["traceEvents"] if one.get("cat") in GPU
+    ]
+    last = max(of_gpu, key=lambda one: one["ts"])
+    code, found = diffed(path, edited(tmp_path / "b.json", lambda events: [e for e in events if e != last]))
+    assert code == 0 and (found["units_a"], found["units_b"]) == (3, 2)
+    assert [one for one in found["findings"] if one["kind"] != "idle"] == []
+
+
 @pytest.mark.parametrize("more", [[], [[], []]], ids=["one step", "two without work"])
 def test_where_the_edges_cut_every_step_the_figures_are_bounds_and_the_exit_code_is_1(tmp_path, more):
     a, b = (trace(tmp_path / f"{name}.json", [*STEPS[:1], *more]) for name in "ab")
@@ -110,3 +126,18 @@ def test_a_gpu_clock_that_is_early_is_said_because_the_causes_of_idle_time_rest_
     notes = diffed(a, edited(b, early))[1]["notes"]
     (said,) = [one for one in notes if "clocks of GPU and host" in one]
     assert said.startswith("B: 4 of 32 GPU operations begin before the call") and "by up to 16.0 µs" in said
+
+
+@pytest.mark.parametrize(("waits", "named"), [(1, False), (2, True)])
+def test_what_waits_once_for_the_last_step_is_no_change_where_the_steps_are_fewer(tmp_path, waits, named):
+    def end(number, waits=1):
+        late = {"ph": "X", "cat": "cuda_runtime", "name": "cudaDeviceSynchronize", "pid": 1, "tid": 1}
+        late |= {"dur": 2.0, "args": {"correlation": 900, "cbid": 1}}
+        return lambda events: [*events, *({**late, "ts": 1000.0 * number + 10 * one} for one in range(waits))]
+
+    a = edited(trace(tmp_path / "a.json", STEPS), end(4))
+    b = edited(trace(tmp_path / "b.json", STEPS[:3]), end(3, waits))
+    found = diffed(a, b)[1]
+    assert (found["units_a"], found["units_b"]) == (4, 3)
+    assert {one["name"]: one["n_a"] for one in found["api"]}["cudaDeviceSynchronize"] == 0.25
+    assert [one["kind"] for one in found["findings"]] == (["api"] if named else [])

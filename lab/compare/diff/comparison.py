@@ -22,7 +22,7 @@ from lab.compare.diff.judge import (
     ONE_PAIR,
     PROVEN,
     SUGGESTED,
-    beyond_edge,
+    calls_differ,
     edge_of,
     floor_ns_of,
     incomparable,
@@ -457,7 +457,7 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
         if loose and (row.kind in EXACT or row.confidence in (PROVEN, SUGGESTED, ONE_PAIR)):
             found.append(_of_row(row, at))
     for call in calls(a, b) if a.calls and b.calls else []:
-        if beyond_edge(call.n_a, call.n_b, edge_of(a, b)):
+        if calls_differ(a, b, call.name):
             text = f"{call.name}: {call.n_a:g} -> {call.n_b:g} calls per unit"
             found.append(Finding(text=text, ns=None, kind="api", confidence="exact count", call=call.name))
     for name in () if without_times(a, b) else TIMED:

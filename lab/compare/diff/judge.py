@@ -44,6 +44,16 @@ def beyond_edge(n_a: float, n_b: float, edge: float) -> bool:
     return abs(n_b - n_a) > edge * (1 + max(n_a, n_b)) if edge else n_a != n_b
 
 
+def calls_differ(a: Units, b: Units, name: str) -> bool:
+    """Whether a unit has another number of calls, or the end of the recording, which has as many units as the
+    program was told: what waits for the last of them once is no change of each."""
+    if beyond_edge(a.inside.get(name, 0.0), b.inside.get(name, 0.0), edge_of(a, b)):
+        return True
+    if a.behind is None or b.behind is None:
+        return False
+    return a.behind.get(name, 0.0) != b.behind.get(name, 0.0)
+
+
 def floor_ns_of(a: Units, b: Units) -> float:
     """The change per unit below which no duration is named: 1 µs of a step, less of a shorter unit, of which
     a recording has hundreds."""
