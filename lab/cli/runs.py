@@ -10,6 +10,7 @@ import msgspec
 from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
 from lab.core.step import Status
+from lab.core.words import printable
 from lab.driver.drive import stop_run
 from lab.errors import LabError, not_here
 from lab.terminal.console import Console
@@ -43,10 +44,10 @@ def runs_list(folder: Path, as_json: bool) -> None:
         return
     for path, manifest in found:
         if isinstance(manifest, LabError):
-            click.echo(f"{path}  unreadable: {manifest.what}")
+            _say(f"{path}  unreadable: {manifest.what}")
         else:
             image = manifest.image.name if manifest.image else manifest.engine
-            click.echo(f"{path}  {manifest.created_utc[:19]}  {image}  {_counts_text(manifest)}")
+            _say(f"{path}  {manifest.created_utc[:19]}  {image}  {_counts_text(manifest)}")
     if not found:
         click.echo(f"no runs in {folder} (folders below it are not searched)", err=True)
 
@@ -85,13 +86,13 @@ def runs_show(folder: Path, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(manifest).decode())
         return
-    click.echo(f"{manifest.id}: room {manifest.room}, {manifest.kind.value}, {manifest.created_utc}")
-    click.echo(
+    _say(f"{manifest.id}: room {manifest.room}, {manifest.kind.value}, {manifest.created_utc}")
+    _say(
         f"engine {manifest.engine}, image {manifest.image.ref if manifest.image else 'none'}, "
         f"lab {manifest.lab.version} {manifest.lab.commit or ''}"
     )
     for gpu in manifest.gpus:
-        click.echo(f"GPU {gpu.index}: {gpu.name} {gpu.uuid} driver {gpu.driver}")
+        _say(f"GPU {gpu.index}: {gpu.name} {gpu.uuid} driver {gpu.driver}")
     for record in manifest.steps:
         outcome = record.outcome
         state = (
@@ -101,7 +102,12 @@ def runs_show(folder: Path, as_json: bool) -> None:
             if record.attempts
             else "planned"
         )
-        click.echo(f"  {record.step.name:24} {state}".rstrip())
+        _say(f"  {record.step.name:24} {state}".rstrip())
+
+
+def _say(line: str) -> None:
+    """A folder's name or a manifest may neither command the terminal nor begin a line of its own."""
+    click.echo(printable(line.replace("\n", "\\n")))
 
 
 def _counts(manifest: Manifest) -> dict[str, int]:

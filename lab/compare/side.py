@@ -15,6 +15,8 @@ import numpy as np
 from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.as_trace import load_traces
+from lab.recordings.integrity.evidence import of_trace
+from lab.recordings.integrity.rules import lost_at_edges, replay_at
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, holes
 from lab.recordings.nsys.export import is_folder
@@ -56,8 +58,12 @@ class Work:
 
     @property
     def torn(self) -> list[str]:
-        """A sentence for each hole in its GPU operations: figures are bounds."""
-        return self._holes(of_gpu=True)
+        """A sentence for each hole in its GPU operations, and where no step is whole: figures are bounds."""
+        found = self._holes(of_gpu=True)
+        if self.cut.any() and not self.is_whole_somewhere:
+            edge = "GPU work of every step is missing at the recording's edge"
+            found.append(f"{self.trace.source.name}: {edge}")
+        return found
 
     @property
     def blurred(self) -> list[str]:
@@ -143,10 +149,36 @@ class Work:
         bare = np.array([key[0] == "" for key in keys], dtype=bool)
         return int(bare[which].sum()) if len(which) else 0
 
+    @property
+    def unlinked_share(self) -> float:
+        """Of the GPU time, in operations without a known op."""
+        keys, which = self.keys
+        bare = np.array([key[0] == "" for key in keys], dtype=bool)[which]
+        return float(self.dur_ns[bare].sum() / max(int(self.dur_ns.sum()), 1))
+
     @cached_property
     def steps_ns(self) -> np.ndarray:
         """(m, 2): the steps that the program marked, by start, none inside another; perhaps none."""
         return marked_steps(self.trace)
+
+    @cached_property
+    def cut(self) -> np.ndarray:
+        """Which of the steps (m,) launched GPU operations that the edges of the recording cut off."""
+        edges = self.steps_ns
+        found = np.zeros(len(edges), dtype=bool)
+        lost = {(lack.rule, lack.place) for lack in self.lacks if lack.place in ("head", "tail")}
+        calls = [lost_at_edges(of_trace(self.trace))] if {("G", "head"), ("G", "tail")} & lost else []
+        calls += [replay_at(of_trace(self.trace), place) for rule, place in lost if rule == "R"]
+        for rows in calls:
+            step = step_at(edges, self.trace.runtime.ts_ns[rows])
+            found[step[step >= 0]] = True
+        return found
+
+    @cached_property
+    def is_whole_somewhere(self) -> bool:
+        """Whether a step that launched GPU operations has all of them."""
+        step = step_at(self.steps_ns, self.launched_ns)
+        return not self.cut[step[step >= 0]].all()
 
 
 @dataclass(frozen=True)
@@ -191,9 +223,9 @@ def read_side(path: Path) -> Side:
     for file, work in found:
         key = (configuration_of(file, path) if several else "", work.rank)
         if key in ranks:
-            before = ranks[key].trace.source.name
+            both = [one.relative_to(path) for one in (ranks[key].trace.source, file)]
             raise BadDataError(
-                f"two recordings of rank {work.rank}: {before} and {file.name}",
+                f"two recordings of rank {work.rank}: {both[0]} and {both[1]}",
                 where=path / key[0],
                 fix="name a folder that holds one recording per rank, or per configuration and rank",
             )
@@ -307,6 +339,16 @@ def marked_steps(trace: Trace) -> np.ndarray:
         if (spans[1:, 0] >= spans[:-1, 1]).all():
             return spans
     return np.empty((0, 2), dtype=np.int64)
+
+
+def step_at(edges_ns: np.ndarray, times_ns: np.ndarray) -> np.ndarray:
+    """The step (n,) that each time lies in, of steps (m, 2) by start that do not overlap; -1 for none."""
+    if not len(edges_ns):
+        return np.full(len(times_ns), -1)
+    step = np.searchsorted(edges_ns[:, 0], times_ns, side="right") - 1
+    inside = (step >= 0) & (times_ns < edges_ns[np.maximum(step, 0), 1])
+    found: np.ndarray = np.where(inside, step, -1)
+    return found
 
 
 def steps_overlap(work: Work) -> bool:

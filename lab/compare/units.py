@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from lab.compare.idle import CAUSES, idle_of
-from lab.compare.side import Key, Work
+from lab.compare.side import Key, Work, memory_name, step_at
 from lab.recordings.views import COMM, COMP, MEMCOPY
 from lab.stats.intervals import NO_SPANS, spans, subtract, union
 
@@ -35,15 +35,20 @@ class Units:
     sequence: list[Key]  # of the unit with the usual number of operations, in order of launch
     outside: int  # operations launched outside every unit
     chosen: np.ndarray  # mask (n,) of the operations in units, in the order of `Work`
+    called: np.ndarray  # mask (c,) of the API calls that are counted, in the order of `Trace.runtime`
     usual: np.ndarray  # the rows of `sequence`
     empty: int = 0  # steps without any operation, which no mean is over
+    cut: int = 0  # steps that the edges of the recording cut, which no mean is over either
+    inside: dict[str, float] = field(default_factory=dict)  # of `calls` those not behind the last unit
+    behind: dict[str, float] | None = None  # how many are, once per recording; None: not known
 
     def mean_ns(self, name: str) -> float:
         return float(self.times_ns[name].mean())
 
 
 def unit_of(a: Work, b: Work) -> str | None:
-    """`step`, or the name of the kernel whose calls are counted; None if there is none."""
+    """`step`, or the name of the kernel whose calls are counted, of a copy where no kernel can be; None if
+    there is none."""
     if len(a.steps_ns) and len(b.steps_ns):
         return "step"
     counts = [Counter(work.keys[0][one][3] for one in work.keys[1].tolist()) for work in (a, b)]
@@ -52,7 +57,7 @@ def unit_of(a: Work, b: Work) -> str | None:
     for index, dur_ns in enumerate(np.bincount(which, weights=a.dur_ns, minlength=len(keys))):
         sums[keys[index][3]] += dur_ns
     able = [name for name in sums if min(count[name] for count in counts) >= LEAST_CALLS]
-    return max(able, key=lambda name: sums[name], default=None)
+    return max(able, key=lambda name: (memory_name(name) is None, sums[name]), default=None)
 
 
 def units(work: Work, unit: str) -> Units:
@@ -60,14 +65,20 @@ def units(work: Work, unit: str) -> Units:
 
 
 def by_step(work: Work) -> Units:
-    """Each operation belongs to the step that launched it; steps that launched none are counted apart."""
+    """Each operation belongs to the step that launched it; steps that launched none are counted apart, and so
+    are those that the recording's edges cut, unless all are."""
     edges = work.steps_ns
-    step = np.searchsorted(edges[:, 0], work.launched_ns, side="right") - 1
-    inside = (step >= 0) & (work.launched_ns < edges[np.maximum(step, 0), 1])
-    step = np.where(inside, step, -1)
+    step = step_at(edges, work.launched_ns)
+    outside = np.sort(work.launched_ns[(step < 0) & work.launch_known])
+    total = int((step < 0).sum())
+    cut = work.cut & work.is_whole_somewhere
+    step[(step >= 0) & cut[step]] = -1
     rows = rows_of(step)
     steps = sorted(rows)
     times = [times_of(work, rows[one]) for one in steps]
+    called = _calls_in(work.trace.runtime.ts_ns, edges, steps, outside)
+    behind = called & (work.trace.runtime.ts_ns >= edges[-1, 1])
+    is_last = steps[-1:] == [len(edges) - 1] and not (outside >= edges[-1, 1]).any()
     usual = usual_rows(work, [rows[one] for one in steps])
     keys, which = work.keys
     return Units(
@@ -75,14 +86,26 @@ def by_step(work: Work) -> Units:
         count=len(steps),
         sums=sums_of(work, step >= 0, max(len(steps), 1)),
         times_ns={name: np.array([one[name] for one in times], dtype=float) for name in TIMES},
-        # Up to the recording's end: what waits for the last step stands behind it.
-        calls=calls_of(work, work.trace.runtime.ts_ns >= edges[0, 0], max(len(steps), 1)),
+        calls=calls_of(work, called, max(len(steps), 1)),
         sequence=[keys[index] for index in which[usual].tolist()],
-        outside=int((step < 0).sum()),
+        outside=total,
         chosen=step >= 0,
+        called=called,
         usual=usual,
-        empty=len(edges) - len(steps),
+        inside=calls_of(work, called & ~behind, max(len(steps), 1)),
+        behind=calls_of(work, behind, 1) if is_last else None,
+        empty=len(edges) - len(steps) - int(cut.sum()),
+        cut=int(cut.sum()),
     )
+
+
+def _calls_in(times_ns: np.ndarray, edges: np.ndarray, steps: list[int], outside: np.ndarray) -> np.ndarray:
+    """Which calls (n,) belong to `steps`. What waits for a step may stand behind it: calls after a step are
+    its own until GPU work is launched outside every step (`outside`, by time), which no figure is of."""
+    step = np.searchsorted(edges[:, 0], times_ns, side="right") - 1
+    last = np.append(outside, np.iinfo(np.int64).max)[np.searchsorted(outside, edges[:, 1])]
+    found: np.ndarray = np.isin(step, steps) & (times_ns < last[np.maximum(step, 0)])
+    return found
 
 
 def rows_of(step: np.ndarray) -> dict[int, np.ndarray]:
@@ -99,15 +122,19 @@ def by_call(work: Work, kernel: str) -> Units:
     anchors = np.array([key[3] == kernel for key in keys], dtype=bool)[which]
     count = int(anchors.sum())
     whole = times_of(work, np.arange(len(work.dur_ns)))
+    called = np.ones(len(work.trace.runtime), dtype=bool)
+    calls = calls_of(work, called, count)
     return Units(
         unit=f"call of {kernel}",
         count=count,
         sums=sums_of(work, np.ones(len(work.dur_ns), dtype=bool), count),
         times_ns={name: np.array([whole[name] / count]) for name in TIMES},
-        calls=calls_of(work, np.ones(len(work.trace.runtime), dtype=bool), count),
+        calls=calls,
+        inside=calls,
         sequence=[],
         outside=0,
         chosen=np.ones(len(work.dur_ns), dtype=bool),
+        called=called,
         usual=np.empty(0, dtype=np.int64),
     )
 

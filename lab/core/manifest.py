@@ -11,7 +11,7 @@ import msgspec
 from lab.core.files import write_atomic
 from lab.core.gpu import Gpu
 from lab.core.step import Outcome, Step
-from lab.errors import BadDataError, MissingError
+from lab.errors import BadDataError, ConfigError, MissingError
 
 SCHEMA_VERSION = 1
 
@@ -122,11 +122,15 @@ def load(path: Path) -> Manifest:
         ) from error
     except OSError as error:
         raise MissingError(f"cannot read the manifest: {error.strerror}", where=path) from error
-    _check_version(data, path)
     try:
+        _check_version(data, path)
         return msgspec.json.decode(data, type=Manifest)
     except msgspec.DecodeError as error:
         raise BadDataError(f"the manifest does not fit its schema: {error}", where=path) from error
+    except ConfigError as error:  # a step whose name or paths would leave the run
+        raise BadDataError(f"the manifest does not fit its schema: {error.what}", where=path) from error
+    except RecursionError as error:
+        raise BadDataError("the manifest is nested too deeply", where=path) from error
 
 
 class _Version(msgspec.Struct):

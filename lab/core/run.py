@@ -15,10 +15,11 @@ from lab.core import manifest as manifests
 from lab.core.files import exclusive, holder_pid, make_folder, sha256_of, write_atomic
 from lab.core.manifest import FileRecord, Manifest, StepRecord
 from lab.core.step import Outcome, Status, Step
-from lab.errors import BadDataError, BusyError, ConfigError, UsageError, storage_error
+from lab.errors import BadDataError, BusyError, ConfigError, LabError, UsageError, storage_error
 
 MANIFEST = "manifest.json"
 LOG = "run_output.log"
+SETTLED_S = 2.0  # after a step's end, in which its files may still get their last time of change
 LOCK = ".lock"
 LAB = ".lab"  # the lab that the steps import (lab.core.snapshot)
 IMPORTED = ".lab_imported"  # in a step's folder: the hash of the lab that the step imported
@@ -185,6 +186,16 @@ class Run:
             pattern for pattern in step.expects if not any(_has_content(p) for p in self.root.glob(pattern))
         ]
 
+    def changed(self) -> list[str]:
+        """Files that are here and not as their step left them: of another size, or written since with
+        another SHA-256."""
+        return [
+            name
+            for record in self.manifest.steps
+            for name, file in sorted(record.files.items())
+            if record.outcome is not None and _is_changed(self.root, name, file, _ended_s(record.outcome))
+        ]
+
     def _is_done(self, record: StepRecord) -> bool:
         if record.outcome is None or record.outcome.status not in (Status.ok, Status.skipped):
             return False
@@ -206,6 +217,29 @@ class Run:
                 log.replace(log.with_suffix(f".attempt{attempts}.log"))
             except OSError as error:
                 raise storage_error(error, log) from error
+
+
+def _is_changed(root: Path, name: str, file: FileRecord, ended_s: float) -> bool:
+    """A file that is gone is no changed one; a name that leads out of the run is looked at by nobody."""
+    if "\0" in name:
+        return True
+    path = root / name
+    if not path.resolve().is_relative_to(root.resolve()):
+        return path.is_symlink()
+    if not path.is_file():
+        return False
+    found = path.stat()
+    if found.st_size != file.size_bytes:
+        return True
+    return found.st_mtime > ended_s + SETTLED_S and sha256_of(path) != file.sha256
+
+
+def _ended_s(outcome: Outcome) -> float:
+    """Unix seconds; 0 where the manifest does not say it as a time."""
+    try:
+        return datetime.fromisoformat(outcome.started_utc).timestamp() + outcome.seconds
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _check_name(root: Path) -> None:
@@ -265,13 +299,13 @@ def new_root(room: str, parent: Path, now: datetime | None = None) -> Path:
     return root
 
 
-def list_runs(parent: Path) -> list[tuple[Path, Manifest | BadDataError]]:
+def list_runs(parent: Path) -> list[tuple[Path, Manifest | LabError]]:
     """All runs under `parent`, oldest first; one that cannot be read is listed with its error."""
-    found: list[tuple[Path, Manifest | BadDataError]] = []
+    found: list[tuple[Path, Manifest | LabError]] = []
     for path in sorted(parent.glob(f"*/{MANIFEST}")):
         try:
             found.append((path.parent, manifests.load(path)))
-        except BadDataError as error:
+        except LabError as error:
             found.append((path.parent, error))
     return found
 

@@ -16,6 +16,7 @@ from lab.core.provenance import lab_with_content
 from lab.core.run import Run, home_of
 from lab.core.step import Outcome, Step
 from lab.core.stop import on_signals
+from lab.core.words import first_few, plural
 from lab.engines.base import Engine
 from lab.errors import EngineError, Interrupted, writing
 from lab.rooms import room, room_of
@@ -33,6 +34,10 @@ def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
     if folder.is_dir():  # of a file, only once it could be read
         make_folder(target)
     found = house.analyse(folder, target, run, console.detail)
+    if run and (changed := run.changed()):
+        which = f"{plural(len(changed), 'file')} not as recorded ({first_few(changed)})"
+        told = f"{which}: the figures are of what lies here now, not of what the manifest names"
+        found = msgspec.structs.replace(found, lacking=[*found.lacking, told])
     note_lacking(target, found.lacking)
     return found
 

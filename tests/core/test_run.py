@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from lab.core import manifest as manifests
 from lab.core.manifest import FileRecord, StepRecord
 from lab.core.run import Run, check_steps, home_of, list_runs, new_root, utc_now
 from lab.core.step import Outcome, Status, Step
-from lab.errors import BadDataError, BusyError, ConfigError, StorageError, UsageError
+from lab.errors import BadDataError, BusyError, ConfigError, LabError, StorageError, UsageError
 from tests.core.test_manifest import a_manifest, a_run
 
 OK = Outcome(status=Status.ok, exit_code=0)
@@ -390,6 +391,29 @@ def test_runs_are_listed_by_name_and_other_folders_are_not(tmp_path):
     assert list_runs(tmp_path / "none") == []
 
 
+def test_a_run_that_cannot_be_read_hides_no_other(tmp_path):
+    for name in ("a", "deep", "folder", "leaves", "ok"):
+        a_run(tmp_path / name)
+    manifest = (tmp_path / "a" / "manifest.json").read_text()
+    (tmp_path / "a" / "manifest.json").write_bytes(b"")
+    nested = "[" * 100_000 + "]" * 100_000
+    (tmp_path / "deep" / "manifest.json").write_text(manifest.replace("{", f'{{"x": {nested},', 1))
+    (tmp_path / "folder" / "manifest.json").unlink()
+    (tmp_path / "folder" / "manifest.json").mkdir()
+    whole = json.loads(manifest)
+    whole["steps"][0]["step"]["folder"] = "../../etc"
+    (tmp_path / "leaves" / "manifest.json").write_text(json.dumps(whole))
+    found = {path.name: one for path, one in list_runs(tmp_path)}
+    assert [name for name, one in found.items() if isinstance(one, LabError)] == [
+        "a",
+        "deep",
+        "folder",
+        "leaves",
+    ]
+    assert "path '../../etc' leaves the run folder" in found["leaves"].what
+    assert isinstance(found["leaves"], BadDataError) and isinstance(found["deep"], BadDataError)
+
+
 def test_times_are_utc_with_milliseconds():
     text = utc_now()
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", text)
@@ -421,3 +445,35 @@ def test_a_folder_that_is_not_labs_is_refused_before_anything_is_written(tmp_pat
         assert sorted(Path(folder).iterdir()) == before
     (tmp_path / "empty").mkdir()
     assert Run.create(tmp_path / "empty", a_manifest()).root.is_dir()
+
+
+def ended(tmp_path, **files):
+    """A run whose step left these files, a minute ago."""
+    run = a_run(tmp_path / "r")
+    step = run.manifest.steps[0].step
+    run.begin(step)
+    for name, text in files.items():
+        (run.folder(step) / name).write_text(text)
+    before = datetime.now(timezone.utc) - timedelta(seconds=61)
+    run.finish(step, Outcome(status=Status.ok, seconds=1.0, started_utc=before.isoformat()))
+    return Run.open(tmp_path / "r")
+
+
+def test_a_file_that_is_not_as_its_step_left_it_is_named(tmp_path):
+    run = ended(tmp_path, same="a", touched="b", longer="c", other="d", gone="e", linked="f")
+    folder = tmp_path / "r" / "a"
+    (folder / "touched").write_text("b")
+    (folder / "longer").write_text("cc")
+    (folder / "other").write_text("x")
+    (folder / "gone").unlink()
+    (folder / "linked").unlink()
+    (tmp_path / "outside").write_text("f")
+    (folder / "linked").symlink_to(tmp_path / "outside")
+    assert run.changed() == ["a/linked", "a/longer", "a/other"]
+
+
+def test_names_that_lead_out_of_a_run_are_looked_at_by_nobody(tmp_path):
+    run = ended(tmp_path, same="a")
+    (tmp_path / "outside").write_text("secret")
+    run.manifest.steps[0].files = {name: FileRecord(1, "0" * 64) for name in ("../outside", "/etc/passwd")}
+    assert run.changed() == []

@@ -2,15 +2,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lab.core.manifest import ImageRecord
+from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
+from lab.driver import analysis
 from lab.driver.analysis import _summary
 from lab.errors import EngineError
-from tests.core.test_manifest import a_manifest
+from lab.terminal.console import Console
+from tests.core.test_manifest import a_manifest, a_run
 
 
 def image(ref: str, wheel: str | None) -> ImageRecord:
@@ -52,3 +56,18 @@ def test_an_older_lab_in_the_image_is_told_apart():
     with pytest.raises(EngineError, match="incompatible versions") as caught:
         summary('{"verdict": []}')
     assert "lab images build cpu" in str(caught.value)
+
+
+def test_files_that_changed_since_they_were_recorded_are_no_complete_analysis(tmp_path, monkeypatch):
+    run = a_run(tmp_path / "r")
+    step = run.manifest.steps[0].step
+    run.begin(step)
+    (run.folder(step) / "trace.json").write_text("{}")
+    run.finish(step, Outcome(status=Status.ok, seconds=1.0))
+    house = SimpleNamespace(analyse=lambda *_: Findings(["v"], "ok", [], "", lacking=["a rank"]))
+    monkeypatch.setattr(analysis, "room", lambda _: house)
+    console = Console(quiet=True)
+    assert analysis.analyse(run.root, None, console).lacking == ["a rank"]
+    (run.folder(step) / "trace.json").write_text("[]")
+    first, second = analysis.analyse(run.root, None, console).lacking
+    assert first == "a rank" and second.startswith("1 file not as recorded (a/trace.json): ")

@@ -13,7 +13,7 @@ import numpy as np
 from lab.compare.diff import evidence as rows_of
 from lab.compare.diff.around import Differs, differences, unknown
 from lab.compare.diff.blocks import MOST, Block, common, replaced
-from lab.compare.diff.detail import at_common_detail
+from lab.compare.diff.detail import at_common_detail, unlike_edges
 from lab.compare.diff.evidence import Evidence, File, files
 from lab.compare.diff.judge import (
     BELOW,
@@ -22,7 +22,7 @@ from lab.compare.diff.judge import (
     ONE_PAIR,
     PROVEN,
     SUGGESTED,
-    beyond_edge,
+    calls_differ,
     edge_of,
     floor_ns_of,
     incomparable,
@@ -48,13 +48,14 @@ from lab.compare.diff.split import Row, parts_of, split
 from lab.compare.idle import CAUSE_WORDS, CAUSES
 from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read_side, steps_overlap
 from lab.compare.units import TIMES, Units, unit_of, units
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.errors import BadDataError, MissingError, UsageError
 from lab.recordings.communication import communication
 from lab.recordings.integrity.words import sentences
 from lab.recordings.names import short_dims, short_name
 
 TIMED = ("idle", "exposed_comm", "exposed_copy")
+ODD = 5  # sentences about what was odd in a recording
 NAMED = 3  # kernels on each side of an exchange
 LONGEST = 72  # letters of a kernel's name in a sentence
 
@@ -274,7 +275,10 @@ def _difference(
         ],
         problems=[text for side in every for text in side.problems],
         torn=list(dict.fromkeys(text for work in used for text in work.torn)),
-        blurred=list(dict.fromkeys(text for work in used for text in work.blurred)),
+        blurred=[
+            *dict.fromkeys(text for work in used for text in work.blurred),
+            *(text for rank in ranks for text in unlike_edges(*(side.ranks[rank] for side in sides))),
+        ],
         lacks=[
             Missing(
                 side=name, rank=rank[1], axis=lack.axis, place=lack.place, share=lack.share, text=lack.text
@@ -447,7 +451,7 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
         if loose and (row.kind in EXACT or row.confidence in (PROVEN, SUGGESTED, ONE_PAIR)):
             found.append(_of_row(row, at))
     for call in calls(a, b) if a.calls and b.calls else []:
-        if beyond_edge(call.n_a, call.n_b, edge_of(a, b)):
+        if calls_differ(a, b, call.name):
             text = f"{call.name}: {call.n_a:g} -> {call.n_b:g} calls per unit"
             found.append(Finding(text=text, ns=None, kind="api", confidence="exact count", call=call.name))
     for name in () if without_times(a, b) else TIMED:
@@ -500,7 +504,7 @@ def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:
     found: list[Evidence] = []
     for side, work, of in (("A", pair.a, pair.of_a), ("B", pair.b, pair.of_b)):
         if finding.call:
-            found += rows_of.of_call(side, work, finding.call)
+            found += rows_of.of_call(side, work, of, finding.call)
         elif finding.rows:
             chosen = [pair.found.rows[at] for at in finding.rows]
             names = [(row, row.kernel_a if side == "A" else row.kernel_b) for row in chosen]
@@ -513,12 +517,14 @@ def _evidence(finding: Finding, pair: Pair) -> list[Evidence]:
 
 def _of_row(row: Row, at: int) -> Finding:
     op = f"{row.op or 'no known op'} {short_dims(row.dims)}".strip()
-    before, after = (_short(name) if name else "nothing" for name in (row.kernel_a, row.kernel_b))
+    before, after = (
+        "nothing" if name is None else _short(name) or "a kernel without a name"
+        for name in (row.kernel_a, row.kernel_b)
+    )
     if before == after and row.kernel_a != row.kernel_b:
         after = f"another variant of {after}"
     if row.kind == "same_kernel_duration":
-        share = 100 * row.ns / max(row.ns_a, 1.0)
-        text = f"{op}: {before} takes {share:+.1f} % ({_us(row.ns)} per unit)"
+        text = f"{op}: {before} takes {100 * row.slower:+.1f} % ({_us(row.ns)} per unit)"
     elif row.kind == "count":
         text = f"{op}: {before} runs {row.n_a:g} -> {row.n_b:g} times ({_us(row.ns)})"
     else:
@@ -565,12 +571,23 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             found.append(
                 f"{side}: {work.unlinked} of {total} have no known op and are aligned by kernel name"
             )
-        found += [f"{side}: {text}" for text in (*sentences(work.lacks), *uneven(work, of))]
+        odd = [first_few(work.trace.problems, ODD, between="; ")] if work.trace.problems else []
+        found += [f"{side}: {text}" for text in (*sentences(work.lacks), *odd, *uneven(work, of))]
+        if (gpus := len(np.unique(work.trace.kernels.device))) > 1:
+            found.append(
+                f"{side}: one process on {gpus} GPUs: idle is when none of them works, overlap is across them"
+            )
+        found += [f"{side}: {text}" for text in early(work)]
         if of.empty:
             whole = plural(len(work.steps_ns), "step")
             found.append(
                 f"{side}: {of.empty} of {whole} launched no GPU operation and are in no mean: "
                 f"means are over the other {int(of.count)}"
+            )
+        if of.cut:
+            whole = plural(len(work.steps_ns), "step")
+            found.append(
+                f"{side}: {of.cut} of {whole} lost GPU operations at the recording's edge and are in no mean"
             )
         if of.outside:
             found.append(
@@ -602,6 +619,18 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             which += "none is a unit; the longest kernel's calls are"
         found.append(f"{which}: counts that the edges of a recorded window explain are not named")
     return found
+
+
+def early(work: Work) -> list[str]:
+    """GPU operations that begin before the call that launched them: causes of idle rest on both clocks."""
+    ahead_ns = (work.launched_ns - work.start_ns)[work.launch_known & (work.launched_ns > work.start_ns)]
+    if not len(ahead_ns):
+        return []
+    return [
+        f"{len(ahead_ns):,} of {plural(len(work.dur_ns), 'GPU operation')} begin before the call that "
+        f"launched them, by up to {_time(int(ahead_ns.max()))}: the clocks of GPU and host differ by that at "
+        "least, and the causes of idle time are wrong by as much per gap"
+    ]
 
 
 def uneven(work: Work, of: Units) -> list[str]:

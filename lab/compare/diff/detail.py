@@ -40,6 +40,23 @@ def at_common_detail(a: Work, b: Work) -> tuple[Work, Work, list[str]]:
     return replace(a, drop=drop, plain=plain), replace(b, drop=drop, plain=plain), notes
 
 
+def unlike_edges(a: Work, b: Work) -> list[str]:
+    """A sentence where one side lost more of its calls at an edge of the recording than the other, and with
+    them the ops of what they launched: the same kernel has an op here and none there."""
+    bare = [work.unlinked_share for work in (a, b)]
+    more = a if bare[0] > bare[1] else b
+    lost = any(
+        lack.rule == "H" and lack.place in ("head", "tail") and (lack.share or 0.0) > LEAST
+        for lack in more.lacks
+    )
+    if not lost or max(bare) - min(bare) <= LEAST or min(map(_share_with_ops, (a, b))) <= LEAST:
+        return []
+    return [
+        f"{more.trace.source.name}: {max(bare):.1%} of GPU time has no known op, because the calls that "
+        f"launched it were not recorded, and {min(bare):.1%} on the other side"
+    ]
+
+
 def _share_with_ops(work: Work) -> float:
     return 1 - work.unlinked / max(len(work.dur_ns), 1)
 

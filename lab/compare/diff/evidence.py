@@ -75,15 +75,14 @@ def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[
     ]
 
 
-def of_call(side: str, work: Work, name: str) -> list[Evidence]:
-    """The first call of this API function from the first unit on."""
+def of_call(side: str, work: Work, units: Units, name: str) -> list[Evidence]:
+    """The first call of this API function that is counted."""
     runtime = work.trace.runtime
     strings = work.trace.strings
     ids = [
         at for at, text in enumerate(strings) if text == name or (work.plain and text.startswith(f"{name}_v"))
     ]
-    first = work.steps_ns[0, 0] if len(work.steps_ns) else np.iinfo(np.int64).min
-    rows = np.flatnonzero(np.isin(runtime.name_id, ids) & (runtime.ts_ns >= first))
+    rows = np.flatnonzero(np.isin(runtime.name_id, ids) & units.called)
     if not len(rows):
         return []
     row = int(rows[np.argmin(runtime.ts_ns[rows])])

@@ -44,6 +44,16 @@ def beyond_edge(n_a: float, n_b: float, edge: float) -> bool:
     return abs(n_b - n_a) > edge * (1 + max(n_a, n_b)) if edge else n_a != n_b
 
 
+def calls_differ(a: Units, b: Units, name: str) -> bool:
+    """Whether a unit has another number of calls, or the end of the recording, which has as many units as the
+    program was told: what waits for the last of them once is no change of each."""
+    if beyond_edge(a.inside.get(name, 0.0), b.inside.get(name, 0.0), edge_of(a, b)):
+        return True
+    if a.behind is None or b.behind is None:
+        return False
+    return a.behind.get(name, 0.0) != b.behind.get(name, 0.0)
+
+
 def floor_ns_of(a: Units, b: Units) -> float:
     """The change per unit below which no duration is named: 1 µs of a step, less of a shorter unit, of which
     a recording has hundreds."""
@@ -64,9 +74,9 @@ def judge_rows(rows: Sequence[Row], edge: float = 0.0, floor_ns: float = FLOOR_N
             named = exchanged or beyond_edge(row.n_a, row.n_b, edge)
             row.confidence = ONE_PAIR if named else BELOW
         else:
-            share, by_call = abs(row.ns) / max(row.ns_a, 1.0), 2 * abs(row.ns) / (row.n_a + row.n_b)
+            by_call = 2 * abs(row.ns) / (row.n_a + row.n_b)
             large = abs(row.ns) > floor_ns and (floor_ns == FLOOR_NS or by_call > LEAST_CALL_NS)
-            row.confidence = ONE_PAIR if share > floor and large else BELOW
+            row.confidence = ONE_PAIR if abs(row.slower) > floor and large else BELOW
     return floor
 
 
@@ -76,7 +86,7 @@ def scatter_floor(rows: Sequence[Row]) -> float:
     A change of all kernels alike moves the median, not the scatter. Above 10 % kernels do not scatter, they
     changed. Short kernels scatter more, and have a floor in microseconds.
     """
-    shares = [row.ns / row.ns_a for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
+    shares = [row.slower for row in rows if row.kind == "same_kernel_duration" and row.ns_a >= LONG_NS]
     if len(shares) < FEW_ROWS:
         return FLOOR_SHARE
     middle = median(shares)

@@ -38,6 +38,11 @@ class Row(msgspec.Struct, kw_only=True):
     confidence: str = ""
     block: int | None = None
 
+    @property
+    def slower(self) -> float:
+        """Of a kernel that both sides have: how much longer one call takes, as a share of A's."""
+        return 2 * self.ns * self.n_a / (self.n_a + self.n_b) / max(self.ns_a, 1.0)
+
 
 def split(a: Sums, b: Sums) -> list[Row]:
     """The rows of the change, largest first; their `ns` add up to the change of the sums."""

@@ -381,9 +381,14 @@ def _columns(
     beyond = np.logical_or.reduce(over) | _counts_differ(first, second)
     comparable = a.checksum == b.checksum
     alike = [comparable and x.dtype == y.dtype for x, y in zip(first, second, strict=True)]
-    equal = np.array([x.ck == y.ck for x, y in zip(first, second, strict=True)], dtype=np.int64)
+    equal = np.array([_same_bits(x, y) for x, y in zip(first, second, strict=True)], dtype=np.int64)
     bits = np.where(np.array(alike, dtype=bool), equal, -1)
     return _Columns(differences[0], limits[0], beyond & (bits != 1), bits)
+
+
+def _same_bits(a: Row, b: Row) -> bool:
+    """The checksum says it, and what follows from equal bits must not say otherwise."""
+    return (a.ck, a.absmax, a.nan, a.inf) == (b.ck, b.absmax, b.nan, b.inf)
 
 
 def _steadied(limits: list[np.ndarray], sampled: np.ndarray) -> list[np.ndarray]:

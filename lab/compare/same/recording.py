@@ -111,6 +111,8 @@ def _checked(row: Row, path: Path, number: int) -> Row:
         raise BadDataError(
             f"line {number}: {len(row.sample)} samples at {len(row.sample_at)} places", where=path
         )
+    if not row.ck.strip() or min(row.nan, row.inf) < 0:
+        raise BadDataError(f"line {number}: no checksum, or a count below 0", where=path, fix=_WRITE)
     if len(row.signed) > MAX_SIGNED:
         raise BadDataError(f"line {number}: {len(row.signed)} sums under signs", where=path)
     texts = {

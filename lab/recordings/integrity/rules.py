@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +12,7 @@ from lab.core.words import plural
 from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH, WAIT
 from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
 from lab.recordings.lacks import AXES, Lack, Place
-from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, Trace
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Table, Trace
 from lab.stats.rows import distinct, distinct_rows
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ EARLIEST_NS, LATEST_NS = 10_000_000, 60_000_000_000
 # A wait returns after the row that it waited for; 8 us before its end was the most in recordings.
 OUTLASTS_NS = 1_000_000
 _IDENTITY = ("start_ns", "end_ns", "device", "stream", "corr", "name_id", "kind", "graph_node")
+_CALL_IDENTITY = ("start_ns", "end_ns", "pid", "tid", "corr", "name_id")
 
 _WHEN: dict[Place, str] = {
     "head": "at its start",
@@ -75,7 +77,8 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
         found += _host_rows(of, process, ops, api)
         found += _clocks(of, process, ops, api)
         found += _waits(of, process, ops, api)
-        found += _written_twice(of, process, ops)
+        found += _rows_twice(of, process, ops)
+        found += _calls_twice(of, process, api)
         found += _unmeasured(of, process, ops)
         found += _unnamed(of, process, ops)
     if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
@@ -117,6 +120,27 @@ def _captured(of: Evidence) -> np.ndarray:
             if not of.has_row[its].any():
                 found |= its
     return found
+
+
+def lost_at_edges(of: Evidence) -> np.ndarray:
+    """The calls (m,) that owe a row on the GPU and have none, before the first or after the last that has one
+    in its process: the recorder began late, or ended early. Copies that were never traced owe nothing."""
+    due, _ = _due(replace(of, optional_copies=True))
+    found = []
+    for process in range(of.num_processes):
+        mine = np.flatnonzero(due & (of.api.process == process))
+        mine = mine[np.argsort(of.api.start_ns[mine], kind="stable")]
+        hit = np.flatnonzero(of.has_row[mine])
+        if len(hit):
+            found += [mine[: hit[0]], mine[hit[-1] + 1 :]]
+    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+
+def replay_at(of: Evidence, place: Place) -> np.ndarray:
+    """The launch (1,) of the first replay of a graph that has rows (`head`), or of the last; none (0,)."""
+    replays = np.flatnonzero((of.call_kinds == GRAPH_LAUNCH) & of.has_row)
+    replays = replays[np.argsort(of.api.start_ns[replays], kind="stable")]
+    return replays[:1] if place == "head" else replays[-1:]
 
 
 def _no_calls(process: int, rows: int) -> list[Lack]:
@@ -244,16 +268,34 @@ def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list
     return [Lack("gpu", "all", "K", process, len(late_ns), len(ops), None, text, unknown=True)]
 
 
-def _written_twice(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
-    """Rule W: equal rows. A stream runs one row at a time, so the second is a copy."""
-    order = ops[np.argsort(of.ops.start_ns[ops], kind="stable")]
-    start_ns = of.ops.start_ns[order]
+def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> int:
+    """How many of these rows repeat another one in every column of `identity`."""
+    order = rows[np.argsort(table.start_ns[rows], kind="stable")]
+    start_ns = table.start_ns[order]
     tied = np.flatnonzero(start_ns[1:] == start_ns[:-1])
     if not len(tied):
+        return 0
+    alike = order[np.union1d(tied, tied + 1)]
+    keys = np.stack([getattr(table, name)[alike].astype(np.int64) for name in identity], axis=1)
+    return len(alike) - len(distinct_rows(keys)[0])
+
+
+def _calls_twice(of: Evidence, process: int, api: np.ndarray) -> list[Lack]:
+    """Rule W: a correlation is one call's, so the second equal call is a copy."""
+    known = api[of.api.corr[api] > 0]
+    n = _written_twice(of.api, known, _CALL_IDENTITY)
+    if not n:
         return []
-    rows = order[np.union1d(tied, tied + 1)]
-    keys = np.stack([getattr(of.ops, name)[rows].astype(np.int64) for name in _IDENTITY], axis=1)
-    n = len(rows) - len(distinct_rows(keys)[0])
+    text = (
+        f"{n:,} of {plural(len(api), 'API call')} are there twice (same thread, start, end, name and "
+        "correlation): counts are too high"
+    )
+    return [Lack("host", "all", "W", process, n, len(api), None, text, unknown=True)]
+
+
+def _rows_twice(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
+    """Rule W: equal rows. A stream runs one row at a time, so the second is a copy."""
+    n = _written_twice(of.ops, ops, _IDENTITY)
     if not n:
         return []
     text = (
@@ -264,14 +306,18 @@ def _written_twice(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
 
 
 def _unmeasured(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
-    """Rule Z: kernels that took no time, all of them or in a recording that resolves less than a µs."""
-    kernels = ops[of.ops.kind[ops] == KERNEL]
-    dur_ns = _dur_ns(of, kernels)
-    n = int((dur_ns <= 0).sum())
-    if not n or not (n == len(dur_ns) or (dur_ns % 1000).any()):
-        return []
-    text = f"{n:,} of {plural(len(kernels), 'kernel')} took 0 ns: their times were not measured"
-    return [Lack("gpu", "all", "Z", process, n, len(kernels), None, text, unknown=True)]
+    """Rule Z: kernels, copies and fills that took no time, in a recording that resolves less than a µs; of
+    any resolution if no kernel took time."""
+    fine = bool((_dur_ns(of, ops) % 1000).any())
+    found = []
+    for kinds, name in (((KERNEL,), "kernel"), ((MEMCPY, MEMSET), "copy or fill")):
+        rows = ops[np.isin(of.ops.kind[ops], kinds)]
+        n = int((_dur_ns(of, rows) <= 0).sum())
+        if n and (fine or (name == "kernel" and n == len(rows))):
+            whole = plural(len(rows), name, "copies and fills" if name != "kernel" else "kernels")
+            text = f"{n:,} of {whole} took 0 ns: their times were not measured"
+            found.append(Lack("gpu", "all", "Z", process, n, len(rows), None, text, unknown=True))
+    return found
 
 
 def _unnamed(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:

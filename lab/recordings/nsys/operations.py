@@ -21,6 +21,7 @@ from lab.recordings.nsys.export import PREFIX, Export, host_pid_of, tid_of
 from lab.recordings.nsys.strings import StringIds
 from lab.recordings.tables import Table, concat
 
+_LATEST_NS = 1 << 62  # no clock counts further
 # Column of `ops` -> column of the export. An absent optional column reads as -1.
 _DEVICE_SIDE = {
     "start_ns": "start",
@@ -91,13 +92,14 @@ def _ops_of_kind(
 
 
 def with_valid_ends(export: Export, table: str, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The rows with a duration of 0 where the end is missing or before the start; a problem counts them."""
-    backward = found["end_ns"] < found["start_ns"]
+    """The rows with a duration of 0 where the end is missing, before the start or later than a clock counts;
+    a problem counts them."""
+    backward = (found["end_ns"] < found["start_ns"]) | (found["end_ns"] > _LATEST_NS)
     if backward.any():
         export.problems.append(
             f"{table}: {plural(int(backward.sum()), 'row')} without a valid end, counted as 0 ns long"
         )
-        found["end_ns"] = np.maximum(found["start_ns"], found["end_ns"])
+        found["end_ns"] = np.where(backward, found["start_ns"], found["end_ns"])
     return found
 
 

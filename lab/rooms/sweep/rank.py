@@ -92,8 +92,10 @@ def _timeline_row(trace: Trace) -> dict[str, Any]:
 
 
 def _bounds(lacks: Sequence[Lack]) -> str:
-    """How a row's times are to be read where GPU rows are missing."""
-    return f"busy {AT_LEAST}, idle {AT_MOST}" if bound(lacks, "gpu") else "exact"
+    """How a row's times are to be read where GPU rows are missing, or contradict themselves."""
+    if bound(lacks, "gpu"):
+        return f"busy {AT_LEAST}, idle {AT_MOST}"
+    return "not known" if verdict_of(lacks, "gpu") == "unknown" else "exact"
 
 
 def _collective_rows(trace: Trace) -> list[dict[str, Any]]:

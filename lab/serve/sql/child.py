@@ -64,12 +64,19 @@ def answer(question: Question) -> Answer:
         return Answer(tables=infos(rows), notes=notes)
     files = room_tables(rows)
     wanted = named_in(question.sql, [*files, "runs", "steps", "findings", "figures"])
-    notes += _without_findings(rows, wanted)
+    notes += [*_broken(rows, wanted), *_without_findings(rows, wanted)]
     tables = own_tables(rows, wanted) | read_tables(index, files, wanted, notes)
     if gone := [name for name in wanted if name not in tables]:
         return Answer(error=f"no file of {', '.join(gone)} could be read", notes=notes, limited=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # from here on nothing can be written
     return asked(question, tables, notes)
+
+
+def _broken(rows: list[RunRow], wanted: list[str]) -> list[str]:
+    """Runs that no table but `runs` can hold, which has a row with the error of each."""
+    if not {*wanted} - {"runs"}:
+        return []
+    return [f"left out: {row.folder}: {row.error}" for row in rows if row.state == "unreadable"]
 
 
 def _without_findings(rows: list[RunRow], wanted: list[str]) -> list[str]:

@@ -196,3 +196,25 @@ def test_holes_among_launches_or_operators_are_carried_into_the_diff(tmp_path):
     assert [(one.side, one.axis, one.place) for one in found.lacks] == [("B", "host", "hole")]
     assert len(found.blurred) == 1 and found.blurred[0].startswith("lossy.json: host: 1 of 32")
     assert found.torn == []
+
+
+def ranged(path, *, calls=8):
+    """Eight products of nsys, each in a range of its op; without the calls of those after `calls`."""
+    export, at = Export(), (1, 1)
+    for number in range(8):
+        begin = number * 100_000
+        export.range(f"aten::mm, op_id = {number}", at, begin, begin + 9_000)
+        run = begin + 50_000, begin + 90_000
+        if number < calls:
+            export.launch("gemm", at, (begin + 6_000, begin + 7_000), run)
+        else:
+            export.kernel("gemm", 1, run, 100 + number)
+    return export.write(path)
+
+
+def test_calls_that_one_side_lost_at_an_edge_take_the_ops_with_them_and_that_is_said(tmp_path):
+    a, b = ranged(tmp_path / "a.sqlite"), ranged(tmp_path / "b.sqlite", calls=5)
+    (blurred,) = compare(a, b).blurred
+    assert blurred.startswith("b.sqlite: 37.5% of GPU time has no known op")
+    assert blurred.endswith("and 0.0% on the other side")
+    assert compare(a, a).blurred == compare(b, b).blurred == []

@@ -105,3 +105,12 @@ def test_a_floor_as_large_as_the_output_is_no_all_clear(tmp_path):
         found = judge(a, b, [floor], None)
         assert (found.outcome, found.blind, found.values.beyond) == (outcome, 1, 0)
         assert "! 1 output with a noise floor above 5%: any change of them would pass" in text(found, a, b, 5)
+
+
+def test_equal_checksums_beside_other_values_are_no_equal_bits(tmp_path):
+    a = recording(tmp_path / "a", [row(0, "aten.mm", "1"), row(1, "aten.add", "2")])
+    b = recording(tmp_path / "b", [row(0, "aten.mm", "1"), row(1, "aten.add", "2", l2=4.5, sample=(2, 3))])
+    assert judge(a, b, [], None).outcome != "same bits"
+    nan = recording(tmp_path / "c", [row(0, "aten.mm", "1"), row(1, "aten.add", "2", nan=1)])
+    assert judge(a, nan, [], None).outcome == "differs"
+    assert judge(a, a, [], None).outcome == "same bits"

@@ -45,6 +45,8 @@ DAMAGED = {
     "no version": b'{"meta": {}}\n{"op": 1}\n',
     "a line of 2 MiB": b'{"meta": {}}\n' + b"x" * (1 << 21),
     "nothing but meta": b'{"meta": {}}\n',
+    "no checksum": json.dumps(META).encode() + b"\n" + json.dumps({**ROW, "ck": ""}).encode(),
+    "a count below 0": json.dumps(META).encode() + b"\n" + json.dumps({**ROW, "nan": -3}).encode(),
     "too many samples": json.dumps(META).encode()
     + b"\n"
     + json.dumps({**ROW, "sample": [1.0] * 65}).encode(),

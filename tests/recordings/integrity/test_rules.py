@@ -21,7 +21,7 @@ from lab.recordings.integrity.calls import (
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines
 from lab.recordings.lacks import Lack, holes, verdict_of
 from lab.recordings.load import load_capture
-from lab.recordings.tables import Table
+from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Table
 from tests.recordings.integrity.made import judged, made
 from tests.tracegen import TraceWriter, training_step
 
@@ -263,6 +263,17 @@ def test_rows_that_are_there_twice_are_counted_and_called_so():
     assert (lack.n, lack.of) == (3, 13) and holes([lack]) == [lack] and verdict_of([lack]) == "unknown"
 
 
+def test_calls_that_are_there_twice_are_counted_and_calls_without_a_correlation_are_not():
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    twice = capture.api.take(np.concatenate([np.arange(10), [2, 5]]))
+    found = judged(replace(capture, api=twice))
+    assert set(found) == {("host", "all", "W")}
+    lack = found["host", "all", "W"]
+    assert (lack.n, lack.of) == (2, 12) and holes([lack]) == [lack] and "12 API calls" in lack.text
+    bare = Table(twice.as_dict() | {"corr": np.zeros(12, dtype=twice.corr.dtype)})
+    assert not [one for one in judged(replace(capture, api=bare)) if one[2] == "W"]
+
+
 def test_equal_rows_on_two_streams_or_of_two_graph_nodes_are_no_copies():
     capture = made(LAUNCHES, rows(*[1] * 4))
     same = {"start_ns": np.full(4, 1000), "end_ns": np.full(4, 1008)}
@@ -286,6 +297,17 @@ def test_kernels_that_all_took_no_time_are_unmeasured_whatever_the_clock_resolve
     ops = Table(capture.ops.as_dict() | {"end_ns": capture.ops.start_ns.copy()})
     lack = judged(replace(capture, ops=ops))["gpu", "all", "Z"]
     assert (lack.n, lack.of) == (10, 10) and verdict_of([lack]) == "unknown"
+
+
+def test_copies_and_fills_without_a_duration_are_unmeasured_unless_the_clock_is_coarse():
+    capture = made(LAUNCHES, rows(*range(1, 11)))
+    kind = np.array([KERNEL] * 6 + [MEMCPY, MEMCPY, MEMSET, MEMSET], dtype=capture.ops.kind.dtype)
+    dur_ns = np.array([1, 2, 3, 4, 5, 6, 0, 7, 0, 8])
+    for scale, expected in ((1, {("gpu", "all", "Z")}), (1000, set())):
+        ends = capture.ops.start_ns + dur_ns * scale
+        found = judged(replace(capture, ops=Table(capture.ops.as_dict() | {"end_ns": ends, "kind": kind})))
+        assert {one for one in found if one[2] == "Z"} == expected
+        assert not expected or found["gpu", "all", "Z"].text.startswith("2 of 4 copies and fills took 0 ns")
 
 
 @pytest.mark.parametrize("name", ["", " "])

@@ -181,8 +181,9 @@ def test_rows_without_a_sound_end_last_no_time_and_are_counted(tmp_path, export)
     export.range("forward", (1, 1), 100, 50)
     export.launch("k", (1, 1), (10, 20), (300, 200))
     export.launch("k", (1, 1), (30, 40), (300, None))
+    export.launch("k", (1, 1), (50, 60), (300, (1 << 63) - 1))
     capture = load_capture(export.write(tmp_path / "a.sqlite"))
-    assert capture.ops.end_ns.tolist() == [300, 300]
+    assert capture.ops.end_ns.tolist() == [300, 300, 300]
     assert capture.ranges.end_ns.tolist() == [100]
     assert sum("0 ns long" in said for said in capture.problems) == 2
 

@@ -82,6 +82,18 @@ def test_ended_runs_without_findings_are_no_silent_gap_in_figures(root):
     assert rows(root, "select run from runs").complete
 
 
+def test_runs_that_cannot_be_read_are_no_silent_gap_in_any_table_but_their_own(root, monkeypatch):
+    path = root / "sweep_a" / "manifest.json"
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
+    told = "left out: sweep_a: the manifest has schema version 99, this lab reads 1"
+    for table in ("sweep_configs", "steps", "findings", "figures"):
+        assert told in rows(root, f"select * from {table}").notes
+    one = rows(root, "select error from runs where state = 'unreadable'")
+    assert one.rows == [["the manifest has schema version 99, this lab reads 1"]] and one.notes == []
+    monkeypatch.setattr("lab.serve.sql.ask.ask", lambda folder, sql, **more: rows(folder, sql, **more))
+    assert isinstance(run("select count(*) from sweep_configs", root).exception, StepFailed)
+
+
 def test_a_column_that_only_some_runs_have_is_null_elsewhere(root):
     assert rows(root, "select run, note from sweep_configs order by 1").rows == [
         ["sweep_a", None],

@@ -19,7 +19,7 @@ import pandas as pd
 from lab.core.words import plural
 from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import Lack
-from lab.rooms.kernels.catalogue.doubts import launches_without_op, uneven_ranks
+from lab.rooms.kernels.catalogue.doubts import launches_without_op, stand_ins, uneven_ranks
 from lab.rooms.kernels.catalogue.launches import launches_of
 from lab.rooms.kernels.catalogue.ops import OpBook
 from lab.rooms.kernels.catalogue.parts import Ask
@@ -60,6 +60,11 @@ class Catalogue:
     def part(self) -> str:
         """The part of the recordings that was asked for, "" for all of them."""
         return self.signatures.part
+
+    @property
+    def times_are_cpus(self) -> bool:
+        """Whether operators on the CPU stand in for the launches of a rank."""
+        return not all(rank.on_gpu for rank in self.ranks)
 
     @property
     def marks(self) -> dict[str, str]:
@@ -115,7 +120,7 @@ def put_together(ranks: list[RankData]) -> Catalogue:
     waits = mark_waits(ranks, launches)
     signatures = signatures_of(ranks, books, launches)
     problems = [text for rank in ranks for text in rank.problems]
-    problems += [*uneven_ranks(signatures), *launches_without_op(launches, ranks)]
+    problems += [*stand_ins(ranks), *uneven_ranks(signatures), *launches_without_op(launches, ranks)]
     found = Catalogue(ranks, launches, books, signatures, unique_table(signatures, launches), problems, waits)
     signatures.bound = bound(found.lacks)
     signatures.part = next((rank.part.text for rank in ranks if rank.part is not None), "")

@@ -126,6 +126,7 @@ def gantt(
 
     with needs("analysis"):
         from lab.recordings.integrity.words import bound, integrity_lines
+        from lab.rooms.kernels.catalogue.doubts import stand_ins
         from lab.rooms.kernels.catalogue.gantt.bars import bars_of
         from lab.rooms.kernels.catalogue.gantt.page import write_gantt_page
         from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
@@ -146,6 +147,8 @@ def gantt(
     for rank in ranks:
         for problem in rank.replayed.problems if rank.replayed is not None else []:
             click.echo(f"! {problem}")
+    for sentence in stand_ins(ranks):
+        click.echo(f"! {sentence}")
     _raise_for(ranks, require)
 
 
@@ -206,7 +209,9 @@ def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top:
     total_us = sum(one.dur_us for one in found.launches)
     rows, launches = plural(len(table), "row"), plural(len(found.launches), "launch")
     at_least = marked(bound(found.lacks, "gpu"))
-    click.echo(f"\n{rows} of {at_least}{launches}, {at_least}{total_us / 1000:.3f} ms in all")
+    time = f"{total_us / 1000:.3f} ms"
+    time = f"{time} of CPU time" if found.times_are_cpus else f"{at_least}{time}"
+    click.echo(f"\n{rows} of {at_least}{launches}, {time} in all")
     if found.part:
         click.echo(printable(found.left_out))
     click.echo(integrity_lines(found.lacks)[0])

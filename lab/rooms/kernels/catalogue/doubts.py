@@ -29,6 +29,16 @@ def uneven_ranks(found: Signatures) -> list[str]:
     ]
 
 
+def stand_ins(ranks: list[RankData]) -> list[str]:
+    """A sentence for each rank whose launches are operators of the CPU though it used a GPU."""
+    lost = [one for one in ranks if not one.on_gpu and any(lack.axis == "gpu" for lack in one.lacks)]
+    return [
+        f"{one.path.name}: no GPU row was recorded: operators on the CPU stand in for its launches, and "
+        "their times are the CPU's"
+        for one in lost
+    ]
+
+
 def launches_without_op(launches: list[Launch], ranks: list[RankData]) -> list[str]:
     """A sentence with their number and share of time, for replayed ones and for others, if there are any."""
     graphs = {rank.rank: rank.replayed.inside for rank in ranks if rank.replayed is not None and rank.on_gpu}

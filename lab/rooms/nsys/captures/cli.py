@@ -81,6 +81,7 @@ def summary(
         click.echo(f"not written: {reason}", err=True)
     raise_for_lacks(_lacks(every), file, require=require)
     _raise_for_captures([one for _, one in every], captures)
+    _raise_for_bare_steps(found, file)
     if not any(len(one.capture.ranges) for _, one in used):
         raise MissingError(
             "the capture has no ranges, so there are no phases",
@@ -110,6 +111,21 @@ def _idle_processes(every: Sequence[tuple[int, Projection]]) -> list[str]:
 
 def _lacks(every: Sequence[tuple[int, Projection]]) -> list[Lack]:
     return list(dict.fromkeys(lack for _, one in every for lack in one.capture.lacks))
+
+
+def _raise_for_bare_steps(found: Sequence[Summary], file: Path) -> None:
+    """Raises StepFailed where steps are marked and nothing is known to have run in them: 0 kernels is not
+    what they launched."""
+    from lab.core.words import plural
+    from lab.errors import StepFailed
+
+    bare = [one for one in found if one.has_bare_steps]
+    if bare:
+        raise StepFailed(
+            f"of {plural(bare[0].left_out[0], 'GPU operation')} none is known to belong to a step",
+            where=file,
+            fix="record the API calls too: they say which step launched what",
+        )
 
 
 def _raise_for_captures(every: Sequence[Projection], captures: tuple[Path, ...]) -> None:

@@ -83,6 +83,11 @@ class Summary:
     offers: tuple[Offer, ...] = ()
     warmup_left_out: int = 0
 
+    @property
+    def has_bare_steps(self) -> bool:
+        """Whether none of the GPU's operations is known to belong to any of the steps."""
+        return bool(self.steps and self.left_out[0]) and not self.gpus
+
     def as_json(self) -> dict[str, Any]:
         """The figures; `bounds` says which of them are at least or at most what they say."""
         found = {key: value for key, value in asdict(self).items() if key not in ("lacks", "num_processes")}

@@ -64,7 +64,7 @@ def _lines(one: Summary) -> list[str]:
         *_share_lines(f"kernel classes, {_per_step(one)}", one.classes, at_least),
         f"  matrix products: {_share(one.matmul_share)} of {_recorded(one)}kernel time"
         if one.matmul_share is not None
-        else "  no kernels, or no names of kernels, were recorded: classes and matrix products are unknown",
+        else f"  {_why_no_classes(one)}: classes and matrix products are unknown",
         "",
         *_share_lines(f"costliest kernels, {_per_step(one)}", one.top, at_least, short=True),
     ]
@@ -80,6 +80,12 @@ def _lines(one: Summary) -> list[str]:
     lines += ["", *_gpu_lines(one), "", *_rule_lines(one), *_replay_lines(one)]
     lines += [f"note: {offer.sentence} ({_offered(offer)})" for offer in one.offers[:8]]
     return lines + [f"note: {problem}" for problem in one.problems]
+
+
+def _why_no_classes(one: Summary) -> str:
+    if one.has_bare_steps:
+        return "no operation is known to belong to a step"
+    return "no kernels, or no names of kernels, were recorded"
 
 
 def _offered(offer: Offer) -> str:

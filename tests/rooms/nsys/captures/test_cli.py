@@ -90,3 +90,23 @@ def test_a_process_without_the_part_that_was_asked_for_is_named(tmp_path):
     done = call("summary", file, "--range", "backward")
     assert done.exit_code == 0 and "process 22 is left out: " in done.stdout
     assert "left out" not in call("summary", file, "--range", "backward", "--process", "11").stdout
+
+
+@pytest.mark.parametrize("calls", [True, False], ids=["with calls", "without"])
+def test_steps_of_which_no_launch_is_known_are_not_steps_without_kernels(tmp_path, capsys, calls):
+    export = Export()
+    for number in range(3):
+        begin = 1000 * number
+        export.range(f"step_{number}", (1, 1), begin, begin + 900)
+        if calls:
+            export.launch("gemm", (1, 1), (begin + 10, begin + 20), (begin + 100, begin + 500))
+        else:
+            export.kernel("gemm", 1, (begin + 100, begin + 500), 100 + number)
+    path = export.write(tmp_path / "steps.sqlite")
+    if calls:
+        assert exit_code("summary", path) == 0
+        return
+    assert exit_code("summary", path) == 1
+    said = capsys.readouterr()
+    assert "no operation is known to belong to a step: classes and matrix products are unknown" in said.out
+    assert "of 3 GPU operations none is known to belong to a step" in said.err

@@ -1,0 +1,143 @@
+"""What belongs to a unit: nothing that ran outside the steps, no step that the recording's edges cut."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from lab.compare.cli import diff
+from lab.compare.diff.comparison import compare_sides
+from tests.compare.made import edited, layer, trace
+from tests.conftest import SHARED
+
+STEPS = [layer() + layer()] * 4
+GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def diffed(a, b):
+    """The exit code of `lab diff A B --json`, and what it prints."""
+    done = CliRunner().invoke(diff, [str(a), str(b), "--json"], standalone_mode=False)
+    return getattr(done.exception, "exit_code", 0), json.loads(done.stdout)
+
+
+def without_marker(number):
+    return lambda events: [one for one in events if one["name"] != f"ProfilerStep#{number}"]
+
+
+def rows_lost(first, last):
+    """Without the GPU rows first to last, of all by their start."""
+
+    def edit(events):
+        rows = sorted((one for one in events if one["cat"] in GPU), key=lambda one: one["ts"])[first:last]
+        return [one for one in events if one not in rows]
+
+    return edit
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_calls_of_a_step_that_is_not_marked_are_no_change(tmp_path, number):
+    waits = [(step, "cudaDeviceSynchronize") for step in range(4)]
+    a = trace(tmp_path / "a.json", STEPS, calls=waits)
+    b = edited(trace(tmp_path / "b.json", STEPS, calls=waits), without_marker(number))
+    found = compare_sides(a, b, evidence=True).difference.shown
+    assert (found.units_a, found.units_b) == (4, 3) and found.findings == []
+    assert {one.name: (one.n_a, one.n_b) for one in found.api} == {
+        "cudaLaunchKernel": (8, 8),
+        "cudaDeviceSynchronize": (1, 1),
+    }
+    assert "B: 8 GPU operations launched outside every step, left out" in found.notes
+
+
+def test_a_wait_behind_the_last_step_is_still_counted(tmp_path):
+    a, b = trace(tmp_path / "a.json", STEPS), trace(tmp_path / "b.json", STEPS)
+    late = {"ph": "X", "cat": "cuda_runtime", "name": "cudaStreamSynchronize", "pid": 1, "tid": 1}
+    late |= {"ts": 4_200.0, "dur": 2.0, "args": {"correlation": 900, "cbid": 1}}
+    (named,) = compare_sides(a, edited(b, lambda events: [*events, late])).difference.shown.findings
+    assert named.text == "cudaStreamSynchronize: 0 -> 0.25 calls per unit"
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 3), (-3, None), (0, 8)], ids=["head", "tail", "whole step"])
+def test_a_step_that_the_edge_of_the_recording_cut_is_in_no_mean_and_said(tmp_path, first, last):
+    a, b = trace(tmp_path / "a.json", STEPS), trace(tmp_path / "b.json", STEPS)
+    edited(b, rows_lost(first, last))
+    code, found = diffed(a, b)
+    assert code == 0 and (found["units_a"], found["units_b"]) == (4, 3)
+    assert found["findings"] == [] and found["delta_kernel_ns"] == found["span_ns"] == 0
+    assert "B: 1 of 4 steps lost GPU operations at the recording's edge and are in no mean" in found["notes"]
+    assert not any("launched no GPU operation" in note or "uneven" in note for note in found["notes"])
+
+
+def test_a_replay_of_a_graph_that_the_edge_cut_is_in_no_mean_either(tmp_path):
+    path = SHARED / "captures" / "h200_decoder" / "infer_graph.json.gz"
+    if not path.exists():
+        pytest.skip("the shared captures are not here")
+    (tmp_path / "b.json").write_bytes(gzip.decompress(path.read_bytes()))
+    of_gpu = [
+        one for one in json.loads((tmp_path / "b.json").read_text())["traceEvents"] if one.get("cat") in GPU
+    ]
+    last = max(of_gpu, key=lambda one: one["ts"])
+    code, found = diffed(path, edited(tmp_path / "b.json", lambda events: [e for e in events if e != last]))
+    assert code == 0 and (found["units_a"], found["units_b"]) == (3, 2)
+    assert [one for one in found["findings"] if one["kind"] != "idle"] == []
+
+
+@pytest.mark.parametrize("more", [[], [[], []]], ids=["one step", "two without work"])
+def test_where_the_edges_cut_every_step_the_figures_are_bounds_and_the_exit_code_is_1(tmp_path, more):
+    a, b = (trace(tmp_path / f"{name}.json", [*STEPS[:1], *more]) for name in "ab")
+    code, found = diffed(a, edited(b, rows_lost(-3, None)))
+    edge = "b.json: GPU work of every step is missing at the recording's edge"
+    assert code == 1 and found["torn"] == [edge]
+    assert found["delta_kernel_ns"] == pytest.approx(-15_000)  # of the addition, the product and the relu
+
+
+def test_what_is_odd_in_a_recording_and_several_gpus_of_a_process_are_said(tmp_path):
+    def odd(events):
+        kernels = [one for one in events if one["cat"] == "kernel"]
+        for one in kernels[::2]:
+            one["args"]["device"] = 1
+        kernels[0]["args"]["correlation"] = 1 << 70
+        return events
+
+    a, b = trace(tmp_path / "a.json", STEPS), trace(tmp_path / "b.json", STEPS)
+    notes = diffed(a, edited(b, odd))[1]["notes"]
+    assert any(one.startswith("B: ids that are not 64-bit integers") for one in notes)
+    assert any(one.startswith("B: one process on 2 GPUs: idle is when none of them works") for one in notes)
+    assert not any(one.startswith(("A: ids", "A: one process")) for one in notes)
+
+
+def test_a_copy_is_no_unit_where_a_kernel_is(tmp_path):
+    upload = ("", [], "Memcpy HtoD (Pageable -> Device)", 500.0)
+    a, b = (trace(tmp_path / f"{name}.json", [[upload] * 5 + layer() * 4], prefix="x ") for name in "ab")
+    assert diffed(a, b)[1]["unit"] == "call of gemm_128"
+    only = trace(tmp_path / "c.json", [[upload] * 5], prefix="x ")
+    assert diffed(only, only)[1]["unit"] == "call of Memcpy HtoD (Pageable -> Device)"
+
+
+def test_a_gpu_clock_that_is_early_is_said_because_the_causes_of_idle_time_rest_on_it(tmp_path):
+    def early(events):
+        for one in events:
+            one["ts"] -= 60.0 if one["cat"] == "kernel" else 0.0
+        return events
+
+    a, b = trace(tmp_path / "a.json", STEPS), trace(tmp_path / "b.json", STEPS)
+    notes = diffed(a, edited(b, early))[1]["notes"]
+    (said,) = [one for one in notes if "clocks of GPU and host" in one]
+    assert said.startswith("B: 4 of 32 GPU operations begin before the call") and "by up to 16.0 µs" in said
+
+
+@pytest.mark.parametrize(("waits", "named"), [(1, False), (2, True)])
+def test_what_waits_once_for_the_last_step_is_no_change_where_the_steps_are_fewer(tmp_path, waits, named):
+    def end(number, waits=1):
+        late = {"ph": "X", "cat": "cuda_runtime", "name": "cudaDeviceSynchronize", "pid": 1, "tid": 1}
+        late |= {"dur": 2.0, "args": {"correlation": 900, "cbid": 1}}
+        return lambda events: [*events, *({**late, "ts": 1000.0 * number + 10 * one} for one in range(waits))]
+
+    a = edited(trace(tmp_path / "a.json", STEPS), end(4))
+    b = edited(trace(tmp_path / "b.json", STEPS[:3]), end(3, waits))
+    found = diffed(a, b)[1]
+    assert (found["units_a"], found["units_b"]) == (4, 3)
+    assert {one["name"]: one["n_a"] for one in found["api"]}["cudaDeviceSynchronize"] == 0.25
+    assert [one["kind"] for one in found["findings"]] == (["api"] if named else [])
