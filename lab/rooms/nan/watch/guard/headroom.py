@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.quiet import quiet
 
 # largest, least normal, least subnormal number
@@ -103,6 +104,15 @@ class Headroom:
             self.met(stage, str(kinds.pop())[6:], float(largest.max()))
         else:
             self.met_all([(stage, one) for one in dtypes], largest)
+
+    def has_points(self, passing: Passing | None, step: int) -> bool:
+        """Take in what passed on the short way; whether there is anything to keep at the end of this step."""
+        if passing is not None and self.magnitudes_due(step):
+            for stage, dtype, largest in passing.take_peaks():
+                self.met(stage, dtype, largest)
+        elif passing is not None and self.magnitudes_due(step + 1):
+            passing.forget_peaks()
+        return bool(self._now) or self.due(step)
 
     def due(self, step: int) -> bool:
         """Whether shares are sampled in this step."""

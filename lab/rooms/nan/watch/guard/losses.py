@@ -53,7 +53,13 @@ class Losses:
         if self._journal.ended or self._passed() == passed:
             return
         for tensor in tensors if isinstance(tensors, (tuple, list)) else [tensors]:
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not self._is_clean(tensor):
                 made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
                 self._collector.take("loss", made_by, tensor, moment)
-        self._collector.flush()
+        if self._collector.waits:
+            self._collector.flush()
+
+    def _is_clean(self, loss: Tensor) -> bool:
+        """Whether one look is enough; magnitudes of losses are of no interest."""
+        passing = self._collector.passing
+        return passing is not None and passing.clean("loss", (loss,)) >= 0
