@@ -17,6 +17,8 @@ from lab.rooms.nan.watch.forward import Forward
 # too), or pass everything on because this whole forward cannot be seen.
 NOTHING, VERSIONS, EVERYTHING, ASIDE = range(4)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
+# What it asks, without two frames of Python.
+_HAS_FLAG = hasattr(getattr(torch, "compiler", None), "_is_compiling_flag")
 _in_backward = getattr(torch._C, "_current_graph_task_id", None)
 
 
@@ -41,7 +43,8 @@ class Lane:
 
     def close(self) -> None:
         """The forward is over, whoever has it."""
-        self.let_go()
+        self.events.clear()
+        self.written.clear()
         self.inside, self.mode, self.forward = False, EVERYTHING, self._idle
         if self.kept:
             self.kept = []
@@ -61,7 +64,7 @@ def recomputing() -> bool:
 
 def blind() -> str:
     """Why nothing can be seen now; empty if it can. For code that torch.compile cannot see already."""
-    if _is_compiling():
+    if torch.compiler._is_compiling_flag if _HAS_FLAG else _is_compiling():
         return "torch.compile traces it"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace traces it"

@@ -39,7 +39,7 @@ from lab.rooms.nan.watch.deferred import Deferred
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING, NOTHING, VERSIONS, Lane, Lanes, blind, recomputing
 from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
-from lab.rooms.nan.watch.plain import ORDINARY, in_transform, is_odd
+from lab.rooms.nan.watch.plain import ORDINARY, STACK, is_odd
 from lab.rooms.nan.watch.pool import PASSED
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
@@ -88,6 +88,7 @@ class Recorder(ABC):
         self._lanes = Lanes(self._weigh)
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
+        self._reacts = not patient  # to each forward, as soon as it is counted
         self._looks = False  # whether `count_clean` may tell that a forward is clean as soon as it has ended
         self._patient = patient  # counts may wait for those of the next forwards
         self._deferred = Deferred(lambda some: quiet(self._count, some, reads_only=self._reads_only))
@@ -320,7 +321,7 @@ class Recorder(ABC):
             finally:
                 if collecting:
                     gc.enable()
-        if ended and not self._patient:
+        if ended and self._reacts:
             self.react(forward)
         return output
 
@@ -403,7 +404,7 @@ class Recorder(ABC):
         if (
             self._at_once
             or phase not in self._never_written
-            or in_transform()
+            or (STACK is not None and STACK() is not None)  # a transform of torch.func runs
             or _without_versions(args, kwargs)
         ):
             return EVERYTHING
@@ -575,7 +576,7 @@ class Recorder(ABC):
         """
         forward = lane.forward
         template = self._templates.get(forward.phase)
-        if template is None or template.shape is None or not forward.empty():
+        if template is None or template.shape is None or forward._parts:
             return False
         tensors = template.matched(lane.events)
         if tensors is None or self.count_clean(tensors) or self._waiting:
@@ -647,6 +648,11 @@ def _on_path(lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any
 def _note(value: Any, leaf: str, index: int, written: Written) -> None:
     """Note how often tensors had been written when they passed, if ever."""
     if isinstance(value, Tensor):
+        try:
+            if type(value) in ORDINARY and not value._version:  # as a rule
+                return
+        except Exception:  # inference tensors refuse to say
+            return
         if version := _version(value):
             written[index, leaf] = version
     elif value is not None:
@@ -665,7 +671,7 @@ def _safely(value: Any, name: str, given: bool) -> Iterator[tuple[str, Tensor | 
 
 def _version(tensor: Tensor) -> int:
     try:
-        if type(tensor) in ORDINARY and not tensor._version:  # as a rule; inference tensors refuse to say
+        if type(tensor) in ORDINARY and not tensor._version:  # inference tensors refuse to say
             return 0
         return 0 if tensor.is_inference() or is_odd(tensor) else tensor._version
     except Exception:  # a subclass that refuses to be asked; when it is read it becomes a note

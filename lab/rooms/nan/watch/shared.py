@@ -27,11 +27,8 @@ class Shared:
 
     def __init__(self, register: Callable[[Call], Any] | None) -> None:
         self._register, self._handle, self._lock = register, None, threading.RLock()
+        self.exists = register is not None
         self._calls: tuple[Call, ...] = ()
-
-    @property
-    def exists(self) -> bool:
-        return self._register is not None
 
     def add(self, call: Call) -> None:
         with self._lock:

@@ -62,8 +62,7 @@ class Borders:
         """Hook the nodes of what modules put out in these tensors."""
         tensors, entered, plan = batch.tensors, self._entered, self._plan(forward, batch)
         if self._collector.passing is not None and type(tensors) is list:
-            left = self._collector.passing.looks.carried(tensors, plan)
-            plan = [one for at, one in enumerate(plan) if left >> at & 1] if left else []
+            plan = self._collector.passing.looks.carried(tensors, plan)
         for u, border, _ in plan:
             tensor = tensors[u]
             node = tensor.grad_fn
@@ -119,26 +118,19 @@ class Borders:
     def _carrier(self, border: Border) -> Tensor | None:
         """A tensor whose dict of hooks a node can share, so that no hook is made for each step's nodes.
 
-        None where C has no short cut: a node then gets a hook of its own.
+        None where C has no short cut, and for what the model gives out: a node then gets a hook of its own,
+        which comes after those that the program puts on the tensor once the forward is over.
         """
         passing = self._collector.passing
-        if passing is None or not _PREHOOKS or border.output_nr:
+        if passing is None or not _PREHOOKS or border.output_nr or border.root_leaf is not None:
             return None
-        slow = partial(self._entered_alone, border)
-        told = partial(self._root_entered, border) if border.root_leaf is not None else None
         carrier = quiet(_no_numbers, None)
-        carrier._backward_hooks = {0: passing.entered(slow, told)}
+        carrier._backward_hooks = {0: passing.entered(partial(self._entered_alone, border))}
         return carrier
 
     @passes_on
     def _entered_alone(self, border: Border, grad: Any) -> None:
         self._entered(border, 0, (grad,))
-
-    @passes_on
-    def _root_entered(self, border: Border, _: Any) -> None:
-        """A clean gradient enters what the model gave out: from here on uses of an output are looked for."""
-        if not self.ended:
-            self._entered_.append((border, _current_node() if _current_node is not None else None))
 
     def _hook_tensor(self, tensor: Tensor, border: Border) -> None:
         """For torch before 2.0."""
@@ -153,6 +145,8 @@ class Borders:
         try:
             entered, collector = self._entered_, self._collector
             entered.append((border, _current_node() if _current_node is not None else None))
+            if collector.passing is not None and border.saved is None and collector.passing.passes(grad):
+                return
             try:
                 version = grad._version
             except RuntimeError:  # made in inference mode

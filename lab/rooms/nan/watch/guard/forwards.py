@@ -62,9 +62,10 @@ class GuardedWatch(Watch):
     ) -> None:
         super().__init__(model, counter=count, keep_rows=False, check_weights=True)
         self._journal, self._borders, self._headroom = journal, borders, headroom
-        self._listener, self._passing = listener, passing
+        self._listener = listener
+        self._clean = passing.cleaning("forward") if passing is not None else lambda _: -1
         # Each forward is counted when it ends: before the program can write to anything.
-        self._patient, self._looks = False, passing is not None
+        self._patient, self._looks, self._reacts = False, passing is not None, listener.reacts
 
     def meet_new_modules(self) -> None:
         super().meet_new_modules()
@@ -74,7 +75,7 @@ class GuardedWatch(Watch):
         self._journal.within(self._listener.forward_begins, forward, module, args, kwargs)
 
     def count_clean(self, tensors: list[Tensor]) -> int:
-        return self._passing.clean("forward", tensors) if self._passing is not None else -1
+        return self._clean(tensors)
 
     def take_clean(self, forward: Forward, batch: Batch) -> bool:
         if batch.fp8:
@@ -112,8 +113,7 @@ class GuardedWatch(Watch):
             self._steps.clear()  # a training job has no end of forwards
 
     def react(self, forward: Forward) -> None:
-        if self._listener.reacts:
-            self._listener.react_if_bad()
+        self._listener.react_if_bad()
 
     def read_weights_again(self) -> list[dict[str, Any]]:
         """What weights and buffers hold now that is bad."""

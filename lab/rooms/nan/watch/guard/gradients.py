@@ -137,7 +137,9 @@ class Collector:
 
     def here(self) -> int:
         """How many tensors this thread has taken so far."""
-        own, counted = self.lists.own, self.passing.passed(False) if self.passing is not None else 0
+        own, counted = self.lists.own, 0
+        if self.passing is not None:
+            counted = self.passing.looks.passed(self.passing.address, False)
         with self._lock:  # another thread may be draining it
             return counted + own.drained + len(own.entries)
 

@@ -110,6 +110,7 @@ class Guard:
         self._handles: list[Any] = []
         self._updated_by: set[int] = set()  # the optimizers of the step that has just ended
         self._begun_at: dict[int, int] = {}  # optimizer -> the step in which its update began
+        self._begins_with: tuple[Any, list[Tensor]] = None, []  # the optimizer whose update runs, its weights
         self._forward_since_update = False
         self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
 
@@ -156,6 +157,7 @@ class Guard:
         for handle in self._handles:
             self.journal.safely(handle.remove)
         self._handles.clear()
+        self._begins_with = None, []
         self.parameters.remove()
         self.reactions.forget()
         before_update.remove(self._before_update)
@@ -329,6 +331,7 @@ class Guard:
         parameters = parameters_of(optimizer)
         if self._is_ours(optimizer, parameters):
             self._goes_on(optimizer)
+            self._begins_with = optimizer, parameters
             self.journal.within(self._look_before_update, parameters)
             if self.reacts:
                 self.react_if_bad()
@@ -339,7 +342,10 @@ class Guard:
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         if self.journal.ended:
             return
-        parameters = parameters_of(optimizer)
+        of, parameters = self._begins_with
+        if of is not optimizer:
+            parameters = parameters_of(optimizer)
+        self._begins_with = None, []
         if id(optimizer) in self._begun_at or self._is_ours(optimizer, parameters):
             self.journal.within(self._look_after_update, optimizer, parameters)
 
@@ -387,7 +393,8 @@ class Guard:
         self.journal.step += 1
         self._forward_since_update = False
         self.scaling.stepped()
-        self.reactions.forget()
+        if self.reacts:
+            self.reactions.forget()
         self.borders.step_ended()
         if self.journal.open:
             self.reactions.keep()

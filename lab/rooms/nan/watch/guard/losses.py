@@ -30,13 +30,19 @@ class Losses:
     @hidden
     def begins(self, tensors: Any) -> tuple[int, int] | None:
         """(when, how many gradients had passed); None inside of a backward, as a checkpoint runs one."""
-        found: tuple[int, int] | None = self._journal.within(self._passed_before, tensors)
-        return found
+        try:
+            return self._passed_before(tensors)
+        except Exception as error:  # a note, never an exception in the program
+            self._journal.failure("a backward begins", error)
+            return None
 
     @hidden
     def ended(self, tensors: Any, begun: tuple[int, int] | None) -> None:
         if begun is not None:
-            self._journal.within(self._take, tensors, begun)
+            try:
+                self._take(tensors, begun)
+            except Exception as error:
+                self._journal.failure("a backward ends", error)
 
     def _passed_before(self, tensors: Any) -> tuple[int, int] | None:
         if self._journal.ended or recomputing():

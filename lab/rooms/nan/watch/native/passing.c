@@ -296,7 +296,7 @@ static PyObject *accumulated(PyObject *own, PyObject *parameter)
     return done ? nothing() : call_slow(own, 2, parameter);
 }
 
-/* own: (memory, stage, slow, told of a clean one or None). A gradient enters what a module put out. */
+/* own: (memory, stage, slow). A gradient enters what a module put out. */
 static PyObject *entered(PyObject *own, PyObject *grad)
 {
     int64_t *memory = memory_in(own);
@@ -305,7 +305,18 @@ static PyObject *entered(PyObject *own, PyObject *grad)
         return nothing();
     if (memory[OFF] || !is_quiet(QUESTIONS, OPERATORS) || !note_passed(memory) || !is_clean(memory, stage_in(own), grad, &address))
         return call_slow(own, 2, grad);
-    return PyTuple_GetItem(own, 3) == NONE ? nothing() : call_slow(own, 3, grad);
+    return nothing();
+}
+
+/* (memory, stage, gradient): whether it is clean, and so has passed. */
+static PyObject *passes(PyObject *module, PyObject *args)
+{
+    int64_t *memory = memory_in(args);
+    uint64_t address;
+    int clean = !memory[OFF] && is_quiet(QUESTIONS, OPERATORS) && note_passed(memory) &&
+                is_clean(memory, stage_in(args), PyTuple_GetItem(args, 2), &address);
+    PyErr_Clear();
+    return PyLong_FromLongLong(clean);
 }
 
 /* (memory, stage, tensors: list): how many have ever been written; -1 if something is bad or not certain. */
@@ -401,27 +412,28 @@ static PyObject *note_versions(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(done);
 }
 
-/* (tensors: list, plan: list of (place, border, carrier of its hook or None)): the entries of the
- * plan whose nodes have not got the carrier's hook, as one number with a bit for each; -1 if there are too many. */
+/* (tensors: list, plan: list of (place, border, carrier of its hook or None)): those entries whose tensors' nodes have
+ * not got the carrier's hook. */
 static PyObject *carried(PyObject *module, PyObject *args)
 {
     PyObject *tensors = PyTuple_GetItem(args, 0), *plan = PyTuple_GetItem(args, 1);
     Size count = PyList_Size(plan);
-    long long left = 0;
-    if (count > 62 || !is_quiet(QUESTIONS, OPERATORS))
-        return PyLong_FromLongLong(-1);
+    PyObject *left = PyList_New(0);
+    int quiet = is_quiet(QUESTIONS, OPERATORS);
     for (Size at = 0; at < count; at++) {
         PyObject *one = PyList_GetItem(plan, at), *carrier = PyTuple_GetItem(one, 2);
         PyObject *tensor = PyList_GetItem(tensors, (Size)PyLong_AsLongLong(PyTuple_GetItem(one, 0)));
-        PyObject *node = tensor ? PyObject_GetAttr(tensor, name_grad_fn) : NULL;
+        PyObject *node = tensor && quiet ? PyObject_GetAttr(tensor, name_grad_fn) : NULL;
         int64_t number = 1;
         PyObject *own = NULL, *done = NULL;
         if (node && node != NONE && carrier != NONE &&
             number_of(PyObject_GetAttr(tensor, name_output_nr), &number) && !number &&
             (own = PyObject_GetAttr(tensor, name_hooks)) == NONE)
             done = PyObject_CallMethodObjArgs(node, name_register, carrier, NULL);
-        if (node != NONE && !done)
-            left |= 1LL << at;
+        if (node != NONE && !done) {
+            PyErr_Clear();
+            PyList_Append(left, one);
+        }
         if (own)
             Py_DecRef(own);
         if (done)
@@ -429,8 +441,7 @@ static PyObject *carried(PyObject *module, PyObject *args)
         if (node)
             Py_DecRef(node);
     }
-    PyErr_Clear();
-    return PyLong_FromLongLong(left);
+    return left;
 }
 
 /* Whether a number below zero is among these; minus zero is none, NaN may be. */
@@ -620,6 +631,7 @@ static PyMethodDef looks[] = {
     {"note_versions", note_versions, METH_VARARGS, 0},
     {"none_below_zero", none_below_zero, METH_VARARGS, 0},
     {"carried", carried, METH_VARARGS, 0},
+    {"passes", passes, METH_VARARGS, 0},
 };
 
 /* A function that is hook `which`; `own` is the tuple that it is called with. */

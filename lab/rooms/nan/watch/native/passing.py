@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class Looks:
 
     def __init__(self, loaded: ctypes.PyDLL) -> None:
         self._hook = loaded.passing_hook
-        looks = [loaded.passing_look(which) for which in range(8)]
+        looks = [loaded.passing_look(which) for which in range(9)]
         # (memory, stage, tensors) -> how many were ever written; -1 if something is bad or not certain
         self.clean: Callable[[int, int, list[Tensor]], int] = looks[0]
         # (parameters, counted) -> whether each one's gradient is the one that was counted, as it was then
@@ -49,8 +49,10 @@ class Looks:
         self.note_versions: Callable[[list[Tensor], dict[int, int]], int] = looks[5]
         # (tensors) -> whether surely no number of these is below zero
         self.none_below_zero: Callable[[list[Tensor]], int] = looks[6]
-        # (tensors, plan of borders) -> a bit for each entry whose node has got no hook; -1: none has
-        self.carried: Callable[[list[Tensor], list[Any]], int] = looks[7]
+        # (tensors, plan of borders) -> the entries whose nodes have got no hook from their carrier
+        self.carried: Callable[[list[Tensor], list[Any]], list[Any]] = looks[7]
+        # (memory, stage, gradient) -> whether it is clean, and so has passed
+        self.passes: Callable[[int, int, Tensor], int] = looks[8]
 
     def hook(self, which: int, *own: Any) -> Hook:
         made: Hook = self._hook(which, own)
@@ -103,20 +105,25 @@ class Passing:
     def __init__(self, found: Looks) -> None:
         self.looks = found
         self._memory = np.zeros(THREADS + 2 * MOST_THREADS, np.int64)
-        self._address = self._memory.ctypes.data
+        self.address = self._memory.ctypes.data
+        self.passes = partial(found.passes, self.address, STAGES.index("act_grads"))
         self._peaks = self._memory[PEAKS : PEAKS + len(STAGES) * len(DTYPES)].view(np.float64)
 
     def accumulated(self, slow: Hook, counted: dict[int, Any]) -> Hook:
         """A hook on a parameter: its gradient is clean and enters `counted`, or else `slow` is called."""
-        return self.looks.hook(0, self._address, STAGES.index("param_grads"), slow, counted, self._memory)
+        return self.looks.hook(0, self.address, STAGES.index("param_grads"), slow, counted, self._memory)
 
-    def entered(self, slow: Hook, told: Hook | None) -> Hook:
-        """A hook for a gradient: it is clean, and `told` if there is one, or else `slow` is called."""
-        return self.looks.hook(1, self._address, STAGES.index("act_grads"), slow, told, self._memory)
+    def entered(self, slow: Hook) -> Hook:
+        """A hook for a gradient: it is clean, or else `slow` is called."""
+        return self.looks.hook(1, self.address, STAGES.index("act_grads"), slow, self._memory)
+
+    def cleaning(self, stage: str) -> Callable[[list[Tensor]], int]:
+        """`clean` of one stage, without another frame of Python."""
+        return partial(self.looks.clean, self.address, STAGES.index(stage))
 
     def clean(self, stage: str, tensors: Sequence[Tensor]) -> int:
         """How many of these were ever written; -1 if something is bad or not certain."""
-        return self.looks.clean(self._address, STAGES.index(stage), [*tensors])
+        return self.looks.clean(self.address, STAGES.index(stage), [*tensors])
 
     def end(self) -> None:
         """From now on hooks go the long way, which knows that the guard has ended."""
@@ -124,7 +131,7 @@ class Passing:
 
     def passed(self, anywhere: bool) -> int:
         """How many gradients have passed: in this thread, or anywhere."""
-        return self.looks.passed(self._address, anywhere)
+        return self.looks.passed(self.address, anywhere)
 
     def take_seen(self) -> list[tuple[str, int]]:
         """How many tensors of each stage after the forward were looked at since this was asked last."""
