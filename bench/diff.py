@@ -21,7 +21,7 @@ BOTH = """
 DIFF = """
     import sys
     from pathlib import Path
-    from lab.compare.diff import compare_sides
+    from lab.compare.diff.comparison import compare_sides
     compare_sides(Path(sys.argv[1]), Path(sys.argv[2]), by=sys.argv[3:])
 """
 SIZE_MB = 50

@@ -18,8 +18,8 @@ from collections import Counter
 from pathlib import Path
 
 from bench.table import Row, measured
-from lab.compare.repeat import repeat
-from lab.compare.sides import sides
+from lab.compare.check.repeat import repeat
+from lab.compare.check.sides import sides
 
 PROGRAM = """
 import sys, time

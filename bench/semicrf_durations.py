@@ -22,7 +22,7 @@ import msgspec
 
 from bench.table import Row, measured
 from lab.rooms.semicrf.config import PRESETS, TrainConfig
-from lab.rooms.semicrf.model.corpus.synthetic import LONGEST_NARROW
+from lab.rooms.semicrf.workload.corpus.synthetic import LONGEST_NARROW
 
 SEEDS = range(2025, 2033)
 STUDENT_95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}

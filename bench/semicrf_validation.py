@@ -13,8 +13,8 @@ import torch
 
 from bench.table import Row, at_most, measured
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.model.corpus.load import load_corpus
-from lab.rooms.semicrf.model.training import make_tagger, to_batch, train_step, validator_of
+from lab.rooms.semicrf.workload.corpus.load import load_corpus
+from lab.rooms.semicrf.workload.training import make_tagger, to_batch, train_step, validator_of
 
 ROUNDS = {"cuda": 60, "cpu": 20}
 STEPS = {"cuda": 5, "cpu": 4}

@@ -29,7 +29,7 @@ OURS = """
 OURS_EXCEL = """
     import sys; from pathlib import Path; from lab.errors import needs
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.data import read_sweep
+        from lab.rooms.sweep.gemm.reading.data import read_sweep
         from lab.rooms.sweep.gemm.workbooks.write import write_reports
     import shutil; shutil.rmtree(sys.argv[2], ignore_errors=True)  # with it goes the cache
     out = Path(sys.argv[2])

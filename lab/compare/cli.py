@@ -11,10 +11,10 @@ import click
 from lab.terminal.options import as_json, option, out
 
 if TYPE_CHECKING:
-    from lab.compare.diff import Compared, Difference
-    from lab.compare.floors import Floors
-    from lab.compare.gate import Verdict
-    from lab.compare.replay import Asked
+    from lab.compare.check.floors import Floors
+    from lab.compare.check.gate import Verdict
+    from lab.compare.diff.comparison import Compared, Difference
+    from lab.compare.diff.replay import Asked
 
 PATH = click.Path(path_type=Path)
 
@@ -61,7 +61,7 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
             "--repeat-b and --replay go with A and B alone", fix="compare C in a call of its own"
         )
     if flags["replay"]:
-        from lab.compare.replay import need_gpu
+        from lab.compare.diff.replay import need_gpu
 
         if flags["out"] is None:
             raise UsageError("--replay keeps what it ran", fix="-o FOLDER")
@@ -73,7 +73,7 @@ def diff(a: Path, b: Path, more: tuple[Path, ...], as_json: bool, top: int, **fl
         if as_json:
             printed.append(_as_json(compared.difference))
         else:
-            from lab.compare.text import text
+            from lab.compare.diff.text import text
 
             click.echo(text(compared.difference, top, flags["by"]))
             click.echo("\n".join(map(str, written)))
@@ -106,8 +106,8 @@ def _compare(
     from lab.errors import needs
 
     with needs("analysis"):
-        from lab.compare.diff import compare_sides
-        from lab.compare.groups import KINDS
+        from lab.compare.diff.comparison import compare_sides
+        from lab.compare.diff.modules.groups import KINDS
 
         compared = compare_sides(
             a,
@@ -118,13 +118,13 @@ def _compare(
             evidence=as_json or out is not None,
         )
     if replay and out and compared.difference.shown.unit:
-        from lab.compare.replay import Asked
+        from lab.compare.diff.replay import Asked
 
         traces = (execution_trace_a, execution_trace_b)
         _replay(compared, Asked((a, b), traces, out / "replay", image, repeats))
     if out is None:
         return compared, []
-    from lab.compare.page import write
+    from lab.compare.diff.page import write
 
     return compared, write(compared, out)
 
@@ -163,7 +163,7 @@ def _raise_for(found: Difference) -> None:
 
 
 def _replay(compared: Compared, asked: Asked) -> None:
-    from lab.compare.replay import replay
+    from lab.compare.diff.replay import replay
 
     def say(text: str) -> None:
         click.echo(text, err=True)
@@ -227,14 +227,14 @@ def check(
     """
     import msgspec
 
-    from lab.compare.gate import judge, sentences
+    from lab.compare.check.gate import judge, sentences
     from lab.core.words import printable
     from lab.errors import UsageError, needs
 
     with needs("analysis"):
         if command:
-            from lab.compare.repeat import repeat
-            from lab.compare.sides import sides
+            from lab.compare.check.repeat import repeat
+            from lab.compare.check.sides import sides
 
             if out is None:
                 raise UsageError("a command needs a folder for its recordings", fix="-o FOLDER")
@@ -248,7 +248,7 @@ def check(
                     with_floors=not no_floors,
                 )
         else:
-            from lab.compare.samples import processes
+            from lab.compare.check.samples import processes
 
             floors = None if no_floors else _floors_beside(Path(base), Path(head))
             first = processes(Path(base)), processes(Path(head))
@@ -256,7 +256,7 @@ def check(
             if found.outcome == "regression":
                 _confirm_beside(found, Path(base), Path(head), floors, wanted=min(map(len, first)))
     if junit:
-        from lab.compare.junit import write_junit
+        from lab.compare.check.junit import write_junit
 
         write_junit(found, junit)
     click.echo(msgspec.json.encode(found) if as_json else printable("\n".join(sentences(found))))
@@ -266,8 +266,8 @@ def check(
 def _confirm_beside(found: Verdict, base: Path, head: Path, floors: Floors | None, *, wanted: int) -> None:
     """By the second set that the check which recorded both sides left beside them, if it left a whole one:
     `wanted` processes a side. Of a check that was ended, fewer are no second opinion."""
-    from lab.compare.confirm import FOLDER, confirmed
-    from lab.compare.samples import processes
+    from lab.compare.check.confirm import FOLDER, confirmed
+    from lab.compare.check.samples import processes
     from lab.compare.side import recordings_at
 
     second = [one.resolve().parent / FOLDER / one.resolve().name for one in (base, head)]
@@ -287,7 +287,7 @@ def _confirm_beside(found: Verdict, base: Path, head: Path, floors: Floors | Non
 
 def _floors_beside(base: Path, head: Path) -> Floors | None:
     """Those that the check which recorded both sides left beside them; None if it left none."""
-    from lab.compare.floors import FILE, read
+    from lab.compare.check.floors import FILE, read
 
     if base.resolve().parent != head.resolve().parent:
         return None

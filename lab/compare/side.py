@@ -46,7 +46,7 @@ class Work:
 
     rank: int
     trace: Trace
-    drop: tuple[str, ...] = ()  # of op, dims and types what is not told apart (lab.compare.detail)
+    drop: tuple[str, ...] = ()  # of op, dims and types what is not told apart (diff.detail)
     plain: bool = False  # names of kernels as nsys and torch.profiler both say them
 
     @property

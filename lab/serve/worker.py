@@ -57,8 +57,8 @@ def do(task: Task) -> Done:
         from lab.serve.export import write_perfetto
 
         return Done(notes=write_perfetto(paths, Path(task.target)))
-    from lab.compare.diff import compare
-    from lab.compare.text import problems, text
+    from lab.compare.diff.comparison import compare
+    from lab.compare.diff.text import problems, text
 
     found = compare(*paths)
     shown = found.shown

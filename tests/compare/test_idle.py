@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lab.compare.diff import compare
+from lab.compare.diff.comparison import compare
 from tests.compare.made import event
 from tests.conftest import SHARED
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import uuid
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_one_changed_line_rebuilds_the_wheel_and_no_dependency(
 ):
     copy_tree(ROOT, tmp_path)
     with (tmp_path / "lab/__init__.py").open("a") as file:
-        file.write(f"# changed by a test in {tmp_path.name}\n")
+        file.write(f"# {uuid.uuid4()}: no build before this one has it in its cache\n")
     toml = tmp_path / "images/cpu/image.toml"
     toml.write_text(toml.read_text().replace('"localhost/lab/cpu', '"lab-test/cpu'))
     monkeypatch.setenv("LAB_IMAGES", str(tmp_path / "images"))

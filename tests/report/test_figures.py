@@ -16,11 +16,11 @@ from lab.report.figures import (
     cell_grid,
     roofline,
     save,
-    save_both,
     stacked_bars,
     stacked_panels,
     timeline,
 )
+from lab.report.figures.output import short_path
 from lab.report.palette import PALETTE, css_variables, light
 
 PARTS = {"computation": np.array([1.0, 2.0]), "idle": np.array([0.5, np.nan])}
@@ -155,6 +155,57 @@ def test_bars_of_two_strengths_keep_their_places_and_strengths() -> None:
 def test_a_legend_of_many_parts_leaves_a_short_figure_its_room_on_a_phone(tmp_path: Path) -> None:
     parts = {role: np.array([1.0]) for role in list(PALETTE)[:10]}
     draw = functools.partial(stacked_panels, ["step 1"], [["r0"]], [parts], axis="ms")
-    markup = save_both(draw, tmp_path, "x")
+    markup = save(draw, tmp_path, "x")
     heights = [float(one) for one in re.findall(r'<svg[^>]* height="([0-9.]+)pt"', markup)]
     assert len(heights) == 2 and heights[1] > heights[0]
+
+
+def corners_of(path: str) -> np.ndarray:
+    """The plain reading of m, v, h, v, z: corners (n, 4, 2)."""
+    x = y = 0.0
+    found = []
+    for move, down, across, up in re.findall(r"m([^v]+)v([^h]+)h([^v]+)v([^z]+)z", path):
+        x, y = (one + float(part) for one, part in zip((x, y), move.split(), strict=True))
+        assert float(up) == -float(down)
+        right, low = x + float(across), y + float(down)
+        found.append([(x, y), (x, low), (right, low), (right, y)])
+    return np.array(found)
+
+
+def test_short_paths_of_many_bars_keep_every_corner_to_a_thousandth_of_a_point() -> None:
+    rng = np.random.default_rng(0)
+    left, top = rng.uniform(-5, 1000, 20_000), rng.uniform(0, 300, 20_000)
+    right, low = left + rng.choice([0.0, 0.0004, 0.02, 14.2, -3.0], 20_000), top + rng.uniform(-9, 18, 20_000)
+    boxes = np.round(np.stack([left, top, left, low, right, low, right, top], axis=1).reshape(-1, 4, 2), 6)
+    path = "".join("M {} {} \nL {} {} \nL {} {} \nL {} {} \nz\n".format(*box.ravel()) for box in boxes)
+    short = short_path(path)
+    assert abs(corners_of(short) - boxes).max() < 0.00101  # of an offset rounded twice
+    assert len(short) < len(path) / 2
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("M 0 0 \nL 0 3.5 \n", "M0 0L0 3.5"),
+        ("M 1.23456 -0.00049 \nL 2 3 \nz\n", "M1.235 0L2 3z"),
+        ("M 0 0 \nC 0.7956 0 1.5588 -0.3161 2.1213 -0.8787 \nz\n", "M0 0C.796 0 1.559 -.316 2.121 -.879z"),
+        ("M 0 0 \nL 1 2 \nL 3 4 \nL 5 6 \nz\n", "M0 0L1 2L3 4L5 6z"),  # no rectangle
+        ("", ""),
+    ],
+)
+def test_other_paths_keep_their_points(path: str, short: str) -> None:
+    assert short_path(path) == short
+
+
+def test_words_that_look_like_code_are_left_as_they_are(tmp_path: Path) -> None:
+    words = f'id="a" d="1.23456" url(#b font-family: c; style="x" : {light("computation")}'
+    svg = save(bars(words), tmp_path, "x")
+    assert f">{words}</text>" in svg
+    assert f"data-tip='{words}: computation 2'" in svg
+
+
+def test_an_svg_keeps_the_ids_that_it_uses_and_leaves_fonts_to_the_page(tmp_path: Path) -> None:
+    svg = save(bars(), tmp_path, "x")
+    ids, used = (set(re.findall(one, svg)) for one in (r'\bid="([^"]*)', r'(?:href="#|url\(#)([^")]*)'))
+    assert ids == used != set()
+    assert "font-family" not in svg and "font-size" in svg and "\n" not in svg

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lab.report.figures import Cell, cell_grid, ranges, save_both, stacked_panels, timeline, waterfall
+from lab.report.figures import Cell, cell_grid, ranges, save, stacked_panels, timeline, waterfall
 from lab.report.page import write_page
 from lab.report.parts import Figure, Page, Section, Table
 from tests.conftest import BROWSERS
@@ -51,7 +51,7 @@ def page(tmp_path: Path):
         "ranges": partial(ranges, named, spans, axis="%", reference=2.0, roles=["ok", "fail"]),
         "grid": partial(cell_grid, named, list("0123456789"), lambda *_: Cell("F", "fail", 1.0), legend={}),
     }
-    figures = [Figure(save_both(one, tmp_path, name), name, "x.png", "x.csv") for name, one in draw.items()]
+    figures = [Figure(save(one, tmp_path, name), name, "x.png", "x.csv") for name, one in draw.items()]
     wide = pd.DataFrame(
         {
             "kernel": [

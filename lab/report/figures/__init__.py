@@ -2,7 +2,7 @@
 
 from lab.report.figures.bars import stacked_bars, stacked_panels
 from lab.report.figures.cells import Cell, cell_grid
-from lab.report.figures.output import save, save_both, save_png
+from lab.report.figures.output import save, save_png
 from lab.report.figures.points import distributions, lines, ranges
 from lab.report.figures.roofline import roofline
 from lab.report.figures.style import SERIES
@@ -18,7 +18,6 @@ __all__ = [
     "ranges",
     "roofline",
     "save",
-    "save_both",
     "save_png",
     "stacked_bars",
     "stacked_panels",

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 # Names for users of the package, and the module (which imports torch) that defines each.
 _MODULES = {
-    "OnlineDecoder": "online",
-    "SegmentDistribution": "distribution",
-    "SemiCRF": "head",
-    "log_partition": "api",
-    "marginals": "api",
-    "viterbi": "api",
-    "sample": "api",
-    "entropy": "api",
-    "lint_objective": "linter",
+    "OnlineDecoder": "model.online",
+    "SegmentDistribution": "model.distribution",
+    "SemiCRF": "model.head",
+    "log_partition": "model.api",
+    "marginals": "model.api",
+    "viterbi": "model.api",
+    "sample": "model.api",
+    "entropy": "model.api",
+    "lint_objective": "workload.probes.linter",
 }
 __all__ = [
     "OnlineDecoder",
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     from lab.errors import needs
 
     with needs("workload"):
-        return getattr(importlib.import_module(f"{__name__}.model.{_MODULES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def recognises(folder: Path) -> bool:

@@ -134,7 +134,7 @@ def preprocess(timit_dir: Path, output_dir: Path, **values: Any) -> None:
     from lab.errors import needs
 
     with needs("workload"):
-        from lab.rooms.semicrf.model.corpus.preprocess import preprocess as convert
+        from lab.rooms.semicrf.workload.corpus.preprocess import preprocess as convert
     for line in convert(timit_dir, output_dir, **values):
         click.echo(line)
 

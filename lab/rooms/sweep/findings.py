@@ -18,19 +18,19 @@ from lab.recordings.cache import load_trace
 from lab.recordings.gpu_state import GpuState
 from lab.recordings.load import named_as_recording
 from lab.recordings.views import device_of
-from lab.report.figures import save_both
+from lab.report.figures import save
 from lab.report.parts import Block, Figure, Files, Points, Section, Table
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.rooms.sweep.analyze import analyze
 from lab.rooms.sweep.expected import expected_rows, interrupted_blocks
-from lab.rooms.sweep.gemm.data import read_sweep
 from lab.rooms.sweep.gemm.merge import MergeOptions
-from lab.rooms.sweep.gemm.pairs import explained_of
 from lab.rooms.sweep.gemm.places import Places, within
+from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.reading.pairs import explained_of
 from lab.rooms.sweep.gemm.report import Report as GemmReport
-from lab.rooms.sweep.gemm.states import states_of
 from lab.rooms.sweep.gemm.steps import run_all
+from lab.rooms.sweep.gemm.variance.states import states_of
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import configs_of
 from lab.rooms.sweep.names import long_name
@@ -141,7 +141,7 @@ def rank_section(settings: Settings, states: Mapping[Key, GpuState], out: Path) 
         one = settings[worst]
         for step in one.account.together.steps[:2]:
             name = f"ranks_step_{step}"
-            svg = save_both(partial(step_picture, one, step), out / "figures", name)
+            svg = save(partial(step_picture, one, step), out / "figures", name)
             caption = f"{long_name(*worst.knobs)}, step {step}. {SPAN_CAPTION}"
             blocks.append(Figure(svg, caption, f"figures/{name}.png", "tables/ranks.csv"))
     blocks.append(

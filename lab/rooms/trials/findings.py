@@ -16,7 +16,7 @@ import pandas as pd
 from lab.core.plan import Findings
 from lab.core.run import Run
 from lab.core.words import first_few, plural
-from lab.report.figures import Cell, cell_grid, ranges, save_both
+from lab.report.figures import Cell, cell_grid, ranges, save
 from lab.report.page import write_page
 from lab.report.parts import Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
@@ -396,7 +396,7 @@ def _intervals(decision: Decision, out: Path) -> Figure:
         reference=spans[0][1],
         roles=["computation"] * len(spans),
     )
-    svg = save_both(draw, out / "figures", "rates")
+    svg = save(draw, out / "figures", "rates")
     return Figure(svg, "Failure rates with 95 % intervals", "figures/rates.png", "tables/cells.csv")
 
 
@@ -421,7 +421,7 @@ def _timeline(found: Gathered, out: Path) -> Figure:
 
     legend = {"failed": "fail", "error": "warn", "passed": "ok"}
     draw = partial(cell_grid, found.names, columns, cell, legend=legend)
-    svg = save_both(draw, out / "figures", "timeline")
+    svg = save(draw, out / "figures", "timeline")
     per = "block" if wide == 1 else f"{wide} blocks, with the number of failures"
     return Figure(svg, f"Trials in order, one column per {per}", "figures/timeline.png", "tables/trials.csv")
 

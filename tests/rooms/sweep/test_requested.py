@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.sweep.analyze import analyze
-from lab.rooms.sweep.gemm.data import read_sweep
+from lab.rooms.sweep.gemm.reading.data import read_sweep
 from lab.rooms.sweep.report import Findings, report
 from lab.rooms.sweep.tables import SweepTables
 from tests.rooms.sweep.tuner.made import tuning

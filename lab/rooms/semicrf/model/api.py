@@ -30,9 +30,10 @@ from typing import Any
 from torch import Tensor
 
 from lab.errors import UsageError
-from lab.rooms.semicrf.model import autograd, compiled, decoding, information, naive
-from lab.rooms.semicrf.model.autograd import Alarm
-from lab.rooms.semicrf.model.compiled import compiling
+from lab.rooms.semicrf.model import decoding, information, naive
+from lab.rooms.semicrf.model.derivatives import autograd, compiled
+from lab.rooms.semicrf.model.derivatives.autograd import Alarm
+from lab.rooms.semicrf.model.derivatives.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native

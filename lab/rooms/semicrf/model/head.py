@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.crf_watch import CRFWatch
 from lab.rooms.semicrf.model.distribution import SegmentDistribution
 from lab.rooms.semicrf.model.online import OnlineDecoder
 from lab.rooms.semicrf.model.problem import check_kind_of_lengths, onto
-from lab.rooms.semicrf.model.validation import Validator, backend_name
+from lab.rooms.semicrf.model.validation.points import Validator, backend_name
+from lab.rooms.semicrf.model.validation.watch import CRFWatch
 
 Partition = Callable[..., Tensor]
 

@@ -22,7 +22,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lab.rooms.semicrf.model import autograd, compiled, log_domain
+from lab.rooms.semicrf.model import log_domain
+from lab.rooms.semicrf.model.derivatives import autograd, compiled
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
 from lab.rooms.semicrf.model.terms import Terms
 

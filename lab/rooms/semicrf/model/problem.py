@@ -35,7 +35,7 @@ class Problem:
 
     `transition` is (C, C), (K, C, C) or (B, T, C, C). The terms of single segments are None where not given.
     Second derivatives change the model of each sequence on its own: then duration is (B, K, C), transition
-    (B, T or 1, K or 1, C, C), and all are complex (`second.py`).
+    (B, T or 1, K or 1, C, C), and all are complex (`derivatives/second.py`).
     `given_B` are lengths that nobody has looked at yet, and `lengths_B` these held to 1..T: where the two
     differ log Z is NaN, of which the kernels take care, who alone get such a problem.
     """

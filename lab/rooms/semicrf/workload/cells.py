@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from lab.rooms.semicrf.config import DiagnoseConfig, TrainConfig
-from lab.rooms.semicrf.model.cases import poison_free_memory
-from lab.rooms.semicrf.model.corpus.load import load_corpus
-from lab.rooms.semicrf.model.corpus.utterances import Corpus, Utterance, batches, cropped
-from lab.rooms.semicrf.model.faults import IN_KERNEL, planted, planted_corpus, planted_scores
-from lab.rooms.semicrf.model.training import Tagger, epoch_order, make_tagger, to_batch, train_step
-from lab.rooms.semicrf.model.validation import drift_messages
+from lab.rooms.semicrf.model.validation.points import drift_messages
+from lab.rooms.semicrf.workload.cases.case import poison_free_memory
 from lab.rooms.semicrf.workload.common import log
+from lab.rooms.semicrf.workload.corpus.load import load_corpus
+from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, batches, cropped
+from lab.rooms.semicrf.workload.faults import IN_KERNEL, planted, planted_corpus, planted_scores
+from lab.rooms.semicrf.workload.training import Tagger, epoch_order, make_tagger, to_batch, train_step
 
 REG = 0.01
 POISON_BYTES = 16 << 20  # several times what a step of the smoke preset allocates

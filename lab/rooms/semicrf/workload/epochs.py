@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from lab.errors import StepFailed
 from lab.rooms.semicrf import metrics
-from lab.rooms.semicrf.model.corpus.utterances import Utterance, batches
-from lab.rooms.semicrf.model.training import epoch_order, to_batch, train_step, validator_of
-from lab.rooms.semicrf.model.validation import drift_messages
+from lab.rooms.semicrf.model.validation.points import drift_messages
 from lab.rooms.semicrf.workload.common import log
+from lab.rooms.semicrf.workload.corpus.utterances import Utterance, batches
 from lab.rooms.semicrf.workload.task import TrainingTask
+from lab.rooms.semicrf.workload.training import epoch_order, to_batch, train_step, validator_of
 
 SHOWN = 4  # utterances that an error names
 

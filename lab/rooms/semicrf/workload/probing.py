@@ -11,19 +11,19 @@ import torch
 
 from lab.errors import BadDataError
 from lab.rooms.semicrf.config import PLAINER, DiagnoseConfig
-from lab.rooms.semicrf.model.cases import Case, random_case
-from lab.rooms.semicrf.model.corpus.load import load_corpus
-from lab.rooms.semicrf.model.faults import IN_KERNEL, planted, planted_corpus
 from lab.rooms.semicrf.model.head import SemiCRF
-from lab.rooms.semicrf.model.probes.data import data_probes, score_probes
-from lab.rooms.semicrf.model.probes.kernel import PADDING, Bench, kernel_probes
-from lab.rooms.semicrf.model.probes.objective import objective_probes
-from lab.rooms.semicrf.model.probes.precision import guard_rows, precision_rows
-from lab.rooms.semicrf.model.reproducer import save_reproducer, shrunk
-from lab.rooms.semicrf.model.solutions import difference, solve
-from lab.rooms.semicrf.model.training import plant_objective, to_batch
+from lab.rooms.semicrf.workload.cases.case import Case, random_case
+from lab.rooms.semicrf.workload.cases.reproducer import save_reproducer, shrunk
+from lab.rooms.semicrf.workload.cases.solution import difference, solve
 from lab.rooms.semicrf.workload.cells import prepared
 from lab.rooms.semicrf.workload.common import log
+from lab.rooms.semicrf.workload.corpus.load import load_corpus
+from lab.rooms.semicrf.workload.faults import IN_KERNEL, planted, planted_corpus
+from lab.rooms.semicrf.workload.probes.data import data_probes, score_probes
+from lab.rooms.semicrf.workload.probes.kernel import PADDING, Bench, kernel_probes
+from lab.rooms.semicrf.workload.probes.objective import objective_probes
+from lab.rooms.semicrf.workload.probes.precision import guard_rows, precision_rows
+from lab.rooms.semicrf.workload.training import plant_objective, to_batch
 
 PROBED = 4  # sequences of the probed batch
 FRAMES = 60  # and frames of each: float64 from the definition takes a while

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.model.corpus.utterances import Corpus
-from lab.rooms.semicrf.model.training import Tagger
+from lab.rooms.semicrf.workload.corpus.utterances import Corpus
+from lab.rooms.semicrf.workload.training import Tagger
 from lab.workload.rank import RankContext
 
 

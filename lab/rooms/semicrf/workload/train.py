@@ -22,12 +22,12 @@ from torch import nn
 
 from lab.core.words import plural
 from lab.rooms.semicrf.config import TrainConfig
-from lab.rooms.semicrf.model.corpus.load import load_corpus
-from lab.rooms.semicrf.model.training import make_optimizer, make_tagger
 from lab.rooms.semicrf.workload.common import log, set_up_logging, write_environment
+from lab.rooms.semicrf.workload.corpus.load import load_corpus
 from lab.rooms.semicrf.workload.epochs import evaluated, report_epoch, train_epoch
 from lab.rooms.semicrf.workload.results import journal, write_result
 from lab.rooms.semicrf.workload.task import TrainingTask
+from lab.rooms.semicrf.workload.training import make_optimizer, make_tagger
 from lab.workload.failures import leave
 from lab.workload.rank import RankContext, choose_device, process_group
 from lab.workload.start import read_config, start

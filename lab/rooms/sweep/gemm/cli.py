@@ -74,7 +74,7 @@ def report(sweep: Path, salvage: bool, **shared: Any) -> None:
 def variance(sweep: Path, top_k: int, **shared: Any) -> None:
     """The GEMMs whose time varies most -> top5_gemm_kernels_time_variance.csv."""
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.variance import write_variance
+        from lab.rooms.sweep.gemm.variance.top import write_variance
 
     session = Session(sweep, **shared)
     session.finish(write_variance(session.read(), session.places.analysis, top_k=top_k))
@@ -85,7 +85,7 @@ def variance(sweep: Path, top_k: int, **shared: Any) -> None:
 def timestamps(sweep: Path, top_k: int, **shared: Any) -> None:
     """When the extreme instances ran -> ..._with_timestamps.csv."""
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.variance import write_timestamps
+        from lab.rooms.sweep.gemm.variance.top import write_timestamps
 
     session = Session(sweep, **shared)
     session.finish(write_timestamps(session.read(), session.places.analysis, top_k=top_k))

@@ -48,7 +48,7 @@ class Session:
         """The sweep in memory; a configuration that is only in the manifest has a row too."""
         with needs("analysis"):
             from lab.rooms.sweep.expected import expected_rows
-            from lab.rooms.sweep.gemm.data import read_sweep
+            from lab.rooms.sweep.gemm.reading.data import read_sweep
 
         sweep = self.places.sweep
         data = read_sweep(

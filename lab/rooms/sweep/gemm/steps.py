@@ -9,13 +9,13 @@ from pathlib import Path
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.cache import load_trace
 from lab.recordings.pool import map_traces
-from lab.rooms.sweep.gemm.cause import write_causes
-from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
-from lab.rooms.sweep.gemm.overlap import write_overlap
 from lab.rooms.sweep.gemm.places import Places
+from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.report import Report
-from lab.rooms.sweep.gemm.variance import write_timestamps, write_variance
+from lab.rooms.sweep.gemm.variance.cause import write_causes
+from lab.rooms.sweep.gemm.variance.overlap import write_overlap
+from lab.rooms.sweep.gemm.variance.top import write_timestamps, write_variance
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
 from lab.rooms.sweep.layout import configs_of
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.report.figures import save_both
+from lab.report.figures import save
 from lab.report.page import write_page
 from lab.report.parts import Block, Card, Figure, Page, Points, Section, Table
 from lab.report.provenance import provenance
@@ -98,11 +98,11 @@ def _of_setting(setting: Setting, folder: Path, out: Path) -> tuple[list[Path], 
     blocks: list[Block] = [Points(sentences(setting))]
     if setting.account.rows:
         files.append(folder / "account.png")
-        svg = save_both(partial(account_picture, setting.explained), folder, "account")
+        svg = save(partial(account_picture, setting.explained), folder, "account")
         blocks.append(Figure(svg, PARTS_CAPTION, f"{base}account.png", f"{base}account.csv"))
     for step in setting.account.together.steps[:MOST_STEPS]:
         name = f"step_{step}" if step >= 0 else "recording"
-        svg = save_both(partial(step_picture, setting.explained, step), folder, name)
+        svg = save(partial(step_picture, setting.explained, step), folder, name)
         files.append(folder / f"{name}.png")
         blocks.append(Figure(svg, SPAN_CAPTION, f"{base}{name}.png", f"{base}account.csv"))
     blocks += [

@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch")
 
 from lab.rooms.semicrf import log_partition  # noqa: E402
 from lab.rooms.semicrf.model import api, finish, ledger, log_domain, naive  # noqa: E402
-from lab.rooms.semicrf.model.cases import Case  # noqa: E402
 from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from lab.rooms.semicrf.model.solutions import solve  # noqa: E402
+from lab.rooms.semicrf.workload.cases.case import Case  # noqa: E402
+from lab.rooms.semicrf.workload.cases.solution import solve  # noqa: E402
 from lab.rooms.semicrf.workload.checks.hostile import comparable, hostile_case, largest_error  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 

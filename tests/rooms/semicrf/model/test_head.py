@@ -13,11 +13,11 @@ from hypothesis import strategies as st  # noqa: E402
 
 from lab.rooms.semicrf import SemiCRF, lint_objective  # noqa: E402
 from lab.rooms.semicrf.model import naive  # noqa: E402
-from lab.rooms.semicrf.model.guards import guide_nll  # noqa: E402
 from lab.rooms.semicrf.model.head import gold_score, run_starts  # noqa: E402
-from lab.rooms.semicrf.model.linter import Objective, guide_objective, outcomes, tiny  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from lab.rooms.semicrf.model.training import plant_objective  # noqa: E402
+from lab.rooms.semicrf.workload.guards import guide_nll  # noqa: E402
+from lab.rooms.semicrf.workload.probes.linter import Objective, guide_objective, outcomes, tiny  # noqa: E402
+from lab.rooms.semicrf.workload.training import plant_objective  # noqa: E402
 from tests.rooms.semicrf.problems import starts_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -73,7 +73,7 @@ def test_the_published_objectives_sum_to_what_was_measured(version, total):
 
 def lint_one(objective, frames):
     """The linter's sum, on zero scores."""
-    from lab.rooms.semicrf.model.linter import _sums_to_one
+    from lab.rooms.semicrf.workload.probes.linter import _sums_to_one
 
     labels, starts = outcomes(objective, frames)
     return _sums_to_one(objective, objective(torch.zeros(len(labels), frames, 2).double(), labels, starts))
@@ -207,7 +207,7 @@ def test_decoding_finds_the_segmentation_of_least_loss():
 
 
 def test_training_with_the_published_objective_goes_below_zero_and_ours_does_not(monkeypatch):
-    from lab.rooms.semicrf.model.probes import objective
+    from lab.rooms.semicrf.workload.probes import objective
 
     monkeypatch.setattr(objective, "DRIFT_STEPS", 50)
 

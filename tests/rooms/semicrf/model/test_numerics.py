@@ -17,11 +17,11 @@ from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf.model import api, log_domain, naive  # noqa: E402
-from lab.rooms.semicrf.model.cases import Case  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from lab.rooms.semicrf.model.solutions import solve as solve_case  # noqa: E402
+from lab.rooms.semicrf.workload.cases.case import Case  # noqa: E402
+from lab.rooms.semicrf.workload.cases.solution import solve as solve_case  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, balanced, counts_as_they_are, random_problem, worst  # noqa: E402
 
 pytestmark = pytest.mark.torch

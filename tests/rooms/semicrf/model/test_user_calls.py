@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 
 from lab.errors import LabError  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
-from lab.rooms.semicrf.model.faults import planted  # noqa: E402
 from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.workload.checks.accuracy import audit  # noqa: E402
 from lab.rooms.semicrf.workload.checks.subject import Subject  # noqa: E402
+from lab.rooms.semicrf.workload.faults import planted  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch

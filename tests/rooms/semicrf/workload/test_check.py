@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
-from lab.rooms.semicrf.model import autograd  # noqa: E402
+from lab.rooms.semicrf.model.derivatives import autograd  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native  # noqa: E402
 from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
 from lab.rooms.semicrf.workload.checks import accuracy, decoding, hostile  # noqa: E402

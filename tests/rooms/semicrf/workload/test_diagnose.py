@@ -12,10 +12,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed here")
 from lab.rooms.semicrf import verdict  # noqa: E402
 from lab.rooms.semicrf.config import FAULTS, PLAINER, PRESETS, DiagnoseConfig, TrainConfig  # noqa: E402
 from lab.rooms.semicrf.model.api import resolve_backend  # noqa: E402
-from lab.rooms.semicrf.model.probes import objective, precision  # noqa: E402
 from lab.rooms.semicrf.workload import cells as workload_cells  # noqa: E402
 from lab.rooms.semicrf.workload import diagnose as workload_diagnose  # noqa: E402
 from lab.rooms.semicrf.workload import probing  # noqa: E402
+from lab.rooms.semicrf.workload.probes import objective, precision  # noqa: E402
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")

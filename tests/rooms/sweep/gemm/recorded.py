@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lab.rooms.sweep.gemm.data import SweepData, read_sweep
+from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
 from tests.tracegen import TraceWriter
 
 RANKS = 2

@@ -161,8 +161,10 @@ static int is_quiet(int from, int to)
         int on = !found ? 1 : at == TRANSFORMS ? found != NONE : PyObject_IsTrue(found) != 0;
         if (found)
             Py_DecRef(found);
-        if (on)
+        if (on) {
+            PyErr_Clear();
             return 0;
+        }
     }
     return 1;
 }
@@ -254,8 +256,10 @@ static PyObject *identity_of(PyObject *grad, uint64_t address)
     int64_t version;
     if (!version_of(grad, &version))
         return NULL;
-    PyObject *found = PyTuple_New(3);
-    PyTuple_SetItem(found, 0, PyWeakref_NewRef(grad, NULL));
+    PyObject *reference = PyWeakref_NewRef(grad, NULL), *found = reference ? PyTuple_New(3) : NULL;
+    if (!found)
+        return NULL;
+    PyTuple_SetItem(found, 0, reference);
     PyTuple_SetItem(found, 1, PyLong_FromLongLong(version));
     PyTuple_SetItem(found, 2, PyLong_FromLongLong((long long)address));
     return found;

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model.native import cpu as native_cpu
 from lab.rooms.semicrf.model.native.build import SOURCE, built
-from lab.rooms.semicrf.model.path import Path
+from lab.rooms.semicrf.model.native.path import Path
 from lab.rooms.semicrf.model.problem import Problem
 
 

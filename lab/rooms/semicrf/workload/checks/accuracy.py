@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.cases import Case
-from lab.rooms.semicrf.model.faults import planted, stale_messages
 from lab.rooms.semicrf.model.ledger import mass_by_durations
-from lab.rooms.semicrf.model.solutions import Solution, mass_lines, solve
+from lab.rooms.semicrf.workload.cases.case import Case
+from lab.rooms.semicrf.workload.cases.solution import Solution, mass_lines, solve
 from lab.rooms.semicrf.workload.checks.subject import LONG, Row, Subject, as_row, drawn
+from lab.rooms.semicrf.workload.faults import planted, stale_messages
 
 
 def accuracy(subject: Subject) -> Iterator[Row]:

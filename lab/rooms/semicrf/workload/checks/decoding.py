@@ -9,7 +9,7 @@ import torch
 
 from lab.rooms.semicrf.model import api, naive
 from lab.rooms.semicrf.model.problem import make_problem
-from lab.rooms.semicrf.model.solutions import solve
+from lab.rooms.semicrf.workload.cases.solution import solve
 from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row, drawn
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lab.core.words import plural
 from lab.rooms.semicrf.model import naive
-from lab.rooms.semicrf.model.cases import Case, random_case
 from lab.rooms.semicrf.model.problem import make_problem
-from lab.rooms.semicrf.model.solutions import solve
+from lab.rooms.semicrf.workload.cases.case import Case, random_case
+from lab.rooms.semicrf.workload.cases.solution import solve
 from lab.rooms.semicrf.workload.checks.subject import FORBIDDEN, Row, Subject, as_row, drawn
 
 

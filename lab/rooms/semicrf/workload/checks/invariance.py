@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from lab.rooms.semicrf.model.cases import poison_free_memory
-from lab.rooms.semicrf.model.solutions import bits_equal, same_bits
+from lab.rooms.semicrf.workload.cases.case import poison_free_memory
+from lab.rooms.semicrf.workload.cases.solution import bits_equal, same_bits
 from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row, drawn
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lab.rooms.semicrf.model.cases import Case, random_case
-from lab.rooms.semicrf.model.solutions import Solution, solve
+from lab.rooms.semicrf.workload.cases.case import Case, random_case
+from lab.rooms.semicrf.workload.cases.solution import Solution, solve
 
 Row = dict[str, Any]
 # (B, T, K, C): one frame, one label, K > T, K = 1, labels that are no power of two, more labels than a warp.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lab.recordings.tables import KERNEL, Table, Trace
-from lab.rooms.sweep.gemm import families
+from lab.rooms.sweep.gemm.sheets import families
 from lab.rooms.sweep.gemm.sheets.arguments import Cached, as_tuple
 from lab.rooms.sweep.gemm.sheets.figures import most_first, percent, sheet
 from lab.rooms.sweep.gemm.sheets.launches import Launches

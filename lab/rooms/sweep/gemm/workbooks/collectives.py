@@ -9,8 +9,8 @@ import numpy as np
 from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
 from lab.recordings.views import DTYPE_BYTES
-from lab.rooms.sweep.gemm.pairs import index_of, of_rank, origin_ns, times_by_rank
-from lab.rooms.sweep.gemm.rank import RankTables
+from lab.rooms.sweep.gemm.reading.pairs import index_of, of_rank, origin_ns, times_by_rank
+from lab.rooms.sweep.gemm.reading.rank import RankTables
 from lab.rooms.sweep.gemm.sheets.collectives import splits
 from lab.rooms.sweep.gemm.sheets.figures import most_first, sheet
 from lab.rooms.sweep.gemm.workbooks.join import below

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lab.report.excel import write_workbook
-from lab.rooms.sweep.gemm.data import SweepData
-from lab.rooms.sweep.gemm.rank import RankTables
+from lab.rooms.sweep.gemm.reading.data import SweepData
+from lab.rooms.sweep.gemm.reading.rank import RankTables
 
 if TYPE_CHECKING:
     import pandas as pd

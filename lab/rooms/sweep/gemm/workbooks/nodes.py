@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lab.rooms.sweep.gemm.rank import RankTables
+from lab.rooms.sweep.gemm.reading.rank import RankTables
 
 
 @dataclass(frozen=True)

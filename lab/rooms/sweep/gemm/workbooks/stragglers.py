@@ -9,9 +9,9 @@ import numpy as np
 from lab.recordings.pairing import Pairs
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.data import SweepData
-from lab.rooms.sweep.gemm.pairs import of_rank, times_by_rank
-from lab.rooms.sweep.gemm.rank import RankTables
+from lab.rooms.sweep.gemm.reading.data import SweepData
+from lab.rooms.sweep.gemm.reading.pairs import of_rank, times_by_rank
+from lab.rooms.sweep.gemm.reading.rank import RankTables
 from lab.rooms.sweep.gemm.sheets.figures import sheet
 from lab.rooms.sweep.gemm.workbooks.join import over_settings
 from lab.rooms.sweep.gemm.workbooks.nodes import Nodes

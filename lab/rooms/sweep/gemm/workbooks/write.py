@@ -16,9 +16,9 @@ from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
 from lab.report.excel import write_workbook
 from lab.report.tables import write_csv
-from lab.rooms.sweep.gemm.data import SweepData
 from lab.rooms.sweep.gemm.naming import report_name
-from lab.rooms.sweep.gemm.pairs import explained_of, pairs_of
+from lab.rooms.sweep.gemm.reading.data import SweepData
+from lab.rooms.sweep.gemm.reading.pairs import explained_of, pairs_of
 from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.gemm.workbooks.collectives import collective_sheets
 from lab.rooms.sweep.gemm.workbooks.comparisons import write_comparisons

@@ -16,15 +16,15 @@ from hypothesis import strategies as st  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.semicrf import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model import api, log_domain, naive  # noqa: E402
-from lab.rooms.semicrf.model.cases import Case  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
 from lab.rooms.semicrf.model.native import build as native_build  # noqa: E402
 from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
 from lab.rooms.semicrf.model.native import decode  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from lab.rooms.semicrf.model.solutions import bits_equal, same_bits  # noqa: E402
-from lab.rooms.semicrf.model.solutions import solve as solve_case  # noqa: E402
+from lab.rooms.semicrf.workload.cases.case import Case  # noqa: E402
+from lab.rooms.semicrf.workload.cases.solution import bits_equal, same_bits  # noqa: E402
+from lab.rooms.semicrf.workload.cases.solution import solve as solve_case  # noqa: E402
 from lab.rooms.semicrf.workload.checks.hostile import hostile_case  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, balanced, random_problem, worst  # noqa: E402
 

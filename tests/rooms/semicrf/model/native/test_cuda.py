@@ -14,15 +14,16 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, autograd, ledger, naive  # noqa: E402
-from lab.rooms.semicrf.model.cases import random_case  # noqa: E402
+from lab.rooms.semicrf.model import api, ledger, naive  # noqa: E402
+from lab.rooms.semicrf.model.derivatives import autograd  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
-from lab.rooms.semicrf.model.faults import stale_messages  # noqa: E402
 from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
-from lab.rooms.semicrf.model.solutions import solve  # noqa: E402
+from lab.rooms.semicrf.workload.cases.case import random_case  # noqa: E402
+from lab.rooms.semicrf.workload.cases.solution import solve  # noqa: E402
+from lab.rooms.semicrf.workload.faults import stale_messages  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import COUNTS, balanced, random_problem, worst  # noqa: E402
 

@@ -9,7 +9,7 @@ import pytest
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.rooms.sweep.gemm.instances import gemm_table
+from lab.rooms.sweep.gemm.reading.instances import gemm_table
 from lab.rooms.sweep.gemm.sheets.collectives import coll_analysis
 from lab.rooms.sweep.gemm.sheets.gemms import gemm_sheet
 from lab.rooms.sweep.gemm.sheets.launches import launches

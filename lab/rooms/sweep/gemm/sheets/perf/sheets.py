@@ -14,8 +14,8 @@ import numpy as np
 
 from lab.gpus.roofs import Roof, roof_of
 from lab.recordings.tables import Table, Trace
-from lab.rooms.sweep.gemm.families import category
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
+from lab.rooms.sweep.gemm.sheets.families import category
 from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
 from lab.rooms.sweep.gemm.sheets.launches import Launches, op_parents

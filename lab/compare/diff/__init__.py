@@ -1,0 +1,1 @@
+"""`lab diff A B`: what changed between two recordings, split exactly, and why."""

@@ -1,0 +1,156 @@
+"""One unit of A and one of B as bars on one axis, each segment of the work beginning at the same place.
+
+Operations are paired in their order of launch (`diff.blocks`). A segment is a run of pairs of one
+module; it is as long as the longer side's, and where one side lacks operations it has a gap. Within a segment
+times are as recorded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from lab.compare.diff.blocks import MOST, opcodes
+from lab.compare.diff.judge import FLOOR_SHARE
+from lab.compare.diff.modules.groups import Placed
+from lab.recordings.communication import communication
+from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
+from lab.recordings.names import kernel_class
+from lab.recordings.tables import KERNEL
+
+SAME, SLOWER, FASTER, OTHER, LONE = (
+    f"as long within {FLOOR_SHARE:.0%}",
+    f"slower by more than {FLOOR_SHARE:.0%}",
+    f"faster by more than {FLOOR_SHARE:.0%}",
+    "another kernel for the same op",
+    "only on this side",
+)
+NAMES = {0: "A", 1: "B"}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The bars of both units, aligned and as recorded; `frame` has one row per operation."""
+
+    aligned: Bars
+    recorded: Bars
+    frame: pd.DataFrame
+
+
+def timelines(a: Placed, b: Placed) -> Steps | None:
+    """None where no unit is marked, or a unit has more operations than are aligned (`blocks.MOST`)."""
+    rows = (a.units.usual, b.units.usual)
+    if not min(map(len, rows)) or max(map(len, rows)) > MOST:
+        return None
+    pairs = _pairs(a, b)
+    frames = [_frame(side, number) for number, side in enumerate((a, b))]
+    _compare(frames, pairs)
+    shifted = _aligned(frames, pairs)
+    whole: pd.DataFrame = pd.concat(frames, ignore_index=True)
+    own = pd.concat(
+        [frame.assign(start_us=frame["start_us"] + move) for frame, move in zip(frames, shifted, strict=True)]
+    )
+    marks = _marks(own)
+    return Steps(
+        assemble(own, marks, NAMES),
+        assemble(whole, [], NAMES),
+        whole.assign(aligned_us=own["start_us"].to_numpy()),
+    )
+
+
+def _pairs(a: Placed, b: Placed) -> np.ndarray:
+    """(m, 2): positions in both sequences that are the same op and shapes, rising."""
+    found = []
+    for tag, i1, i2, j1, _ in opcodes(a.units.sequence, b.units.sequence):
+        if tag == "equal":
+            found += [(i1 + at, j1 + at) for at in range(i2 - i1)]
+    return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+
+def _frame(side: Placed, number: int) -> pd.DataFrame:
+    """The operations of the usual unit in order of launch."""
+    work, rows = side.work, side.units.usual
+    at = work.order[rows]
+    keys = side.units.sequence
+    kernels = work.trace.kernels
+    start = work.start_ns[rows]
+    places = side.places
+    frame: pd.DataFrame = pd.DataFrame(
+        {
+            "rank": number,
+            "device": kernels.device[at],
+            "stream": kernels.stream[at],
+            "start_us": (start - start.min()) / 1000,
+            "dur_us": work.dur_ns[rows] / 1000,
+            "family": [_family(key[3], int(kind)) for key, kind in zip(keys, kernels.kind[at], strict=True)],
+            "name": [key[3] or "unnamed" for key in keys],
+            "op": [key[0] for key in keys],
+            "shapes": [key[1] for key in keys],
+            "module": [".".join(places.modules[one]) for one in places.module[at].tolist()],
+            "phase": [places.phases[one] for one in places.phase[at].tolist()],
+            "change": LONE,
+            "correlation": kernels.correlation[at],
+        }
+    )
+    return frame
+
+
+def _family(name: str, kind: int) -> int:
+    if kind != KERNEL:
+        return FAMILY_OF["memcpy"]
+    return FAMILY_OF["comm" if communication(name) is not None else kernel_class(name)]
+
+
+def _compare(frames: list[pd.DataFrame], pairs: np.ndarray) -> None:
+    """What became of each operation that has a partner."""
+    a, b = (frames[side].iloc[pairs[:, side]] for side in (0, 1))
+    was, now = a["dur_us"].to_numpy(), b["dur_us"].to_numpy()
+    same = a["name"].to_numpy() == b["name"].to_numpy()
+    change = np.select(
+        [~same, now > was * (1 + FLOOR_SHARE), now < was * (1 - FLOOR_SHARE)], [OTHER, SLOWER, FASTER], SAME
+    )
+    for side in (0, 1):
+        texts = frames[side]["change"].to_numpy(dtype=object, copy=True)
+        texts[pairs[:, side]] = change
+        frames[side]["change"] = texts
+
+
+def _aligned(frames: list[pd.DataFrame], pairs: np.ndarray) -> list[np.ndarray]:
+    """How far to move each operation of both sides, us, so that segments begin at the same place."""
+    anchors = _anchors(frames, pairs)
+    starts = [frame["start_us"].to_numpy() for frame in frames]
+    begin = [np.maximum.accumulate(starts[side][anchors[:, side]]) for side in (0, 1)]
+    lengths = np.maximum(*(np.diff(one, prepend=0.0) for one in begin))
+    place = np.cumsum(lengths)
+    moves = []
+    for side in (0, 1):
+        move = np.maximum(place - begin[side], 0.0)
+        segment = np.searchsorted(anchors[:, side], np.arange(len(starts[side])), side="right") - 1
+        moves.append(np.where(segment >= 0, move[np.maximum(segment, 0)], 0.0))
+    return moves
+
+
+def _anchors(frames: list[pd.DataFrame], pairs: np.ndarray) -> np.ndarray:
+    """The pairs at which a segment begins: after operations without a partner, or in another module."""
+    if not len(pairs):
+        return pairs
+    module = [(frame["phase"] + "|" + frame["module"]).to_numpy() for frame in frames]
+    new = np.ones(len(pairs), dtype=bool)
+    new[1:] = (np.diff(pairs, axis=0) != 1).any(axis=1)
+    for side in (0, 1):
+        own = module[side][pairs[:, side]]
+        new[1:] |= own[1:] != own[:-1]
+    return pairs[new]
+
+
+def _marks(frame: pd.DataFrame) -> list[Span]:
+    """Phases, by what was launched in them."""
+    named = frame[frame["phase"] != ""]
+    found = []
+    for name, part in named.groupby("phase", sort=False):
+        found.append(
+            Span(str(name), float(part["start_us"].min()), float((part["start_us"] + part["dur_us"]).max()))
+        )
+    return sorted(found, key=lambda one: one.start_us)

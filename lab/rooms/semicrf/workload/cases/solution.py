@@ -1,0 +1,143 @@
+"""What a backend makes of a case, and how it compares: bits, posterior mass, float64."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.finish import MendedCounts
+from lab.rooms.semicrf.workload.cases.case import Case, Partition
+
+
+@dataclass(frozen=True)
+class Solution:
+    """log Z and the gradients of its sum; posteriors are the gradient by the scores.
+
+    `mended` is the warning with which the backend's counts were computed again: these gradients are right,
+    and the backend is not.
+    """
+
+    logZ_B: Tensor
+    score_BTC: Tensor
+    transition_CC: Tensor
+    duration_KC: Tensor
+    start_C: Tensor
+    end_C: Tensor
+    mended: str | None = None
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        return [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "mended"]
+
+    def first_nonfinite(self, lengths_B: Tensor) -> str | None:
+        """The first invalid tensor; log Z may be -inf, and its gradients are then 0."""
+        for name, tensor in self.tensors():
+            bad = torch.isnan(tensor) | (tensor == float("inf"))
+            if name != "logZ_B":
+                bad = ~torch.isfinite(tensor)
+            if bool(bad.any()):
+                place = " ".join(str(at) for at in bad.nonzero()[0].tolist())
+                return f"{'log Z' if name == 'logZ_B' else 'gradient of ' + name} at [{place}]"
+        return None
+
+
+def solve(case: Case, backend: str, partition: Partition = api.log_partition) -> Solution:
+    """log Z and all gradients by one forward and backward pass."""
+    names = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
+    leaves = {name: getattr(case, name).detach().clone().requires_grad_() for name in names}
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        logZ_B = partition(
+            leaves["score_BTC"],
+            leaves["transition_CC"],
+            leaves["duration_KC"],
+            case.lengths_B,
+            start_C=leaves["start_C"],
+            end_C=leaves["end_C"],
+            backend=backend,
+        )
+        # An infeasible sequence has log Z = -inf: its incoming gradient must not turn 0 into NaN: it stays.
+        logZ_B.sum().backward()  # type: ignore[no-untyped-call]
+    grads = {
+        name: leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for name, leaf in leaves.items()
+    }
+    return Solution(logZ_B.detach(), **grads, mended=_mended(raised))
+
+
+def _mended(raised: Sequence[warnings.WarningMessage]) -> str | None:
+    """The first warning of mended counts; every other warning is passed on."""
+    told = [str(one.message) for one in raised if issubclass(one.category, MendedCounts)]
+    for one in raised:
+        if not issubclass(one.category, MendedCounts):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    return told[0] if told else None
+
+
+def same_bits(one: Solution, other: Solution) -> bool:
+    return all(bits_equal(a, b) for (_, a), (_, b) in zip(one.tensors(), other.tensors(), strict=True))
+
+
+def bits_equal(a: Tensor, b: Tensor) -> bool:
+    """Equal to the last bit, NaN included."""
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.shape == b.shape and torch.equal(a.contiguous().view(whole), b.contiguous().view(whole))
+
+
+def mass_lines(case: Case, found: Solution) -> dict[str, float]:
+    """How far the posterior mass is from balancing, per line of the ledger; 0 is perfect.
+
+    Each gradient of log Z is an expected count, so: labels cover every frame once, durations add up to the
+    length, every sequence starts and ends once, and there is one transition fewer than segments. `range` is
+    how far a posterior leaves 0 to 1, which coverage does not show. Infeasible sequences have no mass.
+    """
+    alive = torch.isfinite(found.logZ_B).cpu()
+    lengths = case.lengths_B * alive
+    inside = torch.arange(case.score_BTC.shape[1]) < lengths[:, None]
+    mass = found.score_BTC.double().sum(2).cpu()
+    steps = torch.arange(1, len(case.duration_KC) + 1, dtype=torch.float64)
+    durations = found.duration_KC.double().cpu()
+    count, frames, segments = float(alive.sum()), float(lengths.sum()), float(durations.sum())
+    return {
+        "coverage": float((mass - inside.double()).abs().max()),
+        "range": float(torch.maximum(found.score_BTC - 1, -found.score_BTC).max().clamp(min=0)),
+        "duration": abs(float((steps[:, None] * durations).sum()) - frames) / max(1.0, frames),
+        "start": abs(float(found.start_C.double().sum()) - count) / max(1.0, count),
+        "end": abs(float(found.end_C.double().sum()) - count) / max(1.0, count),
+        "segments": abs(float(found.transition_CC.double().sum()) + count - segments) / max(1.0, segments),
+    }
+
+
+def difference(case: Case, found: Solution) -> str | None:
+    """What in `found` differs from the plain float64 reference by more than float32 may; None if nothing
+    does.
+    """
+    if found.mended:
+        return found.mended
+    exact = solve(case.to("cpu", torch.float64), "naive")
+    bad = found.first_nonfinite(case.lengths_B)
+    if bad:
+        return f"not finite: {bad}; float64 has log Z = {exact.logZ_B.tolist()}"
+    frames = exact.score_BTC.shape[1]
+    logZ, posterior = found.logZ_B.double().cpu(), found.score_BTC[:, :frames].double().cpu()
+    gap = _gap(logZ, exact.logZ_B)
+    if gap > 1e-7 * float(_finite(exact.logZ_B).abs().max()) + 1e-4:
+        return f"log Z differs by {gap:.3g}: {logZ.tolist()} against {exact.logZ_B.tolist()} in float64"
+    off = (posterior - exact.score_BTC).abs()
+    if float(off.max()) > 1e-4:
+        b, t, c = (off > 1e-4).nonzero()[0].tolist()
+        return f"posteriors differ by {float(off.max()):.3g}, first at b={b} t={t} c={c}"
+    return None
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    """The largest difference; equal infinities differ by 0."""
+    apart = torch.where(one == other, torch.zeros_like(one), (one - other).abs())
+    return float(apart.max())
+
+
+def _finite(values: Tensor) -> Tensor:
+    return torch.where(torch.isfinite(values), values, torch.zeros_like(values))

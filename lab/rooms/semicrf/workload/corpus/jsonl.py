@@ -1,0 +1,52 @@
+"""Utterances in the TIMIT benchmark's JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lab.errors import BadDataError, MissingError
+from lab.rooms.semicrf.workload.corpus.utterances import Utterance
+
+
+def _read_jsonl(path: Path) -> Iterator[Utterance]:
+    if not path.exists():
+        raise MissingError(
+            "no such file",
+            where=path,
+            fix="make it with: lab run semicrf preprocess --timit-dir ... --output-dir ...",
+        )
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _utterance(line, f"{path}:{number}")
+
+
+def _utterance(line: bytes, where: str) -> Utterance:
+    try:
+        row: dict[str, Any] = msgspec.json.decode(line)
+        with np.errstate(over="ignore"):  # named below
+            features = np.asarray(row["features"], dtype=np.float32)
+        segments = tuple((int(s), int(e), int(c)) for s, e, c in row["segments"])
+        name, speaker = str(row["utterance_id"]), str(row["speaker_id"])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+        raise BadDataError(f"not an utterance: {type(error).__name__}: {error}", where=where) from error
+    tiles = [0, *(end for _, end, _ in segments)]
+    if (
+        features.ndim != 2
+        or not segments
+        or [s[0] for s in segments] != tiles[:-1]
+        or tiles[-1] != len(features)
+    ):
+        raise BadDataError("the segments do not tile the frames", where=where)
+    if any(end <= start or label < 0 for start, end, label in segments):
+        raise BadDataError("a segment is empty or its label is negative", where=where)
+    if not np.isfinite(features).all():
+        t, d = np.argwhere(~np.isfinite(features))[0].tolist()
+        what = f"frame {t}, feature {d} is {features[t, d]} in float32"
+        raise BadDataError(what, where=where, fix="leave the utterance out: it would spoil all by their mean")
+    return Utterance(name, speaker, features, segments)

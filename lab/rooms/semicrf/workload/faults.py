@@ -1,0 +1,155 @@
+"""Faults to plant, to see whether the diagnosis names them.
+
+Each stands for a bug that was found in the wild.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.errors import UsageError
+from lab.rooms.semicrf.config import FAULTS
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.derivatives.autograd import Alarm, log_partition
+from lab.rooms.semicrf.model.ledger import mass
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
+from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance
+
+Partition = Callable[..., Tensor]
+IN_KERNEL = ("overread", "race", "stale")
+
+
+_CALLS = itertools.count()  # of the whole process: a race does not restart with each training
+
+
+def planted(name: str | None, partition: Partition = api.log_partition) -> Partition:
+    """The partition with a kernel fault in it; unchanged for a fault that lies elsewhere."""
+    if name is not None and name not in FAULTS:
+        raise UsageError(f"no fault {name!r}", fix=", ".join(FAULTS))
+    faulty = {"overread": _overread, "race": _race, "stale": _stale}
+    return faulty.get(name or "", lambda sound: sound)(partition)
+
+
+def planted_corpus(name: str | None, corpus: Corpus) -> Corpus:
+    """A fault of the data: it lies in one training utterance, and the rest is sound."""
+    train = list(corpus.train)
+    victim = train[1]
+    if name == "nan-utterance":
+        features = victim.features.copy()
+        features[len(features) // 2, 3] = np.nan
+        train[1] = Utterance(victim.name, victim.speaker, features, victim.segments)
+    elif name == "length-0":
+        train[1] = Utterance(victim.name, victim.speaker, victim.features[:0], ())
+    return Corpus(train, corpus.dev, corpus.test, corpus.phones, corpus.origin)
+
+
+def planted_scores(name: str | None) -> Callable[[Tensor], Tensor] | None:
+    """A fault between projection and CRF: a frame of the first sequence whose labels are all forbidden."""
+    if name != "inf-rows":
+        return None
+
+    def closed(score: Tensor) -> Tensor:
+        row = torch.zeros_like(score, dtype=torch.bool)
+        row[0, min(3, score.shape[1] - 1)] = True
+        return score.masked_fill(row, float("-inf"))
+
+    return closed
+
+
+def stale_messages(
+    score: Tensor,
+    transition: Tensor,
+    duration: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    backend: str = "auto",
+    **terms: Tensor | None,
+) -> Tensor:
+    """log Z whose way back finds some messages of the first sequence half as large again: the compiled GPU
+    form audits its counts while it makes them, so a fault in the counts would come after its audit.
+    """
+    problem = make_problem(score, transition, duration, lengths, **terms)
+    engine = api.engine_for(api.resolve_backend(backend, problem.score_BTC), problem)
+
+    def forward(problem: Problem, keep: bool = True) -> Any:
+        state = engine.forward(problem, keep, count=False)
+        if keep:
+            for name in ("arrived", "source"):
+                state.buffer(name)[2] *= 1.5  # before, and after, the third frame
+        return state
+
+    stale = SimpleNamespace(forward=forward, backward=engine.backward, differentiate=engine.differentiate)
+    return log_partition(stale, None, problem)
+
+
+def _overread(partition: Partition) -> Partition:
+    """Two frames past a sequence's end are read where the tensor has them."""
+
+    def faulty(
+        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, **more: Any
+    ) -> Tensor:
+        if lengths is not None:
+            lengths = (lengths + 2).clamp(max=score.shape[1])
+        return partition(score, transition, duration, lengths, **more)
+
+    return faulty
+
+
+def _race(partition: Partition) -> Partition:
+    """Every third call one sequence's message is stale, at a moving frame; every ninth it is NaN."""
+
+    def faulty(
+        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None = None, **more: Any
+    ) -> Tensor:
+        call = next(_CALLS)
+        if call % 3 == 2:
+            stale = torch.zeros_like(score)
+            stale[call % len(score), call % max(1, score.shape[1] // 2)] = (
+                float("nan") if call % 9 == 8 else 5.0
+            )
+            stale[call % len(score), call % max(1, score.shape[1] // 2), 0] = 0.0
+            score = score + stale
+        return partition(score, transition, duration, lengths, **more)
+
+    return faulty
+
+
+def _stale(partition: Partition) -> Partition:
+    """The posteriors of the first frames of the first sequence are e^0.5 times too large.
+
+    Every number stays finite; only the mass is not 1. The counts are changed where the alarm gets them, as a
+    kernel that reads a stale checkpoint would.
+    """
+
+    def faulty(
+        score: Tensor,
+        transition: Tensor,
+        duration: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        alarm: Alarm | None = None,
+        **more: Any,
+    ) -> Tensor:
+        def spoil(found: Posteriors) -> None:
+            whole_B = torch.full_like(found.mass_frame_B, score.shape[1])
+            lengths_B = whole_B if lengths is None else lengths.to(whole_B.device)
+            found.label_BTC[0, : 1 + int(lengths_B[0]) // 4] *= math.exp(0.5)
+            error_B, frame_B = mass(found.label_BTC, lengths_B, found.log_z_B)
+            found.mass_error_B.copy_(error_B)
+            found.mass_frame_B.copy_(frame_B)
+            if found.imbalance_B is not None:
+                found.imbalance_B.copy_(error_B)
+            if alarm is not None:
+                alarm(found)
+
+        return partition(score, transition, duration, lengths, alarm=spoil, **more)
+
+    return faulty

@@ -1,0 +1,129 @@
+"""Probes of one backend's kernels: bits, padding, batch composition, mass, float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from lab.rooms.semicrf.workload.cases.case import Case, Partition, poison_free_memory
+from lab.rooms.semicrf.workload.cases.solution import bits_equal, difference, mass_lines, same_bits, solve
+from lab.rooms.semicrf.workload.probes.row import Row, row
+
+REPEATS = 20
+LEDGER_LIMIT = 2e-4  # float32 parameters sum over a batch; a stale message costs 1e-1 and more
+PADDING = 5
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A case, the backend under test with its partition, and the device it runs on."""
+
+    case: Case
+    backend: str
+    partition: Partition
+    device: torch.device
+
+    def on_device(self, case: Case | None = None) -> Case:
+        return (case or self.case).to(self.device)
+
+
+def kernel_probes(bench: Bench) -> Iterator[Row]:
+    """Bits, padding, poison, batch composition, mass and float64 of one backend."""
+    for probe in (_repeats, _padding, _composition, _mass, _replay):
+        try:
+            found = probe(bench)
+        except (RuntimeError, ValueError, FloatingPointError) as error:
+            words = str(error).splitlines()[0]
+            found = row(
+                probe.__name__.strip("_"), "kernel", False, math.nan, 0, f"{type(error).__name__}: {words}"
+            )
+        yield {**found, "backend": bench.backend}
+
+
+def _repeats(bench: Bench) -> Row:
+    case = bench.on_device()
+    first = solve(case, bench.backend, bench.partition)
+    repeats = (
+        3 if bench.backend == "naive" else REPEATS
+    )  # the definition is slow and has one order of its sums
+    apart = sum(not same_bits(first, solve(case, bench.backend, bench.partition)) for _ in range(repeats - 1))
+    return row(
+        "same input, same bits",
+        "race",
+        not apart,
+        apart,
+        0,
+        f"{apart} of {repeats - 1} repeats differ from the first in bits"
+        if apart
+        else f"{repeats} runs, one bit pattern",
+    )
+
+
+def _padding(bench: Bench) -> Row:
+    """Padding, NaN included, and the former content of memory must not change a single bit."""
+    plain = solve(bench.on_device(), bench.backend, bench.partition)
+    poison_free_memory(bench.device)
+    dirty = solve(bench.on_device().padded(PADDING, math.nan), bench.backend, bench.partition)
+    frames = bench.case.score_BTC.shape[1]
+    inside = (torch.arange(frames) < bench.case.lengths_B[:, None])[..., None].to(bench.device)
+    kept = torch.where(inside, dirty.score_BTC[:, :frames], torch.zeros_like(plain.score_BTC))
+    before = torch.where(inside, plain.score_BTC, torch.zeros_like(plain.score_BTC))
+    wild = dirty.first_nonfinite(bench.case.lengths_B)
+    apart = not (bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(kept, before))
+    text = (
+        f"NaN past the ends gives {wild} not finite"
+        if wild
+        else "NaN past the ends changes the result"
+        if apart
+        else "NaN past the ends and in free memory changes no bit"
+    )
+    return row("padding and poisoned memory", "boundary", not (wild or apart), int(apart), 0, text)
+
+
+def _composition(bench: Bench) -> Row:
+    """Each sequence alone, and the batch in reverse order, against the whole batch."""
+    case = bench.on_device()
+    whole = solve(case, bench.backend, bench.partition).logZ_B
+    order = list(range(len(whole)))[::-1]
+    turned = solve(case.rows(order), bench.backend, bench.partition).logZ_B.flip(0)
+    alone = torch.cat([solve(case.rows([b]), bench.backend, bench.partition).logZ_B for b in order[::-1]])
+    apart = int((whole != turned).sum() + (whole != alone).sum())
+    return row(
+        "batch order and size",
+        "kernel",
+        not apart,
+        apart,
+        0,
+        f"{apart} of {2 * len(whole)} log Z change in bits" if apart else "log Z keeps its bits in any batch",
+    )
+
+
+def _mass(bench: Bench) -> Row:
+    case = bench.on_device()
+    found = solve(case, bench.backend, bench.partition)
+    lines = mass_lines(bench.case, found)
+    name, worst = max(lines.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
+    clean = worst <= LEDGER_LIMIT and not found.mended
+    return row(
+        "posterior mass balances",
+        "kernel",
+        clean,
+        worst,
+        LEDGER_LIMIT,
+        found.mended or f"the worst line of the ledger is {name}: off by {worst:.3g}",
+    )
+
+
+def _replay(bench: Bench) -> Row:
+    text = difference(bench.case, solve(bench.on_device(), bench.backend, bench.partition))
+    return row(
+        "float64 replay",
+        "kernel",
+        text is None,
+        0 if text is None else 1,
+        0,
+        text or "log Z and posteriors agree with plain float64",
+    )

@@ -1,0 +1,174 @@
+"""One training: encoder, head, optimizer; shared by the benchmark and the diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lab.errors import MissingError
+from lab.rooms.semicrf.config import TrainConfig
+from lab.rooms.semicrf.model.head import SemiCRF
+from lab.rooms.semicrf.model.validation.points import Validator
+from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance, collate
+from lab.rooms.semicrf.workload.encoders import make_encoder
+from lab.rooms.semicrf.workload.guards import guide_gold, seed_log_partition
+
+Batch = dict[str, Tensor]
+
+
+class Tagger(nn.Module):
+    """Encoder and head; `forward` gives the loss of a batch, so that DDP sees one forward."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, crf_reg: float) -> None:
+        super().__init__()
+        self.encoder, self.head, self.crf_reg = encoder, head, crf_reg
+
+    def forward(self, batch: Batch) -> Tensor:
+        hidden = self.encoder(batch["features"], batch["lengths"])
+        loss: Tensor = self.head.loss(hidden, batch["lengths"], batch["labels"], batch["starts"])  # type: ignore[operator]
+        if self.crf_reg:
+            loss = loss + self.crf_reg * self.head.parameter_penalty()  # type: ignore[operator]
+        return loss
+
+    @torch.no_grad()
+    def segments(self, batch: Batch) -> list[list[tuple[int, int, int]]]:
+        hidden = self.encoder(batch["features"], batch["lengths"])
+        return [found.segments for found in self.head.decode(hidden, batch["lengths"])]  # type: ignore[operator]
+
+
+class TorchCRF(nn.Module):
+    """The linear CRF of the package pytorch-crf behind the same three calls."""
+
+    def __init__(self, num_classes: int, hidden_dim: int) -> None:
+        super().__init__()
+        try:
+            from torchcrf import CRF  # type: ignore[import-not-found, unused-ignore]
+        except ModuleNotFoundError as error:
+            raise MissingError(
+                "the package torchcrf is not installed here", fix="pip install pytorch-crf"
+            ) from error
+        self.projection, self.crf = nn.Linear(hidden_dim, num_classes), CRF(num_classes, batch_first=True)
+
+    def loss(self, hidden: Tensor, lengths: Tensor, labels: Tensor, starts: Tensor) -> Tensor:
+        loss: Tensor = -self.crf(
+            self.projection(hidden), labels, mask=self._mask(hidden, lengths), reduction="mean"
+        )
+        return loss
+
+    def decode(self, hidden: Tensor, lengths: Tensor) -> list[Any]:
+        from lab.rooms.semicrf.metrics import segments_of
+        from lab.rooms.semicrf.model.head import Decoded
+
+        paths = self.crf.decode(self.projection(hidden), mask=self._mask(hidden, lengths))
+        return [Decoded(float("nan"), segments_of(path)) for path in paths]
+
+    def parameter_penalty(self) -> Tensor:
+        penalty: Tensor = self.crf.transitions.pow(2).sum()
+        return penalty
+
+    def magnitudes(self) -> tuple[float, float]:
+        return float(self.crf.transitions.detach().abs().max()), 0.0
+
+    def _mask(self, hidden: Tensor, lengths: Tensor) -> Tensor:
+        return torch.arange(hidden.shape[1], device=hidden.device) < lengths.to(hidden.device)[:, None]
+
+
+def make_tagger(config: TrainConfig, corpus: Corpus, model: str, backend: str) -> Tagger:
+    """Weights drawn by `config.seed`: the same for every head and backend, as far as their shapes agree."""
+    torch.manual_seed(config.seed)
+    encoder = make_encoder(config.encoder, corpus.dim, config.hidden_dim, config.num_layers, config.dropout)
+    return Tagger(encoder, make_head(config, len(corpus.phones), model, backend), config.crf_reg)
+
+
+def make_head(config: TrainConfig, classes: int, model: str, backend: str) -> nn.Module:
+    if model == "pytorch-crf":
+        return TorchCRF(classes, config.hidden_dim)
+    longest = 1 if model == "linear" else config.max_duration
+    head = SemiCRF(
+        classes,
+        longest,
+        config.hidden_dim,
+        backend=backend,
+        over_long="split" if model == "linear" else config.over_long,
+        validate=config.validate,
+    )
+    if config.guards == "seed":
+        head.partition = seed_log_partition
+    if config.objective == "guide":
+        plant_objective(head)
+    return head
+
+
+def plant_objective(head: SemiCRF) -> None:
+    """Give the head the published objective: its partition has a first transition, its gold score none."""
+    inner = head.partition
+
+    def partition(
+        score: Tensor, transition: Tensor, duration: Tensor, lengths: Tensor | None, **more: Any
+    ) -> Tensor:
+        more["start_C"] = more["start_C"] + torch.logsumexp(transition, 0)
+        return inner(score, transition, duration, lengths, **more)
+
+    def gold(
+        score: Tensor,
+        transition: Tensor,
+        duration: Tensor,
+        labels: Tensor,
+        starts: Tensor,
+        lengths: Tensor | None,
+        **ends: Any,
+    ) -> Tensor:
+        return guide_gold(score, transition, duration, labels, lengths, longest=len(duration))
+
+    head.partition, head.gold = partition, gold
+
+
+def to_batch(utterances: Sequence[Utterance], device: torch.device, *, frames: int | None = None) -> Batch:
+    """Tensors on `device`; lengths stay on the CPU, for packing and for checks that must not wait."""
+    arrays = collate(utterances)
+    batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if frames is not None and frames > batch["labels"].shape[1]:
+        more = frames - batch["labels"].shape[1]
+        batch["features"] = nn.functional.pad(batch["features"], (0, 0, 0, more))
+        batch["labels"] = nn.functional.pad(batch["labels"], (0, more))
+        batch["starts"] = nn.functional.pad(batch["starts"], (0, more))
+    return {
+        name: tensor if name == "lengths" else tensor.to(device, non_blocking=True)
+        for name, tensor in batch.items()
+    }
+
+
+def make_optimizer(tagger: nn.Module, config: TrainConfig) -> tuple[torch.optim.Optimizer, Any]:
+    """AdamW and a cosine over the epochs."""
+    optimizer = torch.optim.AdamW(tagger.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=config.epochs)
+
+
+def train_step(
+    module: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, clip: float
+) -> tuple[Tensor, Tensor]:
+    """One optimizer step -> (loss, gradient norm before clipping), both still on the device.
+
+    A gradient that is not finite would make all weights NaN. On the CPU it is not applied; on a GPU, where
+    looking would wait, it is: the caller ends the training by the norm.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    loss = module(batch)
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(module.parameters(), clip)
+    if norm.is_cuda or bool(torch.isfinite(norm)):
+        optimizer.step()
+    return loss.detach(), norm
+
+
+def validator_of(tagger: Tagger) -> Validator | None:
+    return getattr(tagger.head, "validator", None)
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> np.ndarray:
+    """A permutation by seed and epoch alone, the same on every rank and backend."""
+    return np.random.default_rng((seed, epoch)).permutation(count)

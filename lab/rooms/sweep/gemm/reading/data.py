@@ -1,0 +1,163 @@
+"""A sweep in memory: every trace read once, in parallel.
+
+What cannot be read is a row with its reason; the rest is analysed all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lab.errors import LabError
+from lab.recordings.integrity.words import sentences
+from lab.recordings.pool import map_traces, raise_if_none_read
+from lab.rooms.sweep.assemble import Rows, sweep_rows, tables_of
+from lab.rooms.sweep.gemm.reading.rank import RankJob, RankTables, read_rank_tables
+from lab.rooms.sweep.knobs import Key
+from lab.rooms.sweep.layout import ConfigDir, configs_of
+from lab.rooms.sweep.names import long_name
+from lab.rooms.sweep.rank import unread
+from lab.rooms.sweep.tables import SETTING, Progress, SweepTables
+from lab.rooms.sweep.verdict.honoured import unproven
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class SweepData:
+    """A sweep in memory.
+
+    rows are those of the tables of the sweep's page, ranks maps each run to what each readable rank gave.
+    missing says what is not there. memo keeps what several steps of the pipeline compute from it.
+    """
+
+    folder: Path
+    rows: Rows
+    ranks: dict[Key, dict[int, RankTables]]
+    files: list[Path]
+    missing: list[str]
+    problems: list[str]
+    incomplete: list[str] = field(default_factory=list)  # one sentence per thing that a recording lacks
+    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    # As DataFrames, made when they are asked for: a report does without them, and without loading pandas.
+
+    @cached_property
+    def tables(self) -> SweepTables:
+        """The tables of the sweep's page."""
+        return tables_of(self.rows)
+
+    @cached_property
+    def gemm(self) -> pd.DataFrame:
+        """Every executed GEMM, with the columns INSTANCES."""
+        from lab.rooms.sweep.gemm.reading.frames import instances
+
+        return instances(self.folder, self.ranks)
+
+    @cached_property
+    def groups(self) -> pd.DataFrame:
+        """The GEMM sheets of all ranks, by KEY and rank."""
+        from lab.rooms.sweep.gemm.reading.frames import groups
+
+        return groups(self.ranks)
+
+
+def read_sweep(
+    sweep: Path,
+    *,
+    cache: Path | None,
+    workers: int = 2,
+    workbooks: Path | None = None,
+    salvage: bool = False,
+    expected: Sequence[Mapping[str, Any]] = (),
+    progress: Progress | None = None,
+) -> SweepData:
+    """Read every trace below `sweep` (a sweep, a folder of ranks, or one trace) once.
+
+    workbooks: folder for the Excel report of each rank, None for none. expected: rows of the run's manifest,
+    as in `analyze`. progress is called with (done, total, path). Raises MissingError without traces, and
+    BadDataError where none can be read and there are no such rows.
+    """
+    configs = configs_of(sweep, may_be_empty=bool(expected))
+    jobs = [
+        RankJob(trace, number, config.key, cache, workbooks, salvage)
+        for number, config in enumerate(configs)
+        for trace in config.traces
+    ]
+    on_done = None if progress is None else lambda done, total, job: progress(done, total, job.path)
+    results = map_traces(read_rank_tables, jobs, workers=workers, progress=on_done)
+    if not expected:  # a run has a row for each of its steps in any case
+        raise_if_none_read(results)
+    read: list[list[RankTables]] = [[] for _ in configs]
+    for job, result in zip(jobs, results, strict=True):
+        read[job.config].append(_unread(job, result) if isinstance(result, LabError) else result)
+    return _together(sweep, configs, read, expected)
+
+
+def _unread(job: RankJob, error: LabError) -> RankTables:
+    return RankTables(unread(job.trace, error))
+
+
+def _together(
+    sweep: Path,
+    configs: Sequence[ConfigDir],
+    read: Sequence[list[RankTables]],
+    expected: Sequence[Mapping[str, Any]],
+) -> SweepData:
+    folder = sweep.parent if sweep.is_file() else sweep
+    figures = [sorted((one.figures for one in ranks), key=lambda f: (f.rank, str(f.path))) for ranks in read]
+    rows = sweep_rows(folder, configs, figures, expected)
+    by_setting: dict[Key, dict[int, RankTables]] = {}
+    for config, ranks in zip(configs, read, strict=True):
+        good = [one for one in ranks if one.gemm is not None]
+        by_setting[config.key] = {one.figures.rank: one for one in sorted(good, key=_by_rank)}
+    return SweepData(
+        folder=folder,
+        rows=rows,
+        ranks=by_setting,
+        files=[one.file for ranks in read for one in ranks if one.file],
+        missing=_missing(rows),
+        problems=_problems(rows),
+        incomplete=[
+            f"{one.figures.path.name} of rank {one.figures.rank}: {text}"
+            for ranks in read
+            for one in ranks
+            for text in sentences(one.figures.lacks)
+        ],
+    )
+
+
+def _missing(rows: Rows) -> list[str]:
+    return [
+        f"{_name(row)}: {row['reason']}"
+        + (f" (missing ranks: {row['missing_ranks']})" if row["missing_ranks"] else "")
+        for row in rows["configs"]
+        if row["status"] != "ok"
+    ] + _unproven(rows)
+
+
+def _unproven(rows: Rows) -> list[str]:
+    if not any(row["algorithm"] or row["protocol"] for row in rows["configs"]):
+        return []  # nothing was requested
+    tables = tables_of(rows)
+    return unproven(tables.effective, tables.configs)
+
+
+def _problems(rows: Rows) -> list[str]:
+    return [
+        f"{_name(row)}{'' if row['rank'] < 0 else ', rank ' + str(row['rank'])}: {row['what']}"
+        for row in rows["problems"]
+    ]
+
+
+def _by_rank(one: RankTables) -> tuple[int, str]:
+    return one.figures.rank, str(one.figures.path)
+
+
+def _name(row: Mapping[Any, Any]) -> str:
+    repeat = f", repeat {row['repeat']}" if row["repeat"] > 1 else ""
+    return long_name(*(row[name] for name in SETTING)) + repeat

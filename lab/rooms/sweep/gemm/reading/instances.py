@@ -1,0 +1,141 @@
+"""Every executed GEMM of one trace as a row, with what ran beside it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lab.recordings import views
+from lab.recordings.tables import KERNEL, MEMSET, Table, Trace
+from lab.rooms.sweep.gemm.columns import FREE, FULL, NO_LAUNCH, PARTIAL
+from lab.rooms.sweep.gemm.sheets import families
+from lab.rooms.sweep.gemm.sheets.launches import Launches
+from lab.stats import robust
+from lab.stats.columns import objects
+from lab.stats.intervals import load, overlap, spans
+
+FULL_SHARE = 0.9
+UNFINISHED_SHARE = 0.9
+FOUND_BY_KERNEL = ("GEMM", "triton", "other", "")
+
+
+def gemm_table(found: Launches, collectives: Table) -> Table:
+    """One row per executed GEMM, in order of time: the columns of views.gemm_instances, and ours.
+
+    end_ns ends the op's last kernel or fill; [ts_ns, end_ns) is its window on the device. comm_ns and
+    comm_share say how much of the window a collective of the same rank covers, overlap is free (nothing),
+    full (90 % and more) or partial; other_ns is the time of other computing kernels inside the window. cold
+    marks the first recorded step, unfinished a last one with fewer GEMMs. GEMM kernels without a GEMM op
+    (compiled ones, and those launched before the window) are found by their name, with sizes -1 and the
+    op's arguments in dims.
+    """
+    trace = found.trace
+    known = views.gemm_instances(trace)
+    end_ns, own_ns = _windows(found, known)
+    known = with_columns(known, end_ns=end_ns, own_ns=own_ns, dims=_unknown_dims(trace, known))
+    table = _concat(known, _by_kernel(found, known))
+    window = np.stack([table.ts_ns, table.end_ns], axis=1)
+    comm_ns = overlap(window, spans(collectives.ts_ns, collectives.dur_ns))
+    share = comm_ns / np.maximum(table.end_ns - table.ts_ns, 1)
+    computing = (trace.kernels.kind == KERNEL) & (views.classify(trace) == views.COMP)
+    kernels = trace.kernels.where(computing)
+    other_ns = load(window, spans(kernels.ts_ns, kernels.dur_ns)) - table.own_ns if len(kernels) else 0
+    classes = np.where(comm_ns == 0, FREE, np.where(share >= FULL_SHARE, FULL, PARTIAL)).astype(object)
+    cold, unfinished = _odd_steps(table.step)
+    return with_columns(
+        table,
+        comm_ns=comm_ns,
+        comm_share=share,
+        other_ns=np.zeros(len(table), dtype=np.int64) + np.maximum(other_ns, 0),
+        overlap=classes,
+        cold=cold,
+        unfinished=unfinished,
+        family=_texts([families.family(name.split(" ; ")[0]) for name in table.kernels.tolist()]),
+        kernels=_texts(table.kernels.tolist()),
+        uid=np.where(table.op_row >= 0, trace.ops.external_id[table.op_row], -1)
+        if len(trace.ops)
+        else table.op_row,
+    )
+
+
+def _windows(found: Launches, gemm: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Where each GEMM's last kernel or fill ends (n,), and the sum of its kernels' time (n,)."""
+    trace = found.trace
+    if views.device_of(trace) == "cpu":
+        return gemm.ts_ns + gemm.dur_ns, gemm.dur_ns
+    rows = np.flatnonzero((found.launcher >= 0) & np.isin(trace.kernels.kind, (KERNEL, MEMSET)))
+    end_ns = np.zeros(len(found.launchers), dtype=np.int64)
+    own_ns = np.zeros(len(found.launchers), dtype=np.int64)
+    kernels = trace.kernels.take(rows)
+    np.maximum.at(end_ns, found.launcher[rows], kernels.ts_ns + kernels.dur_ns)
+    np.add.at(own_ns, found.launcher[rows], np.where(kernels.kind == KERNEL, kernels.dur_ns, 0))
+    at = np.searchsorted(found.launchers, gemm.op_row)
+    return end_ns[at], own_ns[at]
+
+
+def _by_kernel(found: Launches, known: Table) -> Table:
+    """GEMM kernels that no GEMM op launched, one row per kernel, with the columns of `known`."""
+    trace = found.trace
+    is_gemm = np.zeros(len(trace.strings) + 1, dtype=bool)
+    for name_id in set(trace.kernels.name_id.tolist()):
+        is_gemm[name_id] = name_id >= 0 and bool(families.family(trace.strings[name_id]))
+    other = np.isin(found.kernel_category.astype(str), FOUND_BY_KERNEL) if len(found.link) else found.link > 0
+    rows = np.flatnonzero(
+        (trace.kernels.kind == KERNEL)
+        & is_gemm[trace.kernels.name_id]
+        & other
+        & ~np.isin(found.link, known.op_row)
+    )
+    kernels, link = trace.kernels.take(rows), found.link[rows]
+    n, ops = len(rows), trace.ops.take(np.maximum(link, 0)) if len(trace.ops) else None
+    names = trace.text(ops.name_id) if ops else _texts([""] * n)
+    dims = trace.text(ops.dims_id) if ops else _texts([""] * n)
+    unknown = np.full(n, -1, dtype=np.int64)
+    columns: dict[str, np.ndarray] = dict.fromkeys(("M", "N", "K", "B"), unknown)
+    columns |= dict.fromkeys(("dtype", "strides", "transpose"), _texts([""] * n))
+    columns |= {
+        "op": np.where(link >= 0, names, NO_LAUNCH),
+        "dims": np.where(link >= 0, dims, ""),
+        "bias": np.zeros(n, dtype=bool),
+        "ts_ns": kernels.ts_ns,
+        "dur_ns": kernels.dur_ns,
+        "end_ns": kernels.ts_ns + kernels.dur_ns,
+        "own_ns": kernels.dur_ns,
+        "rank": np.full(n, -1 if trace.meta.rank is None else trace.meta.rank),
+        "step": views.kernel_steps(trace)[rows],
+        "correlation": kernels.correlation,
+        "kernels": trace.text(kernels.name_id),
+        "op_row": link,
+        "tid": np.where(link >= 0, ops.tid, -1) if ops else unknown,
+    }
+    return Table({name: columns[name] for name in known})
+
+
+def _unknown_dims(trace: Trace, gemm: Table) -> np.ndarray:
+    """The arguments' sizes as written, where they could not be read as M, N, K; else ""."""
+    if len(gemm) == 0:
+        return np.empty(0, dtype=object)
+    return np.where(gemm.M < 0, trace.text(trace.ops.dims_id[gemm.op_row]), "")
+
+
+def _odd_steps(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Masks (n,): in the first of several steps; in a last step with fewer than 90 % of the usual GEMMs."""
+    numbers, count = np.unique(step[step >= 0], return_counts=True)
+    if len(numbers) < 2:
+        return np.zeros(len(step), dtype=bool), np.zeros(len(step), dtype=bool)
+    is_short = count[-1] < UNFINISHED_SHARE * robust.median(count[:-1])
+    return step == numbers[0], (step == numbers[-1]) & is_short
+
+
+def _concat(first: Table, second: Table) -> Table:
+    both = Table({name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in first})
+    return both.take(np.argsort(both.ts_ns, kind="stable"))
+
+
+def with_columns(table: Table, **columns: np.ndarray) -> Table:
+    return Table({**{name: getattr(table, name) for name in table}, **columns})
+
+
+def _texts(values: list[str]) -> np.ndarray:
+    """An object array (n,) in which equal texts are one object, so that it is small between processes."""
+    one: dict[str, str] = {}
+    return objects([one.setdefault(value, value) for value in values])

@@ -1,0 +1,85 @@
+"""Everything that the pipeline takes from one trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lab.recordings import views
+from lab.recordings.cache import load_trace
+from lab.recordings.ranks import RankWork, work_of
+from lab.recordings.tables import Table
+from lab.rooms.sweep.gemm.naming import report_name
+from lab.rooms.sweep.gemm.reading.instances import gemm_table, with_columns
+from lab.rooms.sweep.gemm.sheets.collectives import coll_analysis
+from lab.rooms.sweep.gemm.sheets.gemms import gemm_sheet
+from lab.rooms.sweep.gemm.sheets.launches import launches
+from lab.rooms.sweep.gemm.sheets.workbook import perf_sheets
+from lab.rooms.sweep.knobs import Key
+from lab.rooms.sweep.layout import TraceFile
+from lab.rooms.sweep.rank import RankFigures, figures_of
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """One trace to read: number and setting of its configuration, and the folder for its workbook, if any."""
+
+    trace: TraceFile
+    config: int
+    setting: Key
+    cache: Path | None = None
+    workbooks: Path | None = None
+    salvage: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.trace.path
+
+
+@dataclass(frozen=True)
+class RankTables:
+    """What one trace yields; all but figures are empty for a broken trace.
+
+    gemm has one row per executed GEMM, groups one per shape: the GEMM sheet and, in columns _*, its key.
+    sheets holds those that reports over ranks need, work what the account of the ranks is made from.
+    """
+
+    figures: RankFigures
+    gemm: Table | None = None
+    groups: Table | None = None
+    collectives: Table | None = None
+    base_ns: int = 0
+    num_devices: int = 0
+    sheets: dict[str, Table] = field(default_factory=dict)
+    file: Path | None = None
+    work: RankWork | None = None
+
+
+def read_rank_tables(job: RankJob) -> RankTables:
+    """Everything of one trace; raises LabError if it cannot be read."""
+    trace = load_trace(job.path, cache=job.cache, salvage=job.salvage)
+    figures = figures_of(job.trace, trace)
+    found = launches(trace)
+    collectives = views.collective_instances(trace)
+    gemm = gemm_table(found, collectives)
+    groups = gemm_sheet(found, gemm)
+    sheets = perf_sheets(found, groups, coll_analysis(collectives, figures.rank))
+    file = None
+    if job.workbooks:
+        from lab.report.excel import write_workbook
+
+        ending = f"rank{max(figures.rank, 0)}"
+        file = write_workbook(sheets, job.workbooks / report_name("individual", job.setting, ending))
+    return RankTables(
+        figures=figures,
+        gemm=gemm,
+        groups=groups,
+        collectives=with_columns(collectives, rank=np.full(len(collectives), figures.rank)),
+        base_ns=trace.meta.base_ns,
+        num_devices=len(trace.meta.devices),
+        sheets={name: sheets[name] for name in ("gpu_timeline", "ops_summary", "coll_analysis")},
+        file=file,
+        work=work_of(trace, figures.rank),
+    )

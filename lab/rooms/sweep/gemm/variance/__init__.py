@@ -1,0 +1,1 @@
+"""Which GEMMs vary most, what ran beside them, and what slows them."""

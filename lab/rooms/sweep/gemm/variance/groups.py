@@ -1,0 +1,140 @@
+"""The GEMMs of each trace as groups of equal instances, with robust figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lab.errors import MissingError
+from lab.rooms.sweep.gemm.columns import GROUP, NO_LAUNCH
+from lab.rooms.sweep.gemm.reading.data import SweepData
+from lab.rooms.sweep.gemm.sheets.gemms import EXTRAS
+from lab.rooms.sweep.gemm.variance.slowdown import slowdown
+from lab.rooms.sweep.tables import KEY, column_names
+from lab.stats.robust import grouped
+
+FIRST = column_names("threads channel rank kernel_name kernel_time_min_us kernel_time_max_us time_diff_us")
+OURS = column_names(
+    "op M N K strides dtype n median_us mad_us cv p5_us p95_us step free_median_us "
+    "overlapped_median_us slowdown ci_low ci_high p_value"
+)
+MORE = column_names(
+    "B bias dims transpose repeat robust_spread excess_time_us num_kernel_names family cold_n "
+    "unfinished_n step_medians_us free_n overlapped_n min_step min_correlation min_ts_ns min_end_ns "
+    "max_correlation max_ts_ns max_end_ns file algorithm protocol"
+)
+
+
+def groups(data: SweepData, *, keep_odd_steps: bool = True) -> pd.DataFrame:
+    """One row per trace and GEMM (op, sizes, strides, dtype): FIRST, col_<GEMM sheet> sorted, OURS, MORE.
+
+    GEMM kernels whose launch was not recorded have no shape and no row. Raises MissingError if none is left.
+    """
+    memo = f"groups {keep_odd_steps}"
+    if memo not in data.memo:
+        data.memo[memo] = _groups(data, keep_odd_steps=keep_odd_steps)
+    found: pd.DataFrame = data.memo[memo]
+    return found
+
+
+def usable(data: SweepData, *, keep_odd_steps: bool = True) -> pd.DataFrame:
+    """The GEMM instances that have an op; keep_odd_steps=False leaves out cold and unfinished steps."""
+    frame = data.gemm
+    keep = (frame["op"] != NO_LAUNCH).to_numpy()
+    if not keep_odd_steps:
+        keep = keep & ~(frame["cold"] | frame["unfinished"]).to_numpy(dtype=bool)
+    result: pd.DataFrame = frame[keep]
+    return result
+
+
+def _groups(data: SweepData, *, keep_odd_steps: bool) -> pd.DataFrame:
+    chosen = usable(data, keep_odd_steps=keep_odd_steps)
+    if chosen.empty:
+        raise MissingError(
+            "no GEMM in these traces was launched by a recorded op",
+            where=data.folder,
+            fix="record the traces with record_shapes=True, and the CPU side too",
+        )
+    key = [*KEY, "rank", *GROUP]
+    group = chosen.groupby(key, observed=True, sort=True).ngroup().to_numpy()
+    frame = _describe(chosen, group)
+    joined = frame.merge(_sheet_of(data), how="left", on=key, validate="one_to_one")
+    ordered: pd.DataFrame = joined[[*FIRST, *sorted(sheet_columns(joined)), *OURS, *MORE]]
+    return ordered
+
+
+def _describe(instances: pd.DataFrame, group: np.ndarray) -> pd.DataFrame:
+    """One row per group 0..n-1 with all figures but those of the sheet; `group`: that of each instance."""
+    dur_us = instances["dur_ns"].to_numpy() / 1000
+    n = int(group.max()) + 1
+    stats = grouped(dur_us, group, n, (5, 95))
+    order = np.lexsort((dur_us, group))
+    ends = np.cumsum(stats["count"])
+    low, high = (instances.iloc[order[at]] for at in (ends - stats["count"], ends - 1))
+    keys = low[[*KEY, "rank", *GROUP, "transpose", "family", "file"]].reset_index(drop=True)
+    result: pd.DataFrame = keys.assign(
+        kernel_time_min_us=stats["min"],
+        kernel_time_max_us=stats["max"],
+        time_diff_us=stats["max"] - stats["min"],
+        n=stats["count"],
+        median_us=stats["median"],
+        mad_us=stats["mad"],
+        cv=stats["cv"],
+        p5_us=stats["p5"],
+        p95_us=stats["p95"],
+        robust_spread=stats["mad"] / np.where(stats["median"] > 0, stats["median"], np.nan),
+        excess_time_us=np.bincount(group, np.maximum(dur_us - stats["median"][group], 0), n),
+        cold_n=np.bincount(group, instances["cold"], n).astype(int),
+        unfinished_n=np.bincount(group, instances["unfinished"], n).astype(int),
+        step=high["step"].to_numpy(),
+        step_medians_us=_step_medians(instances["step"].to_numpy(), dur_us, group, n),
+        **_kernel_names(instances["kernels"], group, n),
+        **{f"min_{name}": low[name].to_numpy() for name in ("step", "correlation", "ts_ns", "end_ns")},
+        **{f"max_{name}": high[name].to_numpy() for name in ("correlation", "ts_ns", "end_ns")},
+        **_slowdowns(instances, order, ends),
+    )
+    return result
+
+
+def _slowdowns(instances: pd.DataFrame, order: np.ndarray, ends: np.ndarray) -> dict[str, list[float]]:
+    columns = instances[[*KEY, "rank", "step", "dur_ns", "comm_ns"]].iloc[order]
+    found = [slowdown(columns.iloc[a:b]) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+    return {name: [one[name] for one in found] for name in found[0]}
+
+
+def _step_medians(step: np.ndarray, dur_us: np.ndarray, group: np.ndarray, n: int) -> list[str]:
+    """Texts (n,) like `5: 168.448; 6: 169.137`, the median of each step."""
+    pairs, which = np.unique(np.stack([group, step], axis=1), axis=0, return_inverse=True)
+    medians_us = grouped(dur_us, which.ravel(), len(pairs))["median"]
+    texts: list[list[str]] = [[] for _ in range(n)]
+    for (at, number), us in zip(pairs.tolist(), medians_us.tolist(), strict=True):
+        texts[at].append(f"{number}: {us:.3f}")
+    return ["; ".join(each) for each in texts]
+
+
+def _kernel_names(kernels: pd.Series, group: np.ndarray, n: int) -> dict[str, Any]:
+    """The most frequent kernel of each group, and how many different ones it has."""
+    codes, names = pd.factorize(kernels)
+    pairs, count = np.unique(np.stack([group, codes], axis=1), axis=0, return_counts=True)
+    order = np.lexsort((-count, pairs[:, 0]))
+    first = order[np.unique(pairs[order, 0], return_index=True)[1]]
+    return {
+        "kernel_name": np.asarray(names, dtype=object)[pairs[first, 1]],
+        "num_kernel_names": np.bincount(pairs[:, 0], minlength=n),
+    }
+
+
+def _sheet_of(data: SweepData) -> pd.DataFrame:
+    """The GEMM sheets, read by header: columns col_<header>, and KEY, rank and GROUP to join them by."""
+    sheet, keys = data.groups, [*KEY, "rank"]
+    known = [str(name) for name in sheet if name not in (*keys, *EXTRAS)]
+    names = {name: f"col_{name}" for name in known if not name.startswith("_")}
+    names |= {f"_{name}": name for name in GROUP}
+    renamed: pd.DataFrame = sheet[[*keys, *names]].rename(columns=names)
+    return renamed
+
+
+def sheet_columns(frame: pd.DataFrame) -> list[str]:
+    return [str(name) for name in frame if str(name).startswith("col_")]

@@ -1,0 +1,48 @@
+import operator
+
+import numpy as np
+import pytest
+import torch
+
+from lab.rooms.semicrf.model import api
+from lab.rooms.semicrf.model.native.path import Path
+
+TUPLES = [(0, 3, 1), (3, 4, 0), (4, 9, 2)]
+PATH = Path(np.array([3, 4, 9], np.int32), np.array([1, 0, 2], np.int32))
+
+
+def test_a_path_reads_as_the_list_of_its_tuples():
+    assert PATH == TUPLES and TUPLES == PATH and [PATH] == [TUPLES]
+    assert list(PATH) == TUPLES and [*reversed(PATH)] == TUPLES[::-1] and len(PATH) == 3
+    assert [PATH[at] for at in (0, 1, -1, -3)] == [TUPLES[at] for at in (0, 1, -1, -3)]
+    assert PATH[1:] == TUPLES[1:] and (3, 4, 0) in PATH and repr(PATH) == repr(TUPLES)
+    assert operator.add(PATH, TUPLES) == TUPLES * 2 == operator.add(TUPLES, PATH) == operator.add(PATH, PATH)
+    assert PATH.array.tolist() == [list(one) for one in TUPLES]
+    assert all(type(number) is int for segment in (*PATH, PATH[0]) for number in segment)
+    with pytest.raises(IndexError):
+        PATH[3]
+
+
+def test_another_path_is_another():
+    longer = Path(np.array([3, 4, 9, 10], np.int32), np.array([1, 0, 2, 1], np.int32))
+    relabelled = Path(PATH.end_n, np.array([1, 0, 1], np.int32))
+    assert longer != PATH and relabelled != PATH and TUPLES[:2] != PATH and tuple(TUPLES) != PATH
+    assert Path(PATH.end_n.copy(), PATH.label_n.copy()) == PATH
+
+
+def test_no_segments_are_the_empty_list():
+    empty = Path(np.empty(0, np.int32), np.empty(0, np.int32))
+    assert empty == [] and not empty and empty.array.shape == (0, 3) and list(empty) == []
+
+
+def test_a_decoder_keeps_each_sequences_own_segments():
+    generator = torch.Generator().manual_seed(3)
+    score_BTC = torch.randn(3, 9, 4, generator=generator)
+    score_BTC[1] = -torch.inf
+    transition, duration = torch.randn(4, 4, generator=generator), torch.randn(3, 4, generator=generator)
+    given = (score_BTC, transition, duration, torch.tensor([9, 9, 4]))
+    plain_B, plain = api.viterbi(*given, backend="torch")
+    score_B, found = api.viterbi(*given)
+    assert found == plain and found[1] == [] and torch.allclose(score_B, plain_B)
+    drawn = api.sample(*given, samples=3)
+    assert [path[-1][1] for path in drawn[2]] == [4, 4, 4] and drawn[1] == [[], [], []]

@@ -1,0 +1,163 @@
+"""Cases, their ledger, poison, shrinking, faults and guards."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed here")
+
+from lab.errors import BadDataError, UsageError  # noqa: E402
+from lab.rooms.semicrf.workload.cases.case import Case, random_case  # noqa: E402
+from lab.rooms.semicrf.workload.cases.reproducer import save_reproducer, shrunk  # noqa: E402
+from lab.rooms.semicrf.workload.cases.solution import difference, mass_lines, same_bits, solve  # noqa: E402
+from lab.rooms.semicrf.workload.faults import planted  # noqa: E402
+from lab.rooms.semicrf.workload.guards import seed_log_partition  # noqa: E402
+from lab.rooms.semicrf.workload.probes.kernel import Bench, kernel_probes  # noqa: E402
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+
+
+def case(seed=0, shape=(3, 14, 4, 3), dtype=torch.float32):
+    return random_case(torch.Generator().manual_seed(seed), *shape, dtype=dtype)
+
+
+def dirty(fault):
+    rows = kernel_probes(Bench(case(), "torch", planted(fault), CPU))
+    return {row["probe"] for row in rows if not row["clean"]}
+
+
+def test_the_ledger_balances_for_a_sound_backend():
+    given = case(dtype=torch.float64)
+    assert max(mass_lines(given, solve(given, "torch")).values()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "line, field",
+    [
+        ("coverage", "score_BTC"),
+        ("duration", "duration_KC"),
+        ("start", "start_C"),
+        ("end", "end_C"),
+        ("segments", "transition_CC"),
+    ],
+)
+def test_each_line_of_the_ledger_sees_its_own_gradient_go_wrong(line, field):
+    given = case(dtype=torch.float64)
+    found = solve(given, "torch")
+    wrong = replace(found, **{field: getattr(found, field) * 1.01})
+    assert mass_lines(given, wrong)[line] > 1e-3
+
+
+def test_mass_moved_from_one_label_to_another_is_seen_though_coverage_balances():
+    given = case(dtype=torch.float64)
+    found = solve(given, "torch")
+    moved = found.score_BTC.clone()
+    moved[0, 2] += torch.tensor([2.0, -2.0, 0.0])
+    lines = mass_lines(given, replace(found, score_BTC=moved))
+    assert lines["coverage"] < 1e-12 and lines["range"] > 0.3
+
+
+def test_sound_backends_pass_every_probe():
+    assert dirty(None) == set()
+
+
+def test_a_kernel_that_reads_beyond_the_mask_is_caught_by_poison_and_by_the_float64_replay():
+    assert {"padding and poisoned memory", "float64 replay"} <= dirty("overread")
+
+
+def test_a_kernel_with_a_stale_message_gives_other_bits():
+    assert "same input, same bits" in dirty("race")
+
+
+def test_an_unknown_fault_is_refused():
+    with pytest.raises(UsageError, match="no fault"):
+        planted("gremlin")
+
+
+@pytest.mark.parametrize(
+    "name, change",
+    {
+        "duration index": lambda c: replace(c, duration_KC=c.duration_KC.roll(1, 0)),
+        "longest duration lost": lambda c: replace(c, duration_KC=c.duration_KC[:-1]),
+        "end score lost": lambda c: replace(c, end_C=torch.zeros_like(c.end_C)),
+        "transitions turned": lambda c: replace(c, transition_CC=c.transition_CC.T.contiguous()),
+        "first label's score lost": lambda c: replace(
+            c, score_BTC=c.score_BTC * torch.tensor([0.0, 1.0, 1.0])
+        ),
+    }.items(),
+)
+def test_the_float64_replay_sees_a_backend_of_another_model(name, change):
+    given = case()
+    given = replace(given, duration_KC=given.duration_KC + torch.tensor([0.0, 0.0, 0.0, 2.0])[:, None])
+    assert difference(given, solve(given, "torch")) is None
+    text = difference(given, solve(change(given), "torch"))
+    assert text and ("differ" in text), name
+
+
+def test_a_case_survives_being_saved(tmp_path):
+    given = case()
+    given.save(tmp_path / "case.npz")
+    assert same_bits(solve(given, "torch"), solve(Case.load(tmp_path / "case.npz"), "torch"))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 not a zip", b"x" * 100])
+def test_a_file_that_is_no_case_is_an_error(tmp_path, content):
+    (tmp_path / "case.npz").write_bytes(content)
+    with pytest.raises(BadDataError, match="not a semi-CRF case"):
+        Case.load(tmp_path / "case.npz")
+
+
+def test_a_case_with_pickled_objects_is_refused(tmp_path):
+    np.savez(tmp_path / "case.npz", score_BTC=np.array([{"run": "me"}], dtype=object))
+    with pytest.raises(BadDataError, match="not a semi-CRF case"):
+        Case.load(tmp_path / "case.npz")
+
+
+def test_a_failing_case_shrinks_to_one_sequence_and_few_frames():
+    given = case(shape=(4, 32, 4, 3))
+    score = given.score_BTC.clone()
+    score[2, 9, 1] = 99.0
+    given = replace(given, score_BTC=score, lengths_B=torch.full((4,), 32))
+    small = shrunk(given, lambda c: bool((c.score_BTC == 99).any()))
+    assert small.score_BTC.shape[:2] == (1, 1)
+
+
+def test_the_saved_reproducer_shows_the_fault_to_anyone(tmp_path):
+    save_reproducer(case(), tmp_path, backend="torch", plant="overread", padding=2)
+    done = subprocess.run(
+        [sys.executable, "reproduce.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1 and "run 1: not finite" in done.stderr, done.stderr
+
+
+def test_the_guards_agree_with_the_exact_form_where_nothing_is_extreme():
+    given = case(dtype=torch.float64)
+    exact, guarded = solve(given, "torch"), solve(given, "guards", seed_log_partition)
+    for (name, right), (_, found) in zip(exact.tensors(), guarded.tensors(), strict=True):
+        assert torch.allclose(found.double(), right, atol=1e-8), name
+
+
+def test_the_guards_give_a_score_to_what_is_impossible_and_the_exact_form_does_not():
+    given = case(dtype=torch.float64)
+    closed = replace(given, score_BTC=torch.full_like(given.score_BTC, -math.inf))
+    exact, guarded = solve(closed, "torch"), solve(closed, "guards", seed_log_partition)
+    assert bool(torch.isneginf(exact.logZ_B).all()) and float(exact.score_BTC.abs().max()) == 0
+    assert bool(torch.isfinite(guarded.logZ_B).all())
+
+
+def test_the_guards_lose_digits_of_a_long_sequence_in_float32():
+    long = random_case(torch.Generator().manual_seed(3), 1, 900, 4, 3, dtype=torch.float32)
+    long = replace(long, score_BTC=long.score_BTC + 3.0)
+    exact = solve(long.to(dtype=torch.float64), "torch")
+    worst = {
+        name: float((solve(long, name, part).score_BTC.double() - exact.score_BTC).abs().max())
+        for name, part in (("guards", seed_log_partition), ("torch", planted(None)))
+    }
+    assert worst["guards"] > 1e-4 > 1e-6 > worst["torch"]

@@ -1,0 +1,290 @@
+"""The synthetic corpus, TIMIT folders and files of the benchmark's form."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import wave
+
+import msgspec
+import numpy as np
+import pytest
+
+from lab.errors import BadDataError, MissingError, UsageError
+from lab.rooms.semicrf.config import PRESETS, TrainConfig
+from lab.rooms.semicrf.workload.corpus import phones, preprocess, timit
+from lab.rooms.semicrf.workload.corpus.load import from_jsonl, load_corpus
+from lab.rooms.semicrf.workload.corpus.synthetic import LONGEST_NARROW, NARROW, Truth
+from lab.rooms.semicrf.workload.corpus.utterances import collate, cropped
+
+SMOKE = msgspec.convert(PRESETS["smoke"], TrainConfig)
+FOLDED_61 = [
+    "aa",
+    "ae",
+    "ah",
+    "ao",
+    "aw",
+    "ax",
+    "ax-h",
+    "axr",
+    "ay",
+    "b",
+    "bcl",
+    "ch",
+    "d",
+    "dcl",
+    "dh",
+    "dx",
+    "eh",
+    "el",
+    "em",
+    "en",
+    "eng",
+    "epi",
+    "er",
+    "ey",
+    "f",
+    "g",
+    "gcl",
+    "h#",
+    "hh",
+    "hv",
+    "ih",
+    "ix",
+    "iy",
+    "jh",
+    "k",
+    "kcl",
+    "l",
+    "m",
+    "n",
+    "ng",
+    "nx",
+    "ow",
+    "oy",
+    "p",
+    "pau",
+    "pcl",
+    "q",
+    "r",
+    "s",
+    "sh",
+    "t",
+    "tcl",
+    "th",
+    "uh",
+    "uw",
+    "ux",
+    "v",
+    "w",
+    "y",
+    "z",
+    "zh",
+]
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus(SMOKE)
+
+
+def test_the_synthetic_corpus_is_the_same_every_time(corpus):
+    again = load_corpus(SMOKE)
+    assert all(
+        np.array_equal(a.features, b.features) and a.segments == b.segments
+        for a, b in zip(corpus.train, again.train, strict=True)
+    )
+
+
+def test_segments_tile_every_utterance_and_neighbours_differ(corpus):
+    for utterance in [*corpus.train, *corpus.dev, *corpus.test]:
+        starts, ends, labels = zip(*utterance.segments, strict=True)
+        assert starts == (0, *ends[:-1]) and ends[-1] == len(utterance.features)
+        assert all(a != b for a, b in itertools.pairwise(labels))
+
+
+def test_narrow_durations_tell_apart_what_sounds_alike():
+    config = msgspec.structs.replace(SMOKE, durations="narrow", phones=7, utterances=40)
+    truth = Truth.draw(np.random.default_rng(config.seed), 7).narrowed()
+    assert np.array_equal(truth.means[[0, 3, 6]], truth.means[[2, 5, 6]])
+    assert not np.allclose(truth.means[0], truth.means[3])
+    segments = [s for u in load_corpus(config).train for s in u.segments]
+    seen = {label: {end - start for start, end, c in segments if c == label} for label in range(7)}
+    for label, durations in seen.items():
+        assert durations == {NARROW[label % 3] + off for off in (-1, 0, 1)}
+    assert max(end - start for start, end, _ in segments) == LONGEST_NARROW
+    for utterance in load_corpus(config).train:
+        threes = [label // 3 for _, _, label in utterance.segments]
+        assert all(a != b for a, b in itertools.pairwise(threes))
+
+
+def test_a_single_three_of_phones_has_no_neighbours_to_choose_from():
+    with pytest.raises(UsageError, match="at least 4 phones"):
+        load_corpus(msgspec.structs.replace(SMOKE, durations="narrow", phones=3))
+
+
+def test_features_are_normalised_by_the_training_set(corpus):
+    frames = np.concatenate([u.features for u in corpus.train])
+    assert np.allclose(frames.mean(0), 0, atol=1e-5) and np.allclose(frames.std(0), 1, atol=1e-4)
+
+
+def test_fixed_length_cuts_and_leaves_out_but_never_pads(corpus):
+    short = cropped(corpus, 40)
+    assert {len(u.features) for u in short.train} == {40}
+    assert len(short.train) == sum(len(u.features) >= 40 for u in corpus.train) < len(corpus.train)
+    assert all(u.segments[-1][1] == 40 and all(e > s for s, e, _ in u.segments) for u in short.train)
+
+
+def test_a_fixed_length_that_nothing_reaches_is_an_error():
+    with pytest.raises(BadDataError, match="no utterance is left"):
+        load_corpus(msgspec.structs.replace(SMOKE, fixed_length=10_000))
+
+
+def test_collate_marks_every_segments_start_even_between_equal_labels(corpus):
+    first = corpus.train[0]
+    twin = type(first)("twin", "S", first.features[:6], ((0, 2, 1), (2, 6, 1)))
+    batch = collate([twin, first])
+    assert batch["starts"][0].nonzero()[0].tolist() == [0, 2]
+    assert batch["lengths"].tolist() == [6, len(first.features)] and not batch["labels"][0, 6:].any()
+
+
+def test_all_61_phones_fold_into_39():
+    assert len(phones.PHONES_39) == 39 and set(phones.FOLDING) == set(FOLDED_61)
+    assert set(phones.FOLDING.values()) == set(phones.PHONES_39)
+    assert [phones.FOLDING[p] for p in ("ao", "zh", "q", "h#", "el", "en", "hv")] == [
+        "aa",
+        "sh",
+        "sil",
+        "sil",
+        "l",
+        "n",
+        "hh",
+    ]
+
+
+def write_sound(path, samples, form="riff"):
+    data = (samples * 32767).astype("<i2").tobytes()
+    if form == "sphere":
+        head = (
+            f"NIST_1A\n   1024\nsample_count -i {len(samples)}\nsample_rate -i 16000\n"
+            "channel_count -i 1\nsample_byte_format -s2 01\nend_head\n"
+        )
+        path.write_bytes(head.encode().ljust(1024, b" ") + data)
+        return
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(16000)
+        file.writeframes(data)
+
+
+@pytest.fixture
+def timit_folder(tmp_path):
+    """Two speakers in TRAIN, one in TEST; a SPHERE sentence, one with lower-case names, an SA sentence."""
+    dice = np.random.default_rng(1)
+    for split, speaker in (("TRAIN", "FAAA0"), ("TRAIN", "MBBB0"), ("TEST", "FCCC0")):
+        folder = tmp_path / "TIMIT" / split / "DR1" / speaker
+        folder.mkdir(parents=True)
+        for stem, end, form in (("SX1", ".WAV", "sphere"), ("si2", ".wav", "riff"), ("SA1", ".WAV", "riff")):
+            write_sound(folder / (stem + end), 0.1 * dice.standard_normal(16000), form)
+            suffix = ".PHN" if end == ".WAV" else ".phn"
+            (folder / (stem + suffix)).write_text(
+                "0 3050 h#\n3050 7000 sh\n7000 7400 tcl\n7400 12000 t\n12000 16000 h#\n"
+            )
+    return tmp_path / "TIMIT"
+
+
+def test_a_timit_folder_becomes_frames_and_segments(timit_folder):
+    rows = list(timit.read_split(timit_folder, "TRAIN"))
+    assert [row["utterance_id"] for row in rows] == [
+        "DR1_FAAA0_SX1",
+        "DR1_FAAA0_SI2",
+        "DR1_MBBB0_SX1",
+        "DR1_MBBB0_SI2",
+    ]
+    assert rows[0]["features"].shape == (101, 39) and np.isfinite(rows[0]["features"]).all()
+    names = [phones.PHONES_39[label] for _, _, label in rows[0]["segments"]]
+    assert names == ["sil", "sh", "sil", "t", "sil"], (
+        "the last frame belongs to the last phone, not to class 0"
+    )
+    assert rows[0]["segments"][-1][1] == 101 and rows[0]["segments"][1][:2] == (19, 44)
+
+
+def test_preprocess_writes_what_training_reads(timit_folder, tmp_path):
+    out = tmp_path / "prepared"
+    list(preprocess.preprocess(timit_folder, out, feature_type="mfcc", n_mfcc=13, n_mels=80))
+    assert json.loads((out / "phone_mapping.json").read_text())["phone_to_idx"]["sil"] == 30
+    assert json.loads((out / "train_segment_stats.json").read_text())["sh"]["count"] == 4
+    read = from_jsonl(out)
+    assert {u.speaker for u in read.train}.isdisjoint({u.speaker for u in read.dev}) and len(read.test) == 2
+    direct = load_corpus(msgspec.structs.replace(SMOKE, data=str(timit_folder)))
+    assert np.allclose(direct.test[0].features, read.test[0].features, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [("0 100 zz\n", ":1"), ("0 100 sh\n50 60 t\n", ":2"), ("", "no segment"), ("a b c\n", ":1")],
+)
+def test_a_broken_phn_file_is_named_with_its_line(timit_folder, text, words):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "SX1.PHN"
+    path.write_text(text)
+    with pytest.raises(BadDataError) as caught:
+        list(timit.read_split(timit_folder, "TEST"))
+    assert "SX1.PHN" in str(caught.value) and words in str(caught.value)
+
+
+def test_sound_that_is_missing_truncated_or_foreign_is_an_error(timit_folder):
+    folder = timit_folder / "TEST" / "DR1" / "FCCC0"
+    whole = (folder / "SX1.WAV").read_bytes()
+    for content, words in (
+        (whole[:5000], "truncated"),
+        (b"NIST_1A\n    x", "unreadable NIST SPHERE header"),
+        (b"MZ" * 50, "neither NIST"),
+    ):
+        (folder / "SX1.WAV").write_bytes(content)
+        with pytest.raises(BadDataError, match=words):
+            list(timit.read_split(timit_folder, "TEST"))
+    (folder / "SX1.WAV").unlink()
+    with pytest.raises(MissingError, match="no WAV"):
+        list(timit.read_split(timit_folder, "TEST"))
+
+
+@pytest.mark.parametrize("kept_bytes", [44, 1000, 1001, 32042])
+def test_a_riff_file_shorter_than_its_header_promises_is_refused(timit_folder, kept_bytes):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "si2.wav"
+    whole = path.read_bytes()
+    assert len(whole) == 32044
+    path.write_bytes(whole[:kept_bytes])
+    with pytest.raises(BadDataError, match=r"truncated: \d+ of 16000 samples") as caught:
+        list(timit.read_split(timit_folder, "TEST"))
+    assert "si2.wav" in str(caught.value)
+    path.write_bytes(whole + b"odd bytes after the sound")
+    assert len(list(timit.read_split(timit_folder, "TEST"))) == 2
+
+
+def test_a_sphere_header_whose_count_is_no_number_is_refused(timit_folder):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "SX1.WAV"
+    path.write_bytes(path.read_bytes().replace(b"sample_count -i 16000", b"sample_count -i abcde"))
+    with pytest.raises(BadDataError, match="unreadable NIST SPHERE header"):
+        list(timit.read_split(timit_folder, "TEST"))
+
+
+def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
+    good = {"utterance_id": "a", "speaker_id": "s", "features": [[0.0], [1.0]], "segments": [[0, 2, 0]]}
+    for broken, words in (
+        ({**good, "segments": [[0, 1, 0]]}, "tile"),
+        ({"utterance_id": "a"}, "features"),
+        ("{", "not an utterance"),
+        ({**good, "features": [[0.0], [None]]}, "frame 1, feature 0 is nan"),
+        ({**good, "features": [[1e39], [0.0]]}, "frame 0, feature 0 is inf"),
+    ):
+        text = broken if isinstance(broken, str) else json.dumps(broken)
+        (tmp_path / "train.jsonl").write_text(json.dumps(good) + "\n" + text + "\n")
+        with pytest.raises(BadDataError, match=words) as caught:
+            from_jsonl(tmp_path)
+        assert "train.jsonl:2" in str(caught.value)
+
+
+def test_a_folder_without_data_says_how_to_make_it(tmp_path):
+    with pytest.raises(MissingError, match="preprocess"):
+        load_corpus(msgspec.structs.replace(SMOKE, data=str(tmp_path)))
