@@ -1,7 +1,7 @@
 """The short cuts of passing.c, as Python calls them: one set per process, a memory per guard.
 
 All of them may say "not certain", and then the caller does the same in full. There are none without a C
-compiler, where LAB_READER asks for the plain form, and in a Python without its lock.
+compiler, where LAB_READER asks for the plain form, in a Python without its lock and with torch 1.12.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Looks:
 def looks() -> Looks | None:
     """The short cuts; None where there are none."""
     counts, loaded = library(), passing_library()
-    if counts is None or loaded is None or not getattr(sys, "_is_gil_enabled", lambda: True)():
+    fits = hasattr(Tensor, "is_cpu") and getattr(sys, "_is_gil_enabled", lambda: True)()
+    if counts is None or loaded is None or not fits:
         return None
     # The functions of CPython that it calls need the interpreter's lock, which a CDLL lets go of.
     locked = ctypes.PyDLL(loaded._name, handle=loaded._handle)

@@ -20,7 +20,7 @@ from lab.rooms.nan.watch.native import passing  # noqa: E402
 from lab.rooms.nan.watch.native.passing import Passing, looks  # noqa: E402
 
 if looks() is None:
-    pytest.skip("there is no C compiler here", allow_module_level=True)
+    pytest.skip("no short cuts here: no C compiler, or torch 1.12", allow_module_level=True)
 NAN, INF = float("nan"), float("inf")
 
 
