@@ -60,7 +60,7 @@ def _as_looked(
     if check is None:
         return 1.0, []
     asked, looks = check.state.asked, check.state.looks
-    files = [file.resolve() for side in (base, head) for file in recordings_at(side)]
+    files = [file for side in (base, head) for file in recordings_at(side.resolve())]  # links in it stay
     other = []
     if allowed != asked.max_slowdown:
         other.append(f"the check that recorded this asked for --max-slowdown {asked.max_slowdown:.4g}")

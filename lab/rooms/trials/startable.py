@@ -122,10 +122,16 @@ def loses_arguments(words: Sequence[str]) -> bool:
     """Whether words after these reach no program: `sh -c TEXT` keeps them as $0, $1... and may read none."""
     if Path(words[0]).name not in SHELLS:
         return False
-    at = next((at for at, word in enumerate(words) if at and re.match(r"-[a-z]*c\Z", word)), None)
-    if at is None or at + 1 >= len(words) or any(word[:1] != "-" for word in words[1:at]):
-        return False
-    return not re.search(r"\$(?:[@*0-9]|\{[@*0-9])", words[at + 1])
+    rest = iter(words[1:])
+    for word in rest:
+        if re.match(r"-[a-z]*c\Z", word):
+            text = next(rest, "$@")
+            return not re.search(r"\$(?:[@*0-9]|\{[@*0-9])", text)
+        if not word.startswith(("-", "+")):
+            return False  # a script, which gets them
+        if re.match(r"[-+]\w*[oO]\Z", word):
+            next(rest, None)  # -o pipefail
+    return False
 
 
 def _meant(program: str, folders: Sequence[str], cwd: Path) -> str:

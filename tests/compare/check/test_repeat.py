@@ -82,6 +82,11 @@ def test_the_recordings_that_stay_give_the_verdict_of_the_check_again(tmp_path):
     a, b = json.loads(first.stdout), json.loads(again.stdout)
     assert (first.exit_code, a["outcome"], a["second"]) == (again.exit_code, b["outcome"], b["second"])
     assert a["metrics"] == b["metrics"] and "judged as the check's look at" in b["notes"][0]
+    (tmp_path / "disk").mkdir()
+    for file in [*Path(both[0]).glob("*.json"), *Path(both[1]).glob("*.json")]:  # moved, and linked to
+        file.symlink_to(file.rename(tmp_path / "disk" / file.name))
+    linked = CliRunner().invoke(check, [*both, "--json"])
+    assert (linked.exit_code, linked.stdout) == (again.exit_code, again.stdout)
     other = CliRunner().invoke(check, [*both, "--max-slowdown", "4%"])
     assert "asked for --max-slowdown 0.02" in other.stdout
 

@@ -107,6 +107,8 @@ def test_a_wrapper_named_python_or_sh_may_change_folder_before_it_runs_the_scrip
         (("bash", "-c", "python train.py | tee log"), True),
         (("/bin/sh", "-e", "-c", "python train.py"), True),
         (("bash", "-euc", "python train.py $LR"), True),
+        (("bash", "-euo", "pipefail", "-c", "python train.py | tee log"), True),
+        (("bash", "-o", "pipefail", "-c", 'python train.py "$@" | tee log', "bash"), False),
         (("bash", "-c", 'python train.py "$@"', "bash"), False),
         (("sh", "-c", "exec ${1}"), False),
         (("bash", "run.sh", "-c", "text"), False),
