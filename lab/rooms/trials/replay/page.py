@@ -210,29 +210,7 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
     lines = []
     if first.other:
         lines.append("The other run did something else here: its control flow differs.")
-    if first.inputs_of:
-        lines.append(
-            f"It is a collective whose inputs differed on {_on(first.inputs_of, first.ranks)}: the "
-            "difference is made there, in code before it that is not seen, and reaches the others through it."
-        )
-    elif first.equal_inputs and first.event.kind == "comm" and first.ranks > 1:
-        lines.append(
-            f"The inputs of all {first.ranks} ranks had equal bits and the output differs on "
-            f"{_on(first.outputs_of, first.ranks)}: the difference is made in the collective."
-        )
-    elif first.equal_inputs:
-        lines.append("Its inputs had equal bits, so the difference is made here.")
-    elif first.event.kind == "comm" and first.equal_inputs is None:
-        lines.append(
-            "Whether the inputs of all ranks were equal is not known: some ranks have no record of it."
-        )
-    elif first.equal_inputs is False:
-        lines.append(
-            "Its inputs differed already: the difference is made in code before it that is not seen: numpy, "
-            "Python, a clock or a library gave a number, or nothing had written its memory (torch.empty)."
-        )
-        if finding.deterministic:
-            lines.append("Deterministic algorithms fill new memory, and the step repeats under them.")
+    lines += _of_inputs(finding, first)
     if finding.verdict == "input pipeline":
         same = "the same batches in another order" if finding.same_batches else "other batches"
         lines.append(f"The runs were given {same}; weights were equal until then.")
@@ -274,6 +252,32 @@ def _cause(finding: Finding, first: Divergence) -> list[str]:
         lines.append(
             "It happened once: the step's repeats agree with each other. A flipped bit, a race or a hook."
         )
+    return lines
+
+
+def _of_inputs(finding: Finding, first: Divergence) -> list[str]:
+    """Whether the difference came in or was made here."""
+    if first.inputs_of:
+        return [
+            f"It is a collective whose inputs differed on {_on(first.inputs_of, first.ranks)}: the "
+            "difference is made there, in code before it that is not seen, and reaches the others through it."
+        ]
+    if first.equal_inputs and first.event.kind == "comm" and first.ranks > 1:
+        return [
+            f"The inputs of all {first.ranks} ranks had equal bits and the output differs on "
+            f"{_on(first.outputs_of, first.ranks)}: the difference is made in the collective."
+        ]
+    if first.equal_inputs:
+        return ["Its inputs had equal bits, so the difference is made here."]
+    if first.equal_inputs is None:
+        unknown = "Whether the inputs of all ranks were equal is not known: some ranks have no record of it."
+        return [unknown] if first.event.kind == "comm" else []
+    lines = [
+        "Its inputs differed already: the difference is made in code before it that is not seen: numpy, "
+        "Python, a clock or a library gave a number, or nothing had written its memory (torch.empty)."
+    ]
+    if finding.deterministic:
+        lines.append("Deterministic algorithms fill new memory, and the step repeats under them.")
     return lines
 
 
