@@ -72,11 +72,11 @@ def _seldom_slow(rng: np.random.Generator, checks: int) -> np.ndarray:
     return rng.normal(0, 0.001, (checks, 5, MOST)) + 0.08 * (rng.random((checks, 5, MOST)) < 0.15)
 
 
-def _noisier(times: float) -> Draw:
-    """The machine scatters more, or less, than when its floors were measured."""
+def _noisier(base: float, head: float) -> Draw:
+    """The sides scatter more, or less, than BASE did when the floors were measured."""
 
     def draw(rng: np.random.Generator, checks: int) -> np.ndarray:
-        return _normal(rng, checks) * np.array([times, times, times, times, 1.0])[:, None]
+        return _normal(rng, checks) * np.array([base, head, base, head, 1.0])[:, None]
 
     return draw
 
@@ -121,9 +121,10 @@ MACHINES: dict[str, Draw] = {
     "one process in ten 20 % slower": _outliers,
     "two speeds, 8 % apart": _two_speeds,
     "two speeds, one seldom": _seldom_slow,
-    "twice the spread of its floors": _noisier(2.0),
-    "three times": _noisier(3.0),
-    "a third": _noisier(1 / 3),
+    "twice the spread of its floors": _noisier(2.0, 2.0),
+    "three times": _noisier(3.0, 3.0),
+    "a third": _noisier(1 / 3, 1 / 3),
+    "HEAD alone four times": _noisier(1.0, 4.0),
     "drifts along a line": _drifting(_line),
     "random walk": _drifting(_walk),
     "twice as slow from some process on": _drifting(_half_speed),
