@@ -36,7 +36,11 @@ _BETWEEN = r"[\[\],\s\"']+"
 LIST = rf"\[(?:{_BETWEEN})?{_ITEM}(?:{_BETWEEN}{_ITEM})*"  # each of its numbers is judged
 _SIGN = r"[\"']?\s*(?:\([^()]{0,80}\)\s*)?(?:[:=]|[-=]>|→)"  # `loss: `, `"loss": `, `loss (mean) -> `
 # Spaces are read by one part of a pattern only: two that may share them try every share.
-VALUE = rf"{_SIGN}(?:\s*[\w.]{{1,40}}\()?[\"'\s]*({LIST}|{NUMBER})"
+# What a number is printed in: `tensor(0.5)`, `np.float32(3)`; `CrossEntropyLoss(0.1)` is no loss of 0.1.
+_HELD = (
+    r"(?:\s*(?:\w{1,20}\.){0,3}(?:\w{0,12}tensor|d?array|b?float\d{0,3}|double|half|decimal|parameter)\()?"
+)
+VALUE = rf"{_SIGN}(?:{_HELD}[\"'\s]*({LIST}|{NUMBER})|\s*[\w.]{{1,40}}\([\"'\s]*({WORD}))"
 DENIED = r"(?<!\bno )(?<!\bnot )(?<!\bwithout )(?<!\bany )(?<!\bif )(?<!\bfor )"  # `no nan in loss`
 COMPARE: dict[str, Callable[[float, float], bool]] = {
     "!=": operator.ne,

@@ -90,6 +90,7 @@ def test_step_times_are_the_median_of_what_the_output_says():
         "{'loss': np.float32(nan), 'lr': np.float64(1e-3)}",
         "loss: torch.FloatTensor([1.0, nan])",
         "loss=Decimal('NaN')",
+        "loss: Scaled(nan)",
         "loss: [1.0, nan]",
         "loss: tensor([0.5, 0.25, nan])",
         "loss=[1. nan 3.]",
@@ -132,6 +133,11 @@ def test_numbers_are_read_whole():
     assert judged("loss > 1", "loss: 12abc")[0] == "error" == judged("loss > 0", "loss: 1.2.3")[0]
     assert judged("loss > 1e300", '{"loss": 1' + "0" * 400 + "}")[0] == "fail"
     assert judged("inf in loss", "loss=1.#INF")[0] == "fail"
+
+
+def test_an_argument_of_what_computes_the_loss_is_no_loss():
+    assert judged("loss > 0.5", "loss: CrossEntropyLoss(0.9)", "loss: 0.1")[0] == "pass"
+    assert judged("loss > 0.5", "loss: torch.FloatTensor([0.9])")[0] == "fail"
 
 
 def test_signals_are_the_codes_that_shells_show():
