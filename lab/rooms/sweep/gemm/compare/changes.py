@@ -16,7 +16,7 @@ import pandas as pd
 
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
 from lab.rooms.sweep.names import shape_name
-from lab.rooms.sweep.tables import GEMM_SHAPE, KEY, SETTING, SweepTables, column_names
+from lab.rooms.sweep.tables import GEMM_SHAPE, KEY, SETTING, SweepTables, column_names, copies, timed
 from lab.stats.effects import median_ratio_ci, permutation_p
 from lab.stats.means import Sample, difference_ci
 from lab.stats.several import holm
@@ -69,7 +69,7 @@ def shared_repeats(base: Sweep, other: Sweep) -> int:
 
 def copied_repeats(one: Sweep) -> int:
     """Repeats of a sweep whose total time is that of an earlier one of their setting, to the last digit."""
-    return len(_copies(one.tables))
+    return len(copies(one.tables.configs))
 
 
 def _changes(base: Sweep, other: Sweep) -> pd.DataFrame:
@@ -177,7 +177,7 @@ _NO_TOTALS = _Totals(np.empty(0), np.empty(0))
 
 
 def _totals(tables: SweepTables) -> dict[tuple[int, int], _Totals]:
-    complete = _complete(tables).drop_duplicates([*SETTING, "total_time_ms"])  # a copy is no repeat
+    complete = timed(tables.configs).drop_duplicates([*SETTING, "total_time_ms"])  # a copy is no repeat
     by_rank = tables.timeline.merge(complete[[*SETTING, "repeat"]], on=[*SETTING, "repeat"])
     ranks = {key: rows["total_time_ms"].to_numpy() for key, rows in by_rank.groupby(SETTING)}
     return {
@@ -186,25 +186,11 @@ def _totals(tables: SweepTables) -> dict[tuple[int, int], _Totals]:
     }
 
 
-def _complete(tables: SweepTables) -> pd.DataFrame:
-    """The rows of `configs` that are complete and have a total time."""
-    times = tables.configs["total_time_ms"].astype(float)
-    rows: pd.DataFrame = tables.configs[(tables.configs["status"] == "ok") & np.isfinite(times) & (times > 0)]
-    return rows
-
-
-def _copies(tables: SweepTables) -> pd.DataFrame:
-    """KEY of every complete repeat whose total time an earlier one of its setting has to the last digit."""
-    complete = _complete(tables)
-    rows: pd.DataFrame = complete.loc[complete.duplicated([*SETTING, "total_time_ms"]), KEY]
-    return rows
-
-
 def _fresh_gemms(tables: SweepTables) -> pd.DataFrame:
     """The rows of `gemm` without those of copied repeats."""
-    copies = set(_copies(tables).itertuples(index=False, name=None))
+    copied = set(copies(tables.configs)[KEY].itertuples(index=False, name=None))
     keys = tables.gemm[KEY].itertuples(index=False, name=None)
-    rows: pd.DataFrame = tables.gemm[[key not in copies for key in keys]] if copies else tables.gemm
+    rows: pd.DataFrame = tables.gemm[[key not in copied for key in keys]] if copied else tables.gemm
     return rows
 
 
