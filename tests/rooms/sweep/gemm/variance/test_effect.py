@@ -27,6 +27,7 @@ def test_a_gemm_whose_free_instances_took_no_time_has_no_ratio():
     rows = rows.assign(collective="all_reduce", msg_bytes=4, channels=2, phase="transfer")
     found = effect(rows)
     assert found["overlapped_median_us"] == 6.0 and math.isnan(found["slowdown"])
+    assert math.isnan(found["ci_low"]) and math.isnan(found["ci_high"])
     assert math.isnan(found["same_rank_slowdown"]) and found["excess_time_us"] == 18.0
     assert all(math.isnan(one["slowdown"]) and one["median_us"] == 6.0 for one in split_effects(rows))
 
