@@ -25,15 +25,19 @@ def median_ratio_ci(
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of median(changed) / median(base), for (n,) and (m,) positive values.
 
-    (NaN, NaN) below two values on either side. The cost does not grow with n beyond one sort: the median of
-    a resample is an order statistic, whose position in the sorted sample follows a beta distribution.
+    (NaN, NaN) below two values on either side, or where a base of zeros leaves no ratio. The cost does not
+    grow with n beyond one sort: the median of a resample is an order statistic, whose position in the sorted
+    sample follows a beta distribution.
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13; David and Nagaraja,
     Order Statistics (2003), section 2.3.
     """
     if min(len(base), len(changed)) < 2:
         return math.nan, math.nan
     random = np.random.default_rng(seed)
-    ratio = _resampled_medians(changed, resamples, random) / _resampled_medians(base, resamples, random)
+    above, below = (_resampled_medians(one, resamples, random) for one in (changed, base))
+    if not below.all():
+        return math.nan, math.nan
+    ratio = above / below
     tail = (1 - level) / 2 * 100
     low, high = np.percentile(ratio, [tail, 100 - tail])
     return float(low), float(high)

@@ -22,7 +22,7 @@ from lab.rooms.sweep.verdict.gemms import gemm_change, starved
 from lab.rooms.sweep.verdict.honoured import honoured, knobs_of, unproven
 from lab.rooms.sweep.verdict.ranking import Contender, certainty, contenders, headline, tied, uneven_steps
 from lab.rooms.sweep.verdict.ranks import Settings, bound_by_hosts, ranking, stragglers, who_wins
-from lab.rooms.sweep.verdict.time import cpu_only, exposed_share, left_out, on_cpu, origin
+from lab.rooms.sweep.verdict.time import copied, cpu_only, exposed_share, left_out, on_cpu, origin
 
 QUESTION = "Which NCCL or RCCL setting starves the GEMMs, why, and did the setting take effect at all?"
 TABLES = ("timeline", "effective", "gemm", "configs", "problems")
@@ -86,7 +86,11 @@ def report(
         files,
         terminal,
         best=_best(tables, ranked),
-        lacking=[*left_out(tables.configs), *unproven(tables.effective, tables.configs)],
+        lacking=[
+            *left_out(tables.configs),
+            *copied(tables.configs),
+            *unproven(tables.effective, tables.configs),
+        ],
         incomplete=[
             f"{row.file}: {row.recording}"
             for row in tables.timeline.itertuples()
@@ -110,6 +114,7 @@ def _verdict(
         *([] if on_cpu(tables.timeline) else _of_settings(tables)),
         *stragglers(ranks),
         *left_out(tables.configs),
+        *copied(tables.configs),
         *(f"{text}." for text in unproven(tables.effective, tables.configs)),
     ]
     return [sentence for sentence in sentences if sentence]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,21 @@ def of_complete(frame: pd.DataFrame, configs: pd.DataFrame) -> pd.DataFrame:
     """The rows of `frame` that belong to complete repeats."""
     complete = configs.loc[configs["status"] == "ok", [*SETTING, "repeat"]].drop_duplicates()
     rows: pd.DataFrame = frame.merge(complete, on=[*SETTING, "repeat"])
+    return rows
+
+
+def timed(configs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `configs` that are complete and have a total time."""
+    times = configs["total_time_ms"].astype(float)
+    rows: pd.DataFrame = configs[(configs["status"] == "ok") & (times > 0) & (times < math.inf)]
+    return rows
+
+
+def copies(configs: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `timed` whose total time an earlier one of their setting has to the last digit: copies of
+    one recording, which are no repeats."""
+    complete = timed(configs)
+    rows: pd.DataFrame = complete[complete.duplicated([*SETTING, "total_time_ms"])]
     return rows
 
 

@@ -65,7 +65,7 @@ def answer(question: Question) -> Answer:
     files = room_tables(rows)
     wanted = named_in(question.sql, [*files, "runs", "steps", "findings", "figures"])
     notes += [*_broken(rows, wanted), *_without_findings(rows, wanted)]
-    tables = own_tables(rows, wanted) | read_tables(index, files, wanted, notes)
+    tables = own_tables(rows, wanted) | read_tables(index, files, wanted, notes, question.sql)
     if gone := [name for name in wanted if name not in tables]:
         return Answer(error=f"no file of {', '.join(gone)} could be read", notes=notes, limited=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # from here on nothing can be written

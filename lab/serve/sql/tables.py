@@ -22,6 +22,7 @@ MOST_FILE_BYTES = 64 << 20
 MOST_BYTES = 512 << 20  # of all files of one question
 MOST_DECODED = 1 << 30  # bytes of all tables of one question in memory
 BATCH = 16_384  # rows of a Parquet file that are decoded at a time
+TEXTS = ("sig_id", "sha256", "commit")  # hexadecimal: `123e4567` is no number
 _WORD = re.compile(r"[^a-z0-9]+")
 
 TIME = pa.timestamp("ms")
@@ -127,7 +128,7 @@ def infos(rows: list[RunRow]) -> list[TableInfo]:
 def named_in(sql: str, names: Iterable[str]) -> list[str]:
     """The names that occur in a query as words: more than it uses at most, never fewer."""
     words = set(re.findall(r"\w+", sql.lower()))
-    return [name for name in names if name in words]
+    return [name for name in names if name.lower() in words]
 
 
 def own_tables(rows: list[RunRow], wanted: Iterable[str]) -> dict[str, pa.Table]:
@@ -149,9 +150,16 @@ def _made(columns: dict[str, tuple[Any, Callable[[Any], Any]]], items: list[Any]
 
 
 def read_tables(
-    index: Index, files: dict[str, list[tuple[RunRow, TableFile]]], wanted: Iterable[str], notes: list[str]
+    index: Index,
+    files: dict[str, list[tuple[RunRow, TableFile]]],
+    wanted: Iterable[str],
+    notes: list[str],
+    sql: str = "",
 ) -> dict[str, pa.Table]:
-    """The rooms' tables with a column `run` in front; a file that cannot be read is a sentence in `notes`."""
+    """The rooms' tables with a column `run` in front.
+
+    A file that cannot be read, and a column of `sql` whose types do not agree, are sentences in `notes`.
+    """
     left, room = MOST_BYTES, MOST_DECODED
     found = {}
     for name in wanted:
@@ -170,9 +178,13 @@ def read_tables(
                 notes.append(f"left out: {row.folder}/{file.file}: {words[0][:200]}")
                 continue
             room -= table.nbytes
-            parts.append(_with_run(table, row.folder))
+            parts.append(_with_run(_without_zones(table), row.folder))
         if parts:
             found[name] = together(parts)
+            notes += [
+                f"{name}.{column} is text here, and sorts as text: not all files hold the same kind of number"
+                for column in named_in(sql, mixed_columns(parts))
+            ]
     return found
 
 
@@ -194,7 +206,10 @@ def read_table(folder: Path, file: str, room: int = MOST_DECODED) -> pa.Table:
     table = pyarrow.csv.read_csv(
         pa.BufferReader(data),
         read_options=pyarrow.csv.ReadOptions(use_threads=False),
-        convert_options=pyarrow.csv.ConvertOptions(null_values=[""]),  # `nan` is a number, not a gap
+        convert_options=pyarrow.csv.ConvertOptions(
+            null_values=[""],  # `nan` is a number, not a gap
+            column_types=dict.fromkeys(TEXTS, pa.string()),
+        ),
     )
     _check(table.nbytes, room)
     return table
@@ -231,23 +246,61 @@ def _with_run(table: pa.Table, run: str) -> pa.Table:
 
 
 def together(parts: list[pa.Table]) -> pa.Table:
-    """Tables as one: missing columns are null; several types make a number if all are, else text."""
+    """Tables as one: missing columns are null; several types make a number if all are, else text.
+
+    Names that differ in case alone are one column, as they are in SQL.
+    """
+    parts = _one_spelling(parts)
     if all(part.schema.equals(parts[0].schema) for part in parts):
         return pa.concat_tables(parts)
-    types: dict[str, list[Any]] = {}
-    for part in parts:
-        for column in part.schema:
-            types.setdefault(column.name, []).append(column.type)
-    wanted = {name: _common(kinds) for name, kinds in types.items()}
+    wanted = {name: _common(columns) for name, columns in _by_name(parts).items()}
     return pa.concat_tables([_cast(part, wanted) for part in parts])
 
 
-def _common(kinds: list[Any]) -> Any:
-    known = {str(kind): kind for kind in kinds if not pa.types.is_null(kind)}
+def mixed_columns(parts: list[pa.Table]) -> list[str]:
+    """Columns of numbers in some tables that are text over all, and so sort and compare as text."""
+    return [
+        name
+        for name, columns in _by_name(_one_spelling(parts)).items()
+        if any(_is_number(one.type) for one in columns) and pa.types.is_string(_common(columns))
+    ]
+
+
+def _one_spelling(parts: list[pa.Table]) -> list[pa.Table]:
+    spelt: dict[str, str] = {}
+    return [
+        part.rename_columns([spelt.setdefault(name.lower(), name) for name in part.column_names])
+        for part in parts
+    ]
+
+
+def _by_name(parts: list[pa.Table]) -> dict[str, list[Any]]:
+    columns: dict[str, list[Any]] = {}
+    for part in parts:
+        for name in part.column_names:
+            columns.setdefault(name, []).append(part.column(name))
+    return columns
+
+
+def _common(columns: list[Any]) -> Any:
+    known = {str(one.type): one.type for one in columns if not pa.types.is_null(one.type)}
     if len(known) <= 1:
         return next(iter(known.values()), pa.string())
-    numbers = all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in known.values())
-    return pa.float64() if numbers else pa.string()
+    numbers = all(map(_is_number, known.values()))
+    return pa.float64() if numbers and all(map(_is_exact, columns)) else pa.string()
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _is_exact(column: Any) -> bool:
+    """Whether a column of numbers keeps all its digits as float64: times in ns do not."""
+    try:
+        column.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _cast(part: pa.Table, wanted: dict[str, Any]) -> pa.Table:
@@ -258,6 +311,19 @@ def _cast(part: pa.Table, wanted: dict[str, Any]) -> pa.Table:
         else:
             columns[name] = pa.nulls(len(part), kind)
     return pa.table(columns)
+
+
+def _without_zones(table: pa.Table) -> pa.Table:
+    """Times with a zone as UTC without one, like the times in `runs`: DuckDB needs a package for zones."""
+    for at, column in enumerate(table.schema):
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+            plain = (
+                table.column(at)
+                .cast(pa.timestamp(column.type.unit, "UTC"))
+                .cast(pa.timestamp(column.type.unit))
+            )
+            table = table.set_column(at, column.name, plain)
+    return table
 
 
 def when(text: str) -> datetime | None:

@@ -215,6 +215,46 @@ def test_nan_in_a_table_is_a_number_and_no_gap(root):
     assert rows(root, "select count(loss), avg(loss) from sweep_loss where step < 2").rows == [[2, "nan"]]
 
 
+def planted(root, first, second, file="planted.csv"):
+    for run, text in (("sweep_a", first), ("sweep_b", second)):
+        (root / run / "tables" / file).write_text(text)
+
+
+def test_a_column_spelt_in_two_cases_is_one_column_as_in_sql(root):
+    planted(root, "Name\n1\n", "name\n2\n")
+    assert rows(root, "select sum(name), count(NAME) from sweep_planted").rows == [[3, 2]]
+
+
+def test_times_in_ns_beside_a_fraction_keep_their_digits_and_say_that_they_are_text(root):
+    planted(root, "ts_ns,small\n1700000000000000001,7\n", "ts_ns,small\n1.5,0.5\n")
+    found = rows(root, "select ts_ns from sweep_planted order by run")
+    assert found.rows == [["1700000000000000001"], ["1.5"]] and not found.complete
+    whole = rows(root, "select sum(small) from sweep_planted")
+    assert whole.rows == [[7.5]] and whole.complete
+
+
+def test_numbers_beside_text_are_text_which_is_said_where_the_column_is_asked_for(root):
+    planted(root, "Loss,step\n10,1\n9,2\n", "loss,step\nn/a,3\n")
+    found = rows(root, "select max(loss) from sweep_planted where loss <> 'n/a'")
+    assert found.rows == [["9"]]  # as text
+    assert found.notes == [
+        "sweep_planted.Loss is text here, and sorts as text: not all files hold the same kind of number"
+    ]
+    assert rows(root, "select max(step) from sweep_planted").complete
+
+
+def test_a_time_with_a_zone_is_that_time_in_utc(root):
+    planted(root, "seen\n2026-01-01T02:00:00+02:00\n", "seen\n2026-01-01T01:00:00Z\n")
+    found = rows(root, "select seen from sweep_planted order by seen")
+    assert found.rows == [["2026-01-01 00:00:00"], ["2026-01-01 01:00:00"]] and found.complete
+
+
+def test_a_hexadecimal_id_is_text_even_where_it_reads_as_a_number(root):
+    planted(root, "sig_id\n123e45678901\n", "sig_id\n000000000012\n")
+    found = rows(root, "select sig_id from sweep_planted order by run")
+    assert found.rows == [["123e45678901"], ["000000000012"]] and found.complete
+
+
 def test_a_table_that_is_a_link_is_not_read(root, tmp_path):
     (tmp_path / "secret.csv").write_text("a\nsecret\n")
     (root / "sweep_a" / "tables" / "leak.csv").symlink_to(tmp_path / "secret.csv")

@@ -12,7 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.rooms.kernels.energy.choice import RawEnergy, RunEnergy, recorded_us, windows_of
 from lab.rooms.kernels.energy.result import EnergyClosure, EnergyResult, EnergyRow, ModelEnergy
 from lab.rooms.kernels.energy.rows import LIMIT_SLACK, rows_of
@@ -47,6 +47,7 @@ def evaluate(plan: ReplayPlan, raw: RawEnergy) -> EnergyResult:
         closure=closure,
         uncovered_us=_uncovered_us(plan, rows),
         refused=_refused(raw, limit),
+        lacks=[*_model_lacks(raw), *_orphans(plan)],
         notes=list(raw.notes),
         bars={
             "closure": None if closure is None else abs(closure.total_pct) <= CLOSURE_BAR,
@@ -70,6 +71,33 @@ def _uncovered_us(plan: ReplayPlan, rows: list[EnergyRow]) -> float:
     return sum(orphan.dur_us for orphan in plan.orphans) + calls
 
 
+def _model_lacks(raw: RawEnergy) -> list[str]:
+    """What the model's own runs, which the closure is held against, lack."""
+    if not raw.config.model_run:
+        return []
+    good = _with_energy(raw.model)
+    why = next((f": {one.window.reason}" for one in raw.model if one.window.reason), "")
+    if not good:
+        return [f"the model's own run has no energy, so the calls are held against nothing{why}"]
+    if len(good) == len(raw.model):
+        return []
+    lost = len(raw.model) - len(good)
+    return [f"{lost} of {plural(len(raw.model), 'window')} of the model's own run without energy{why}"]
+
+
+def _orphans(plan: ReplayPlan) -> list[str]:
+    """Launches that belong to no call: never measured, and in no sum."""
+    if not plan.orphans:
+        return []
+    us = sum(orphan.dur_us for orphan in plan.orphans)
+    whole_us = us + sum(recorded_us(plan).values())
+    share = f"{100 * us / whole_us:.1f} %" if whole_us else "an unknown share"
+    return [
+        f"no energy for {plural(len(plan.orphans), 'launch')} that no call can repeat, {share} of the "
+        f"recorded time: {first_few(list(dict.fromkeys(one.reason for one in plan.orphans)))}"
+    ]
+
+
 def idle_power(raw: RawEnergy) -> float | None:
     """Idle power with a context: measured between the model's windows if possible, otherwise before all
     windows.
@@ -81,7 +109,7 @@ def idle_power(raw: RawEnergy) -> float | None:
 
 
 def _model(plan: ReplayPlan, runs: Sequence[RunEnergy], idle_w: float | None) -> ModelEnergy | None:
-    good = [one for one in runs if one.window.launches > 0 and one.window.energy_j is not None]
+    good = _with_energy(runs)
     if not good:
         return None
     each = [one.window.energy_j / one.window.launches for one in good if one.window.energy_j is not None]
@@ -103,6 +131,10 @@ def _model(plan: ReplayPlan, runs: Sequence[RunEnergy], idle_w: float | None) ->
         forwards=forwards,
         tokens=tokens,
     )
+
+
+def _with_energy(runs: Sequence[RunEnergy]) -> list[RunEnergy]:
+    return [one for one in runs if one.window.launches > 0 and one.window.energy_j is not None]
 
 
 def _mean_per_run(runs: Sequence[RunEnergy], name: str) -> float | None:

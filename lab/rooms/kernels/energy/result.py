@@ -85,5 +85,6 @@ class EnergyResult(msgspec.Struct, kw_only=True):
     closure: EnergyClosure | None
     uncovered_us: float
     refused: list[str]
+    lacks: list[str] = []  # what was to be measured and has no energy, beside the rows
     notes: list[str]
     bars: dict[str, bool | None]

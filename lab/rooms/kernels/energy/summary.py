@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.report.parts import Status
 from lab.rooms.kernels.energy.result import EnergyClosure, EnergyResult, EnergyRow, ModelEnergy
 
+REFUSED = "REFUSED: "
 NAMED = 3  # calls named per reason; all are in tables/energy.csv
 HEAD = (
     f"  {'net mJ':>9} {'95 %':>8} {'gross mJ':>9} {'W':>6} {'busy':>5} {'i/c':>5} {'calls':>6} {'run J':>8}  "
@@ -51,13 +53,14 @@ def _closure_sentences(closure: EnergyClosure) -> list[str]:
 
 
 def _refused(result: EnergyResult) -> list[str]:
-    return [f"REFUSED: {why}" for why in result.refused]
+    return [f"{REFUSED}{why}" for why in result.refused]
 
 
 def status(result: EnergyResult) -> Status:
     if result.refused or not any(row.net_j is not None for row in result.rows):
         return "fail"
-    return "warn" if False in result.bars.values() or result.uncovered_us > 0 else "ok"
+    bad = False in result.bars.values() or result.uncovered_us > 0 or missing_sentences(result)
+    return "warn" if bad else "ok"
 
 
 def missing_sentences(result: EnergyResult) -> list[str]:
@@ -68,7 +71,24 @@ def missing_sentences(result: EnergyResult) -> list[str]:
             reasons[row.flags[0] if row.flags else "no window"].append(row)
     all_us = sum(row.count * row.trace_us for row in result.rows)
     groups = sorted(reasons.items(), key=lambda item: -_time_us(item[1]))
-    return [*_refused(result), *(_without(why, rows, all_us) for why, rows in groups)]
+    without = [_without(why, rows, all_us) for why, rows in groups]
+    return [*_refused(result), *result.lacks, *without, *_impossible(result.rows)]
+
+
+def _impossible(rows: Sequence[EnergyRow]) -> list[str]:
+    """Calls whose figure cannot be, though it is part of every sum."""
+    wrong = [row for row in rows if row.net_j is not None and any(map(_is_refusal, row.flags))]
+    if not wrong:
+        return []
+    names = first_few([f"{row.op} ({row.sig_id})" for row in wrong], most=NAMED)
+    why = next(flag for flag in wrong[0].flags if _is_refusal(flag)).removeprefix(REFUSED)
+    return [
+        f"{plural(len(wrong), 'distinct call')} with impossible energy, which the sums hold: {why}: {names}"
+    ]
+
+
+def _is_refusal(flag: str) -> bool:
+    return flag.startswith(REFUSED)
 
 
 def _time_us(rows: list[EnergyRow]) -> float:

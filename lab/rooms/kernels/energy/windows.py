@@ -21,6 +21,7 @@ from lab.core.words import plural
 from lab.gpus.meters import Meter
 
 FEWEST_UPDATES = 20  # with fewer a window has no energy: one step more or less would be over 5 %
+LONGEST_SILENCE = 1 / FEWEST_UPDATES  # of a window: what fewer updates would leave between two of them
 
 
 class Samples(msgspec.Struct):
@@ -136,7 +137,7 @@ def window(samples: Samples, start_s: float, end_s: float, progress: Progress | 
             updates=updates,
             integral_j=integral,
             method="integral of sampled power" if integral is not None else "none",
-            reason="" if integral is not None else _too_few(updates),
+            reason="" if integral is not None else _why_none(samples, start_s, end_s, updates),
         )
     else:
         found.integral_j = integral
@@ -145,7 +146,9 @@ def window(samples: Samples, start_s: float, end_s: float, progress: Progress | 
     return found
 
 
-def _too_few(updates: int) -> str:
+def _why_none(samples: Samples, start_s: float, end_s: float, updates: int) -> str:
+    if updates >= FEWEST_UPDATES:
+        return f"no reading of power for {silent_s(samples, start_s, end_s):.1f} of {end_s - start_s:.1f} s"
     return f"{plural(updates, 'sensor update')}, {FEWEST_UPDATES} are needed"
 
 
@@ -154,6 +157,8 @@ def _counter_window(samples: Samples, start_s: float, end_s: float) -> Window | 
     if len(inside) < FEWEST_UPDATES:
         return None
     first, last = inside[0], inside[-1]
+    if any(samples.energy_j[b] < samples.energy_j[a] for a, b in itertools.pairwise(inside)):
+        return None  # set back inside the window: what it counted before is not known
     return Window(
         t0_s=samples.t_s[first],
         t1_s=samples.t_s[last],
@@ -166,11 +171,14 @@ def _counter_window(samples: Samples, start_s: float, end_s: float) -> Window | 
 def integrate(samples: Samples, start_s: float, end_s: float) -> tuple[float | None, int]:
     """Trapezoid over the power sensor's updates with interpolated ends, and how many updates there were.
 
-    Repeated values are the same reading and are dropped; below FEWEST_UPDATES there is no result.
+    Repeated values are the same reading and are dropped. There is no result below FEWEST_UPDATES, nor where
+    the sensor gave no reading for longer than LONGEST_SILENCE of the window.
     """
     places = [i for i in steps(samples.t_s, samples.power_w) if samples.power_w[i] > 0]
     inside = [i for i in places if start_s <= samples.t_s[i] <= end_s]
-    if len(inside) < FEWEST_UPDATES:
+    if len(inside) < FEWEST_UPDATES or silent_s(samples, start_s, end_s) > LONGEST_SILENCE * (
+        end_s - start_s
+    ):
         return None, len(inside)
     t = [start_s, *(samples.t_s[i] for i in inside), end_s]
     p = [samples.power_w[i] for i in inside]
@@ -179,6 +187,16 @@ def integrate(samples: Samples, start_s: float, end_s: float) -> tuple[float | N
     p = [left, *p, p[-1]]
     area = sum((t[i + 1] - t[i]) * (p[i] + p[i + 1]) / 2 for i in range(len(t) - 1))
     return area, len(inside)
+
+
+def silent_s(samples: Samples, start_s: float, end_s: float) -> float:
+    """The longest time inside a window without a reading of power."""
+    known = [
+        t
+        for t, power in zip(samples.t_s, samples.power_w, strict=False)
+        if start_s <= t <= end_s and power > 0
+    ]
+    return max(b - a for a, b in itertools.pairwise([start_s, *known, end_s]))
 
 
 def _between(samples: Samples, a: int, b: int, t_s: float) -> float:

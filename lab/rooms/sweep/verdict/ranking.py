@@ -11,7 +11,7 @@ import pandas as pd
 from lab.core.words import plural
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.tables import SETTING, of_complete
+from lab.rooms.sweep.tables import SETTING, copies, of_complete
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ class Contender:
 
 
 def contenders(configs: pd.DataFrame) -> list[Contender]:
-    """Complete configurations, fastest first by median total time; all others are left out."""
+    """Complete configurations, fastest first by median total time; all others, and copies, are left out."""
     complete = configs[(configs["status"] == "ok") & configs["total_time_ms"].notna()]
+    complete = complete.drop(copies(configs).index)
     groups = complete.groupby(SETTING, sort=True)["total_time_ms"]
     found = [Contender(Knobs(*key), tuple(map(float, totals))) for key, totals in groups]
     return sorted(found, key=lambda one: one.median_ms)

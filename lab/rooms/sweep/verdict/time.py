@@ -6,7 +6,7 @@ import pandas as pd
 
 from lab.core.words import first_few
 from lab.rooms.sweep.names import long_name, name_of
-from lab.rooms.sweep.tables import SETTING
+from lab.rooms.sweep.tables import SETTING, copies
 from lab.rooms.sweep.verdict.ranking import Contender
 
 
@@ -37,6 +37,16 @@ def left_out(configs: pd.DataFrame) -> list[str]:
         case = f"{name_of(row)} (repeat {row.repeat})"
         by_reason.setdefault(f"{row.status}{reason}", []).append(case)
     return [f"Left out, {reason}: {first_few(cases)}." for reason, cases in by_reason.items()]
+
+
+def copied(configs: pd.DataFrame) -> list[str]:
+    """The repeats that are copies of an earlier one; none counts as a run of its own."""
+    names = [f"{name_of(row)} (repeat {row.repeat})" for row in copies(configs).itertuples()]
+    return [
+        f"No repeat of its own: {name}, whose total time is that of an earlier repeat to the last digit."
+        for name in [first_few(names)]
+        if names
+    ]
 
 
 def on_cpu(timeline: pd.DataFrame) -> bool:

@@ -8,8 +8,11 @@ import statistics
 import msgspec
 import pytest
 
+from lab.rooms.kernels.energy.choice import EnergyConfig
 from lab.rooms.kernels.energy.joules import evaluate
-from lab.rooms.kernels.energy.summary import missing_sentences, terminal
+from lab.rooms.kernels.energy.summary import missing_sentences, status, terminal
+from lab.rooms.kernels.energy.windows import Window
+from lab.rooms.kernels.replay.args import Launch, Orphan
 from tests.rooms.kernels.energy.made import a_plan, a_raw, a_window
 
 
@@ -100,4 +103,38 @@ def test_calls_without_energy_are_one_line_per_reason_with_their_share_of_the_ti
     assert missing_sentences(result) == [
         "no energy for 50 distinct calls, 50.0 % of the calls' recorded time: its stand-in has no energy: "
         "aten::op49 (s49), aten::op48 (s48), aten::op47 (s47) and 47 more"
+    ]
+
+
+def test_a_model_without_energy_is_missing_and_one_that_was_not_asked_for_is_not():
+    lost = msgspec.structs.replace(a_raw().model[0], window=Window(t0_s=0, t1_s=5, reason="3 sensor updates"))
+    result = evaluate(a_plan(), a_raw(model=[lost]))
+    assert result.closure is None and status(result) == "warn"
+    assert missing_sentences(result) == [
+        "the model's own run has no energy, so the calls are held against nothing: 3 sensor updates"
+    ]
+    half = evaluate(a_plan(), a_raw(model=[*a_raw().model, lost]))
+    assert missing_sentences(half) == [
+        "1 of 2 windows of the model's own run without energy: 3 sensor updates"
+    ]
+    assert missing_sentences(evaluate(a_plan(), a_raw())) == []
+    assert missing_sentences(evaluate(a_plan(), a_raw(model=[], config=EnergyConfig(model_run=False)))) == []
+
+
+def test_launches_of_no_call_are_missing_with_their_share_of_the_time():
+    orphans = (Orphan(Launch("nccl"), 63.0, "collective"), Orphan(Launch("nccl"), 21.0, "collective"))
+    result = evaluate(msgspec.structs.replace(a_plan(), orphans=orphans), a_raw())
+    assert result.uncovered_us == 84.0
+    assert missing_sentences(result) == [
+        "no energy for 2 launches that no call can repeat, 25.0 % of the recorded time: collective"
+    ]
+
+
+def test_a_call_with_less_than_idle_power_is_named_though_its_energy_is_in_the_sums():
+    raw = a_raw()
+    raw.signatures[0].windows = [a_window(400.0, launches=50_000)]  # 80 W beside 100 W of idle power
+    result = evaluate(a_plan(), raw)
+    assert result.rows[-1].run_net_j < 0 and status(result) == "warn"
+    assert missing_sentences(result) == [
+        "1 distinct call with impossible energy, which the sums hold: net energy below zero: aten::mm (big)"
     ]

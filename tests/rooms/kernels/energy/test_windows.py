@@ -17,7 +17,7 @@ from lab.rooms.kernels.energy.windows import (
     update_period_s,
     window,
 )
-from tests.rooms.kernels.energy.made import FakeMeter, sampled
+from tests.rooms.kernels.energy.made import NAN, FakeMeter, sampled
 
 
 def test_a_window_runs_from_one_step_of_the_counter_to_another():
@@ -107,3 +107,29 @@ def test_an_error_of_the_meter_reaches_the_one_who_measures():
 
     with pytest.raises(GpuError, match="fell off"), Sampler(Broken(), period_s=0.001):
         assert asked.wait(300)
+
+
+def test_a_counter_that_was_set_back_inside_a_window_counts_nothing_of_it():
+    samples = sampled(lambda t: 300.0)
+    middle = len(samples.t_s) // 2
+    before = samples.energy_j[middle]
+    samples.energy_j = [j if at < middle else j - before for at, j in enumerate(samples.energy_j)]
+    found = window(samples, 1.0, 9.0)
+    assert found.counter_j is None and found.method == "integral of sampled power"
+    assert found.energy_j == pytest.approx(2400.0, rel=1e-3)
+    assert window(samples, 6.0, 9.0).counter_j == pytest.approx(870.0, abs=31)  # after it was set back
+
+
+def test_a_sensor_that_was_silent_is_not_bridged_by_a_straight_line():
+    def watts(t):
+        return 600.0 if 3 < t < 6 else 300.0
+
+    samples = sampled(watts, counter=False)
+    whole = window(samples, 1.0, 9.0)
+    assert whole.energy_j == pytest.approx(5 * 300 + 3 * 600, rel=0.02)
+    samples.power_w = [
+        NAN if 3 < t < 6 else power for t, power in zip(samples.t_s, samples.power_w, strict=True)
+    ]
+    found = window(samples, 1.0, 9.0)
+    assert found.energy_j is None and found.method == "none"
+    assert found.reason == "no reading of power for 3.0 of 8.0 s"

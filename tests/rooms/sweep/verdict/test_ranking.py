@@ -8,6 +8,7 @@ import pytest
 
 from lab.rooms.sweep.knobs import Knobs
 from lab.rooms.sweep.verdict.ranking import Contender, certainty, contenders, headline, tied, uneven_steps
+from lab.rooms.sweep.verdict.time import copied
 
 
 def ranked(*totals_ms):
@@ -36,6 +37,19 @@ def test_contenders_are_the_complete_configurations_fastest_median_first():
     ]
     assert [one.median_ms for one in found] == [19.5, 20.0, 25.0]
     assert found[0].name == "512 threads, 28 channels"
+
+
+def test_copies_of_one_recording_are_no_repeats_and_are_named():
+    rows = [*((256, 28, "ok", 10.0) for _ in range(4)), *((512, 28, "ok", ms) for ms in (12.0, 12.0, 13.0))]
+    configs = _configs(rows).assign(repeat=[1, 2, 3, 4, 1, 2, 3])
+    found = contenders(configs)
+    assert found == [Contender(Knobs(256, 28), (10.0,)), Contender(Knobs(512, 28), (12.0, 13.0))]
+    assert "One of the first two has only one complete run" in certainty(found)
+    assert copied(configs) == [
+        "No repeat of its own: 256t 28ch (repeat 2), 256t 28ch (repeat 3), 256t 28ch (repeat 4), "
+        "512t 28ch (repeat 2), whose total time is that of an earlier repeat to the last digit."
+    ]
+    assert copied(configs[configs["repeat"] == 1]) == []
 
 
 def test_equally_fast_configurations_stand_in_the_order_of_their_settings():

@@ -16,7 +16,7 @@ import pandas as pd
 
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
 from lab.rooms.sweep.names import shape_name
-from lab.rooms.sweep.tables import GEMM_SHAPE, SETTING, SweepTables, column_names
+from lab.rooms.sweep.tables import GEMM_SHAPE, KEY, SETTING, SweepTables, column_names, copies, timed
 from lab.stats.effects import median_ratio_ci, permutation_p
 from lab.stats.means import Sample, difference_ci
 from lab.stats.several import holm
@@ -67,6 +67,11 @@ def shared_repeats(base: Sweep, other: Sweep) -> int:
     )
 
 
+def copied_repeats(one: Sweep) -> int:
+    """Repeats of a sweep whose total time is that of an earlier one of their setting, to the last digit."""
+    return len(copies(one.tables.configs))
+
+
 def _changes(base: Sweep, other: Sweep) -> pd.DataFrame:
     rows = []
     sides = [_totals(one.tables) for one in (base, other)]
@@ -94,7 +99,7 @@ def _changes(base: Sweep, other: Sweep) -> pd.DataFrame:
 def gemm_changes(base: Sweep, other: Sweep) -> pd.DataFrame:
     """One row per configuration and GEMM shape of both sweeps, most time changed first."""
     key = [*SETTING, *GEMM_SHAPE]
-    groups = [dict(list(one.tables.gemm.groupby(key, dropna=False))) for one in (base, other)]
+    groups = [dict(list(_fresh_gemms(one.tables).groupby(key, dropna=False))) for one in (base, other)]
     rows = []
     for shape in sorted(set(groups[0]) & set(groups[1]), key=str):
         before, after = (group[shape] for group in groups)
@@ -172,14 +177,21 @@ _NO_TOTALS = _Totals(np.empty(0), np.empty(0))
 
 
 def _totals(tables: SweepTables) -> dict[tuple[int, int], _Totals]:
-    times = tables.configs["total_time_ms"].astype(float)
-    complete = tables.configs[(tables.configs["status"] == "ok") & np.isfinite(times) & (times > 0)]
+    complete = timed(tables.configs).drop_duplicates([*SETTING, "total_time_ms"])  # a copy is no repeat
     by_rank = tables.timeline.merge(complete[[*SETTING, "repeat"]], on=[*SETTING, "repeat"])
     ranks = {key: rows["total_time_ms"].to_numpy() for key, rows in by_rank.groupby(SETTING)}
     return {
         key: _Totals(rows["total_time_ms"].to_numpy(), ranks.get(key, np.empty(0)))
         for key, rows in complete.groupby(SETTING)
     }
+
+
+def _fresh_gemms(tables: SweepTables) -> pd.DataFrame:
+    """The rows of `gemm` without those of copied repeats."""
+    copied = set(copies(tables.configs)[KEY].itertuples(index=False, name=None))
+    keys = tables.gemm[KEY].itertuples(index=False, name=None)
+    rows: pd.DataFrame = tables.gemm[[key not in copied for key in keys]] if copied else tables.gemm
+    return rows
 
 
 def _interval(before: np.ndarray, after: np.ndarray) -> dict[str, float]:

@@ -10,6 +10,7 @@ import pandas as pd
 from lab.core.words import first_few, plural
 from lab.rooms.sweep.gemm.compare.changes import (
     SIGNIFICANT,
+    copied_repeats,
     gemms_in_one,
     repeats_needed,
     shared_repeats,
@@ -61,7 +62,12 @@ def compared_in_words(
 
 def not_compared(base: Sweep, others: Sequence[Sweep], configs: pd.DataFrame) -> list[str]:
     """What keeps the comparison from being whole, one sentence each."""
-    found = []
+    found = [
+        f"{one.label}: {plural(copies, 'total time')} equal to that of an earlier repeat to the last digit: "
+        "copies of one recording count once"
+        for one in (base, *others)
+        if (copies := copied_repeats(one))
+    ]
     for other in others:
         pair = f"{base.label} and {other.label}"
         if steps_differ(base, other):

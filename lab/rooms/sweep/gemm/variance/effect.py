@@ -60,7 +60,7 @@ def split_effects(rows: pd.DataFrame) -> list[dict[str, Any]]:
                     "median_us": median(these_us),
                     "free_median_us": median(free_us),
                     "free_n": len(free_us),
-                    "slowdown": median(these_us) / median(free_us),
+                    "slowdown": median(these_us) / (median(free_us) or np.nan),
                     "ci_low": low,
                     "ci_high": high,
                 }
@@ -95,7 +95,7 @@ def _same_rank(rows: pd.DataFrame, dur_us: np.ndarray) -> list[float]:
     is_free = (rows["overlap"] == FREE).to_numpy()
     unit = rows.groupby(["repeat", "rank"], sort=False).ngroup().to_numpy()
     return [
-        median(dur_us[(unit == one) & ~is_free]) / median(dur_us[(unit == one) & is_free])
+        median(dur_us[(unit == one) & ~is_free]) / (median(dur_us[(unit == one) & is_free]) or np.nan)
         for one in range(int(unit.max()) + 1)
         if 0 < is_free[unit == one].sum() < (unit == one).sum()
     ]

@@ -135,6 +135,22 @@ def test_copies_of_a_recording_are_no_repeats_and_no_second_sweep() -> None:
     ]
 
 
+def test_copied_repeats_within_a_sweep_count_once_and_prove_nothing() -> None:
+    base, other = one("a", {(256, 28): [100.0] * 4}), one("b", {(256, 28): [50.0, 50.0, 50.0, 60.0]})
+    row = config_changes(base, [other]).iloc[0]
+    assert (row["repeats_base"], row["repeats_other"]) == (1, 2)
+    assert row["judgement"] == "one run on one side" and np.isnan(row["p_value"])
+    assert row["total_other_ms"] == 55.0  # not 50, the median with the copies
+    single = one("a", {(256, 28): [100.0]})
+    assert gemm_changes(base, other)["n_base"].tolist() == gemm_changes(single, other)["n_base"].tolist()
+    _, missing = told(base, other)
+    assert missing == [
+        f"{label}: {count} total times equal to that of an earlier repeat to the last digit: "
+        "copies of one recording count once"
+        for label, count in (("a", 3), ("b", 2))
+    ]
+
+
 def test_sweeps_of_other_numbers_of_steps_are_never_faster_or_slower() -> None:
     other = one("b", {(256, 28): SLOW})
     other.tables.timeline["steps"] = 3
