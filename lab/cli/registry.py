@@ -46,7 +46,10 @@ ROOMS = (
         },
         read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs, compare."},
         smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2 --timing 0",
-        scans={"nixnan logs": "lab.rooms.nan.nixnan.reading.native.find"},
+        scans={
+            "nixnan logs": "lab.rooms.nan.nixnan.reading.native.find",
+            "tensors on a CPU": "lab.rooms.nan.watch.native.find",
+        },
     ),
     Room(
         "nsys",

@@ -29,23 +29,24 @@ CACHE = "a key/value cache"
 class Batch:
     """Distinct tensors, and leaves that point into them. `written` is None if all are counted at once."""
 
+    overwritten = 0
+    ever_written = 0  # distinct tensors whose version is not 0
+    odd = False  # something here is no plain tensor: no template reads it
+    num_bytes = -1
+    fp8 = False  # something here is float8, in which a cast may have saturated
+    put_out: np.ndarray | None = None
+    open: list[int] | None = None
+    _shapes: list[tuple[torch.Size, torch.dtype]] | None = None
+
     def __init__(self, written: Written | None) -> None:
         self.tensors: Sequence[Tensor] = []
         self.labels: list[Label] = []
         self.leaf_call: list[int] = []
         self.index: Sequence[int] | np.ndarray = []
         self.sources: list[Source | None] = []  # None: deeper than a template looks
-        self.overwritten = 0
-        self.ever_written = 0  # distinct tensors whose version is not 0
-        self.odd = False  # something here is no plain tensor: no template reads it
         self.unseen: Tally[tuple[int, str, str]] = Tally()  # (module, leaf, why)
-        self.num_bytes = -1
-        self.fp8 = False  # something here is float8, in which a cast may have saturated
         self._written = written
         self._known: dict[Any, int] = {}
-        self._shapes: list[tuple[torch.Size, torch.dtype]] | None = None
-        self.put_out: np.ndarray | None = None
-        self.open: list[int] | None = None
 
     def add_inputs(self, at: int, args: Any, kwargs: Any, call: int, plain: Label, place: int) -> None:
         for number, value in enumerate(args):

@@ -20,17 +20,19 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 class Forward:
     """What is known of a forward: its calls, its leaves as labels, its counts."""
 
+    # Most forwards never change these.
+    cache: Any = None
+    cached = -1  # positions in the cache when this forward ended; -1: not known
+    weighed = bytes = 0
+    failed = ""  # why it could not be counted, if so
+    step: Any = None  # what `take` made of it
+    time, update = 0, -1  # for the guard: when it ended, and in which step
+    saved: Any = None  # for the guard: what it takes to run it again
+
     def __init__(self, number: int = 0, phase: str = "forward", query_length: int = 0) -> None:
         self.number, self.phase, self.query_length = number, phase, query_length
         self.calls: list[list[Any]] = []  # [module, parent call, returned]
         self.stack: list[int] = []
-        self.cache: Any = None
-        self.cached = -1  # positions in the cache when this forward ended; -1: not known
-        self.weighed = self.bytes = 0
-        self.failed = ""  # why it could not be counted, if so
-        self.step: Any = None  # what `take` made of it
-        self.time, self.update = 0, -1  # for the guard: when it ended, and in which step
-        self.saved: Any = None  # for the guard: what it takes to run it again
         self._parts: list[tuple[Batch, Counted]] = []
 
     def enter(self, at: int, kwargs: Mapping[str, Any]) -> int:

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.batch import Written
 from lab.rooms.nan.watch.forward import Forward
-from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 # What a call does beside appending: nothing, note versions, count at once (the mode outside of a forward
 # too), or pass everything on because this whole forward cannot be seen.
 NOTHING, VERSIONS, EVERYTHING, ASIDE = range(4)
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", None) or (lambda: False)
+# What it asks, without two frames of Python.
+_HAS_FLAG = hasattr(getattr(torch, "compiler", None), "_is_compiling_flag")
 _in_backward = getattr(torch._C, "_current_graph_task_id", None)
 
 
@@ -33,6 +34,20 @@ class Lane:
         self.weigh_at = sys.maxsize
         self.path: list[int] | None = None  # the modules around, while a forward is run again
         self.kept: list[tuple[Tensor, int]] = []  # of a forward counted at once: tensors and their versions
+        self._idle = self.forward
+
+    def let_go(self) -> None:
+        self.events.clear()
+        self.written.clear()
+        self.forward.weighed = self.forward.bytes = 0
+
+    def close(self) -> None:
+        """The forward is over, whoever has it."""
+        self.events.clear()
+        self.written.clear()
+        self.inside, self.mode, self.forward = False, EVERYTHING, self._idle
+        if self.kept:
+            self.kept = []
 
 
 class Lanes(threading.local):
@@ -47,13 +62,17 @@ def recomputing() -> bool:
     return _in_backward is not None and bool(_in_backward() != -1)
 
 
-@hidden
 def blind() -> str:
-    """Why nothing can be seen now; empty if it can."""
-    if _is_compiling():
+    """Why nothing can be seen now; empty if it can. For code that torch.compile cannot see already."""
+    if torch.compiler._is_compiling_flag if _HAS_FLAG else _is_compiling():
         return "torch.compile traces it"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace traces it"
-    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+    if getattr(torch.cuda, "_initialized", True) and _is_capturing():
         return "a CUDA graph is captured"
     return ""
+
+
+def _is_capturing() -> bool:
+    capturing = torch.cuda.is_current_stream_capturing  # asked before CUDA is in use, it would begin it
+    return bool(torch.cuda.is_initialized() and capturing())  # type: ignore[no-untyped-call]

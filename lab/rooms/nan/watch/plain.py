@@ -16,7 +16,7 @@ from torch import Tensor
 _FUNCTORCH = getattr(torch._C, "_functorch", None)
 _WRAPPED = getattr(_FUNCTORCH, "is_functorch_wrapped_tensor", None)
 _UNWRAP = getattr(_FUNCTORCH, "get_unwrapped", None)
-_STACK = getattr(_FUNCTORCH, "peek_interpreter_stack", None)
+STACK = getattr(_FUNCTORCH, "peek_interpreter_stack", None)
 _UNBUILT: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]
 ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 FP4 = getattr(torch, "float4_e2m1fn_x2", None)
@@ -42,7 +42,7 @@ Found = tuple[list[Tensor], str]  # dense tensors, and why something is missing 
 
 def in_transform() -> bool:
     """Whether vmap, grad or another transform of torch.func runs here."""
-    return _STACK is not None and _STACK() is not None
+    return STACK is not None and STACK() is not None
 
 
 def is_unbuilt(tensor: Any) -> bool:

@@ -34,17 +34,18 @@ from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.batch import Batch, Written
-from lab.rooms.nan.watch.count import Counted, Counter, beginning, reads_only
+from lab.rooms.nan.watch.count import Counted, Counter, beginning, clean_rows, reads_only
 from lab.rooms.nan.watch.deferred import Deferred
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING, NOTHING, VERSIONS, Lane, Lanes, blind, recomputing
 from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
-from lab.rooms.nan.watch.plain import ORDINARY, in_transform, is_odd
+from lab.rooms.nan.watch.plain import ORDINARY, STACK, is_odd
 from lab.rooms.nan.watch.pool import PASSED
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.shared import new_module, new_parameter
 from lab.rooms.nan.watch.template import Template
+from lab.rooms.nan.watch.uncounted import may_write_uncounted
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that references hold
@@ -87,11 +88,14 @@ class Recorder(ABC):
         self._lanes = Lanes(self._weigh)
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
+        self._reacts = not patient  # to each forward, as soon as it is counted
+        self._looks = False  # whether `count_clean` may tell that a forward is clean as soon as it has ended
         self._patient = patient  # counts may wait for those of the next forwards
         self._deferred = Deferred(lambda some: quiet(self._count, some, reads_only=self._reads_only))
         self._waiting: deque[Forward] = deque()
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
         self._at_once = any(getattr(module, "inplace", False) is True for module in self._modules)
+        self._mind_uncounted(self._modules)
         self._ended = False
 
     @abstractmethod
@@ -182,10 +186,24 @@ class Recorder(ABC):
     def meet_new_modules(self) -> None:
         """See modules too that became part of the model after the watch began."""
         self._grown = False
+        before = len(self._modules)
         for name, module in self.model.named_modules():
             if id(module) not in self._known:
                 self._attach(self._know(name, module), module)
+        self._mind_uncounted(self._modules[before:])
         self._templates.clear()
+
+    def _mind_uncounted(self, modules: Sequence[nn.Module]) -> None:
+        """Code that writes by `.data` or numpy may wipe what passed: count each tensor as it passes."""
+        kinds = sorted({type(one).__name__ for one in modules if may_write_uncounted(type(one))})
+        if not kinds:
+            return
+        code = f"the code of {', '.join(kinds[:5])} may write to tensors in ways not counted (.data, numpy)"
+        if any(one.device.type != "cpu" for one in self.model.parameters()):
+            self.note(f"{code}: a bad number that it wipes before a forward ends is not seen")
+        else:
+            self._at_once = True
+            self.note(f"{code}: each tensor is counted as it passes")
 
     def _know(self, name: str, module: nn.Module) -> int:
         at = len(self._names)
@@ -288,14 +306,13 @@ class Recorder(ABC):
 
         An exception of the model passes on after the count.
         """
-        if why := self._open(lane, at, args, kwargs):
+        if why := self._open(lane, at, module, args, kwargs):
             return self._aside(lane, why, inner, module, args, kwargs)
         forward = lane.forward
         collecting = gc.isenabled()
         gc.disable()  # thousands of small events at once would set it off, over all of the program's objects
         ended, output = False, None
         try:
-            self._first_call(lane, at, module, args, kwargs)
             output = inner(module, *args, **kwargs)
             ended = True
         finally:
@@ -304,13 +321,13 @@ class Recorder(ABC):
             finally:
                 if collecting:
                     gc.enable()
-        if ended and not self._patient:
+        if ended and self._reacts:
             self.react(forward)
         return output
 
     @hidden
-    def _open(self, lane: Lane, at: int, args: Any, kwargs: Any) -> str:
-        """Begin a forward in this lane; why it cannot be seen, if so."""
+    def _open(self, lane: Lane, at: int, module: nn.Module, args: Any, kwargs: Any) -> str:
+        """Begin a forward in this lane with its first call; why it cannot be seen, if so."""
         if why := blind():
             return why
         try:
@@ -329,12 +346,13 @@ class Recorder(ABC):
         template = self._templates.get(phase)
         light = template is not None and template.num_bytes * 16 < self.budget_bytes
         lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
+        try:
+            self.begins(lane.forward, module, args, kwargs)
+            self._arrive(lane, at, args, kwargs)
+        except BaseException:  # a reaction stops the program here
+            self._finish(lane, at, None, False)
+            raise
         return ""
-
-    @hidden
-    def _first_call(self, lane: Lane, at: int, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.begins(lane.forward, module, args, kwargs)
-        self._arrive(lane, at, args, kwargs)
 
     def _called_directly(self, at: int) -> str:
         """Which module around this one runs though nobody called it, and how; "" if none does.
@@ -386,7 +404,7 @@ class Recorder(ABC):
         if (
             self._at_once
             or phase not in self._never_written
-            or in_transform()
+            or (STACK is not None and STACK() is not None)  # a transform of torch.func runs
             or _without_versions(args, kwargs)
         ):
             return EVERYTHING
@@ -414,7 +432,7 @@ class Recorder(ABC):
         except Exception as error:
             lane.forward.failed = f"{type(error).__name__}: {error}"
         if not last:
-            _let_go(lane)
+            lane.let_go()
             lane.weigh_at = WEIGH_EVERY
 
     def _absorb(self, lane: Lane, last: bool) -> None:
@@ -446,8 +464,12 @@ class Recorder(ABC):
     def _absorb_by_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
         """A whole forward by the template of its phase; None if it differs from it."""
         template = self._templates.get(lane.forward.phase)
-        values = template.read(lane.events) if template is not None else None
-        if template is None or values is None:
+        if template is None:
+            return None
+        if template.shape is not None:
+            return self._absorb_as_matched(lane, template)
+        values = template.read(lane.events)
+        if values is None:
             return None
         tensors = template.distinct(values)
         # On a GPU the count begins first, so that the GPU works while it is looked at.
@@ -459,6 +481,26 @@ class Recorder(ABC):
             return None
         lane.forward.calls, lane.forward.cache = template.calls, template.cache(lane.events)
         return batch, counted if counted is not None else self._begin(batch, may_wait=True)
+
+    def _absorb_as_matched(self, lane: Lane, template: Template) -> tuple[Batch, Counted] | None:
+        """The same, compared in C."""
+        forward, tensors = lane.forward, template.matched(lane.events)
+        if tensors is None:
+            return None
+        written = self.count_clean(tensors)
+        if written == 0:
+            batch: Batch | None = template.batch(tensors, 0)
+            counted: Counted | None = Counted(clean_rows(len(tensors)))
+        else:
+            batch, counted = template.confirm_versions(tensors, lane.written), None
+        if batch is None:
+            return None
+        forward.calls, forward.cache = template.calls, template.cache(lane.events)
+        return batch, counted if counted is not None else self._begin(batch, may_wait=True)
+
+    def count_clean(self, tensors: list[Tensor]) -> int:
+        """If a look in C is enough: how many of these were ever written, -1 if something may be bad."""
+        return -1
 
     def _note_writes(self, lane: Lane, batch: Batch) -> None:
         """Some tensors were written in place; say so, and choose how closely to look from now on."""
@@ -509,16 +551,16 @@ class Recorder(ABC):
                 self._return(lane, at, output)
             except Exception as error:  # an output that refuses to be asked for its class
                 forward.failed = f"{type(error).__name__}: {error}"
+            if self._looks and lane.mode == NOTHING and self._was_clean(lane):
+                return
         self._absorb_safely(lane, last=True)
         if lane.kept:
             self._learn(lane)
         elif lane.mode in (EVERYTHING, VERSIONS):
             self._never_written.setdefault(forward.phase, True)
-        lane.inside, lane.mode, lane.kept = False, EVERYTHING, []
         if forward.cache is not None:
             forward.note_cache()
-        _let_go(lane)
-        lane.forward = Forward()
+        lane.close()
         with self._lock:
             self.ends(forward)
             forward.number = next(self._numbers) if forward.phase != RECOMPUTE else -1
@@ -526,6 +568,31 @@ class Recorder(ABC):
             full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
             if full or not self._patient or not forward.may_wait():
                 self._settle()
+
+    def _was_clean(self, lane: Lane) -> bool:
+        """Whether a forward that has just ended equals its template and a look in C found all of it clean.
+
+        Then it is over: there is nothing to wait for, to read out or to explain.
+        """
+        forward = lane.forward
+        template = self._templates.get(forward.phase)
+        if template is None or template.shape is None or forward._parts:
+            return False
+        tensors = template.matched(lane.events)
+        if tensors is None or self.count_clean(tensors) or self._waiting:
+            return False
+        batch = template.batch(tensors, 0)
+        if forward.failed or not self.take_clean(forward, batch):
+            return False
+        forward.calls = template.calls
+        self.passing(forward, batch)
+        lane.close()
+        with self._lock:
+            self.ends(forward)
+            if forward.phase != RECOMPUTE:
+                forward.number = next(self._numbers)
+            self._tally(forward, (batch,))
+        return True
 
     def _learn(self, lane: Lane) -> None:
         """After a forward that was counted at once: was anything written in place before or after passing?"""
@@ -578,15 +645,14 @@ def _on_path(lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any
         lane.path.pop()
 
 
-def _let_go(lane: Lane) -> None:
-    lane.events.clear()
-    lane.written.clear()
-    lane.forward.weighed = lane.forward.bytes = 0
-
-
 def _note(value: Any, leaf: str, index: int, written: Written) -> None:
     """Note how often tensors had been written when they passed, if ever."""
     if isinstance(value, Tensor):
+        try:
+            if type(value) in ORDINARY and not value._version:  # as a rule
+                return
+        except Exception:  # inference tensors refuse to say
+            return
         if version := _version(value):
             written[index, leaf] = version
     elif value is not None:
@@ -605,7 +671,7 @@ def _safely(value: Any, name: str, given: bool) -> Iterator[tuple[str, Tensor | 
 
 def _version(tensor: Tensor) -> int:
     try:
-        if type(tensor) in ORDINARY and not tensor._version:  # as a rule; inference tensors refuse to say
+        if type(tensor) in ORDINARY and not tensor._version:  # inference tensors refuse to say
             return 0
         return 0 if tensor.is_inference() or is_odd(tensor) else tensor._version
     except Exception:  # a subclass that refuses to be asked; when it is read it becomes a note

@@ -27,11 +27,8 @@ class Shared:
 
     def __init__(self, register: Callable[[Call], Any] | None) -> None:
         self._register, self._handle, self._lock = register, None, threading.RLock()
+        self.exists = register is not None
         self._calls: tuple[Call, ...] = ()
-
-    @property
-    def exists(self) -> bool:
-        return self._register is not None
 
     def add(self, call: Call) -> None:
         with self._lock:
@@ -95,6 +92,9 @@ class Backwards:
         return backward
 
 
+_TAKES_OFF = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5)  # whether this torch's dynamo does so
+
+
 class Rehooked:
     """Optimizers that dynamo has taken torch's hooks off (before torch 2.5), with the same hooks around them.
 
@@ -108,7 +108,7 @@ class Rehooked:
 
     def put_on(self) -> None:
         """Find what has lost its hooks, once dynamo has done so."""
-        if self._looked or "torch._dynamo.eval_frame" not in sys.modules:
+        if self._looked or not _TAKES_OFF or "torch._dynamo.eval_frame" not in sys.modules:
             return
         patcher = getattr(sys.modules["torch._dynamo.eval_frame"], "TorchPatcher", None)
         info = getattr(getattr(patcher, "patch", None), "cache_info", None)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter as Tally
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter, is_
 from typing import Any
 
@@ -20,9 +22,13 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.batch import Batch, Label, Source, Written
 from lab.rooms.nan.watch.forward import CACHES, Forward
-from lab.rooms.nan.watch.leaves import SCALARS, is_cache
+from lab.rooms.nan.watch.leaves import SCALARS, is_cache, is_cache_name
+from lab.rooms.nan.watch.native.passing import looks
 from lab.rooms.nan.watch.pool import Picker, Pool, picker, skipped
 
+# (shapes of the values, places, distinct tensors), as passing.c reads them.
+Shape = tuple[tuple[Any, ...], int, int]
+ANY, TENSOR, AGAIN, FLOAT, OTHER, ROW, MAPPING = range(7)
 VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
 
 
@@ -52,10 +58,12 @@ class Template:
     exposed: list[int]
     calls: list[list[Any]]
     cache_at: tuple[int, str] | None
+    empty: Picker  # rows and mappings inside of others: what fills one lies deeper than the pool
     floats: Picker  # numbers of Python, which are read again
     unseen: Tally[tuple[int, str, str]]
     num_bytes: int
     fp8: bool
+    shape: Shape | None  # the same for passing.c
 
     @classmethod
     def of(cls, events: list[Any], forward: Forward, batch: Batch) -> Template | None:
@@ -67,11 +75,12 @@ class Template:
         types = [*map(type, values)]
         within, inner = pool.inside(values)
         values += within
-        deep = any(
-            _may_hold(values[at])
+        rows = [
+            at
             for source, at in sources.items()
-            if at >= len(types) and not skipped(source)
-        )
+            if at >= len(types) and not skipped(source) and isinstance(values[at], (tuple, list, Mapping))
+        ]
+        deep = any(len(values[at]) for at in rows)
         unread = (values[at] for source, at in sources.items() if not skipped(source))
         if deep or not all(map(_is_plain, unread)) or not {*batch.sources} <= sources.keys():
             return None
@@ -105,13 +114,22 @@ class Template:
             batch.exposed(),
             forward.calls,
             next(cached, None),
+            picker(rows),
             picker(
                 [at for source, at in sources.items() if type(values[at]) is float and not skipped(source)]
             ),
             batch.unseen,
             batch.bytes(),
             batch.fp8,
+            shape_of(events, batch.tensors) if looks() is not None else None,
         )
+
+    def matched(self, events: list[Any]) -> list[Tensor] | None:
+        """The distinct tensors of a forward that equals this one; None if it differs or C does not tell."""
+        found = looks()
+        if self.shape is None or found is None:
+            return None
+        return found.matched(events, self.heads, *self.shape)
 
     def read(self, events: list[Any]) -> list[Any] | None:
         """The pool of a forward that may equal this one; None if it differs.
@@ -127,7 +145,7 @@ class Template:
         if inner != self.inner:
             return None
         values += within
-        return values
+        return None if any(map(len, self.empty(values))) else values
 
     def confirm(self, values: list[Any], tensors: Sequence[Tensor], written: Written) -> Batch | None:
         """The tensors as a batch; None if they are not arranged as in the template."""
@@ -139,15 +157,29 @@ class Template:
             return None
         if not all(map(math.isfinite, self.floats(values))):
             return None
-        versions = [*map(VERSION, tensors)]
-        if any(versions) and not self._noted(versions, written):
-            return None
+        return self.confirm_versions(tensors, written)
+
+    def batch(self, tensors: Sequence[Tensor], ever_written: int) -> Batch:
+        """These tensors, arranged as in the template."""
+        batch = Batch.__new__(Batch)
+        vars(batch).update(self.same, tensors=tensors, ever_written=ever_written)
+        return batch
+
+    @cached_property
+    def same(self) -> dict[str, Any]:
+        """What all batches of this template have in common."""
         batch = Batch(None)
-        batch.tensors, batch.ever_written = tensors, len(versions) - versions.count(0)
         batch.labels, batch.leaf_call, batch.index = self.labels, self.leaf_call, self.index
         batch.put_out, batch.unseen, batch.num_bytes = self.put_out, self.unseen, self.num_bytes
         batch.fp8, batch.open = self.fp8, self.exposed
-        return batch
+        return vars(batch)
+
+    def confirm_versions(self, tensors: Sequence[Tensor], written: Written) -> Batch | None:
+        """These tensors, which `matched` found, as a batch; None if some were written after they passed."""
+        versions = [*map(VERSION, tensors)]
+        if any(versions) and not self._noted(versions, written):
+            return None
+        return self.batch(tensors, len(versions) - versions.count(0))
 
     def cache(self, events: list[Any]) -> Any:
         return events[self.cache_at[0]][self.cache_at[1]] if self.cache_at else None
@@ -157,6 +189,42 @@ class Template:
         return all(map(int.__eq__, versions, [written.get(leaf, 0) for leaf in self.first_leaves]))
 
 
+def shape_of(events: Sequence[Any], tensors: Sequence[Tensor]) -> Shape | None:
+    """What passing.c compares an equal forward with; None for containers that do not give what they store."""
+    slots, met = {id(one): at for at, one in enumerate(tensors)}, set[int]()
+
+    def shape(value: Any, name: Any = None) -> tuple[Any, ...]:
+        kind = type(value)
+        if isinstance(name, str) and is_cache_name(name):
+            return ANY, kind, -1
+        if not isinstance(value, (Tensor, tuple, list, Mapping)):
+            return (FLOAT if kind is float else ANY), kind, -1
+        if id(value) in met:
+            return AGAIN, kind, slots[id(value)]
+        if kind is not tuple or value:  # there is one empty tuple for all of Python
+            met.add(id(value))
+        slot = slots.setdefault(id(value), len(slots))
+        if isinstance(value, Tensor):
+            return (TENSOR, kind, slot) if slot < len(tensors) else (OTHER, kind, slot, value.dtype)
+        if not _as_stored(kind):
+            raise TypeError
+        if isinstance(value, Mapping):
+            return MAPPING, kind, slot, tuple(shape(one, at) for at, one in value.items()), (*value,)
+        return ROW, kind, slot, tuple(map(shape, value)), isinstance(value, list)
+
+    try:
+        parts = tuple(shape(one) for at, one in enumerate(events) if at % 3)
+    except TypeError:
+        return None
+    return parts, len(slots), len(tensors)
+
+
+def _as_stored(kind: type) -> bool:
+    """Whether what such a container gives is what lies in it: a subclass may compute it."""
+    ways = ((tuple, "__iter__"), (list, "__iter__"), (dict, "values"), (OrderedDict, "values"))
+    return any(issubclass(kind, base) and getattr(kind, way) is getattr(base, way) for base, way in ways)
+
+
 def _is_plain(value: Any) -> bool:
     """Whether all that this value can hold is in the pool, or is no number."""
     return (
@@ -164,10 +232,6 @@ def _is_plain(value: Any) -> bool:
         or callable(value)
         or is_cache(value)
     )
-
-
-def _may_hold(value: Any) -> bool:
-    return isinstance(value, (tuple, list, Mapping)) and len(value) > 0
 
 
 def _same(

@@ -18,6 +18,7 @@ from torch import nn
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.guard.guard import Guard
 from lab.rooms.nan.watch.lane import blind
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 MOST_GUARDS = 8
 
@@ -32,6 +33,7 @@ class Auto:
         self._lock = threading.RLock()
         self._busy = threading.local()
 
+    @hidden
     def meet(self, module: nn.Module) -> seam.Call | None:
         """A module that nobody watches is called; it becomes a model with a guard if it should be one."""
         if module in self._ignored or getattr(self._busy, "on", False) or blind() or self._inside_a_model():

@@ -18,6 +18,7 @@ from torch import Tensor
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
+from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
@@ -41,6 +42,8 @@ class Border:
     hooked: bool = False  # the program has a hook on the tensor, which may change its gradient
 
 
+# A place among a forward's tensors, its border, and what carries the border's hook to a node, if anything.
+Planned = tuple[int, Border, "Tensor | None"]
 Entered = tuple[Border, Any]  # a gradient that entered a module's output, and the node that it entered
 
 
@@ -53,12 +56,14 @@ class Borders:
         self.ended = False
         self._entered_: list[Entered] = []
         self._forgotten = 0
-        self._plans: dict[int, tuple[list[Any], list[tuple[int, Border]]]] = {}
+        self._plans: dict[int, tuple[list[Any], list[Planned]]] = {}
 
     def attach(self, forward: Forward, batch: Batch) -> None:
         """Hook the nodes of what modules put out in these tensors."""
-        tensors, entered = batch.tensors, self._entered
-        for u, border in self._plan(forward, batch):
+        tensors, entered, plan = batch.tensors, self._entered, self._plan(forward, batch)
+        if self._collector.passing is not None and type(tensors) is list:
+            plan = self._collector.passing.looks.carried(tensors, plan)
+        for u, border, _ in plan:
             tensor = tensors[u]
             node = tensor.grad_fn
             if node is None:
@@ -71,8 +76,8 @@ class Borders:
             else:
                 self._hook_tensor(tensor, border)
 
-    def _plan(self, forward: Forward, batch: Batch) -> list[tuple[int, Border]]:
-        """(place among the tensors, border) of each output; forwards read by one template share theirs."""
+    def _plan(self, forward: Forward, batch: Batch) -> list[Planned]:
+        """One per output; forwards read by one template share theirs."""
         key = id(batch.labels)
         if forward.saved is None and key in self._plans and self._plans[key][0] is batch.labels:
             return self._plans[key][1]
@@ -80,13 +85,15 @@ class Borders:
         for leaf, u in enumerate(batch.index):
             if u >= 0 and batch.tensors[u].requires_grad:
                 users.setdefault(int(u), []).append(leaf)
-        plan = []
+        plan: list[Planned] = []
+        shared = forward.saved is None and torch.is_grad_enabled() and isinstance(batch.index, np.ndarray)
         for u, found in users.items():
             outs = [leaf for leaf in found if batch.labels[leaf][1] == OUT]
             if outs:
                 takers = [leaf for leaf in found if batch.labels[leaf][1] == IN]
-                plan.append((u, self._border(forward, batch, outs, takers, batch.tensors[u])))
-        if forward.saved is None and torch.is_grad_enabled() and isinstance(batch.index, np.ndarray):
+                border = self._border(forward, batch, outs, takers, batch.tensors[u])
+                plan.append((u, border, self._carrier(border) if shared else None))
+        if shared:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
             self._plans[key] = batch.labels, plan
@@ -108,6 +115,23 @@ class Borders:
             forward.saved if roots else None,
         )
 
+    def _carrier(self, border: Border) -> Tensor | None:
+        """A tensor whose dict of hooks a node can share, so that no hook is made for each step's nodes.
+
+        None where C has no short cut, and for what the model gives out: a node then gets a hook of its own,
+        which comes after those that the program puts on the tensor once the forward is over.
+        """
+        passing = self._collector.passing
+        if passing is None or not _PREHOOKS or border.output_nr or border.root_leaf is not None:
+            return None
+        carrier = quiet(_no_numbers, None)
+        carrier._backward_hooks = {0: passing.entered(partial(self._entered_alone, border))}
+        return carrier
+
+    @passes_on
+    def _entered_alone(self, border: Border, grad: Any) -> None:
+        self._entered(border, 0, (grad,))
+
     def _hook_tensor(self, tensor: Tensor, border: Border) -> None:
         """For torch before 2.0."""
         tensor.register_hook(lambda grad: self._entered(border, 0, (grad,)))  # type: ignore[no-untyped-call]
@@ -121,6 +145,8 @@ class Borders:
         try:
             entered, collector = self._entered_, self._collector
             entered.append((border, _current_node() if _current_node is not None else None))
+            if collector.passing is not None and border.saved is None and collector.passing.passes(grad):
+                return
             try:
                 version = grad._version
             except RuntimeError:  # made in inference mode
@@ -192,6 +218,10 @@ class Borders:
                     found += after is entered_node and number == border.output_nr
                     todo.append(after)
         return found if entered_node in met else -1
+
+
+def _no_numbers(_: None) -> Tensor:
+    return torch.empty(0, device="cpu")
 
 
 def _named(module: str) -> str:

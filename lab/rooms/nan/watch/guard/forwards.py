@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.count import Counter, all_clean
@@ -16,6 +16,7 @@ from lab.rooms.nan.watch.guard.journal import Journal, named
 from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.reactions import Reactions
 from lab.rooms.nan.watch.guard.weights import Weights
+from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.recorder import RECOMPUTE
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
@@ -57,12 +58,14 @@ class GuardedWatch(Watch):
         borders: Borders,
         headroom: Headroom,
         listener: Listener,
+        passing: Passing | None = None,
     ) -> None:
         super().__init__(model, counter=count, keep_rows=False, check_weights=True)
         self._journal, self._borders, self._headroom = journal, borders, headroom
         self._listener = listener
+        self._clean = passing.cleaning("forward") if passing is not None else lambda _: -1
         # Each forward is counted when it ends: before the program can write to anything.
-        self._patient = False
+        self._patient, self._looks, self._reacts = False, passing is not None, listener.reacts
 
     def meet_new_modules(self) -> None:
         super().meet_new_modules()
@@ -70,6 +73,9 @@ class GuardedWatch(Watch):
 
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._journal.within(self._listener.forward_begins, forward, module, args, kwargs)
+
+    def count_clean(self, tensors: list[Tensor]) -> int:
+        return self._clean(tensors)
 
     def take_clean(self, forward: Forward, batch: Batch) -> bool:
         if batch.fp8:
@@ -107,8 +113,7 @@ class GuardedWatch(Watch):
             self._steps.clear()  # a training job has no end of forwards
 
     def react(self, forward: Forward) -> None:
-        if self._listener.reacts:
-            self._listener.react_if_bad()
+        self._listener.react_if_bad()
 
     def read_weights_again(self) -> list[dict[str, Any]]:
         """What weights and buffers hold now that is bad."""

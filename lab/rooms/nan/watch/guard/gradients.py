@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.count import Counted
 from lab.rooms.nan.watch.guard.journal import Journal
+from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.plain import all_plain, as_counted, is_odd
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
@@ -86,10 +87,15 @@ class Collector:
     """Collects tensors and counts them in groups; `settled` gives the finished groups' rows."""
 
     def __init__(
-        self, begin: Callable[[Sequence[Tensor]], Counted], journal: Journal, *, reads_only: bool = False
+        self,
+        begin: Callable[[Sequence[Tensor]], Counted],
+        journal: Journal,
+        *,
+        reads_only: bool = False,
+        passing: Passing | None = None,
     ) -> None:
         self._begin, self._journal, self._lock = begin, journal, threading.RLock()
-        self._reads_only = reads_only
+        self._reads_only, self.passing = reads_only, passing
         self._every: list[_List] = []
         self.lists = _Lists(self._every)
         self._held: list[tuple[int, list[Passed]]] = []  # in order of time, with the tick they came before
@@ -124,21 +130,29 @@ class Collector:
         """Whether tensors were taken whose rows nobody has asked for."""
         if self._groups or self._held:
             return True
-        return bool([one for one in self._every if one.entries])
+        for one in self._every:  # noqa: SIM110 - asked several times in a step
+            if one.entries:
+                return True
+        return False
 
     def here(self) -> int:
         """How many tensors this thread has taken so far."""
-        own = self.lists.own
+        own, counted = self.lists.own, 0
+        if self.passing is not None:
+            counted = self.passing.looks.passed(self.passing.address, False)
         with self._lock:  # another thread may be draining it
-            return own.drained + len(own.entries)
+            return counted + own.drained + len(own.entries)
 
     def anywhere(self) -> int:
         """How many tensors all threads have taken so far."""
+        counted = self.passing.passed(True) if self.passing is not None else 0
         with self._lock:
-            return sum(one.drained + len(one.entries) for one in self._every)
+            return counted + sum(one.drained + len(one.entries) for one in self._every)
 
     def mark(self) -> None:
         """What was taken so far came before everything that the clock is asked for from now on."""
+        if not self.waits:
+            return
         with self._lock:
             for one in self._every:
                 if not one.entries:

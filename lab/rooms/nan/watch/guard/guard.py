@@ -37,6 +37,7 @@ from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.guard.surrounded import Surrounded
 from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
 from lab.rooms.nan.watch.guard.weights import Weights
+from lab.rooms.nan.watch.native.passing import Passing, looks
 from lab.rooms.nan.watch.plain import is_unbuilt
 from lab.rooms.nan.watch.recorder import RECOMPUTE
 from lab.rooms.nan.watch.shared import after_update, backwards, before_update, rehooked
@@ -82,12 +83,15 @@ class Guard:
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._on_gpu = on_gpu = device.type == "cuda"
         self.counter, count = self._chosen(device, counter)
-        self.collector = Collector(beginning(count), journal, reads_only=reads_only(count))
+        self.passing = passing = self._short_cuts(device, counter)
+        self.collector = Collector(beginning(count), journal, reads_only=reads_only(count), passing=passing)
         self.borders = Borders(self.collector)
-        self.watch = GuardedWatch(model, count, journal, self.borders, self.headroom, self)
+        self.watch = GuardedWatch(model, count, journal, self.borders, self.headroom, self, passing)
         self.borders.names = self.watch._names
         self.losses = Losses(journal, self.collector, self.scaling, on_gpu=on_gpu)
-        self.weights = Weights(model, count, journal, self.headroom, _as_list(optimizer), on_gpu=on_gpu)
+        self.weights = Weights(
+            model, count, journal, self.headroom, _as_list(optimizer), on_gpu=on_gpu, passing=passing
+        )
         self.parameters = ParameterHooks(model, journal, self.collector, self.weights, self.strategy)
         self.gradients = GradientEvents(
             journal, self.collector, self.borders, self.weights, self.headroom, self.strategy, self.watch
@@ -106,6 +110,7 @@ class Guard:
         self._handles: list[Any] = []
         self._updated_by: set[int] = set()  # the optimizers of the step that has just ended
         self._begun_at: dict[int, int] = {}  # optimizer -> the step in which its update began
+        self._begins_with: tuple[Any, list[Tensor]] = None, []  # the optimizer whose update runs, its weights
         self._forward_since_update = False
         self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
 
@@ -123,6 +128,11 @@ class Guard:
 
         count.reads_only = in_c  # type: ignore[attr-defined]
         return name, count
+
+    def _short_cuts(self, device: torch.device, counter: str | None) -> Passing | None:
+        """On a CPU, unless a way of counting was asked for, clean tensors are looked at in C alone."""
+        found = looks() if device.type == "cpu" and counter is None else None
+        return Passing(found) if found is not None else None
 
     # Entering and leaving
 
@@ -142,9 +152,12 @@ class Guard:
             return
         self.journal.safely(self._last_look)
         self.journal.ended = self.borders.ended = True
+        if self.passing is not None:
+            self.passing.end()
         for handle in self._handles:
             self.journal.safely(handle.remove)
         self._handles.clear()
+        self._begins_with = None, []
         self.parameters.remove()
         self.reactions.forget()
         before_update.remove(self._before_update)
@@ -185,6 +198,8 @@ class Guard:
     @property
     def seen(self) -> Tally[str]:
         """Tensors looked at, by stage."""
+        for stage, count in self.passing.take_seen() if self.passing is not None else ():
+            self.journal.seen[self.parameters.stage if stage == "param_grads" else stage] += count
         return self.journal.seen
 
     @property
@@ -316,6 +331,7 @@ class Guard:
         parameters = parameters_of(optimizer)
         if self._is_ours(optimizer, parameters):
             self._goes_on(optimizer)
+            self._begins_with = optimizer, parameters
             self.journal.within(self._look_before_update, parameters)
             if self.reacts:
                 self.react_if_bad()
@@ -326,7 +342,10 @@ class Guard:
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         if self.journal.ended:
             return
-        parameters = parameters_of(optimizer)
+        of, parameters = self._begins_with
+        if of is not optimizer:
+            parameters = parameters_of(optimizer)
+        self._begins_with = None, []
         if id(optimizer) in self._begun_at or self._is_ours(optimizer, parameters):
             self.journal.within(self._look_after_update, optimizer, parameters)
 
@@ -346,13 +365,13 @@ class Guard:
         self._updated_by.add(id(optimizer))
         self._begun_at[id(optimizer)] = self.journal.step
 
-    def _look_before_update(self, parameters: Sequence[Tensor]) -> None:
+    def _look_before_update(self, parameters: list[Tensor]) -> None:
         self.weights.before_update(parameters)
         self.parameters.before_update(parameters)
         if not self._on_gpu or self.reacts:
             self.settle()
 
-    def _look_after_update(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
+    def _look_after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
         begun_at = self._begun_at.pop(id(optimizer), self.journal.step)
         if self.journal.step > begun_at and not self._forward_since_update:  # an optimizer in it has ended it
             self.journal.step -= 1
@@ -363,8 +382,9 @@ class Guard:
         self.settle()
         if self.reacts:
             self.react_if_bad()
-        states = (one for _, one in state_tensors(optimizer) if one.dim())
-        self.journal.within(self.headroom.step_ends, self, states)
+        if self.headroom.has_points(self.passing, self.journal.step):
+            states = (one for _, one in state_tensors(optimizer) if one.dim())
+            self.journal.within(self.headroom.step_ends, self, states)
         self._step_is_over()
         if self.journal.step % WRITE_EVERY == 0:
             self._write()
@@ -373,13 +393,17 @@ class Guard:
         self.journal.step += 1
         self._forward_since_update = False
         self.scaling.stepped()
-        self.reactions.forget()
+        if self.reacts:
+            self.reactions.forget()
         self.borders.step_ended()
-        self.reactions.keep()
+        if self.journal.open:
+            self.reactions.keep()
 
     def _left_out(self) -> None:
         """The scaler left the last step out."""
         self.settle()
+        if self.passing is not None:
+            self.passing.forget_peaks()
         self.reactions.leave_out()
         self.journal.step += 1
         self.borders.step_ended()

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.quiet import quiet
 
 # largest, least normal, least subnormal number
@@ -72,7 +73,7 @@ class Headroom:
     """Follows the largest magnitudes of each class and samples shares every `every` steps (0: never)."""
 
     def __init__(self, every: int) -> None:
-        self.every = every
+        self.every, self._magnitudes_every = every, max(1, every // MAGNITUDES)
         self.peaks: dict[tuple[str, str], float] = {}
         self.shares: dict[tuple[str, str], list[Shares]] = {}
         self.sampled_at = -1  # step of the newest shares
@@ -104,6 +105,16 @@ class Headroom:
         else:
             self.met_all([(stage, one) for one in dtypes], largest)
 
+    def has_points(self, passing: Passing | None, step: int) -> bool:
+        """Take in what passed on the short way; whether there is anything to keep at the end of this step."""
+        if passing is not None:
+            if self.magnitudes_due(step):
+                for stage, dtype, largest in passing.take_peaks():
+                    self.met(stage, dtype, largest)
+            elif self.every and (step + 1) % self._magnitudes_every == 0:
+                passing.forget_peaks()
+        return bool(self._now) or self.due(step)
+
     def due(self, step: int) -> bool:
         """Whether shares are sampled in this step."""
         if not self.every:
@@ -112,7 +123,7 @@ class Headroom:
 
     def magnitudes_due(self, step: int) -> bool:
         """Whether largest magnitudes are counted in this step, where they cost extra: at first in each."""
-        return bool(self.every) and (step < FIRST_STEPS or step % max(1, self.every // MAGNITUDES) == 0)
+        return bool(self.every) and (step < FIRST_STEPS or step % self._magnitudes_every == 0)
 
     def step_ends(self, guard: Any, states: Iterable[Tensor]) -> None:
         """A step is over: sample weights and gradients now and then, and add its point."""

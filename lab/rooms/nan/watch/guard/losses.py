@@ -30,13 +30,19 @@ class Losses:
     @hidden
     def begins(self, tensors: Any) -> tuple[int, int] | None:
         """(when, how many gradients had passed); None inside of a backward, as a checkpoint runs one."""
-        found: tuple[int, int] | None = self._journal.within(self._passed_before, tensors)
-        return found
+        try:
+            return self._passed_before(tensors)
+        except Exception as error:  # a note, never an exception in the program
+            self._journal.failure("a backward begins", error)
+            return None
 
     @hidden
     def ended(self, tensors: Any, begun: tuple[int, int] | None) -> None:
         if begun is not None:
-            self._journal.within(self._take, tensors, begun)
+            try:
+                self._take(tensors, begun)
+            except Exception as error:
+                self._journal.failure("a backward ends", error)
 
     def _passed_before(self, tensors: Any) -> tuple[int, int] | None:
         if self._journal.ended or recomputing():
@@ -53,7 +59,13 @@ class Losses:
         if self._journal.ended or self._passed() == passed:
             return
         for tensor in tensors if isinstance(tensors, (tuple, list)) else [tensors]:
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not self._is_clean(tensor):
                 made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
                 self._collector.take("loss", made_by, tensor, moment)
-        self._collector.flush()
+        if self._collector.waits:
+            self._collector.flush()
+
+    def _is_clean(self, loss: Tensor) -> bool:
+        """Whether one look is enough; magnitudes of losses are of no interest."""
+        passing = self._collector.passing
+        return passing is not None and passing.clean("loss", (loss,)) >= 0

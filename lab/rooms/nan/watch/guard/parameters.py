@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.weights import Weights, version, versions_of
 from lab.rooms.nan.watch.plain import is_unbuilt
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+
+# A gradient, its version and its address: another one may come to lie at the same place.
+Identity = tuple["ref[Tensor]", int, int]
 
 
 class Unhooked(int):
@@ -34,12 +37,16 @@ class ParameterHooks:
         self._model, self._journal, self._collector = model, journal, collector
         self._weights, self._strategy = weights, strategy
         # FSDP accumulates what has been reduced already.
-        self._stage = "after_reduce" if strategy.name == "FSDP" else "param_grads"
+        self.stage = "after_reduce" if strategy.name == "FSDP" else "param_grads"
         self._reduces_at_once = strategy.reduces_at_once
         self._handles: list[Any] = []
         self._kept_nodes: list[Any] = []
         self._hooked: set[int] = set()
-        self._counted: dict[int, tuple[int, int]] = {}  # weight -> (gradient, its version) last counted
+        self._counted: dict[int, Identity] = {}  # weight -> its gradient that was counted last
+        passing = collector.passing
+        self._hook_made = (
+            passing.accumulated(self._accumulated, self._counted) if passing else self._accumulated
+        )
         self._last: tuple[Tensor, Tensor] | None = None  # the last weight whose gradient came, and that
         self._stay = True  # gradients stay where they accumulated: no update inside of backward frees them
 
@@ -64,7 +71,7 @@ class ParameterHooks:
     def _hook(self, parameter: Tensor) -> None:
         register = getattr(parameter, "register_post_accumulate_grad_hook", None)
         if register is not None:
-            self._handles.append(register(self._accumulated))
+            self._handles.append(register(self._hook_made))
             return
         with torch.enable_grad():
             expanded: Any = parameter.expand_as(parameter).grad_fn
@@ -84,8 +91,8 @@ class ParameterHooks:
                 number = own = grad._version
             else:
                 number, own = _versions_of_other(grad)
-            collector.lists.own.entries.append((self._stage, key, grad, own, -1))
-            self._counted[key] = (id(grad), number)
+            collector.lists.own.entries.append((self.stage, key, grad, own, -1))
+            self._counted[key] = ref(grad), number, _address(grad)
             if collector.weighs:
                 self._weigh(parameter, grad)
             if self._reduces_at_once:
@@ -104,12 +111,19 @@ class ParameterHooks:
     def _flush(self) -> None:
         self._collector.flush()
 
-    def before_update(self, parameters: Sequence[Tensor]) -> None:
+    def before_update(self, parameters: list[Tensor]) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
         self._last = None
+        passing = self._collector.passing
+        if (
+            passing is not None
+            and not self._strategy.reduces
+            and passing.looks.as_counted(parameters, self._counted)
+        ):
+            return
         used = [one for one in parameters if one.grad is not None]
         grads: list[Any] = [one.grad for one in used]
-        now = [*zip(map(id, grads), versions_of(grads), strict=True)]
+        now = [*zip(map(ref, grads), versions_of(grads), map(_address, grads), strict=True)]
         if not self._strategy.reduces and now == [*map(self._counted.get, map(id, used))]:
             return
         for parameter, grad, seen in zip(used, grads, now, strict=True):
@@ -122,6 +136,15 @@ class ParameterHooks:
             if id(parameter) not in self._hooked:
                 self.attach()
         self._collector.flush()
+
+
+@hidden
+def _address(grad: Tensor) -> int:
+    """Where its numbers lie; 0 where that cannot be told in one number."""
+    try:
+        return grad.data_ptr()
+    except RuntimeError:  # sparse, distributed, wrapped
+        return 0
 
 
 @hidden

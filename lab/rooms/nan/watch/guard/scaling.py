@@ -82,7 +82,7 @@ class Scaling:
 def scale_of(loss: Any) -> int:
     """The address of the one number that a loss was multiplied by last; 0 if that is not how it was made."""
     node = getattr(loss, "grad_fn", None)
-    if node is None or node.name() != "MulBackward0":
+    if node is None or type(node).__name__ != "MulBackward0":
         return 0
     factor = getattr(node, "_saved_other", None)
     return factor.data_ptr() if isinstance(factor, torch.Tensor) and factor.numel() == 1 else 0

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.plain import ORDINARY, REAL, all_plain, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 
@@ -50,10 +51,10 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
     return [one for group in getattr(optimizer, "param_groups", ()) for one in group.get("params", ())]
 
 
-def negative_squares(states: Sequence[tuple[State, Tensor]]) -> list[State]:
+def negative_squares(states: Sequence[tuple[State, Tensor]], passing: Passing | None = None) -> list[State]:
     """States that are sums of squares and yet below zero: finite, and the next update is not."""
     squares = [(state, one) for state, one in states if state[1] in SQUARES and one.numel()]
-    if not squares:
+    if not squares or (passing and passing.looks.none_below_zero([one for _, one in squares])):
         return []
     lows = quiet(_lowest, [one for _, one in squares])
     return [state for (state, _), low in zip(squares, lows, strict=True) if low < 0]

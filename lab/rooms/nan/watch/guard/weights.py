@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.count import Counter, all_clean
+from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.guard.events import WORDS, Event
 from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, owner
@@ -31,6 +31,7 @@ from lab.rooms.nan.watch.guard.updates import (
     state_tensors,
     why_not_finite,
 )
+from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.shared import new_module
@@ -54,9 +55,10 @@ class Weights:
         optimizers: list[Any],
         *,
         on_gpu: bool,
+        passing: Passing | None = None,
     ) -> None:
         self._model, self._count, self._journal = model, count, journal
-        self._headroom, self._on_gpu = headroom, on_gpu
+        self._headroom, self._on_gpu, self._passing = headroom, on_gpu, passing
         self.optimizers = optimizers  # those given to the guard
         self.names: dict[int, str] = {}
         self.owners: dict[int, list[str]] = {}
@@ -95,8 +97,10 @@ class Weights:
 
     # Around an update
 
-    def before_update(self, parameters: Sequence[Tensor]) -> None:
+    def before_update(self, parameters: list[Tensor]) -> None:
         """Notice what other code has written since the last update."""
+        if self._passing is not None and self._passing.looks.unwritten(parameters, self._versions_after):
+            return
         now, after = versions_of(parameters), self._versions_after
         if now == [*map(after.get, map(id, parameters))]:
             return
@@ -104,13 +108,15 @@ class Weights:
             if after.get(id(one), versions) != versions:
                 self._written_before_update.setdefault(id(one), self._journal.step)
 
-    def after_update(self, optimizer: Any, parameters: Sequence[Tensor]) -> None:
+    def after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
         read_already = self._journal.step == self._counted_in and not self._since_read
         self.updated_by((optimizer,))
         if read_already or self.updates <= READ_FIRST or (self.updates - 1) % READ_EVERY == 0:
             self._journal.within(self.read)
-        self._versions_after.update(zip(map(id, parameters), versions_of(parameters), strict=True))
+        if self._passing is None or not self._passing.looks.note_versions(parameters, self._versions_after):
+            versions = versions_of(parameters)
+            self._versions_after.update(zip(map(id, parameters), versions, strict=True))
 
     def updated_by(self, optimizers: Sequence[Any]) -> None:
         if self._journal.step != self._counted_in:  # several optimizers may update in one step
@@ -159,10 +165,14 @@ class Weights:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
             self._updated_at, self._updated_step = self._journal.now(), self._journal.step
-        states = parts_of(one for by in self._updated_by for one in state_tensors(by))
-        weights = parts_of(named_weights(self._walk()))
-        rows = quiet(self._count, [one for _, one in (*states, *weights)])
-        if not all_clean(rows):
+        states = [one for by in self._updated_by for one in state_tensors(by)]
+        weights = named_weights(self._walk())
+        states_clean = self._are_clean("opt_state", states)  # which counts them as seen
+        if not states_clean or not self._are_clean("weights_after", weights):
+            states, weights = parts_of(states), parts_of(weights)
+            self._journal.seen["opt_state"] += 0 if states_clean else len(states)
+            self._journal.seen["weights_after"] += len(weights)
+            rows = quiet(self._count, [one for _, one in (*states, *weights)])
             for stage, of, some in (
                 ("opt_state", states, rows[: len(states)]),
                 ("weights_after", weights, rows[len(states) :]),
@@ -172,15 +182,17 @@ class Weights:
                 self._judge_states(states, rows)
                 self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
         if late >= 0 or not self._on_gpu:
-            for label in negative_squares(states):
+            for label in negative_squares(states, self._passing):
                 name = state_name(label, self.names)
                 self._event("opt_state", name, None, None, why="a sum of squares is below zero")
-        self._journal.seen["opt_state"] += len(states)
-        self._journal.seen["weights_after"] += len(weights)
         self.reads += self._since_read > 0
         self._since_read = 0
         self._updated_by.clear()
         self._written_before_update.clear()
+
+    def _are_clean(self, stage: str, named: Sequence[tuple[Any, Tensor]]) -> bool:
+        """Whether one look in C is enough, which keeps their largest magnitudes."""
+        return self._passing is not None and self._passing.clean(stage, [one for _, one in named]) >= 0
 
     def _walk(self) -> Sequence[tuple[str, nn.Module]]:
         """All modules; those of last time if torch would have said that one came."""

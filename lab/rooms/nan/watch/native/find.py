@@ -1,4 +1,4 @@
-"""The library of counts.c: the one of a platform wheel, else compiled once by this machine's C compiler."""
+"""The libraries of this folder: those of a platform wheel, else compiled once by this machine's compiler."""
 
 from __future__ import annotations
 
@@ -17,4 +17,13 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
 
 
 LIBRARY = Library(Path(__file__).with_name("counts.c"), _typed)
-library, library_state = LIBRARY.get, LIBRARY.state
+library = LIBRARY.get
+# Its functions take and give objects of Python: see `passing`.
+PASSING = Library(Path(__file__).with_name("passing.c"), lambda found: found)
+passing_library = PASSING.get
+
+
+def library_state() -> str:
+    """Which form is in use, and why, for `lab doctor`."""
+    counts, passing = LIBRARY.state(), PASSING.state()
+    return counts if counts == passing else f"counts {counts}; hooks {passing}"

@@ -214,3 +214,17 @@ def test_lbfgs_is_one_step_per_update_under_every_torch():
 
             optimizer.step(closure)
     assert closures[0] > 3 == g.step and (g.first.stage, g.first.step) == ("loss", 1)
+
+
+@pytest.mark.skipif(OLD, reason="this torch has no hooks on nodes that come after those on tensors")
+def test_a_hook_put_on_the_output_after_the_forward_is_no_fault_of_a_module():
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nan.guard(model, optimizer) as g:
+        for number in range(12):
+            optimizer.zero_grad()
+            out = model(x(8, 4))
+            out.register_hook(lambda grad, at=number: grad * NAN if at == 9 else grad)
+            out.square().mean().backward()
+            optimizer.step()
+    assert (g.first.stage, g.first.module, g.first.step) == ("loss", "", 9)

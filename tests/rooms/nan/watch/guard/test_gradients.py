@@ -15,7 +15,7 @@ from lab.rooms.nan.watch.guard.gradients import Collector  # noqa: E402
 from lab.rooms.nan.watch.guard.journal import Journal  # noqa: E402
 
 pytestmark = pytest.mark.torch
-KB = 1 << 10
+KB, NAN = 1 << 10, float("nan")
 
 
 @pytest.fixture
@@ -85,3 +85,33 @@ def test_gradients_that_the_program_frees_inside_of_backward_are_let_go_of(monke
             model(torch.ones(2, 64)).sum().backward()
     assert guard.status == "clean" and guard.seen["param_grads"] == 32
     assert most <= 3, "16 gradients of 16 KiB each, and room for one KiB"
+
+
+def by_hand(weight):
+    """Another gradient in place of the counted one, as a rule with its id, at its address, of its version."""
+    weight.grad = None
+    weight.grad = torch.full_like(weight, NAN)
+
+
+def by_data(weight):
+    weight.grad.data = torch.full_like(weight, NAN)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["in C", "in Python"])
+@pytest.mark.parametrize("spoil", [by_hand, by_data])
+def test_a_gradient_put_in_place_of_the_counted_one_is_counted_before_the_update(spoil, plain, monkeypatch):
+    if plain:
+        monkeypatch.setattr("lab.rooms.nan.watch.guard.guard.looks", lambda: None)
+    for bad_step in (2, 3, 14):  # weights are read after each of the first updates, then after some
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with nan.guard(model, optimizer) as g:
+            for number in range(bad_step + 1):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).square().mean().backward()
+                if number == bad_step:
+                    spoil(model[0].weight)
+                optimizer.step()
+        first = g.first
+        assert (first.step, first.stage) == (bad_step, "clipped"), first
+        assert first.place.endswith("0.weight") and first.why.startswith("finite when backward ended")

@@ -1,0 +1,665 @@
+/* What happens for every tensor that passes a watch or a guard on a CPU, without a frame of Python: hooks of
+ * autograd, a look at a list of tensors, and the comparison of a forward's calls with those of an equal one.
+ *
+ * Everything here is a short cut that may always say "not certain": then, and after any error, the Python beside it
+ * (`slow`, or the caller) does the same thing in full. The answers are equal; only the way is shorter.
+ *
+ * CPython's functions are declared by hand and found in the running interpreter: all belong to its stable interface,
+ * so one library serves every Python, and compiling it needs no headers. Every function here is called with the
+ * interpreter's lock held.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct Object PyObject;
+typedef intptr_t Size;
+typedef struct {
+    const char *name;
+    PyObject *(*function)(PyObject *, PyObject *);
+    int flags;
+    const char *doc;
+} PyMethodDef;
+extern PyObject _Py_NoneStruct;
+extern PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *own, PyObject *module);
+extern PyObject *PyErr_Occurred(void);
+extern PyObject *PyList_GetItem(PyObject *, Size), *PyList_New(Size), *PyLong_FromSsize_t(Size);
+extern PyObject *PyLong_FromLongLong(long long), *PyLong_FromVoidPtr(void *);
+extern PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...), *PyObject_GetAttr(PyObject *, PyObject *);
+extern PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
+extern PyObject *PyObject_Type(PyObject *), *PyTuple_GetItem(PyObject *, Size), *PyTuple_New(Size);
+extern PyObject *PyUnicode_InternFromString(const char *), *PyWeakref_NewRef(PyObject *, PyObject *);
+extern PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
+extern Size PyDict_Size(PyObject *), PyList_Size(PyObject *), PyTuple_Size(PyObject *);
+extern double PyFloat_AsDouble(PyObject *);
+extern int PyDict_Next(PyObject *, Size *, PyObject **, PyObject **), PyDict_SetItem(PyObject *, PyObject *, PyObject *);
+extern int PyList_Append(PyObject *, PyObject *), PyList_SetItem(PyObject *, Size, PyObject *);
+extern int PyObject_IsTrue(PyObject *), PyObject_RichCompareBool(PyObject *, PyObject *, int);
+extern int PyTuple_SetItem(PyObject *, Size, PyObject *);
+extern long long PyLong_AsLongLong(PyObject *);
+extern unsigned long PyThread_get_thread_ident(void);
+extern void PyErr_Clear(void), Py_DecRef(PyObject *), Py_IncRef(PyObject *);
+extern void *PyEval_SaveThread(void), *PyLong_AsVoidPtr(PyObject *);
+extern void PyEval_RestoreThread(void *);
+#define NONE (&_Py_NoneStruct)
+#define METH_O 0x0008
+#define METH_VARARGS 0x0001
+#define PY_EQ 2
+
+/* DLPack 1.x, as torch gives it since 2.10: all that is asked of a tensor's memory, in one call. */
+typedef struct {
+    void *data;
+    int32_t device_type, device_id;
+    int32_t ndim;
+    uint8_t code, bits;
+    uint16_t lanes;
+    int64_t *shape, *strides;
+    uint64_t byte_offset;
+} DLTensor;
+#define ON_CPU 1
+#define CODE_FLOAT 2
+#define CODE_BFLOAT 4
+
+#define FORMATS 4        /* half, bfloat16, float, double: as counts.c has them */
+#define LOW (1ULL << 40) /* no memory of a usual process lies lower; what was freed lies at its offset from 0 */
+#define SHORT (1 << 15)  /* numbers that are read while other threads wait */
+/* A guard's memory, which Python holds as an array. */
+#define OFF 0      /* not 0: hooks go the slow way */
+#define SEEN 1     /* by stage: tensors that were looked at */
+#define STAGES 8
+#define PEAKS 16   /* (stage, format), as doubles: the largest magnitude */
+#define THREADS 64 /* (identity, tensors that passed in it) */
+#define MOST_THREADS 32
+
+typedef int64_t (*Count)(int64_t, const uint64_t *, const int64_t *, int, int, double *);
+static Count count_tensors;
+static int (*dltensor)(void *, DLTensor *);
+static PyObject *tensor_type, *parameter_type, *dtypes[FORMATS], *numel, *data_ptr, *is_contiguous, *detach, *contiguous;
+enum { QUESTIONS, OPERATORS, TRANSFORMS, ALL };
+static PyObject *modes[ALL]; /* what tells whether a program has switched on what sees these */
+static PyObject *name_version, *name_dtype, *name_is_cpu, *name_is_nested, *name_grad;
+static PyObject *name_grad_fn, *name_output_nr, *name_hooks, *name_register;
+
+typedef struct {
+    uint64_t address;
+    int64_t size;
+    int format, dense;
+} Memory;
+
+static int number_of(PyObject *found, int64_t *number)
+{
+    if (!found)
+        return 0;
+    *number = PyLong_AsLongLong(found);
+    Py_DecRef(found);
+    return !(*number == -1 && PyErr_Occurred());
+}
+
+static int truth_of(PyObject *found)
+{
+    int true_ = found ? PyObject_IsTrue(found) : -1;
+    if (found)
+        Py_DecRef(found);
+    return true_;
+}
+
+/* Whether it is exactly a torch.Tensor or a Parameter. */
+static int is_ordinary(PyObject *tensor)
+{
+    PyObject *type = PyObject_Type(tensor);
+    Py_DecRef(type); /* the object keeps it */
+    return type == tensor_type || type == parameter_type;
+}
+
+/* Where the numbers of a dense tensor on the CPU lie. 0: not certain. */
+static int memory_of(PyObject *tensor, Memory *found)
+{
+    if (dltensor) {
+        DLTensor about;
+        if (dltensor(tensor, &about) || about.device_type != ON_CPU || about.lanes != 1)
+            return 0;
+        if (about.code == CODE_BFLOAT && about.bits == 16)
+            found->format = 1;
+        else if (about.code == CODE_FLOAT && about.bits >= 16)
+            found->format = about.bits == 16 ? 0 : about.bits == 32 ? 2 : 3;
+        else
+            return 0;
+        found->address = (uint64_t)(uintptr_t)about.data + about.byte_offset;
+        found->size = 1, found->dense = 1;
+        for (int at = about.ndim - 1; at >= 0; at--) {
+            if (about.shape[at] != 1 && about.strides[at] != found->size)
+                found->dense = 0;
+            found->size *= about.shape[at];
+        }
+        return 1;
+    }
+    PyObject *dtype = PyObject_GetAttr(tensor, name_dtype);
+    if (!dtype)
+        return 0;
+    Py_DecRef(dtype);
+    for (found->format = 0; found->format < FORMATS && dtypes[found->format] != dtype; found->format++)
+        ;
+    int64_t address = 0;
+    if (found->format == FORMATS || truth_of(PyObject_GetAttr(tensor, name_is_cpu)) != 1 ||
+        truth_of(PyObject_GetAttr(tensor, name_is_nested)) != 0 ||
+        !number_of(PyObject_CallFunctionObjArgs(numel, tensor, NULL), &found->size) ||
+        !number_of(PyObject_CallFunctionObjArgs(data_ptr, tensor, NULL), &address))
+        return 0;
+    found->address = (uint64_t)address;
+    found->dense = truth_of(PyObject_CallFunctionObjArgs(is_contiguous, tensor, NULL));
+    return found->dense >= 0;
+}
+
+/* Whether the program has switched nothing on of these: what sees questions, or operators, or what wraps tensors. */
+static int is_quiet(int from, int to)
+{
+    for (int at = from; at < to; at++) {
+        if (modes[at] == NONE)
+            continue;
+        PyObject *found = PyObject_CallFunctionObjArgs(modes[at], NULL);
+        int on = !found ? 1 : at == TRANSFORMS ? found != NONE : PyObject_IsTrue(found) != 0;
+        if (found)
+            Py_DecRef(found);
+        if (on) {
+            PyErr_Clear();
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* A dense copy of a tensor whose memory has gaps; NULL if that is not certain to be unseen. */
+static PyObject *copy_of(PyObject *tensor)
+{
+    if (!is_quiet(OPERATORS, ALL))
+        return NULL;
+    PyObject *alone = PyObject_CallFunctionObjArgs(detach, tensor, NULL);
+    PyObject *found = alone ? PyObject_CallFunctionObjArgs(contiguous, alone, NULL) : NULL;
+    if (alone)
+        Py_DecRef(alone);
+    return found;
+}
+
+/* Whether all numbers of a tensor are finite; its largest magnitude becomes a peak of the stage. 0: not certain.
+ * address: where they lie. */
+static int is_clean(int64_t *memory, int64_t stage, PyObject *tensor, uint64_t *address)
+{
+    Memory about;
+    PyObject *copy = NULL;
+    if (!is_ordinary(tensor) || !memory_of(tensor, &about))
+        return 0;
+    *address = about.address;
+    if (!about.size)
+        return 1;
+    if (!about.dense && (!(copy = copy_of(tensor)) || !memory_of(copy, &about) || !about.dense)) {
+        if (copy)
+            Py_DecRef(copy);
+        return 0;
+    }
+    int clean = about.address >= LOW;
+    if (clean) {
+        double row[5], *peak = (double *)&memory[PEAKS + stage * FORMATS + about.format];
+        void *thread = about.size > SHORT ? PyEval_SaveThread() : NULL;
+        clean = count_tensors(1, &about.address, &about.size, about.format, 0, row) == 0;
+        if (thread)
+            PyEval_RestoreThread(thread);
+        if (clean) {
+            *peak = row[4] > *peak ? row[4] : *peak;
+            memory[SEEN + stage]++;
+        }
+    }
+    if (copy)
+        Py_DecRef(copy);
+    return clean;
+}
+
+static int version_of(PyObject *tensor, int64_t *version)
+{
+    return number_of(PyObject_GetAttr(tensor, name_version), version);
+}
+
+/* One more tensor has passed in this thread. 0: there are too many threads to tell. */
+static int note_passed(int64_t *memory)
+{
+    int64_t own = (int64_t)PyThread_get_thread_ident();
+    for (int64_t *thread = memory + THREADS; thread < memory + THREADS + 2 * MOST_THREADS; thread += 2) {
+        if (!thread[0])
+            thread[0] = own;
+        if (thread[0] == own) {
+            thread[1]++;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static PyObject *call_slow(PyObject *own, Size at, PyObject *value)
+{
+    PyErr_Clear();
+    return PyObject_CallFunctionObjArgs(PyTuple_GetItem(own, at), value, NULL);
+}
+
+static PyObject *nothing(void)
+{
+    Py_IncRef(NONE);
+    return NONE;
+}
+
+static int64_t *memory_in(PyObject *own) { return PyLong_AsVoidPtr(PyTuple_GetItem(own, 0)); }
+
+static int64_t stage_in(PyObject *own) { return PyLong_AsLongLong(PyTuple_GetItem(own, 1)); }
+
+/* (reference to the gradient, its version, its address): what tells it from every other. NULL: not certain. */
+static PyObject *identity_of(PyObject *grad, uint64_t address)
+{
+    int64_t version;
+    if (!version_of(grad, &version))
+        return NULL;
+    PyObject *reference = PyWeakref_NewRef(grad, NULL), *found = reference ? PyTuple_New(3) : NULL;
+    if (!found)
+        return NULL;
+    PyTuple_SetItem(found, 0, reference);
+    PyTuple_SetItem(found, 1, PyLong_FromLongLong(version));
+    PyTuple_SetItem(found, 2, PyLong_FromLongLong((long long)address));
+    return found;
+}
+
+static int put(PyObject *dict, PyObject *object, PyObject *value)
+{
+    PyObject *key = value ? PyLong_FromVoidPtr(object) : NULL;
+    int done = key && !PyDict_SetItem(dict, key, value);
+    if (key)
+        Py_DecRef(key);
+    if (value)
+        Py_DecRef(value);
+    return done;
+}
+
+static PyObject *known_of(PyObject *dict, PyObject *object)
+{
+    PyObject *key = PyLong_FromVoidPtr(object), *found = key ? PyDict_GetItemWithError(dict, key) : NULL;
+    if (key)
+        Py_DecRef(key);
+    return found;
+}
+
+/* own: (memory, stage, slow, counted). A gradient has been added to a parameter's. */
+static PyObject *accumulated(PyObject *own, PyObject *parameter)
+{
+    int64_t *memory = memory_in(own);
+    uint64_t address;
+    if (memory[OFF] || !is_quiet(QUESTIONS, OPERATORS) || !note_passed(memory))
+        return call_slow(own, 2, parameter);
+    PyObject *grad = PyObject_GetAttr(parameter, name_grad);
+    if (!grad)
+        return call_slow(own, 2, parameter);
+    int done = grad == NONE || (is_clean(memory, stage_in(own), grad, &address) &&
+                                put(PyTuple_GetItem(own, 3), parameter, identity_of(grad, address)));
+    Py_DecRef(grad);
+    return done ? nothing() : call_slow(own, 2, parameter);
+}
+
+/* own: (memory, stage, slow). A gradient enters what a module put out. */
+static PyObject *entered(PyObject *own, PyObject *grad)
+{
+    int64_t *memory = memory_in(own);
+    uint64_t address;
+    if (grad == NONE)
+        return nothing();
+    if (memory[OFF] || !is_quiet(QUESTIONS, OPERATORS) || !note_passed(memory) || !is_clean(memory, stage_in(own), grad, &address))
+        return call_slow(own, 2, grad);
+    return nothing();
+}
+
+/* (memory, stage, gradient): whether it is clean, and so has passed. */
+static PyObject *passes(PyObject *module, PyObject *args)
+{
+    int64_t *memory = memory_in(args);
+    uint64_t address;
+    int clean = !memory[OFF] && is_quiet(QUESTIONS, OPERATORS) && note_passed(memory) &&
+                is_clean(memory, stage_in(args), PyTuple_GetItem(args, 2), &address);
+    PyErr_Clear();
+    return PyLong_FromLongLong(clean);
+}
+
+/* (memory, stage, tensors: list): how many have ever been written; -1 if something is bad or not certain. */
+static PyObject *clean(PyObject *module, PyObject *args)
+{
+    int64_t *memory = memory_in(args), stage = stage_in(args), written = 0, version;
+    uint64_t address;
+    PyObject *tensors = PyTuple_GetItem(args, 2);
+    Size count = PyList_Size(tensors);
+    int64_t seen = memory[SEEN + stage];
+    if (!is_quiet(QUESTIONS, ALL))
+        return PyLong_FromLongLong(-1);
+    for (Size at = 0; at < count; at++) {
+        PyObject *one = PyList_GetItem(tensors, at);
+        if (!one || !is_clean(memory, stage, one, &address) || !version_of(one, &version)) {
+            PyErr_Clear();
+            memory[SEEN + stage] = seen; /* the caller counts them all */
+            return PyLong_FromLongLong(-1);
+        }
+        written += version != 0;
+    }
+    return PyLong_FromLongLong(written);
+}
+
+/* (memory, whether of all threads): how many tensors have passed. */
+static PyObject *passed(PyObject *module, PyObject *args)
+{
+    int64_t *memory = memory_in(args), own = (int64_t)PyThread_get_thread_ident(), found = 0;
+    int all = PyObject_IsTrue(PyTuple_GetItem(args, 1));
+    for (int64_t *thread = memory + THREADS; thread < memory + THREADS + 2 * MOST_THREADS && thread[0]; thread += 2)
+        found += all || thread[0] == own ? thread[1] : 0;
+    return PyLong_FromLongLong(found);
+}
+
+static int is_known(PyObject *grad, PyObject *known)
+{
+    Memory about;
+    int64_t version;
+    if (!known || !is_ordinary(grad) || !memory_of(grad, &about) || !version_of(grad, &version))
+        return 0;
+    PyObject *reference = PyWeakref_NewRef(grad, NULL);
+    if (reference)
+        Py_DecRef(reference); /* two to one object are one object, so the known one still stands */
+    return reference == PyTuple_GetItem(known, 0) && PyLong_AsLongLong(PyTuple_GetItem(known, 1)) == version &&
+           PyLong_AsLongLong(PyTuple_GetItem(known, 2)) == (long long)about.address;
+}
+
+/* (parameters: list, counted): whether each one's gradient is the one that was counted, as it was then. */
+static PyObject *as_counted(PyObject *module, PyObject *args)
+{
+    PyObject *parameters = PyTuple_GetItem(args, 0), *counted = PyTuple_GetItem(args, 1);
+    Size count = PyList_Size(parameters);
+    int same = is_quiet(QUESTIONS, OPERATORS);
+    for (Size at = 0; same && at < count; at++) {
+        PyObject *parameter = PyList_GetItem(parameters, at), *grad = PyObject_GetAttr(parameter, name_grad);
+        same = grad && (grad == NONE || is_known(grad, known_of(counted, parameter)));
+        if (grad)
+            Py_DecRef(grad);
+    }
+    PyErr_Clear();
+    return PyLong_FromLongLong(same);
+}
+
+/* (parameters: list, versions): whether each one's version is the one noted, or none is. */
+static PyObject *unwritten(PyObject *module, PyObject *args)
+{
+    PyObject *parameters = PyTuple_GetItem(args, 0), *versions = PyTuple_GetItem(args, 1);
+    Size count = PyList_Size(parameters);
+    int64_t version;
+    int same = is_quiet(QUESTIONS, OPERATORS);
+    for (Size at = 0; same && at < count; at++) {
+        PyObject *parameter = PyList_GetItem(parameters, at), *known = known_of(versions, parameter);
+        same = known && is_ordinary(parameter) && version_of(parameter, &version) &&
+               PyLong_AsLongLong(known) == version;
+    }
+    PyErr_Clear();
+    return PyLong_FromLongLong(same);
+}
+
+/* (parameters: list, versions): notes each one's; whether all are there. */
+static PyObject *note_versions(PyObject *module, PyObject *args)
+{
+    PyObject *parameters = PyTuple_GetItem(args, 0), *versions = PyTuple_GetItem(args, 1);
+    Size count = PyList_Size(parameters);
+    int64_t version;
+    int done = is_quiet(QUESTIONS, OPERATORS);
+    for (Size at = 0; done && at < count; at++) {
+        PyObject *parameter = PyList_GetItem(parameters, at);
+        done = is_ordinary(parameter) && version_of(parameter, &version) &&
+               put(versions, parameter, PyLong_FromLongLong(version));
+    }
+    PyErr_Clear();
+    return PyLong_FromLongLong(done);
+}
+
+/* (tensors: list, plan: list of (place, border, carrier of its hook or None)): those entries whose tensors' nodes have
+ * not got the carrier's hook. */
+static PyObject *carried(PyObject *module, PyObject *args)
+{
+    PyObject *tensors = PyTuple_GetItem(args, 0), *plan = PyTuple_GetItem(args, 1);
+    Size count = PyList_Size(plan);
+    PyObject *left = PyList_New(0);
+    int quiet = is_quiet(QUESTIONS, OPERATORS);
+    for (Size at = 0; at < count; at++) {
+        PyObject *one = PyList_GetItem(plan, at), *carrier = PyTuple_GetItem(one, 2);
+        PyObject *tensor = PyList_GetItem(tensors, (Size)PyLong_AsLongLong(PyTuple_GetItem(one, 0)));
+        PyObject *node = tensor && quiet ? PyObject_GetAttr(tensor, name_grad_fn) : NULL;
+        int64_t number = 1;
+        PyObject *own = NULL, *done = NULL;
+        if (node && node != NONE && carrier != NONE &&
+            number_of(PyObject_GetAttr(tensor, name_output_nr), &number) && !number &&
+            (own = PyObject_GetAttr(tensor, name_hooks)) == NONE)
+            done = PyObject_CallMethodObjArgs(node, name_register, carrier, NULL);
+        if (node != NONE && !done) {
+            PyErr_Clear();
+            PyList_Append(left, one);
+        }
+        if (own)
+            Py_DecRef(own);
+        if (done)
+            Py_DecRef(done);
+        if (node)
+            Py_DecRef(node);
+    }
+    return left;
+}
+
+/* Whether a number below zero is among these; minus zero is none, NaN may be. */
+#define FOR_WIDTH(T, NAME)                                                                                          \
+    typedef T V##NAME __attribute__((vector_size(32)));                                                             \
+    static int below_zero_##NAME(const char *bytes, int64_t count)                                                  \
+    {                                                                                                               \
+        const T minus = (T)((T)1 << (sizeof(T) * 8 - 1));                                                           \
+        const int64_t lanes = 32 / sizeof(T);                                                                       \
+        V##NAME found = {0};                                                                                        \
+        T any = 0, one, lane[32 / sizeof(T)];                                                                       \
+        int64_t at = 0;                                                                                             \
+        for (; at + lanes <= count; at += lanes) {                                                                  \
+            V##NAME some;                                                                                           \
+            memcpy(&some, bytes + at * sizeof(T), sizeof some);                                                     \
+            found |= (some < 0) & (some != minus);                                                                  \
+        }                                                                                                           \
+        memcpy(lane, &found, sizeof found);                                                                         \
+        for (int64_t n = 0; n < lanes; n++)                                                                         \
+            any |= lane[n];                                                                                         \
+        for (; at < count; at++) {                                                                                  \
+            memcpy(&one, bytes + at * sizeof(T), sizeof one);                                                       \
+            any |= one < 0 && one != minus;                                                                         \
+        }                                                                                                           \
+        return any != 0;                                                                                            \
+    }
+FOR_WIDTH(int16_t, 16)
+FOR_WIDTH(int32_t, 32)
+FOR_WIDTH(int64_t, 64)
+
+static int is_below_zero(PyObject *tensor)
+{
+    Memory about;
+    if (!is_ordinary(tensor) || !memory_of(tensor, &about) || !about.dense || about.address < LOW)
+        return 1;
+    const char *bytes = (const char *)(uintptr_t)about.address;
+    void *thread = about.size > SHORT ? PyEval_SaveThread() : NULL;
+    int found = about.format < 2    ? below_zero_16(bytes, about.size)
+                : about.format == 2 ? below_zero_32(bytes, about.size)
+                                    : below_zero_64(bytes, about.size);
+    if (thread)
+        PyEval_RestoreThread(thread);
+    return found;
+}
+
+/* (tensors: list): whether surely no number of these is below zero. */
+static PyObject *none_below_zero(PyObject *module, PyObject *args)
+{
+    PyObject *tensors = PyTuple_GetItem(args, 0);
+    Size count = PyList_Size(tensors);
+    int none = is_quiet(QUESTIONS, OPERATORS);
+    for (Size at = 0; none && at < count; at++)
+        none = !is_below_zero(PyList_GetItem(tensors, at));
+    PyErr_Clear();
+    return PyLong_FromLongLong(none);
+}
+
+/* The shape of a value in a forward's events: a tuple that begins with its kind and the type of the value. */
+enum { ANY, TENSOR, AGAIN, FLOAT, OTHER, ROW, MAPPING };
+typedef struct {
+    PyObject **slots;
+    Size tensors;
+} Places;
+
+static Size slot_in(PyObject *shape) { return (Size)PyLong_AsLongLong(PyTuple_GetItem(shape, 2)); }
+
+static int fits(PyObject *value, PyObject *shape, Places *places);
+
+static int row_fits(PyObject *value, PyObject *shape, Places *places, int is_list)
+{
+    PyObject *inside = PyTuple_GetItem(shape, 3);
+    Size count = PyTuple_Size(inside);
+    if ((is_list ? PyList_Size(value) : PyTuple_Size(value)) != count)
+        return 0;
+    for (Size at = 0; at < count; at++)
+        if (!fits(is_list ? PyList_GetItem(value, at) : PyTuple_GetItem(value, at), PyTuple_GetItem(inside, at), places))
+            return 0;
+    return 1;
+}
+
+static int mapping_fits(PyObject *value, PyObject *shape, Places *places)
+{
+    PyObject *inside = PyTuple_GetItem(shape, 3), *names = PyTuple_GetItem(shape, 4), *name, *held;
+    Size at = 0, place = 0;
+    if (PyDict_Size(value) != PyTuple_Size(inside))
+        return 0;
+    for (; PyDict_Next(value, &place, &name, &held); at++) {
+        PyObject *expected = PyTuple_GetItem(names, at);
+        if (name != expected && PyObject_RichCompareBool(name, expected, PY_EQ) != 1)
+            return 0;
+        if (!fits(held, PyTuple_GetItem(inside, at), places))
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether a value has this shape; tensors go to their places. (kind, type, place or -1, ...) */
+static int fits(PyObject *value, PyObject *shape, Places *places)
+{
+    if (!value || !shape)
+        return 0;
+    int kind = (int)PyLong_AsLongLong(PyTuple_GetItem(shape, 0));
+    if (kind == AGAIN)
+        return places->slots[slot_in(shape)] == value;
+    PyObject *type = PyObject_Type(value);
+    Py_DecRef(type); /* the value keeps it */
+    if (type != PyTuple_GetItem(shape, 1))
+        return 0;
+    Size slot = slot_in(shape);
+    if (slot >= 0)
+        places->slots[slot] = value;
+    switch (kind) {
+    case ANY:
+    case TENSOR:
+        return 1;
+    case FLOAT:
+        return isfinite(PyFloat_AsDouble(value));
+    case OTHER: {
+        PyObject *dtype = PyObject_GetAttr(value, name_dtype);
+        if (dtype)
+            Py_DecRef(dtype);
+        return dtype && dtype == PyTuple_GetItem(shape, 3);
+    }
+    case ROW:
+        return row_fits(value, shape, places, PyObject_IsTrue(PyTuple_GetItem(shape, 4)));
+    case MAPPING:
+        return mapping_fits(value, shape, places);
+    default:
+        return 0;
+    }
+}
+
+/* Whether no tensor stands at two places. 0 too if that cannot be told. */
+static int all_differ(PyObject **slots, Size count)
+{
+    Size room = 8;
+    while (room < 2 * count)
+        room *= 2;
+    PyObject **table = calloc((size_t)room, sizeof *table);
+    int differ = table != NULL;
+    for (Size at = 0; differ && at < count; at++) {
+        Size place = (Size)(((uintptr_t)slots[at] >> 4) * 0x9E3779B97F4A7C15ULL >> 20) & (room - 1);
+        while (table[place] && table[place] != slots[at])
+            place = (place + 1) & (room - 1);
+        differ = !table[place];
+        table[place] = slots[at];
+    }
+    free(table);
+    return differ;
+}
+
+/* (events: list, heads: list, shapes: tuple of one per other entry, places, tensors): the tensors as a list, if these
+ * events have those heads at every third place and values of those shapes between them; else None. */
+static PyObject *matched(PyObject *module, PyObject *args)
+{
+    PyObject *events = PyTuple_GetItem(args, 0), *heads = PyTuple_GetItem(args, 1), *shapes = PyTuple_GetItem(args, 2);
+    Size calls = PyList_Size(heads), all = (Size)PyLong_AsLongLong(PyTuple_GetItem(args, 3));
+    Places places = {calloc((size_t)all + 1, sizeof(PyObject *)), (Size)PyLong_AsLongLong(PyTuple_GetItem(args, 4))};
+    int same = places.slots != NULL && PyList_Size(events) == 3 * calls && PyTuple_Size(shapes) == 2 * calls;
+    PyObject *found = NULL;
+    for (Size at = 0; same && at < calls; at++)
+        same = PyObject_RichCompareBool(PyList_GetItem(events, 3 * at), PyList_GetItem(heads, at), PY_EQ) == 1 &&
+               fits(PyList_GetItem(events, 3 * at + 1), PyTuple_GetItem(shapes, 2 * at), &places) &&
+               fits(PyList_GetItem(events, 3 * at + 2), PyTuple_GetItem(shapes, 2 * at + 1), &places);
+    for (Size at = 0; same && at < places.tensors; at++)
+        same = places.slots[at] != NULL;
+    if (same && all_differ(places.slots, places.tensors) && (found = PyList_New(places.tensors)))
+        for (Size at = 0; at < places.tensors; at++) {
+            Py_IncRef(places.slots[at]);
+            PyList_SetItem(found, at, places.slots[at]);
+        }
+    free(places.slots);
+    PyErr_Clear();
+    return found ? found : nothing();
+}
+
+static PyMethodDef hooks[] = {
+    {"accumulated", accumulated, METH_O, 0},
+    {"entered", entered, METH_O, 0},
+};
+static PyMethodDef looks[] = {
+    {"clean", clean, METH_VARARGS, 0},
+    {"as_counted", as_counted, METH_VARARGS, 0},
+    {"matched", matched, METH_VARARGS, 0},
+    {"passed", passed, METH_VARARGS, 0},
+    {"unwritten", unwritten, METH_VARARGS, 0},
+    {"note_versions", note_versions, METH_VARARGS, 0},
+    {"none_below_zero", none_below_zero, METH_VARARGS, 0},
+    {"carried", carried, METH_VARARGS, 0},
+    {"passes", passes, METH_VARARGS, 0},
+};
+
+/* A function that is hook `which`; `own` is the tuple that it is called with. */
+PyObject *passing_hook(Size which, PyObject *own) { return PyCFunction_NewEx(&hooks[which], own, NULL); }
+
+PyObject *passing_look(Size which) { return PyCFunction_NewEx(&looks[which], NULL, NULL); }
+
+/* known: (Tensor, Parameter, 4 dtypes, 5 methods of Tensor, 3 questions or None). Once. */
+void passing_begin(PyObject *known, void *counting, void *exchange)
+{
+    PyObject **places[] = {&tensor_type, &parameter_type, &dtypes[0],     &dtypes[1], &dtypes[2],  &dtypes[3], &numel,
+                           &data_ptr,    &is_contiguous,  &detach,        &contiguous, &modes[0], &modes[1],  &modes[2]};
+    Py_IncRef(known);
+    for (Size at = 0; at < (Size)(sizeof places / sizeof *places); at++)
+        *places[at] = PyTuple_GetItem(known, at);
+    name_version = PyUnicode_InternFromString("_version");
+    name_dtype = PyUnicode_InternFromString("dtype");
+    name_is_cpu = PyUnicode_InternFromString("is_cpu");
+    name_is_nested = PyUnicode_InternFromString("is_nested");
+    name_grad_fn = PyUnicode_InternFromString("grad_fn");
+    name_output_nr = PyUnicode_InternFromString("output_nr");
+    name_hooks = PyUnicode_InternFromString("_backward_hooks");
+    name_register = PyUnicode_InternFromString("_register_hook_dict");
+    name_grad = PyUnicode_InternFromString("grad");
+    count_tensors = (Count)counting;
+    dltensor = (int (*)(void *, DLTensor *))exchange;
+}

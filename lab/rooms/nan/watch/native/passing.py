@@ -1,0 +1,155 @@
+"""The short cuts of passing.c, as Python calls them: one set per process, a memory per guard.
+
+All of them may say "not certain", and then the caller does the same in full. There are none without a C
+compiler, where LAB_READER asks for the plain form, in a Python without its lock and with torch 1.12.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.rooms.nan.watch import plain
+from lab.rooms.nan.watch.native.find import library, passing_library
+
+# As passing.c has them.
+OFF, SEEN, PEAKS, THREADS, MOST_THREADS = 0, 1, 16, 64, 32
+STAGES = ("forward", "act_grads", "param_grads", "loss", "opt_state", "weights_after")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+NAMES = tuple(str(one).removeprefix("torch.") for one in DTYPES)
+METHODS = ("numel", "data_ptr", "is_contiguous", "detach", "contiguous")
+_EXCHANGE_API = b"dlpack_exchange_api"
+
+Hook = Callable[[Any], None]
+
+
+class Looks:
+    """The functions of passing.c."""
+
+    def __init__(self, loaded: ctypes.PyDLL) -> None:
+        self._hook = loaded.passing_hook
+        looks = [loaded.passing_look(which) for which in range(9)]
+        # (memory, stage, tensors) -> how many were ever written; -1 if something is bad or not certain
+        self.clean: Callable[[int, int, list[Tensor]], int] = looks[0]
+        # (parameters, counted) -> whether each one's gradient is the one that was counted, as it was then
+        self.as_counted: Callable[[list[Tensor], dict[int, Any]], int] = looks[1]
+        # (events, heads, shapes, places, tensors) -> the tensors, or None: see `template`
+        self.matched: Callable[..., list[Tensor] | None] = looks[2]
+        # (memory, whether of all threads) -> how many gradients have passed
+        self.passed: Callable[[int, bool], int] = looks[3]
+        # (parameters, versions) -> whether each one's version is the one noted; the second notes them
+        self.unwritten: Callable[[list[Tensor], dict[int, int]], int] = looks[4]
+        self.note_versions: Callable[[list[Tensor], dict[int, int]], int] = looks[5]
+        # (tensors) -> whether surely no number of these is below zero
+        self.none_below_zero: Callable[[list[Tensor]], int] = looks[6]
+        # (tensors, plan of borders) -> the entries whose nodes have got no hook from their carrier
+        self.carried: Callable[[list[Tensor], list[Any]], list[Any]] = looks[7]
+        # (memory, stage, gradient) -> whether it is clean, and so has passed
+        self.passes: Callable[[int, int, Tensor], int] = looks[8]
+
+    def hook(self, which: int, *own: Any) -> Hook:
+        made: Hook = self._hook(which, own)
+        return made
+
+
+@cache
+def looks() -> Looks | None:
+    """The short cuts; None where there are none."""
+    counts, loaded = library(), passing_library()
+    fits = hasattr(Tensor, "is_cpu") and getattr(sys, "_is_gil_enabled", lambda: True)()
+    if counts is None or loaded is None or not fits:
+        return None
+    # The functions of CPython that it calls need the interpreter's lock, which a CDLL lets go of.
+    locked = ctypes.PyDLL(loaded._name, handle=loaded._handle)
+    locked.passing_hook.restype = locked.passing_look.restype = ctypes.py_object
+    locked.passing_hook.argtypes = [ctypes.c_ssize_t, ctypes.py_object]
+    locked.passing_look.argtypes = [ctypes.c_ssize_t]
+    locked.passing_begin.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
+    methods = (getattr(Tensor, name) for name in METHODS)
+    questions = (
+        getattr(torch._C, "_len_torch_function_stack", None),
+        getattr(torch._C, "_len_torch_dispatch_stack", None),
+        plain.STACK,
+    )
+    known = (Tensor, torch.nn.Parameter, *DTYPES, *methods, *questions)
+    locked.passing_begin(known, ctypes.cast(counts.count_tensors, ctypes.c_void_p), _exchange())
+    return Looks(locked)
+
+
+def _exchange() -> int | None:
+    """DLPack's function that describes a tensor's memory, from the table that torch has since 2.10."""
+    capsule = vars(Tensor).get("__dlpack_c_exchange_api__")
+    if type(capsule).__name__ != "PyCapsule":
+        return None
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    try:
+        table = pointer(capsule, _EXCHANGE_API)
+    except ValueError:  # a capsule of another kind
+        return None
+    if ctypes.c_uint32.from_address(table).value != 1:  # the major version, in which the table is as below
+        return None
+    # version (two 32-bit numbers), the table before this one, three functions, then this
+    return ctypes.c_void_p.from_address(table + 8 + 4 * ctypes.sizeof(ctypes.c_void_p)).value
+
+
+class Passing:
+    """What passed one guard on the short way: how many tensors by stage, and their largest magnitudes."""
+
+    def __init__(self, found: Looks) -> None:
+        self.looks = found
+        self._memory = np.zeros(THREADS + 2 * MOST_THREADS, np.int64)
+        self.address = self._memory.ctypes.data
+        self.passes = partial(found.passes, self.address, STAGES.index("act_grads"))
+        self._peaks = self._memory[PEAKS : PEAKS + len(STAGES) * len(DTYPES)].view(np.float64)
+
+    def accumulated(self, slow: Hook, counted: dict[int, Any]) -> Hook:
+        """A hook on a parameter: its gradient is clean and enters `counted`, or else `slow` is called."""
+        return self.looks.hook(0, self.address, STAGES.index("param_grads"), slow, counted, self._memory)
+
+    def entered(self, slow: Hook) -> Hook:
+        """A hook for a gradient: it is clean, or else `slow` is called."""
+        return self.looks.hook(1, self.address, STAGES.index("act_grads"), slow, self._memory)
+
+    def cleaning(self, stage: str) -> Callable[[list[Tensor]], int]:
+        """`clean` of one stage, without another frame of Python."""
+        return partial(self.looks.clean, self.address, STAGES.index(stage))
+
+    def clean(self, stage: str, tensors: Sequence[Tensor]) -> int:
+        """How many of these were ever written; -1 if something is bad or not certain."""
+        return self.looks.clean(self.address, STAGES.index(stage), [*tensors])
+
+    def end(self) -> None:
+        """From now on hooks go the long way, which knows that the guard has ended."""
+        self._memory[OFF] = 1
+
+    def passed(self, anywhere: bool) -> int:
+        """How many gradients have passed: in this thread, or anywhere."""
+        return self.looks.passed(self.address, anywhere)
+
+    def take_seen(self) -> list[tuple[str, int]]:
+        """How many tensors of each stage after the forward were looked at since this was asked last."""
+        counts = self._memory[SEEN : SEEN + len(STAGES)]
+        found = [(stage, count) for stage, count in zip(STAGES, counts.tolist(), strict=True) if count]
+        counts[:] = 0
+        return [one for one in found if one[0] != "forward"]
+
+    def take_peaks(self) -> list[tuple[str, str, float]]:
+        """The largest magnitude of each stage and type since this was asked last."""
+        found = [
+            (STAGES[at // len(DTYPES)], NAMES[at % len(DTYPES)], largest)
+            for at, largest in enumerate(self._peaks.tolist())
+            if largest
+        ]
+        self.forget_peaks()
+        return found
+
+    def forget_peaks(self) -> None:
+        self._peaks.fill(0)

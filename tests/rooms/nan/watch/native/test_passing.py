@@ -1,0 +1,269 @@
+"""The short cuts in C give the answers of the Python beside them, are seen by nobody, and hold nothing."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+from torch import nn  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from lab import nan  # noqa: E402
+from lab.rooms.nan.watch.count import plain_counts  # noqa: E402
+from lab.rooms.nan.watch.native import passing  # noqa: E402
+from lab.rooms.nan.watch.native.passing import Passing, looks  # noqa: E402
+
+if looks() is None:
+    pytest.skip("no short cuts here: no C compiler, or torch 1.12", allow_module_level=True)
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(params=["exchange", "attributes"])
+def look(request, monkeypatch):
+    """A guard's memory; tensors are described by DLPack's table, or as before torch 2.10."""
+    if request.param == "attributes":
+        monkeypatch.setattr(passing, "_exchange", lambda: None)
+        looks.cache_clear()
+    yield Passing(looks())
+    monkeypatch.undo()
+    looks.cache_clear()
+    looks()
+
+
+LAYOUTS = {
+    "dense": lambda x: x.clone(),
+    "scalar": lambda x: x[0, 0].clone(),
+    "transposed": lambda x: x.t(),
+    "with gaps": lambda x: x[:, ::3],
+    "spread": lambda x: x[:1].expand(7, 12),
+    "negative": lambda x: torch._neg_view(x.neg()),
+    "a weight": lambda x: nn.Parameter(x.clone()),
+    "with a history": lambda x: x.clone().requires_grad_() * 1,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", passing.DTYPES, ids=passing.NAMES)
+def test_it_finds_what_the_predicates_find_and_the_largest_magnitude(look, dtype, layout):
+    for bad in (None, NAN, INF, -INF):
+        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1)).to(dtype)
+        if bad is not None:
+            x[0, 0] = bad
+        tensor = LAYOUTS[layout](x)
+        expected = plain_counts([tensor.detach().resolve_neg()])[0]
+        assert (look.clean("loss", [tensor]) >= 0) == (bad is None) == (not expected[:3].any())
+        peaks = [("loss", str(dtype)[6:], expected[4])] if bad is None else []
+        assert look.take_peaks() == peaks
+    assert look.take_seen() == [("loss", 1)]
+
+
+def test_what_is_no_dense_tensor_of_this_process_is_not_certain(look):
+    class Own(torch.Tensor):
+        pass
+
+    x = torch.randn(4, 4)
+    freed = torch.randn(64)
+    freed.untyped_storage().resize_(0)
+    with torch.inference_mode():
+        inference = torch.randn(4)
+    odd = [
+        x.to_sparse(),
+        x.to_sparse_csr(),
+        x.as_subclass(Own),
+        torch.empty(4, device="meta"),
+        torch.complex(x, x),
+        torch.arange(4),
+        torch.nested.nested_tensor([x, x[:2]]),
+        x.to(torch.float8_e5m2),
+        freed,
+        inference,
+        "no tensor",
+    ]
+    assert [look.clean("forward", [x, one]) for one in odd] == [-1] * len(odd)
+    assert look.clean("forward", [x, torch.empty(0)]) == 0
+    x.add_(1)
+    assert look.clean("forward", [x, x]) == 2  # written to
+
+
+def test_modes_of_the_program_see_no_look(look):
+    seen = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    slow = []
+    hook = look.entered(slow.append)
+    for mode in (Functions(), Operators()):
+        with mode:
+            look.clean("forward", [torch.randn(4)] and [GAPS, DENSE])
+            hook(GAPS)
+    assert len(slow) == 2 and not [one for one in seen if "randn" not in str(one)]
+    hook(GAPS)
+    assert len(slow) == 2
+
+
+DENSE, GAPS = torch.ones(4, 4), torch.ones(8, 4)[::2]
+
+
+def test_a_hook_calls_the_long_way_for_what_is_bad_and_after_the_end(look):
+    slow = []
+    hook = look.entered(slow.append)
+    hook(DENSE)
+    assert not slow
+    hook(DENSE * NAN)
+    look.end()
+    hook(DENSE)
+    hook(None)
+    assert len(slow) == 2
+
+
+def test_an_error_of_the_long_way_passes_on(look):
+    def stops(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        look.entered(stops)(DENSE * NAN)
+
+
+def test_what_passed_is_told_by_thread(look):
+    hook = look.entered(lambda _: None)
+    threads = [threading.Thread(target=hook, args=(DENSE,)) for _ in range(3)]
+    for one in threads:
+        one.start()
+        one.join()
+    hook(DENSE)
+    hook(DENSE)
+    assert look.passed(anywhere=True) == 5 and look.passed(anywhere=False) >= 2
+
+
+def test_the_identity_of_a_gradient_is_more_than_its_place(look):
+    weight, counted = nn.Parameter(torch.zeros(4)), {}
+    hook = look.accumulated(lambda _: None, counted)
+
+    def gave(grad):
+        weight.grad = grad
+        hook(weight)
+
+    gave(torch.ones(4))
+    assert look.looks.as_counted([weight], counted)
+    weight.grad.mul_(1)
+    assert not look.looks.as_counted([weight], counted)
+    gave(torch.ones(4))
+    weight.grad.data = torch.full((4,), NAN)  # neither another object nor another version
+    assert not look.looks.as_counted([weight], counted)
+    for _ in range(50):  # another object, as a rule at the same place
+        gave(torch.ones(4))
+        weight.grad = None
+        weight.grad = torch.ones(4)
+        assert not look.looks.as_counted([weight], counted)
+    weight.grad = None
+    assert look.looks.as_counted([weight], counted)  # the update takes nothing
+
+
+def test_below_zero_is_found_wherever_it_stands():
+    none = looks().none_below_zero
+    for dtype in passing.DTYPES:
+        for size in (1, 3, 8, 33, 100):
+            for at in range(size):
+                x = torch.rand(size).to(dtype)
+                x[at] = -0.0
+                assert none([x]) == 1
+                x[at] = -1e-7
+                assert none([torch.ones(2), x]) == 0
+
+
+def test_nothing_is_held_and_nothing_leaks(look):
+    weight, tensors = nn.Parameter(torch.ones(4)), [torch.ones(3, 3).t() for _ in range(3)]
+    weight.grad = torch.ones(4)
+    counted, names = {}, ("clean", "as_counted")
+    hook, border = look.accumulated(print, counted), look.entered(print)
+    objects = (weight, weight.grad, *tensors, counted, tensors)
+
+    def use():
+        hook(weight)
+        border(tensors[0])
+        look.clean("forward", tensors)
+        look.looks.as_counted([weight], counted)
+        versions = {}
+        assert look.looks.note_versions([weight], versions) and look.looks.unwritten([weight], versions)
+        look.looks.none_below_zero(tensors)
+
+    use()
+    gc.collect()
+    before, blocks = [sys.getrefcount(one) for one in objects], sys.getallocatedblocks()
+    for _ in range(2000):
+        use()
+    gc.collect()
+    assert [sys.getrefcount(one) for one in objects] == before and names
+    assert sys.getallocatedblocks() - blocks < 500
+
+
+class Shapes(nn.Module):
+    """Gives out what the test says."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.gives = lambda hidden: hidden
+
+    def forward(self, *args, **kwargs):
+        return self.gives(self.inner(args[0]))
+
+
+X = torch.ones(2, 2)
+SHARED = torch.ones(2)
+# What is called and given out at first, and then something that differs from it in one way only.
+DIFFERS = {
+    "another length": (lambda h: (h, SHARED), lambda h: (h, SHARED, X * NAN)),
+    "another name": (lambda h: {"a": h}, lambda h: {"b": h, "c": X * NAN}),
+    "another type": (lambda h: [h, 1.0], lambda h: [h, X * NAN]),
+    "a bad number of Python": (lambda h: [h, 1.0], lambda h: [h, NAN]),
+    "one tensor for two": (lambda h: [h, h.clone()], lambda h: [h * NAN] * 2),
+    "two tensors for one": (lambda h: [h, h], lambda h: [h, h * NAN]),
+    "whole numbers no longer": (lambda h: [h, torch.arange(2)], lambda h: [h, X * NAN]),
+    "a row no longer empty": (lambda h: (h, []), lambda h: (h, [X * NAN])),
+    "a mapping no longer empty": (lambda h: (h, {}), lambda h: (h, {"a": X * NAN})),
+    "one row for two": (lambda h: ((h,), (SHARED,)), lambda h: ((h,), (X * NAN,))),
+}
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["in C", "in Python"])
+@pytest.mark.parametrize("way", DIFFERS)
+def test_a_forward_that_differs_from_those_before_is_read_anew(way, plain, monkeypatch):
+    if plain:
+        monkeypatch.setattr("lab.rooms.nan.watch.template.looks", lambda: None)
+    model, (before, then) = Shapes(), DIFFERS[way]
+    for around in (nan.watch, nan.guard):
+        with torch.no_grad(), around(model) as found:
+            model.gives = before
+            for _ in range(4):
+                model(X, mask=None, also=(X, [1]))
+            model.gives = then
+            model(X, mask=None, also=(X, [1]))
+            model.gives = before
+            model(X, mask=None, also=(X, [1]))
+        assert found.status == "bad", (way, around, found.not_seen())
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["in C", "in Python"])
+def test_an_empty_container_that_fills_is_read_anew(plain, monkeypatch):
+    if plain:
+        monkeypatch.setattr("lab.rooms.nan.watch.template.looks", lambda: None)
+    model = Shapes()
+    with torch.no_grad(), nan.watch(model) as w:
+        for number in range(5):
+            model(X, also=([], {}) if number < 3 else ([X * NAN], {}))
+    assert w.status == "bad"
