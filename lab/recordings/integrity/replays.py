@@ -281,12 +281,26 @@ def _same_graph(one: _Class, other: _Class) -> bool:
 
 
 def _is_rest(one: _Class, other: _Class) -> bool:
-    """Whether `one` is what the recorder left of `other`, by the order of its rows: of any size at the edge
-    that cut it; elsewhere two rows or more of a graph of many that was replayed again."""
+    """Whether `one` is what the recorder left of `other`, by the order of its rows. At the edge that cut it
+    any size will do; elsewhere `other` has many rows and was replayed again, and `one` is two rows or more of
+    its beginning or end, or a part of it with rows missing anywhere."""
     begins, ends = _stands_at(one, other, "tail"), _stands_at(one, other, "head")
     if ("tail" in one.edges and begins) or ("head" in one.edges and ends):
         return other.rows >= MANY or len(other.replays) > 1
-    return (begins or ends) and other.rows >= MANY and len(other.replays) > 1 and one.rows > 1
+    if other.rows < MANY or len(other.replays) == 1:
+        return False
+    if begins or ends:
+        return one.rows > 1
+    return one.rows >= LEAST_LEFT * other.rows and _in_order(one, other)
+
+
+def _in_order(one: _Class, other: _Class) -> bool:
+    """Whether each stream of `one` is that of `other` with rows left out."""
+    for stream, part in one.streams.items():
+        whole = iter(other.streams[stream].tolist()) if stream in other.streams else iter(())
+        if not all(name in whole for name in part.tolist()):
+            return False
+    return True
 
 
 def _stands_at(one: _Class, other: _Class, lost: Place) -> bool:

@@ -111,8 +111,8 @@ def test_what_an_edge_left_of_a_replay_is_lossy_however_little_it_is(left, edge)
     assert cut_launches(of_capture(capture)).tolist() == [2 if edge == "tail" else 0]
 
 
-@pytest.mark.parametrize("cut", [slice(0, 4), slice(0, 20), slice(30, 47)])
-def test_a_replay_in_the_middle_that_lost_its_end_or_beginning_is_a_hole(cut):
+@pytest.mark.parametrize("cut", [slice(0, 4), slice(0, 20), slice(30, 47), slice(0, 47, 2), slice(1, 47, 3)])
+def test_a_replay_in_the_middle_that_lost_many_rows_in_one_place_or_all_over_is_a_hole(cut):
     whole = ordered(47)
     capture = replays(whole, whole[cut], whole)
     one = judged(capture)["gpu", "hole", "R"]
