@@ -16,7 +16,7 @@ from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.as_trace import load_traces
 from lab.recordings.integrity.evidence import of_trace
-from lab.recordings.integrity.rules import lost_at_edges, replay_at
+from lab.recordings.integrity.rules import lost_at_edges
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, holes
 from lab.recordings.nsys.export import is_folder
@@ -58,10 +58,11 @@ class Work:
 
     @property
     def torn(self) -> list[str]:
-        """A sentence for each hole in its GPU operations, and where no step is whole: figures are bounds."""
+        """A sentence for each hole in its GPU operations, for graph replays that lost any, and where no step
+        is whole: figures are bounds."""
         found = self._holes(of_gpu=True)
         if self.cut.any() and not self.is_whole_somewhere:
-            edge = "GPU work of every step is missing at the recording's edge"
+            edge = "GPU work of every step is missing"
             found.append(f"{self.trace.source.name}: {edge}")
         return found
 
@@ -71,7 +72,8 @@ class Work:
         return self._holes(of_gpu=False)
 
     def _holes(self, *, of_gpu: bool) -> list[str]:
-        found = [lack for lack in holes(self.lacks) if (lack.axis == "gpu") == of_gpu]
+        torn = [*holes(self.lacks), *(lack for lack in self.lacks if _of_cut_replays(lack))]
+        found = [lack for lack in dict.fromkeys(torn) if (lack.axis == "gpu") == of_gpu]
         return [f"{self.trace.source.name}: {text}" for text in sentences(found)]
 
     @cached_property
@@ -163,12 +165,17 @@ class Work:
 
     @cached_property
     def cut(self) -> np.ndarray:
-        """Which of the steps (m,) launched GPU operations that the edges of the recording cut off."""
+        """Which of the steps (m,) launched GPU operations that the edges of the recording cut off, or a graph
+        replay that lost some."""
         edges = self.steps_ns
         found = np.zeros(len(edges), dtype=bool)
-        lost = {(lack.rule, lack.place) for lack in self.lacks if lack.place in ("head", "tail")}
-        calls = [lost_at_edges(of_trace(self.trace))] if {("G", "head"), ("G", "tail")} & lost else []
-        calls += [replay_at(of_trace(self.trace), place) for rule, place in lost if rule == "R"]
+        calls = []
+        if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.lacks):
+            calls.append(lost_at_edges(of_trace(self.trace)))
+        if any(map(_of_cut_replays, self.lacks)):
+            from lab.recordings.integrity.replays import cut_launches
+
+            calls.append(cut_launches(of_trace(self.trace)))
         for rows in calls:
             step = step_at(edges, self.trace.runtime.ts_ns[rows])
             found[step[step >= 0]] = True
@@ -179,6 +186,10 @@ class Work:
         """Whether a step that launched GPU operations has all of them."""
         step = step_at(self.steps_ns, self.launched_ns)
         return not self.cut[step[step >= 0]].all()
+
+
+def _of_cut_replays(lack: Lack) -> bool:
+    return lack.rule == "R" and not lack.unknown
 
 
 @dataclass(frozen=True)

@@ -586,9 +586,7 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             )
         if of.cut:
             whole = plural(len(work.steps_ns), "step")
-            found.append(
-                f"{side}: {of.cut} of {whole} lost GPU operations at the recording's edge and are in no mean"
-            )
+            found.append(f"{side}: {of.cut} of {whole} lost GPU operations and are in no mean")
         if of.outside:
             found.append(
                 f"{side}: {plural(of.outside, 'GPU operation')} launched outside every step, left out"

@@ -2,8 +2,8 @@
 
 Rows of a replay are compared as a multiset of kernel names (by graph node, where the recorder tells it):
 several streams may swap rows from one replay to the next. A replay is proven by an equal one, or by the
-capture it comes from. A shorter one that is alone has lost rows; what has nothing to be compared with is
-unknown.
+capture it comes from. A shorter one that is alone has lost rows, also where little of it is left but its rows
+stand in the order of the longer one; what has nothing to be compared with is unknown.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ class Windows:
 
 @dataclass
 class _Class:
-    """Replays with equal rows: their indices, and how often each name (or node) occurs in one."""
+    """Replays with equal rows: their indices, and how often each name (or node) occurs in one. Of the first
+    one: the names (or nodes) of each stream by time, and the edges of the process' GPU work it stands at."""
 
     replays: np.ndarray
     names: Counter[int]
     graph: int
     process: int
+    streams: dict[int, np.ndarray]
+    edges: frozenset[Place]
 
     @property
     def rows(self) -> int:
@@ -73,8 +76,7 @@ def windows_of(of: Evidence) -> Windows:
 def replay_lacks(of: Evidence, more: Sequence[Windows] = (), judged: np.ndarray | None = None) -> list[Lack]:
     """The findings of rule R, one per process and place. judged: GPU rows (n,) that are left out."""
     found = _summed_up(of)
-    launches = np.flatnonzero(of.call_kinds == GRAPH_LAUNCH)
-    replay = _replay_of(of, launches, judged)
+    replay = _replay_of(of, judged)
     rows = np.flatnonzero(replay >= 0)
     if not len(rows):
         return found
@@ -85,6 +87,22 @@ def replay_lacks(of: Evidence, more: Sequence[Windows] = (), judged: np.ndarray 
     for process in sorted({one.process for one in classes}):
         mine = [one for one in classes if one.process == process]
         found += _judged(of, process, mine, replay, windows, more)
+    return found
+
+
+def cut_launches(of: Evidence) -> np.ndarray:
+    """The calls (k,) of the replays that lost rows by rule R."""
+    replay = _replay_of(of)
+    rows = np.flatnonzero(replay >= 0)
+    classes = (_classes(of, replay, rows) if len(rows) else None) or []
+    windows = windows_of(of)
+    lost: list[int] = []
+    for process in {one.process for one in classes}:
+        mine = [one for one in classes if one.process == process]
+        judged = zip(mine, _compared(process, mine, windows, ()), strict=True)
+        lost += [index for one, (missing, _) in judged if missing for index in one.replays.tolist()]
+    calls = distinct(of.call_of[np.isin(replay, lost)])
+    found: np.ndarray = calls[calls >= 0]
     return found
 
 
@@ -106,8 +124,9 @@ def _unknown(of: Evidence, process: int, rows: np.ndarray, why: str) -> Lack:
     return Lack("gpu", "all", "R", process, len(rows), len(mine), share, text, unknown=True)
 
 
-def _replay_of(of: Evidence, launches: np.ndarray, judged: np.ndarray | None) -> np.ndarray:
+def _replay_of(of: Evidence, judged: np.ndarray | None = None) -> np.ndarray:
     """The replay (n,) of each GPU row, as an index over process and correlation; -1: of none."""
+    launches = np.flatnonzero(of.call_kinds == GRAPH_LAUNCH)
     ops, none = of.ops, np.full(len(of.ops), -1, dtype=np.int64)
     in_graph = (ops.graph_node > 0) & (ops.corr > 0)
     if len(launches):
@@ -139,13 +158,39 @@ def _classes(of: Evidence, replay: np.ndarray, rows: np.ndarray) -> list[_Class]
     if len(first) > MOST_CLASSES:
         return None
     ends = np.append(starts[1:], len(order))
+    bounds_ns = {}
+    for one in distinct(process).tolist():
+        its = of.ops.process == one
+        bounds_ns[int(one)] = (int(of.ops.start_ns[its].min()), int(of.ops.end_ns[its].max()))
     found = []
     for index, at in enumerate(first.tolist()):
-        mine = ids[order[starts[at] : ends[at]]]
+        mine = order[starts[at] : ends[at]]
+        mine = mine[np.argsort(of.ops.start_ns[rows[mine]], kind="stable")]
         found.append(
-            _Class(np.flatnonzero(kind == index), Counter(mine.tolist()), int(graph[at]), int(process[at]))
+            _Class(
+                np.flatnonzero(kind == index),
+                Counter(ids[mine].tolist()),
+                int(graph[at]),
+                int(process[at]),
+                _by_stream(of.ops.stream[rows[mine]], ids[mine]),
+                _edges_at(of, rows[mine], bounds_ns[int(process[at])]),
+            )
         )
     return found
+
+
+def _by_stream(streams: np.ndarray, ids: np.ndarray) -> dict[int, np.ndarray]:
+    """The ids of each stream in their order. A graph of one stream may be replayed on another: it is 0."""
+    used = distinct(streams).tolist()
+    return {0: ids} if len(used) == 1 else {one: ids[streams == one] for one in used}
+
+
+def _edges_at(of: Evidence, rows: np.ndarray, bounds_ns: tuple[int, int]) -> frozenset[Place]:
+    """`head` for rows that begin the GPU work of their process, `tail` for rows that end it."""
+    first = of.ops.start_ns[rows].min() <= bounds_ns[0]
+    last = of.ops.end_ns[rows].max() >= bounds_ns[1]
+    places: tuple[tuple[Place, bool], ...] = (("head", bool(first)), ("tail", bool(last)))
+    return frozenset(place for place, is_there in places if is_there)
 
 
 def _identities(of: Evidence, rows: np.ndarray) -> np.ndarray:
@@ -164,16 +209,11 @@ def _judged(
     windows: Windows,
     more: Sequence[Windows],
 ) -> list[Lack]:
-    own = windows.process == process
-    sizes = [(windows.least[own], windows.most[own]), *((one.least, one.most) for one in more)]
-    # One graph was captured here: replays of almost its size are of it.
-    captured = windows.least[own][:1] if own.sum() == 1 else windows.least[:0]
-    beside = distinct(np.concatenate([captured, *(one.least for one in more if one.exact)]))
+    sizes = _sizes(process, windows, more)
     lost: dict[Place, int] = {}
     expected = 0
     open_rows: list[np.ndarray] = []
-    for one in classes:
-        missing, like = (0, None) if _captured_so(one, sizes) else _missing(one, classes, beside)
+    for one, (missing, like) in zip(classes, _compared(process, classes, windows, more), strict=True):
         expected += len(one.replays) * (one.rows + missing)
         if missing:
             for index in one.replays.tolist():
@@ -187,6 +227,23 @@ def _judged(
         count = plural(len(open_rows), "graph replay")
         found.append(_unknown(of, process, rows, f"{count} without an equal one or a capture to compare"))
     return found
+
+
+def _sizes(process: int, windows: Windows, more: Sequence[Windows]) -> list[tuple[np.ndarray, np.ndarray]]:
+    own = windows.process == process
+    return [(windows.least[own], windows.most[own]), *((one.least, one.most) for one in more)]
+
+
+def _compared(
+    process: int, classes: list[_Class], windows: Windows, more: Sequence[Windows]
+) -> list[tuple[int, _Class | None]]:
+    """Of each class of a process, how many rows each of its replays lost, and longer replays of its graph."""
+    own = windows.process == process
+    sizes = _sizes(process, windows, more)
+    # One graph was captured here: replays of almost its size are of it.
+    captured = windows.least[own][:1] if own.sum() == 1 else windows.least[:0]
+    beside = distinct(np.concatenate([captured, *(one.least for one in more if one.exact)]))
+    return [(0, None) if _captured_so(one, sizes) else _missing(one, classes, beside) for one in classes]
 
 
 def _captured_so(one: _Class, sizes: list[tuple[np.ndarray, np.ndarray]]) -> bool:
@@ -210,15 +267,53 @@ def _missing(one: _Class, classes: list[_Class], captured: np.ndarray) -> tuple[
 
 def _same_graph(one: _Class, other: _Class) -> bool:
     """Whether `other` is a longer replay of the graph of `one`."""
-    if other.rows <= one.rows or one.rows < LEAST_LEFT * other.rows:
+    if other.rows <= one.rows or one.graph != other.graph:
         return False
-    if one.graph != other.graph or any(n > other.names[name] for name, n in one.names.items()):
+    if any(n > other.names[name] for name, n in one.names.items()):
         return False
-    if one.graph >= 0:
+    if one.graph >= 0 or _is_rest(one, other):
         return True
+    if one.rows < LEAST_LEFT * other.rows:
+        return False
     if one.names.keys() == other.names.keys():
         return other.rows >= MANY or len(other.replays) > 1
     return other.rows >= MANY and one.rows >= ALMOST_ALL * other.rows
+
+
+def _is_rest(one: _Class, other: _Class) -> bool:
+    """Whether `one` is what the recorder left of `other`, by the order of its rows. At the edge that cut it
+    any size will do; elsewhere `other` has many rows and was replayed again, and `one` is two rows or more of
+    its beginning or end, or a part of it with rows missing anywhere."""
+    begins, ends = _stands_at(one, other, "tail"), _stands_at(one, other, "head")
+    if ("tail" in one.edges and begins) or ("head" in one.edges and ends):
+        return other.rows >= MANY or len(other.replays) > 1
+    if other.rows < MANY or len(other.replays) == 1:
+        return False
+    if begins or ends:
+        return one.rows > 1
+    return one.rows >= LEAST_LEFT * other.rows and _in_order(one, other)
+
+
+def _in_order(one: _Class, other: _Class) -> bool:
+    """Whether each stream of `one` is that of `other` with rows left out."""
+    for stream, part in one.streams.items():
+        whole = iter(other.streams[stream].tolist()) if stream in other.streams else iter(())
+        if not all(name in whole for name in part.tolist()):
+            return False
+    return True
+
+
+def _stands_at(one: _Class, other: _Class, lost: Place) -> bool:
+    """Whether each stream of `one` is that of `other` without its tail, or without its head."""
+    for stream, part in one.streams.items():
+        whole = other.streams.get(stream)
+        if whole is None or len(part) > len(whole):
+            return False
+        if not np.array_equal(
+            part, whole[: len(part)] if lost == "tail" else whole[len(whole) - len(part) :]
+        ):
+            return False
+    return True
 
 
 def _place(of: Evidence, replay: np.ndarray, index: int, process: int, like: _Class | None) -> Place:
@@ -247,5 +342,7 @@ def _in_time(of: Evidence, rows: np.ndarray) -> np.ndarray:
 
 def _lossy(process: int, place: Place, n: int, expected: int) -> Lack:
     where = {"tail": " of the last replay", "head": " of the first replay"}.get(place, "")
-    text = f"{n:,} of {plural(expected, 'row')} that graph replays should have are missing{where}"
-    return Lack("gpu", place, "R", process, n, expected, n / expected, text)
+    share = n / expected
+    whole = plural(expected, "row")
+    text = f"{n:,} of {whole} ({share:.1%}) that graph replays should have are missing{where}"
+    return Lack("gpu", place, "R", process, n, expected, share, text)

@@ -136,13 +136,6 @@ def lost_at_edges(of: Evidence) -> np.ndarray:
     return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
 
-def replay_at(of: Evidence, place: Place) -> np.ndarray:
-    """The launch (1,) of the first replay of a graph that has rows (`head`), or of the last; none (0,)."""
-    replays = np.flatnonzero((of.call_kinds == GRAPH_LAUNCH) & of.has_row)
-    replays = replays[np.argsort(of.api.start_ns[replays], kind="stable")]
-    return replays[:1] if place == "head" else replays[-1:]
-
-
 def _no_calls(process: int, rows: int) -> list[Lack]:
     why = "no API calls were recorded"
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -134,8 +135,11 @@ def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, A
     elif missing:
         status, reason = (
             "incomplete",
-            f"{len(missing)} of {plural(num_expected, 'rank')} without a readable trace",
+            f"{len(missing)} of {plural(num_expected, 'rank')} without a readable trace"
+            + "".join(f"; {text}" for text in _twice(config, ranks)),
         )
+    elif twice := _twice(config, ranks):
+        status, reason = "incomplete", "; ".join(twice)
     elif torn := [one for one in ranks if holes(one.lacks)]:
         texts = [f"rank {one.rank}: {sentences(holes(one.lacks))[0]}" for one in torn]
         status, reason = "incomplete", first_few(texts)
@@ -148,6 +152,19 @@ def _status(config: ConfigDir, ranks: list[RankFigures], planned: Mapping[str, A
         "ranks_expected": num_expected,
         "missing_ranks": ", ".join(map(str, missing)),
     }
+
+
+def _twice(config: ConfigDir, ranks: list[RankFigures]) -> list[str]:
+    """A sentence for each rank that several traces say they are: at most one of them can be."""
+    files: dict[int, list[str]] = {}
+    for one in ranks:
+        if one.timeline and one.rank >= 0:
+            files.setdefault(one.rank, []).append(os.path.relpath(one.path, config.path))
+    return [
+        f"rank {rank} is in {plural(len(names), 'trace')}: {first_few(names)}"
+        for rank, names in files.items()
+        if len(names) > 1
+    ]
 
 
 def _medians(good: list[RankFigures]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.core.files import sha256_of
 from lab.core.manifest import StepRecord
-from lab.core.run import Run
+from lab.core.run import MANIFEST, Run
 from lab.core.step import Status
 from lab.core.words import plural
 from lab.errors import BadDataError
@@ -59,8 +59,17 @@ def is_table(path: Path) -> bool:
 
 
 def gather(run: Run) -> Gathered:
-    """The rows of a run: what the manifest says of a step counts, not what lies in its folder."""
+    """The rows of a run: what the manifest says of a step counts, not what lies in its folder.
+
+    Raises BadDataError for a manifest without a step.
+    """
     config = settings_of(run)
+    if not run.manifest.steps:
+        raise BadDataError(
+            "the manifest lists no trial",
+            where=run.root / MANIFEST,
+            fix="start the run again: lab run trials",
+        )
     trials = [_row(run, record) for record in run.manifest.steps]
     lost = [t for t in trials if t.verdict == NOT_RUN and t.reason not in (DECIDED, NOT_SLOWER, NEVER_RAN)]
     missing = [_never_ran(name, trials) for name in sorted({t.cell for t in trials if t.reason == NEVER_RAN})]

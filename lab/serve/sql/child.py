@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def answer(question: Question) -> Answer:
-    from lab.serve.sql.tables import infos, named_in, own_tables, read_tables, room_tables
+    from lab.serve.sql.tables import infos, linked, named_in, own_tables, read_tables, room_tables
 
     index = Index(Path(question.root))
     rows = index.refresh()
@@ -64,7 +64,11 @@ def answer(question: Question) -> Answer:
         return Answer(tables=infos(rows), notes=notes)
     files = room_tables(rows)
     wanted = named_in(question.sql, [*files, "runs", "steps", "findings", "figures"])
-    notes += [*_broken(rows, wanted), *_without_findings(rows, wanted)]
+    notes += [
+        *_broken(rows, wanted),
+        *_without_findings(rows, wanted),
+        *linked(index.root, rows, question.sql),
+    ]
     tables = own_tables(rows, wanted) | read_tables(index, files, wanted, notes, question.sql)
     if gone := [name for name in wanted if name not in tables]:
         return Answer(error=f"no file of {', '.join(gone)} could be read", notes=notes, limited=True)

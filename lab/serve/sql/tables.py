@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,12 +15,14 @@ import pyarrow as pa
 
 from lab.errors import LabError
 from lab.serve.confine import opened
-from lab.serve.index import Index
+from lab.serve.index import TABLE_SUFFIXES, Index
 from lab.serve.rows import RunRow, TableFile, is_least
 from lab.serve.sql.answer import TableInfo
 
 MOST_FILE_BYTES = 64 << 20
 MOST_BYTES = 512 << 20  # of all files of one question
+MOST_NOTES = 20
+MOST_ENTRIES = 10_000  # of a folder of tables, looked at for links
 MOST_DECODED = 1 << 30  # bytes of all tables of one question in memory
 BATCH = 16_384  # rows of a Parquet file that are decoded at a time
 TEXTS = ("sig_id", "sha256", "commit")  # hexadecimal: `123e4567` is no number
@@ -129,6 +132,35 @@ def named_in(sql: str, names: Iterable[str]) -> list[str]:
     """The names that occur in a query as words: more than it uses at most, never fewer."""
     words = set(re.findall(r"\w+", sql.lower()))
     return [name for name in names if name.lower() in words]
+
+
+def linked(root: Path, rows: Iterable[RunRow], sql: str) -> list[str]:
+    """A note for each file behind the tables of a query that is left out because it is a link, and for each
+    folder of a room's tables that is one: links lead out of the runs, and are not followed."""
+    found = []
+    for row in rows:
+        folder = root / row.folder / "tables"
+        if folder.is_symlink():
+            left_out = ["tables"] if f"{table_name(row.room, '')}_" in sql.lower() else []
+        else:
+            left_out = [f"tables/{name}" for name in _links(folder) if _is_named(sql, row.room, name)]
+        found += [f"left out: {row.folder}/{name} is a link: put what it leads to there" for name in left_out]
+    return found[:MOST_NOTES] + ([f"and {len(found) - MOST_NOTES} more"] if len(found) > MOST_NOTES else [])
+
+
+def _is_named(sql: str, room: str, file: str) -> bool:
+    name, suffix = os.path.splitext(file)
+    return suffix in TABLE_SUFFIXES and bool(named_in(sql, [table_name(room, name)]))
+
+
+def _links(folder: Path) -> list[str]:
+    """The names of the links among the first entries of a folder, as text that any answer can hold."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [one.name for one in islice(entries, MOST_ENTRIES) if one.is_symlink()]
+    except OSError:
+        return []
+    return sorted(name.encode("utf-8", "backslashreplace").decode() for name in names)
 
 
 def own_tables(rows: list[RunRow], wanted: Iterable[str]) -> dict[str, pa.Table]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
+import numpy as np
+import pytest
+
+from lab.recordings.capture import Capture
 from lab.recordings.integrity import integrity_of
-from lab.recordings.integrity.replays import Windows
+from lab.recordings.integrity.evidence import of_capture
+from lab.recordings.integrity.replays import Windows, cut_launches
+from lab.recordings.tables import Table
 from tests.recordings.integrity.made import judged, made
 
 GRAPH = [f"k{i % 7}" for i in range(40)]
@@ -83,3 +89,56 @@ def test_a_shorter_replay_at_the_end_of_the_recording_is_its_edge():
     rows = [(name, corr) for corr in (1, 2) for name in GRAPH] + [(name, 3) for name in GRAPH[:30]]
     one = judged(made(calls, rows))["gpu", "tail", "R"]
     assert one.n == 10
+
+
+def ordered(size: int) -> list[str]:
+    """Kernels of which the first and the last ones have names of their own."""
+    return [f"k{i}" if i % 5 else "often" for i in range(size)]
+
+
+@pytest.mark.parametrize("left", [1, 4, 27, 46])
+@pytest.mark.parametrize("edge", ["head", "tail"])
+def test_what_an_edge_left_of_a_replay_is_lossy_however_little_it_is(left, edge):
+    whole = ordered(47)
+    cut = whole[:left] if edge == "tail" else whole[47 - left :]
+    graphs = [whole, whole, cut] if edge == "tail" else [cut, whole, whole]
+    capture = made(
+        [("cudaGraphLaunch", 1 + at) for at in range(3)],
+        [(name, 1 + at) for at, names in enumerate(graphs) for name in names],
+    )
+    one = judged(capture)["gpu", edge, "R"]
+    assert (one.n, one.of, one.share, one.unknown) == (47 - left, 141, (47 - left) / 141, False)
+    assert cut_launches(of_capture(capture)).tolist() == [2 if edge == "tail" else 0]
+
+
+@pytest.mark.parametrize("cut", [slice(0, 4), slice(0, 20), slice(30, 47), slice(0, 47, 2), slice(1, 47, 3)])
+def test_a_replay_in_the_middle_that_lost_many_rows_in_one_place_or_all_over_is_a_hole(cut):
+    whole = ordered(47)
+    capture = replays(whole, whole[cut], whole)
+    one = judged(capture)["gpu", "hole", "R"]
+    assert one.n == 47 - len(whole[cut])
+    assert cut_launches(of_capture(capture)).tolist() == [2]  # after the eager call and the first replay
+
+
+def test_a_graph_that_is_another_one_lost_nothing():
+    whole = ordered(47)
+    assert integrity_of(replays(whole, whole, whole[:20], whole[:20])) == ()
+    for other in (whole[19::-1], ["new", *whole[:3]], whole[:1]):
+        (one,) = integrity_of(replays(whole, whole, other))
+        assert one.unknown and one.n == len(other)
+        assert not len(cut_launches(of_capture(replays(whole, whole, other))))
+
+
+def test_a_graph_of_another_id_is_another_graph_even_at_the_edge():
+    whole = ordered(47)
+    rows = [(name, 1 + at) for at, names in enumerate((whole, whole, whole[:20])) for name in names]
+    capture = made([("cudaGraphLaunch", 1 + at) for at in range(3)], rows)
+
+    def of_graphs(ids: np.ndarray) -> Capture:
+        return replace(
+            capture, ops=Table({name: getattr(capture.ops, name) for name in capture.ops} | {"graph": ids})
+        )
+
+    (one,) = integrity_of(of_graphs(np.where(capture.ops.corr == 3, 8, 7)))
+    assert one.unknown
+    assert judged(of_graphs(np.full(len(rows), 7)))["gpu", "tail", "R"].n == 27

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -241,3 +242,13 @@ def test_the_h200_sweep_shows_what_was_requested_and_what_happened(shared_data):
         [30.123, 31.463, 21.734, 19.293], abs=0.001
     )
     assert configs[TIMELINE_MS].notna().all().all()
+
+
+@pytest.mark.parametrize(("world", "missing"), [(2, "1"), (1, "")])
+def test_traces_that_say_the_same_rank_are_named_and_make_the_setting_incomplete(tmp_path, world, missing):
+    first = record(tmp_path, 256, 28, 0, world=world)
+    shutil.copytree(first.parent, first.parent.with_name("rank1"))
+    row = analyze(tmp_path, workers=1).configs.iloc[0]
+    assert (row.status, row.missing_ranks) == ("incomplete", missing)
+    names = ", ".join(f"torch_profiler/rank{at}/trace_step6.json.gz" for at in (0, 1))
+    assert row.reason.endswith(f"rank 0 is in 2 traces: {names}")

@@ -17,6 +17,9 @@ from lab.gpus.discover import Found
 
 pytest.importorskip("pandas")
 pytest.importorskip("matplotlib")
+from lab.core.run import MANIFEST, Run
+from lab.errors import BadDataError
+from lab.rooms.trials.analyze import gather
 from tests.conftest import ROOT
 
 FLAKY = "import os; print('loss:', 'nan' if int('{seed}') % 2 and not os.environ.get('CURE') else 1.5)"
@@ -475,3 +478,12 @@ def test_one_trial_at_a_time_visits_every_gpu_and_one_that_goes_away_is_no_failu
     assert "GPU-baaa1111-0000-0000-0000-000000000000 is no longer there" in found[3]["reason"]
     assert done.returncode == 1 and "no longer there" in done.stderr
     assert [row["verdict"] for row in rows(tmp_path / "other")] == ["pass"] * 2
+
+
+def test_a_manifest_that_lists_no_trial_is_damaged_data(tmp_path):
+    assert lab("-q", "-o", "out", "trials", "-n", "1", "--", "true", cwd=tmp_path).returncode == 0
+    path = tmp_path / "out" / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "steps": []}))
+    with pytest.raises(BadDataError, match="the manifest lists no trial") as raised:
+        gather(Run.open(tmp_path / "out"))
+    assert raised.value.exit_code == 5 and MANIFEST in str(raised.value.where)

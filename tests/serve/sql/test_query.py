@@ -265,6 +265,32 @@ def test_a_table_that_is_a_link_is_not_read(root, tmp_path):
     assert rows(root, "select * from nan_secret").error
 
 
+def test_a_table_that_is_left_out_for_being_a_link_is_named_and_the_answer_incomplete(root, tmp_path):
+    table = root / "sweep_b" / "tables" / "configs.csv"
+    table.rename(tmp_path / "moved.csv")
+    table.symlink_to(tmp_path / "moved.csv")
+    found = rows(root, "select run from sweep_configs")
+    assert found.rows == [["sweep_a"]] and not found.complete
+    assert found.notes == ["left out: sweep_b/tables/configs.csv is a link: put what it leads to there"]
+    assert rows(root, "select run from nan_births").complete
+    folder = root / "nan_c" / "tables"
+    folder.rename(tmp_path / "tables")
+    folder.symlink_to(tmp_path / "tables")
+    found = rows(root, "select run from nan_births")
+    assert found.error
+    assert found.notes == ["left out: nan_c/tables is a link: put what it leads to there"]
+
+
+def test_a_link_whose_name_is_no_text_is_named_all_the_same(root, tmp_path):
+    os.symlink(tmp_path, os.fsencode(root / "sweep_a" / "tables") + b"/configs\xff.csv")
+    (root / "sweep_b" / "tables" / "configs_udcff.csv").write_text("a\n1\n")
+    found = rows(root, "select a from sweep_configs_udcff")
+    assert found.rows == [[1]]
+    assert found.notes == [
+        "left out: sweep_a/tables/configs\\udcff.csv is a link: put what it leads to there"
+    ]
+
+
 def test_names_of_tables_are_words_whatever_a_folder_is_called():
     assert table_name("Sweep", "a b-c; drop table x") == "sweep_a_b_c_drop_table_x"
     assert named_in("SELECT * FROM Sweep_Configs", ["sweep_configs", "configs"]) == ["sweep_configs"]

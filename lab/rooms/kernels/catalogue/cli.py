@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from lab.errors import BadDataError, StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
@@ -15,6 +16,7 @@ from lab.terminal.integrity import REQUIRE, raise_for_lacks
 from lab.terminal.part import PART, PHASE, check_part, part_options, phase_names
 
 if TYPE_CHECKING:
+    from lab.recordings.lacks import Lack
     from lab.rooms.kernels.catalogue.build import Catalogue
     from lab.rooms.kernels.catalogue.parts import Ask
     from lab.rooms.kernels.catalogue.rank import RankData
@@ -178,13 +180,25 @@ def _read(
 
 def _raise_for(ranks: Sequence[RankData], require: str | None) -> None:
     """Raise StepFailed, once all is written, for a hole in a recording, or a capture that did not serve."""
-    raise_for_lacks([lack for rank in ranks for lack in rank.lacks], ranks[0].path, require=require)
+    lossy = [rank.path for rank in ranks if rank.lacks] or [ranks[0].path]
+    raise_for_lacks(_named_lacks(ranks), lossy[0], require=require)
     refused = [text for rank in ranks if rank.replayed is not None for text in rank.replayed.refused]
     if refused:
         raise StepFailed(
             "written, but incomplete:\n" + "\n".join(f"  {line}" for line in dict.fromkeys(refused)),
             where=ranks[0].path,
         )
+
+
+def _named_lacks(ranks: Sequence[RankData]) -> list[Lack]:
+    """What the recordings lack; of several files each sentence names its own."""
+    if len({rank.path for rank in ranks}) == 1:
+        return [lack for rank in ranks for lack in rank.lacks]
+    return [
+        msgspec.structs.replace(lack, text=f"{rank.path}: {lack.text}")
+        for rank in ranks
+        for lack in rank.lacks
+    ]
 
 
 def _sizes(row: Any) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from lab.core.words import first_few, plural
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.cache import load_trace
 from lab.recordings.pool import map_traces
-from lab.rooms.sweep.gemm.merge import MergeOptions, merge_ranks
+from lab.rooms.sweep.gemm.merge import SUFFIXES, MergeOptions, merge_ranks
 from lab.rooms.sweep.gemm.places import Places
 from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.report import Report
@@ -19,11 +21,17 @@ from lab.rooms.sweep.gemm.variance.top import write_timestamps, write_variance
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
 from lab.rooms.sweep.layout import configs_of
 
+OF_STEPS = (".xlsx", ".csv", ".png", *SUFFIXES.values())
+
 
 def run_all(where: Places, data: SweepData, merging: MergeOptions, *, top_k: int = 5) -> Report:
-    """Every step on a sweep that `read_sweep` gave; a step that fails is in `missing`, the others go on."""
+    """Every step on a sweep that `read_sweep` gave; a step that fails is in `missing`, the others go on.
+
+    Files of an earlier analysis that this one does not write again are named in `problems`.
+    """
     out = where.analysis
-    return _run(
+    before = _stamps(where)
+    done = _run(
         {
             "report": lambda: write_reports(data, out),
             "variance": lambda: write_variance(data, out, top_k=top_k),
@@ -34,6 +42,22 @@ def run_all(where: Places, data: SweepData, merging: MergeOptions, *, top_k: int
             "merge": lambda: merge_ranks(where, merging),
         }
     )
+    after, written = _stamps(where), set(done.files)
+    old = sorted(path for path, stamp in before.items() if after.get(path) == stamp and path not in written)
+    if old:
+        names = first_few([os.path.relpath(path, where.home) for path in old])
+        done.problems.append(
+            f"not of this analysis but left from before: {plural(len(old), 'file')}: {names}"
+        )
+    return done
+
+
+def _stamps(where: Places) -> dict[Path, tuple[int, int]]:
+    """Inode and time of each file with an ending that the steps write, in their folders."""
+    folders = dict.fromkeys((where.analysis, where.merged))
+    files = [path for folder in folders for path in folder.rglob("*") if path.name.endswith(OF_STEPS)]
+    files = [path for path in files if path.is_file() and not path.is_relative_to(where.cache)]
+    return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
 def _plots(out: Path, top_k: int) -> Report:

@@ -198,3 +198,19 @@ def test_each_rank_is_matched_with_the_capture_of_its_rank(unique, tmp_path):
         ("0", 0),
         ("1", 1),
     }
+
+
+def test_of_two_files_the_sentence_of_a_loss_names_its_own(run, tmp_path):
+    def lost(events):
+        for which in (NAMES, [*NAMES[:4], *NAMES[5:]], NAMES):
+            replay_into(events, which)
+        events.row("later", events.call("hipLaunchKernel"))
+
+    whole = written(tmp_path, "whole.json", lambda events: [replay_into(events, NAMES) for _ in range(2)])
+    done = run("unique", whole, written(tmp_path, "lost.json", lost), "--out", tmp_path / "o")
+    assert done.exit_code == 1
+    (said,) = [
+        line for line in done.output.splitlines() if "1 of 54 rows" in line and not line.startswith("!")
+    ]
+    assert f"{tmp_path / 'lost.json'}: 1 of 54 rows" in said
+    assert f"where: {tmp_path / 'lost.json'}" in " ".join(done.output.split())

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -175,3 +176,15 @@ def test_plots_without_an_analysis_say_which_table_lacks(sweep: Path, tmp_path: 
         StepFailed, match=r"straggler_heatmap: not drawn, because there is no stragglers\.csv"
     ):
         gemm("plots", sweep, "-o", tmp_path / "nothing", "-q")
+
+
+def test_what_an_earlier_analysis_left_of_a_configuration_that_is_gone_is_named(
+    sweep: Path, tmp_path: Path
+) -> None:
+    words = ("all", sweep, "-o", tmp_path / "out", "-w", "1", "-q", "--fresh", "--json")
+    gemm(*words)
+    assert "left from before" not in gemm(*words)
+    shutil.rmtree(sweep / "256thread")
+    (left,) = [text for text in json.loads(gemm(*words))["problems"] if "left from before" in text]
+    old = [name for name in state(tmp_path / "out") if "256thread" in name or "across_threads" in name]
+    assert len(old) == 6 and f": 6 files: {', '.join(sorted(old)[:4])} and 2 more" in left
