@@ -61,7 +61,7 @@ def sample(problem: Problem, samples: int, seed: int, backend: str) -> Sequence[
     if not compiled:
         return paths.sample(problem, samples, seed)
     decoded, lost_B = compiled_form(problem).draws(problem, samples, seed)
-    found: list[Sequence[Segmentation]] = decoded.paths()
+    found: list[Sequence[Segmentation]] = [*decoded.paths()]
     again = lost_B.nonzero()[:, 0].tolist()
     if again:
         reject_nan(problem)  # in C++ a NaN or +inf spoils its sequence's messages, so nobody looked before

@@ -9,16 +9,14 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model.native import cpu as native_cpu
 from lab.rooms.semicrf.model.native.build import SOURCE, built
-from lab.rooms.semicrf.model.native.path import Path
+from lab.rooms.semicrf.model.native.path import PathList
 from lab.rooms.semicrf.model.problem import Problem
 
 
@@ -31,14 +29,12 @@ class Decoded:
     segments_BNT2: Tensor
     size_BN: Tensor
 
-    def paths(self) -> list[list[Path]]:
-        """The segmentations of each sequence."""
-        batch, count, _, _ = self.segments_BNT2.shape
-        rows_NT2, sizes = self.segments_BNT2.flatten(0, 1).numpy(), self.size_BN.flatten().tolist()
-        ends, labels = np.concatenate([row[:size] for row, size in zip(rows_NT2, sizes, strict=True)])[::-1].T
-        stops = (len(ends) - np.cumsum([0, *sizes])).tolist()
-        found = [Path(ends[begin:stop], labels[begin:stop]) for stop, begin in pairwise(stops)]
-        return [found[b * count : (b + 1) * count] for b in range(batch)]
+    def paths(self) -> list[PathList]:
+        """The segmentations of each sequence, in memory of their own."""
+        sizes_BN = self.size_BN.tolist()
+        longest = max(map(max, sizes_BN))
+        rows_BNT2 = self.segments_BNT2[:, :, :longest].numpy().copy()
+        return list(map(PathList, rows_BNT2, sizes_BN))
 
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:

@@ -1,6 +1,7 @@
 """A segmentation as a decoder returns it: a read-only sequence of (start, end exclusive, label) over arrays.
 
-Tuples are made when somebody looks at them: where segments are short they cost more than the decoding.
+Paths and tuples are made when somebody looks at them: where segments are short they cost more than the
+decoding.
 """
 
 from __future__ import annotations
@@ -65,3 +66,59 @@ class Path(Sequence[Segment]):
 
     def __repr__(self) -> str:
         return repr(self.tolist())
+
+
+class RowPath(Path):
+    """The same from rows (end, label), one for each segment, from the last one on, of which `size` are there:
+    they are turned round when somebody looks.
+    """
+
+    __slots__ = ("row_T2", "size")
+
+    def __init__(self, row_T2: np.ndarray, size: int) -> None:
+        self.row_T2, self.size = row_T2, size
+
+    @property
+    def end_n(self) -> np.ndarray:  # type: ignore[override]
+        return self.row_T2[: self.size, 0][::-1]
+
+    @property
+    def label_n(self) -> np.ndarray:  # type: ignore[override]
+        return self.row_T2[: self.size, 1][::-1]
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __reduce__(self) -> tuple[type[Path], tuple[np.ndarray, np.ndarray]]:
+        return Path, (self.end_n.copy(), self.label_n.copy())
+
+
+class PathList(Sequence[Path]):
+    """The segmentations of a sequence, made when somebody looks at them; equal to the list of them."""
+
+    __slots__ = ("rows_NT2", "sizes")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, rows_NT2: np.ndarray, sizes: list[int]) -> None:
+        self.rows_NT2, self.sizes = rows_NT2, sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> Path: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Path]: ...
+    def __getitem__(self, index: int | slice) -> Path | list[Path]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return RowPath(self.rows_NT2[index], self.sizes[index])  # raises IndexError as a list does
+
+    def __iter__(self) -> Iterator[Path]:
+        return map(RowPath, self.rows_NT2, self.sizes)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, list | PathList) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(list(self))

@@ -1,17 +1,20 @@
 import operator
+import pickle
 
 import numpy as np
 import pytest
 import torch
 
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.native.path import Path
+from lab.rooms.semicrf.model.native.path import Path, PathList, RowPath
 
 TUPLES = [(0, 3, 1), (3, 4, 0), (4, 9, 2)]
 PATH = Path(np.array([3, 4, 9], np.int32), np.array([1, 0, 2], np.int32))
+ROWS = np.array([[[9, 2], [4, 0], [3, 1]], [[9, 1], [-1, -1], [-1, -1]], [[-1, -1]] * 3], np.int32)
 
 
-def test_a_path_reads_as_the_list_of_its_tuples():
+@pytest.mark.parametrize("PATH", [PATH, RowPath(ROWS[0], 3)], ids=["arrays", "rows"])
+def test_a_path_reads_as_the_list_of_its_tuples(PATH):
     assert PATH == TUPLES and TUPLES == PATH and [PATH] == [TUPLES]
     assert list(PATH) == TUPLES and [*reversed(PATH)] == TUPLES[::-1] and len(PATH) == 3
     assert [PATH[at] for at in (0, 1, -1, -3)] == [TUPLES[at] for at in (0, 1, -1, -3)]
@@ -33,6 +36,17 @@ def test_another_path_is_another():
 def test_no_segments_are_the_empty_list():
     empty = Path(np.empty(0, np.int32), np.empty(0, np.int32))
     assert empty == [] and not empty and empty.array.shape == (0, 3) and list(empty) == []
+
+
+def test_paths_of_a_sequence_read_as_the_list_of_them():
+    found = PathList(ROWS, [3, 1, 0])
+    assert found == [TUPLES, [(0, 9, 1)], []] and len(found) == 3
+    assert found[0] == PATH == found[-3] and found[1:] == [[(0, 9, 1)], []] and found[2] == []
+    assert found == PathList(ROWS.copy(), [3, 1, 0]) != PathList(ROWS, [3, 1, 1])
+    assert found != [TUPLES] and repr(found) == repr([TUPLES, [(0, 9, 1)], []])
+    assert pickle.loads(pickle.dumps(found)) == found and pickle.loads(pickle.dumps(found[0])) == PATH
+    with pytest.raises(IndexError):
+        found[3]
 
 
 def test_a_decoder_keeps_each_sequences_own_segments():
