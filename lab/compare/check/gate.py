@@ -109,12 +109,9 @@ def judge(
     doubted = doubts(base, head)
     if signatures and not signatures.tested:
         doubted.append("no signature is in every process: other programs, or recorded with other options")
-    outcome = _outcome(
-        [*(one.outcome for one in metrics), *([signatures.outcome] if signatures else [])], doubted
-    )
     sure, unsure, chance = exact(base, head, floors, alarms=(1 - LEVEL) * share)
-    return Verdict(
-        outcome=outcome,
+    found = Verdict(
+        outcome="",
         max_slowdown=max_slowdown,
         metrics=metrics,
         exact=sure,
@@ -124,8 +121,11 @@ def judge(
         doubts=doubted,
         floors=as_builtins(floors) if floors else None,
         floors_words=_floors_words(floors, about, min(len(base), len(head))),
-        notes=_together(names, base, head) if outcome == "undecided" else [],
     )
+    found.outcome = outcome_of(found)
+    if found.outcome == "undecided":
+        found.notes = _together(names, base, head)
+    return found
 
 
 def _metrics(
@@ -186,16 +186,13 @@ def _floors_words(floors: Floors | None, about: str, n: int) -> str:
 
 
 def outcome_of(found: Verdict) -> str:
-    return _outcome(
-        [*(one.outcome for one in found.metrics), *([found.signatures.outcome] if found.signatures else [])],
-        found.doubts,
-    )
-
-
-def _outcome(found: Sequence[str], doubted: Sequence[str]) -> str:
-    if "regression" in found:
+    """That of its metrics, signatures and doubts."""
+    outcomes = {one.outcome for one in found.metrics}
+    if found.signatures:
+        outcomes.add(found.signatures.outcome)
+    if "regression" in outcomes:
         return "regression"
-    return "excluded" if set(found) == {"excluded"} and not doubted else "undecided"
+    return "excluded" if outcomes == {"excluded"} and not found.doubts else "undecided"
 
 
 def exact(

@@ -46,7 +46,7 @@ from lab.compare.diff.modules.groups import (
 )
 from lab.compare.diff.split import Row, parts_of, split
 from lab.compare.idle import CAUSE_WORDS, CAUSES
-from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read_side, steps_overlap
+from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read_side, step_at, steps_overlap
 from lab.compare.units import TIMES, Units, unit_of, units
 from lab.core.words import first_few, plural
 from lab.errors import BadDataError, MissingError, UsageError
@@ -98,8 +98,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     """One rank's change from A to B, everything per unit. Times without `_a` or `_b` are changes, B - A.
 
     span = (kernel sum - overlap) + idle on each side, so residual_ns, what the classes leave over, is 0. Idle
-    time
-    is late + wait + queued + unknown (lab.compare.idle).
+    time is late + wait + queued + unknown (lab.compare.idle).
     """
 
     comparable: bool
@@ -636,7 +635,7 @@ def uneven(work: Work, of: Units) -> list[str]:
     edges = work.steps_ns
     if of.unit != "step" or not len(edges):
         return []
-    step = np.searchsorted(edges[:, 0], work.launched_ns[of.chosen], side="right") - 1
+    step = step_at(edges, work.launched_ns[of.chosen])
     sizes = np.bincount(step, minlength=len(edges))
     sizes = sizes[sizes > 0]
     found = []

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from lab.compare.side import Key, Work
+from lab.compare.side import Key, Work, step_at
 from lab.compare.units import Units
 from lab.core.files import sha256_of
 
@@ -129,8 +129,4 @@ def of_gap(side: str, work: Work, units: Units) -> list[Evidence]:
 
 
 def _unit(work: Work, when_ns: int) -> int:
-    edges = work.steps_ns
-    if not len(edges):
-        return -1
-    step = int(np.searchsorted(edges[:, 0], when_ns, side="right")) - 1
-    return step if step >= 0 and when_ns < edges[step, 1] else -1
+    return int(step_at(work.steps_ns, np.array([when_ns]))[0])

@@ -158,10 +158,7 @@ def _classes(of: Evidence, replay: np.ndarray, rows: np.ndarray) -> list[_Class]
     if len(first) > MOST_CLASSES:
         return None
     ends = np.append(starts[1:], len(order))
-    bounds_ns = {}
-    for one in distinct(process).tolist():
-        its = of.ops.process == one
-        bounds_ns[int(one)] = (int(of.ops.start_ns[its].min()), int(of.ops.end_ns[its].max()))
+    bounds_ns = {one: _bounds_ns(of, one) for one in map(int, distinct(process))}
     found = []
     for index, at in enumerate(first.tolist()):
         mine = order[starts[at] : ends[at]]
@@ -183,6 +180,12 @@ def _by_stream(streams: np.ndarray, ids: np.ndarray) -> dict[int, np.ndarray]:
     """The ids of each stream in their order. A graph of one stream may be replayed on another: it is 0."""
     used = distinct(streams).tolist()
     return {0: ids} if len(used) == 1 else {one: ids[streams == one] for one in used}
+
+
+def _bounds_ns(of: Evidence, process: int) -> tuple[int, int]:
+    """Begin and end of a process' GPU work."""
+    mine = of.ops.process == process
+    return int(of.ops.start_ns[mine].min()), int(of.ops.end_ns[mine].max())
 
 
 def _edges_at(of: Evidence, rows: np.ndarray, bounds_ns: tuple[int, int]) -> frozenset[Place]:
@@ -320,14 +323,12 @@ def _place(of: Evidence, replay: np.ndarray, index: int, process: int, like: _Cl
     """The first and the last GPU work of a process may be cut by the window; anything else is a hole, and so
     is what is missing in the middle of such a replay, by a longer one of its graph."""
     rows = np.flatnonzero(replay == index)
-    mine = of.ops.process == process
-    last = of.ops.end_ns[rows].max() >= of.ops.end_ns[mine].max()
-    first = of.ops.start_ns[rows].min() <= of.ops.start_ns[mine].min()
+    edges = _edges_at(of, rows, _bounds_ns(of, process))
     part = _in_time(of, rows)
     whole = part if like is None else _in_time(of, np.flatnonzero(replay == like.replays[0]))
-    if last and np.array_equal(part, whole[: len(part)]):
+    if "tail" in edges and np.array_equal(part, whole[: len(part)]):
         return "tail"
-    if first and np.array_equal(part, whole[len(whole) - len(part) :]):
+    if "head" in edges and np.array_equal(part, whole[len(whole) - len(part) :]):
         return "head"
     return "hole"
 

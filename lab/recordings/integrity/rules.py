@@ -303,12 +303,14 @@ def _unmeasured(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
     any resolution if no kernel took time."""
     fine = bool((_dur_ns(of, ops) % 1000).any())
     found = []
-    for kinds, name in (((KERNEL,), "kernel"), ((MEMCPY, MEMSET), "copy or fill")):
+    for kinds, one, many in (
+        ((KERNEL,), "kernel", "kernels"),
+        ((MEMCPY, MEMSET), "copy or fill", "copies and fills"),
+    ):
         rows = ops[np.isin(of.ops.kind[ops], kinds)]
         n = int((_dur_ns(of, rows) <= 0).sum())
-        if n and (fine or (name == "kernel" and n == len(rows))):
-            whole = plural(len(rows), name, "copies and fills" if name != "kernel" else "kernels")
-            text = f"{n:,} of {whole} took 0 ns: their times were not measured"
+        if n and (fine or (kinds == (KERNEL,) and n == len(rows))):
+            text = f"{n:,} of {plural(len(rows), one, many)} took 0 ns: their times were not measured"
             found.append(Lack("gpu", "all", "Z", process, n, len(rows), None, text, unknown=True))
     return found
 

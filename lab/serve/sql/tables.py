@@ -215,7 +215,7 @@ def read_tables(
             found[name] = together(parts)
             notes += [
                 f"{name}.{column} is text here, and sorts as text: not all files hold the same kind of number"
-                for column in named_in(sql, mixed_columns(parts))
+                for column in named_in(sql, _mixed_columns(parts, found[name]))
             ]
     return found
 
@@ -289,13 +289,10 @@ def together(parts: list[pa.Table]) -> pa.Table:
     return pa.concat_tables([_cast(part, wanted) for part in parts])
 
 
-def mixed_columns(parts: list[pa.Table]) -> list[str]:
-    """Columns of numbers in some tables that are text over all, and so sort and compare as text."""
-    return [
-        name
-        for name, columns in _by_name(_one_spelling(parts)).items()
-        if any(_is_number(one.type) for one in columns) and pa.types.is_string(_common(columns))
-    ]
+def _mixed_columns(parts: list[pa.Table], whole: pa.Table) -> list[str]:
+    """Columns of numbers in some tables that are text in `whole`, and so sort and compare as text."""
+    numbers = {column.name.lower() for part in parts for column in part.schema if _is_number(column.type)}
+    return [one.name for one in whole.schema if one.name.lower() in numbers and pa.types.is_string(one.type)]
 
 
 def _one_spelling(parts: list[pa.Table]) -> list[pa.Table]:
