@@ -384,37 +384,37 @@ static PyObject *as_counted(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(same);
 }
 
-/* (parameters: list, versions): whether each one's version is the one noted, or none is. */
-static PyObject *unwritten(PyObject *module, PyObject *args)
+static int is_noted(PyObject *versions, PyObject *parameter, int64_t version)
 {
-    PyObject *parameters = PyTuple_GetItem(args, 0), *versions = PyTuple_GetItem(args, 1);
-    Size count = PyList_Size(parameters);
-    int64_t version;
-    int same = is_quiet(QUESTIONS, OPERATORS);
-    for (Size at = 0; same && at < count; at++) {
-        PyObject *parameter = PyList_GetItem(parameters, at), *known = known_of(versions, parameter);
-        same = known && is_ordinary(parameter) && version_of(parameter, &version) &&
-               PyLong_AsLongLong(known) == version;
-    }
-    PyErr_Clear();
-    return PyLong_FromLongLong(same);
+    PyObject *known = known_of(versions, parameter);
+    return known && PyLong_AsLongLong(known) == version;
 }
 
-/* (parameters: list, versions): notes each one's; whether all are there. */
-static PyObject *note_versions(PyObject *module, PyObject *args)
+static int note(PyObject *versions, PyObject *parameter, int64_t version)
+{
+    return put(versions, parameter, PyLong_FromLongLong(version));
+}
+
+/* args: (parameters: list, versions). Whether `done` says so of the version of each. */
+static PyObject *of_versions(PyObject *args, int (*done)(PyObject *, PyObject *, int64_t))
 {
     PyObject *parameters = PyTuple_GetItem(args, 0), *versions = PyTuple_GetItem(args, 1);
     Size count = PyList_Size(parameters);
     int64_t version;
-    int done = is_quiet(QUESTIONS, OPERATORS);
-    for (Size at = 0; done && at < count; at++) {
+    int all = is_quiet(QUESTIONS, OPERATORS);
+    for (Size at = 0; all && at < count; at++) {
         PyObject *parameter = PyList_GetItem(parameters, at);
-        done = is_ordinary(parameter) && version_of(parameter, &version) &&
-               put(versions, parameter, PyLong_FromLongLong(version));
+        all = is_ordinary(parameter) && version_of(parameter, &version) && done(versions, parameter, version);
     }
     PyErr_Clear();
-    return PyLong_FromLongLong(done);
+    return PyLong_FromLongLong(all);
 }
+
+/* Whether each one's version is the one noted. */
+static PyObject *unwritten(PyObject *module, PyObject *args) { return of_versions(args, is_noted); }
+
+/* Notes each one's; whether all are there. */
+static PyObject *note_versions(PyObject *module, PyObject *args) { return of_versions(args, note); }
 
 /* (tensors: list, plan: list of (place, border, carrier of its hook or None)): those entries whose tensors' nodes have
  * not got the carrier's hook. */
