@@ -115,3 +115,49 @@ def test_a_gradient_put_in_place_of_the_counted_one_is_counted_before_the_update
         first = g.first
         assert (first.step, first.stage) == (bad_step, "clipped"), first
         assert first.place.endswith("0.weight") and first.why.startswith("finite when backward ended")
+
+
+class Spoils(torch.autograd.Function):
+    """Its input, with a gradient of which the first number is NaN."""
+
+    @staticmethod
+    def forward(ctx, given, bad):
+        ctx.bad = bad
+        return given.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.clone()
+        if ctx.bad:
+            grad.view(-1)[0] = NAN
+        return grad, None
+
+
+class Scaled(torch.nn.Module):
+    """One weight, whose gradient is sparse, or of complex numbers: nothing that C reads."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.weight = torch.nn.Parameter(
+            torch.randn(10, 4, dtype=torch.complex64 if kind == "complex" else None)
+        )
+        self.look = {
+            "sparse": lambda weight: torch.nn.functional.embedding(torch.arange(3), weight, sparse=True),
+            "complex": lambda weight: weight[:3] * 2,
+        }[kind]
+
+    def forward(self, bad):
+        return Spoils.apply(self.look(self.weight), bad).abs().sum()
+
+
+@pytest.mark.parametrize("bad_at", [None, 2])
+@pytest.mark.parametrize("kind", ["sparse", "complex"])
+def test_nan_in_gradients_that_the_short_cuts_cannot_read_is_seen(kind, bad_at):
+    model = Scaled(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nan.guard(model, optimizer) as g:
+        for number in range(4):
+            optimizer.zero_grad()
+            model(number == bad_at).backward()
+            optimizer.step()
+    assert (g.status, g.first and g.first.step) == (("bad", 2) if bad_at else ("clean", None))
