@@ -125,6 +125,9 @@ def mixed(items: list[pytest.Item]) -> list[pytest.Item]:
 
 @pytest.fixture
 def shared_data() -> Path:
+    there, reason = NEEDS["data"]
+    if not there():
+        pytest.skip(reason)
     return SHARED
 
 

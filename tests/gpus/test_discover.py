@@ -38,9 +38,15 @@ def fake_smi(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake_kfd(tmp_path, monkeypatch):
-    """A KFD tree with one CPU node and GPUs at the given render minors."""
+    """A KFD tree with one CPU node and GPUs at the given render minors, and none of NVIDIA."""
 
     def make(*minors: int) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        folders = os.environ["PATH"].split(os.pathsep)
+        own = [
+            one for one in folders if one.startswith(str(tmp_path)) or not Path(one, "nvidia-smi").exists()
+        ]
+        monkeypatch.setenv("PATH", os.pathsep.join(own))
         for node, minor in enumerate([0, *minors]):
             folder = tmp_path / f"sys/class/kfd/kfd/topology/nodes/{node}"
             folder.mkdir(parents=True)

@@ -322,7 +322,8 @@ def test_nvml_is_closed_when_a_question_fails_and_the_failure_is_a_gpu_error(pyn
 @pytest.mark.parametrize("code", [9, 12], ids=["no driver", "no library"])
 def test_a_machine_without_a_driver_has_no_gpus(pynvml, tmp_path, code):
     pynvml.nvmlInit = raises(NvmlError(code))
-    assert nvidia_gpus({"LAB_SYS_ROOT": str(tmp_path)}) == [] and pynvml.calls == []
+    env = {"LAB_SYS_ROOT": str(tmp_path), "LAB_DEV_ROOT": str(tmp_path)}
+    assert nvidia_gpus(env) == [] and pynvml.calls == []
 
 
 @pytest.mark.parametrize(

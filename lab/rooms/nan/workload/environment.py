@@ -12,7 +12,7 @@ from lab.rooms.nan.config import NanConfig
 from lab.rooms.nan.workload.cell import Cell
 from lab.rooms.nan.workload.changes import resolved_attention
 
-PACKAGES = ("torch", "transformers", "bitsandbytes", "triton", "numpy")
+PACKAGES = ("transformers", "bitsandbytes", "triton", "numpy")
 
 
 def effective(config: NanConfig, cell: Cell, model: Any) -> dict[str, Any]:
@@ -38,6 +38,7 @@ def environment(cell: Cell) -> dict[str, Any]:
     """Versions and devices; a package that is not installed is None."""
     versions: dict[str, Any] = {
         "python": platform.python_version(),
+        "torch": str(torch.__version__),  # with its build, which a package's metadata may not have
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
     }

@@ -51,7 +51,7 @@ class Weights:
         if not self.by_duration:
             left = torch.bmm(alpha_BC[:, None], transition.expand(len(alpha_BC), -1, -1))[:, 0]
         elif len(transition) == 1:
-            left = one_by_one(alpha_BC, self.matrices[0]).unflatten(1, transition.shape[1::2])
+            left = one_by_one(alpha_BC, self.matrices[0]).view(len(alpha_BC), *transition.shape[1::2])
             left = left.transpose(0, 1).contiguous()
         else:
             left = torch.einsum("bi,bkij->kbj", alpha_BC, transition)
