@@ -89,6 +89,14 @@ def inside(path: Path) -> str:
     return str(PurePosixPath(OUT) / path.name)
 
 
+def containers(prefix: str) -> list[str]:
+    """The names, which begin so, of containers that are here, running or not. Raises EngineError."""
+    cli = engine_cli()
+    asked = ("ps", "--all", "--filter", f"name={prefix}", "--format", "{{.Names}}")
+    names = output_of([*cli, *asked]).split() if cli else []
+    return sorted(name for name in names if name.startswith(prefix))
+
+
 def end(name: str) -> None:
     """Remove a container whose client was interrupted."""
     if cli := engine_cli():
