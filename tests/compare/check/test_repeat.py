@@ -22,7 +22,7 @@ from lab.compare.check.repeat import _containers_of, schedule
 from lab.compare.check.samples import METRICS
 from lab.compare.check.sides import sides
 from lab.compare.cli import check
-from lab.errors import BusyError, MissingError, UsageError
+from lab.errors import BusyError, EngineError, MissingError, UsageError
 from lab.stats.gate import LEVEL
 from lab.stats.student import tail
 from tests.compare.made import layer, trace
@@ -385,6 +385,13 @@ def test_the_container_of_a_check_that_was_killed_with_its_guard_is_ended_before
     assert in_image.containers(mine) == []
     ended = [one["recording"] for one in json.loads((tmp_path / "out" / "check.json").read_text())["ended"]]
     assert len(ended) == len(set(ended)) == 2 * LOOKS[0]
+
+
+def test_an_engine_that_does_not_remove_a_container_is_named(monkeypatch):
+    monkeypatch.setattr(in_image, "REMOVE_S", 0.1)
+    monkeypatch.setattr(in_image, "engine_cli", lambda: ["/bin/sh", "-c", "sleep 30"])
+    with pytest.raises(EngineError, match=r"did not remove the container lab-check-x in 0\.1 s"):
+        in_image.end("lab-check-x")
 
 
 def with_lab():
