@@ -3,8 +3,9 @@
     python scripts/same_gpu.py OUT
 
 One training step of a small causal transformer, recorded eager, eager again, compiled, with 10 bits left of
-one product's mantissa, with the GPU's TF32, and on the CPU; each is compared with the first. Exit code 1
-where a verdict is not the one planned. Recordings and verdicts stay in OUT.
+one product's mantissa, with the GPU's TF32, and on the CPU; each is compared with the first. On a GPU every
+fused attention, too, with and without dropout: it repeats itself, and seeds that nobody wrote are left out.
+Exit code 1 where a verdict is not the one planned. Recordings and verdicts stay in OUT.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab import same
 
 WIDTH, HEADS, LAYERS, WORDS = 128, 4, 2, 300
 FLOORS = (1, 2, 3)
+KERNELS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
 
 
 class Model(nn.Module):
@@ -41,6 +44,22 @@ class Model(nn.Module):
     def forward(self, words_BT: torch.Tensor) -> torch.Tensor:
         mask_TT = nn.Transformer.generate_square_subsequent_mask(words_BT.shape[1], device=words_BT.device)
         return self.head(self.layers(self.words(words_BT), mask=mask_TT, is_causal=True))
+
+
+class Attention(nn.Module):
+    """Of (batch, heads, time, width) over itself, by one of torch's kernels."""
+
+    def __init__(self, kernel: SDPBackend, dropout: float) -> None:
+        super().__init__()
+        self.kernel, self.dropout = kernel, dropout
+        self.factor = nn.Parameter(torch.ones((), dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled = x * self.factor
+        with sdpa_kernel(self.kernel):
+            return nn.functional.scaled_dot_product_attention(
+                scaled, scaled, scaled, dropout_p=self.dropout, is_causal=True
+            )
 
 
 class CutOneProduct(TorchDispatchMode):
@@ -91,7 +110,33 @@ def main(out: Path) -> int:
             verdict(out, "tf32", "op", ("differs",), lambda path: record(eager, path, plant=tf32())),
             verdict(out, "cpu", "module", ("within noise",), lambda path: record(model_on("cpu"), path)),
         ]
+        results += [attention_repeats(out, kernel, dropout) for kernel in KERNELS for dropout in (0.0, 0.1)]
     return 0 if all(results) else 1
+
+
+def attention_repeats(out: Path, kernel: SDPBackend, dropout: float) -> bool:
+    """Whether two equal recordings of an attention are equal by bits, without dropout but for their seeds."""
+    x = torch.randn(2, 4, 32, 64, generator=torch.Generator().manual_seed(1)).to("cuda", torch.bfloat16)
+    name = f"{kernel.name.lower()}-dropout{dropout:g}"
+
+    def make(path: Path) -> None:
+        model = Attention(kernel, dropout).to("cuda")
+        torch.manual_seed(5)
+        with same.record(model, path):
+            model(x).square().mean().backward()
+
+    try:
+        make(out / f"{name}-first.gz")
+    except RuntimeError as error:
+        if not any(words in str(error) for words in ("No available kernel", "No viable backend")):
+            raise
+        print(f"\n== {name}: not tested, torch has no such kernel here")
+        return True
+    right = verdict(out, name, "op", ("same bits",), make, first=f"{name}-first", floors=())
+    left_out = "philox" in (text := (out / f"{name}.txt").read_text()) or "rng_state" in text
+    if left_out is (dropout > 0):
+        print(f"NOT as due: the seeds were {'' if left_out else 'not '}left out")
+    return right and left_out is (dropout == 0)
 
 
 def model_on(device: str) -> Model:
@@ -111,16 +156,25 @@ def record(
         nn.functional.cross_entropy(scores.flatten(0, 1), words[:, 1:].flatten()).backward()
 
 
-def verdict(out: Path, name: str, level: str, due: tuple[str, ...], make: Callable[[Path], None]) -> bool:
+def verdict(
+    out: Path,
+    name: str,
+    level: str,
+    due: tuple[str, ...],
+    make: Callable[[Path], None],
+    *,
+    first: str = "eager",
+    floors: tuple[int, ...] = FLOORS,
+) -> bool:
     """Whether `lab same` says of run `name` what is due; its words are printed and kept."""
     make(out / f"{name}.gz")
-    floors = [word for seed in FLOORS for word in ("--floor", str(out / f"floor{seed}.gz"))]
-    argv = [sys.executable, "-m", "lab", "same", str(out / "eager.gz"), str(out / f"{name}.gz"), *floors]
+    noise = [word for seed in floors for word in ("--floor", str(out / f"floor{seed}.gz"))]
+    argv = [sys.executable, "-m", "lab", "same", str(out / f"{first}.gz"), str(out / f"{name}.gz"), *noise]
     done = subprocess.run([*argv, "--level", level], capture_output=True, text=True, check=False)
     (out / f"{name}.txt").write_text(done.stdout + done.stderr)
     outcome = (done.stdout.splitlines() + [""] * 3)[2]
     right = outcome.partition(":")[0] in due
-    print(f"\n== eager against {name}: {'as due' if right else 'NOT as due: ' + ' or '.join(due)}")
+    print(f"\n== {first} against {name}: {'as due' if right else 'NOT as due: ' + ' or '.join(due)}")
     print("\n".join((done.stdout + done.stderr).splitlines()[2:12]))
     return right
 

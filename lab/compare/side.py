@@ -15,6 +15,7 @@ import numpy as np
 from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
 from lab.recordings.as_trace import load_traces
+from lab.recordings.integrity.calls import GRAPH_LAUNCH, kinds_of
 from lab.recordings.integrity.evidence import of_trace
 from lab.recordings.integrity.rules import lost_at_edges
 from lab.recordings.integrity.words import sentences
@@ -61,6 +62,11 @@ class Work:
         """A sentence for each hole in its GPU operations, for graph replays that lost any, and where no step
         is whole: figures are bounds."""
         found = self._holes(of_gpu=True)
+        if len(self.perhaps_cut) or not len(self._cut_replays[1]):  # without its call no step acquits it
+            perhaps = [
+                lack for lack in self.lacks if lack.rule == "R" and lack.unknown and lack.place == "hole"
+            ]
+            found += [f"{self.trace.source.name}: {text}" for text in sentences(perhaps)]
         if self.cut.any() and not self.is_whole_somewhere:
             edge = "GPU work of every step is missing"
             found.append(f"{self.trace.source.name}: {edge}")
@@ -172,13 +178,37 @@ class Work:
         calls = []
         if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.lacks):
             calls.append(lost_at_edges(of_trace(self.trace)))
-        if any(map(_of_cut_replays, self.lacks)):
-            from lab.recordings.integrity.replays import cut_launches
-
-            calls.append(cut_launches(of_trace(self.trace)))
+        calls += [self._cut_replays[0], self.perhaps_cut]
         for rows in calls:
             step = step_at(edges, self.trace.runtime.ts_ns[rows])
             found[step[step >= 0]] = True
+        return found
+
+    @cached_property
+    def _cut_replays(self) -> tuple[np.ndarray, np.ndarray]:
+        """The calls of graph replays that lost rows, and of those that may have."""
+        if not any(lack.rule == "R" for lack in self.lacks):
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        from lab.recordings.integrity.replays import cut_launches
+
+        return cut_launches(of_trace(self.trace))
+
+    @cached_property
+    def perhaps_cut(self) -> np.ndarray:
+        """The calls (k,) of graph replays that may have lost rows. In a step with more replays than the other
+        steps have, it is another graph, which came in addition."""
+        calls = self._cut_replays[1]
+        if not len(calls):
+            return calls
+        edges, runtime = self.steps_ns, self.trace.runtime
+        launches = kinds_of(self.trace.strings, runtime.name_id) == GRAPH_LAUNCH
+        replays = np.bincount(step_at(edges, runtime.ts_ns[launches]) + 1, minlength=len(edges) + 1)[1:]
+        step = step_at(edges, runtime.ts_ns[calls])
+        additional = [
+            one >= 0 and len(edges) > 1 and replays[one] > np.median(np.delete(replays, one))
+            for one in step.tolist()
+        ]
+        found: np.ndarray = calls[~np.array(additional)]
         return found
 
     @cached_property

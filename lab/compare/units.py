@@ -41,6 +41,11 @@ class Units:
     cut: int = 0  # steps that the edges of the recording cut, which no mean is over either
     inside: dict[str, float] = field(default_factory=dict)  # of `calls` those not behind the last unit
     behind: dict[str, float] | None = None  # how many are, once per recording; None: not known
+    between: float = 0.0  # operations launched between two steps, as a rule; no figure is of them
+    between_ns: float = 0.0  # how long they take
+    # From the end of a step's GPU work to the beginning of the next one's, and between both beginnings (g,).
+    gap_ns: np.ndarray = field(default_factory=lambda: np.empty(0))
+    period_ns: np.ndarray = field(default_factory=lambda: np.empty(0))
 
     def mean_ns(self, name: str) -> float:
         return float(self.times_ns[name].mean())
@@ -71,6 +76,7 @@ def by_step(work: Work) -> Units:
     step = step_at(edges, work.launched_ns)
     outside = np.sort(work.launched_ns[(step < 0) & work.launch_known])
     total = int((step < 0).sum())
+    between, between_ns = _between(work, edges, step)
     cut = work.cut & work.is_whole_somewhere
     step[(step >= 0) & cut[step]] = -1
     rows = rows_of(step)
@@ -96,7 +102,36 @@ def by_step(work: Work) -> Units:
         behind=calls_of(work, behind, 1) if is_last else None,
         empty=len(edges) - len(steps) - int(cut.sum()),
         cut=int(cut.sum()),
+        between=between,
+        between_ns=between_ns,
+        **_from_step_to_step(work, rows),
     )
+
+
+def _from_step_to_step(work: Work, rows: dict[int, np.ndarray]) -> dict[str, np.ndarray]:
+    """The gaps and periods of neighbouring steps, both with GPU work: a step's own times end with its own."""
+    end_ns = work.start_ns + work.dur_ns
+    spans = {one: (int(work.start_ns[mine].min()), int(end_ns[mine].max())) for one, mine in rows.items()}
+    pairs = [(spans[one], spans[one + 1]) for one in sorted(spans) if one + 1 in spans]
+    return {
+        "gap_ns": np.array([after[0] - before[1] for before, after in pairs], dtype=float),
+        "period_ns": np.array([after[0] - before[0] for before, after in pairs], dtype=float),
+    }
+
+
+def _between(work: Work, edges: np.ndarray, step: np.ndarray) -> tuple[float, float]:
+    """How many operations were launched between two neighbouring steps of (m, 2), and their ns: the medians,
+    for one step that is not marked is work between two. What the window's edges explain is none of them."""
+    if len(edges) < 2:
+        return 0.0, 0.0
+    rows = np.flatnonzero((step < 0) & work.launch_known)
+    gap = np.searchsorted(edges[:, 0], work.launched_ns[rows], side="right") - 1
+    inner = (gap >= 0) & (gap < len(edges) - 1)
+    rows, gap = rows[inner], gap[inner]
+    count = np.bincount(gap, minlength=len(edges) - 1)
+    time_ns = np.bincount(gap, weights=work.dur_ns[rows], minlength=len(edges) - 1)
+    middle = (len(count) - 1) // 2  # of two the smaller
+    return float(np.sort(count)[middle]), float(np.sort(time_ns)[middle])
 
 
 def _calls_in(times_ns: np.ndarray, edges: np.ndarray, steps: list[int], outside: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from lab.errors import BadDataError, MissingError, not_here
 
@@ -50,6 +51,14 @@ class Elements:
     spans: list[tuple[int, int]]
     closed: int
     stray: int
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the document around the events (json's `object_pairs_hook`). Raises ValueError where it
+    has traceEvents twice: readers of JSON take the last of equal names, and the first was read."""
+    if sum(name == "traceEvents" for name, _ in pairs) > 1:
+        raise ValueError("traceEvents is there twice")
+    return dict(pairs)
 
 
 class EventPieces:

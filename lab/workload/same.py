@@ -29,6 +29,7 @@ import torch.utils._python_dispatch
 from torch import Tensor, nn
 
 from lab.errors import StorageError, UsageError
+from lab.workload.unwritten import gives_no_values, unwritten
 
 FORMAT = 1
 SAMPLES = 32
@@ -126,6 +127,8 @@ class Recorder:
         self._began: dict[int, list[tuple[int, str]]] = {}  # by thread: from which node on which module ran
         self._owners: dict[int, str] = {}  # id of a weight -> its module
         self._on_outputs: list[Any] = []  # hooks of tensors, which may outlive the block
+        self._left: Counter[str] = Counter()  # outputs that nobody need write, by name
+        self._unwritten: dict[int, Tensor] = {}  # by address; held, so that none takes their place
 
     def start(self, model: nn.Module) -> None:
         """The head of the file, then every weight and buffer."""
@@ -223,18 +226,31 @@ class Recorder:
                 self.row("grad", _plain(path), weight.grad, phase="end")
                 grads += 1
         self._line(
-            {"end": {"rows": self.rows, "grads": grads, "error": error, "no_reference": self._without}}
+            {
+                "end": {
+                    "rows": self.rows,
+                    "grads": grads,
+                    "error": error,
+                    "no_reference": self._without,
+                    "unwritten": self._left,
+                }
+            }
         )
+        self._unwritten.clear()
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Make one call and record its outputs."""
         name = str(func)
         silent = self._looking or _makes_no_values(func, name)
-        given = [] if silent else [_checksum(one) for one in _tensors([*args, *kwargs.values()])]
+        read = (
+            [] if silent else [one for one in _tensors([*args, *kwargs.values()]) if self._holds_values(one)]
+        )
+        given = [_checksum(one) for one in read]
         result = func(*args, **kwargs)
         if silent or not _tensors(result):
             return result
         errors = self._local(func, name, args, kwargs, result)
+        left = unwritten(func, args, kwargs, result)
         current = getattr(torch._C, "_current_autograd_node", lambda: None)()
         more = {
             "phase": "fwd" if current is None else "bwd",
@@ -242,9 +258,20 @@ class Recorder:
             "module": self._module_now(current),
         }
         for at, (tensor, error) in enumerate(zip(_tensors(result), errors, strict=True)):
-            self.row("op", name, tensor, out=at, in_ck=given, **error, **more)
+            if at in left:
+                self._leave_out(left[at], tensor)
+            else:
+                self.row("op", name, tensor, out=at, in_ck=given, **error, **more)
         self.calls += 1
         return result
+
+    def _leave_out(self, name: str, tensor: Tensor) -> None:
+        self._left[name] += 1
+        if not _no_memory(tensor) and tensor.data_ptr():
+            self._unwritten[tensor.data_ptr()] = tensor
+
+    def _holds_values(self, tensor: Tensor) -> bool:
+        return not self._unwritten or _no_memory(tensor) or tensor.data_ptr() not in self._unwritten
 
     def row(
         self, kind: str, op: str, tensor: Tensor, *, out: int = 0, phase: str = "fwd", **more: Any
@@ -391,7 +418,7 @@ def _doubled(value: Any) -> Any:
 
 def _makes_no_values(func: Any, name: str) -> bool:
     """Views show values that are recorded already; what `empty` returns is not computed."""
-    return "empty" in name or _aliases(func)[0]
+    return gives_no_values(name) or _aliases(func)[0]
 
 
 def _changes_arguments(func: Any) -> bool:

@@ -70,3 +70,24 @@ def edited(path, edit):
     whole["traceEvents"] = edit(whole["traceEvents"])
     path.write_text(json.dumps(whole))
     return path
+
+
+def with_loader(events, wait_us):
+    """Every step begins `wait_us` later after the last one: the host does something else before."""
+    for one in events:
+        number = int(one["ts"] // STEP_US)
+        marker = one["name"].startswith("ProfilerStep")
+        one["ts"] += wait_us * (number if marker else number + 1)
+        one["dur"] += wait_us if marker else 0
+    return events
+
+
+def with_work_between(events, after):
+    """Five kernels of 50 us more, launched behind each of the steps `after`; -1 is before the first."""
+    for step in after:
+        for at in range(5):
+            args = {"correlation": 10**6 + 10 * step + at, "device": 0, "stream": 7}
+            call = event("cuda_runtime", "cudaLaunchKernel", step * STEP_US + 991 + at, 0.5, 1, 1, args)
+            kernel = event("kernel", "extra", (step + 1) * STEP_US + 300 + 60 * at, 50, 0, 7, args)
+            events += [call, kernel]
+    return events

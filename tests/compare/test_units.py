@@ -101,6 +101,46 @@ def test_a_replay_of_a_graph_that_lost_rows_is_in_no_mean_and_the_exit_code_is_1
     assert f"{last - first} of 141 rows ({(last - first) / 141:.1%}) that graph replays should have" in torn
 
 
+ALL_OVER = [at for at in range(NODES, 2 * NODES) if at % 10]
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [range(NODES + 1, 2 * NODES), range(NODES, 2 * NODES - 1), ALL_OVER, [at + NODES for at in ALL_OVER]],
+    ids=["all but the first", "all but the last", "nine of ten", "nine of ten of the last"],
+)
+def test_what_little_is_left_of_a_replay_in_the_middle_is_in_no_mean_and_the_exit_code_is_1(tmp_path, lost):
+    """So little of it that it may be a graph of its own, and no step has more replays for that."""
+    code, found = diffed(*replayed_without(tmp_path / "b.json", lost))
+    assert code == 1 and (found["units_a"], found["units_b"]) == (3, 2)
+    assert [one for one in found["findings"] if one["kind"] != "idle"] == []
+    (torn,) = found["torn"]
+    assert f"another graph, or {len(lost)} of 141 rows are missing" in torn
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_graph_that_is_replayed_once_in_addition_is_a_finding(tmp_path, size):
+    """Of kernels that another graph has, too: its step has one replay more than the others."""
+
+    def added(events):
+        _, launch, _ = sorted(
+            (one for one in events if one["name"] == "cudaGraphLaunch"), key=lambda one: one["ts"]
+        )
+        mine = [
+            one for one in events if one.get("args", {}).get("correlation") == launch["args"]["correlation"]
+        ]
+        rows = sorted((one for one in mine if one.get("cat") in GPU), key=lambda one: one["ts"])
+        end = rows[-1]["ts"] + rows[-1]["dur"]
+        more = [{**one, "ts": end + at, "dur": 0.5} for at, one in enumerate(rows[:size][::-1])]
+        more.append({**launch, "ts": launch["ts"] + launch["dur"]})
+        return [*events, *({**one, "args": {**one["args"], "correlation": 999_999}} for one in more)]
+
+    shared, b = replayed_without(tmp_path / "b.json", [])
+    code, found = diffed(shared, edited(b, added))
+    assert code == 0 and found["torn"] == [] and found["units_b"] == 3
+    assert [one for one in found["findings"] if one["kind"] == "count"]
+
+
 def test_a_graph_that_changed_in_every_replay_is_a_finding(tmp_path):
     lost = [replay * NODES + at for replay in range(3) for at in range(NODES - 20, NODES)]
     code, found = diffed(*replayed_without(tmp_path / "b.json", lost))

@@ -18,8 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from lab import same  # noqa: E402
 from lab.compare.same.judge import judge  # noqa: E402
 from lab.compare.same.recording import read  # noqa: E402
+from lab.compare.same.text import text  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
 from lab.workload.same import _aliases, facts, sample_places  # noqa: E402
+from tests.workload.attention import Attention, efficient_attention_on_a_cpu  # noqa: E402
 
 
 class Plant(TorchDispatchMode):
@@ -461,3 +463,114 @@ def test_the_text_of_a_schema_says_what_its_alias_marks_say():
         assert _aliases(one) == marks, str(one._schema)
         seen.add(marks)
     assert len(overloads) > 1000 and {(False, False), (True, False), (False, True)} <= seen
+
+
+def recorded(model, path):
+    torch.manual_seed(1)
+    x = torch.randn(2, 5, 8)
+    model.zero_grad(set_to_none=True)
+    with same.record(model, path):
+        model(x).square().sum().backward()
+    return read(path)
+
+
+def test_seeds_that_no_attention_wrote_are_left_out_and_named_in_the_verdict(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), Attention())
+    with efficient_attention_on_a_cpu():
+        a, b = recorded(model, tmp_path / "a"), recorded(model, tmp_path / "b")
+    found = judge(a, b, [], None)
+    names = [f"_scaled_dot_product_efficient_attention philox_{one}" for one in ("seed", "offset")]
+    assert (found.outcome, found.bits.differ) == ("same bits", 0)
+    assert found.unwritten == {side: dict.fromkeys(names, 1) for side in ("A", "B")}
+    said = text(found, a, b, 5)
+    assert "same bits: every output that is written is equal bit by bit" in said
+    assert f"nobody need write them: 2 outputs in each: 1 of {names[0]}, 1 of {names[1]}" in said
+    rows = [row.out for row in a.rows if row.op == "aten._scaled_dot_product_efficient_attention.default"]
+    assert rows == [0, 1]
+    assert judge(a, b, [], None, level="module").unwritten == {}  # where no operator is compared
+
+
+def test_a_backward_that_differs_on_equal_inputs_is_seen_whatever_its_seeds_hold(tmp_path):
+    op = "aten._scaled_dot_product_efficient_attention_backward.default"
+    torch.manual_seed(0)
+    model = Attention()
+    with efficient_attention_on_a_cpu():
+        a = recorded(model, tmp_path / "a")
+        with PlantFirst(op):
+            b = recorded(model, tmp_path / "b")
+    assert [(one.op, one.out) for one in judge(a, b, [], None).on_equal_inputs] == [(op, 0)]
+
+
+class PlantFirst(TorchDispatchMode):
+    """Changes the first output of `op`."""
+
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return (result[0] * 1.001, *result[1:]) if str(func) == self.op else result
+
+
+def test_seeds_of_an_attention_that_drops_out_are_compared(tmp_path):
+    torch.manual_seed(0)
+    model = Attention(dropout=0.1)
+    with efficient_attention_on_a_cpu():
+        a, b = recorded(model, tmp_path / "a"), recorded(model, tmp_path / "b")
+        assert (found := judge(a, b, [], None)).outcome == "same bits" and not found.unwritten
+        torch.manual_seed(1)
+        x = torch.randn(2, 5, 8)
+        torch.manual_seed(7)
+        model.zero_grad(set_to_none=True)
+        with same.record(model, tmp_path / "c"):
+            model(x).square().sum().backward()
+    first = judge(a, read(tmp_path / "c"), [], None).bits.first
+    assert (first.op, first.out) == ("aten._scaled_dot_product_efficient_attention.default", 2)
+
+
+def test_a_floor_that_equals_a_but_for_what_nobody_wrote_shows_no_noise(tmp_path):
+    model = Attention()
+    with efficient_attention_on_a_cpu():
+        a, floor = recorded(model, tmp_path / "a"), recorded(model, tmp_path / "f")
+    with pytest.raises(UsageError, match="shows no noise"):
+        judge(a, a, [floor], None)
+
+
+class Grows(torch.nn.Module):
+    """Works in memory that it makes itself, and never reads what it did not write."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.inside(x)
+        with torch.no_grad():
+            spare = torch.empty_like(y).new_empty(y.shape).resize_(3 * y.numel())
+            spare[: y.numel()] = y.reshape(-1)
+        return y + spare[: y.numel()].view_as(y)
+
+
+@pytest.mark.parametrize("garbage", [1.0, float("nan")])
+def test_memory_that_was_made_and_not_written_is_no_output(tmp_path, garbage):
+    torch.manual_seed(0)
+    model = Grows()
+    a = recorded(model, tmp_path / "a")
+    with Fills(garbage):
+        b = recorded(model, tmp_path / "b")
+    assert judge(a, b, [], None).outcome == "same bits"
+
+
+class Fills(TorchDispatchMode):
+    """New memory holds one number."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = str(func).startswith(("aten.empty", "aten.new_empty", "aten.resize"))
+        return result.fill_(self.value) if made and result.is_floating_point() else result

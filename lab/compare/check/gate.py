@@ -106,7 +106,7 @@ def judge(
         step_ns=sum(one.times_ns.get(SPAN, 0.0) for one in base) / max(len(base), 1),
         kept=by_signature(floors),
     )
-    doubted = doubts(base, head)
+    doubted = doubts(base, head, max_slowdown)
     if signatures and not signatures.tested:
         doubted.append("no signature is in every process: other programs, or recorded with other options")
     sure, unsure, chance = exact(base, head, floors, alarms=(1 - LEVEL) * share)
@@ -123,9 +123,34 @@ def judge(
         floors_words=_floors_words(floors, about, min(len(base), len(head))),
     )
     found.outcome = outcome_of(found)
+    if found.outcome != "regression":
+        doubt, found.notes = _from_step_to_step(base, head, max_slowdown, level=1 - (1 - LEVEL) * share)
+        found.doubts += doubt
+        found.outcome = outcome_of(found)
     if found.outcome == "undecided":
-        found.notes = _together(names, base, head)
+        found.notes = [*_together(names, base, head), *found.notes]
     return found
+
+
+def _from_step_to_step(
+    base: Sequence[Process], head: Sequence[Process], allowed: float, *, level: float
+) -> tuple[list[str], list[str]]:
+    """The doubt that the time from a step's GPU work to the next one's is longer than allowed, if that is
+    proven; else a note on what could not be seen. Too noisy to be a metric: a data loader shows in it alone.
+    """
+    a, b = ([one.period_ns for one in side] for side in (base, head))
+    if not a or not b or min(*a, *b) <= 0:  # step times of their own, or one step
+        return [], []
+    found: dict[str, Any] = decide(a, b, allowed, level=level, ahead=False)
+    what = "the time from the beginning of a step's GPU work to that of the next"
+    change = f"{found['change']:+.1%}"
+    if found["outcome"] == "regression":
+        sure = f"{change}, {100 * level:.4g} % interval {found['low']:+.1%} to {found['high']:+.1%}"
+        return [f"{what} is longer ({sure}): what runs between steps (a data loader) is in no metric"], []
+    if found["outcome"] == "excluded" or found["detectable"] is None:
+        return [], []
+    seen = f"only changes beyond {found['detectable']:.1%} could be seen"
+    return [], [f"{what} changed by {change}; {seen}, and what runs between steps is in no metric"]
 
 
 def _metrics(

@@ -23,6 +23,7 @@ from lab.images.spec import Image, Vendor
 
 PREFIX = "image:"  # before the name of an image, so that no folder or revision is taken for one
 WORK, OUT = "/work", "/out"  # inside: where the command runs, read-only, and where its recordings go
+REMOVE_S = 60.0
 ASK_S = 60.0  # under load an engine is slow, and would be taken for one that maps no users
 
 
@@ -89,7 +90,21 @@ def inside(path: Path) -> str:
     return str(PurePosixPath(OUT) / path.name)
 
 
+def containers(prefix: str) -> list[str]:
+    """The names, which begin so, of containers that are here, running or not. Raises EngineError."""
+    cli = engine_cli()
+    asked = ("ps", "--all", "--filter", f"name={prefix}", "--format", "{{.Names}}")
+    names = output_of([*cli, *asked]).split() if cli else []
+    return sorted(name for name in names if name.startswith(prefix))
+
+
 def end(name: str) -> None:
-    """Remove a container whose client was interrupted."""
+    """Remove a container whose client was interrupted. Raises EngineError for an engine that hangs."""
     if cli := engine_cli():
-        subprocess.run([*cli, "rm", "--force", name], capture_output=True, check=False, timeout=60)
+        try:
+            subprocess.run([*cli, "rm", "--force", name], capture_output=True, check=False, timeout=REMOVE_S)
+        except subprocess.TimeoutExpired as error:
+            raise EngineError(
+                f"the engine did not remove the container {name} in {REMOVE_S:g} s",
+                fix="see lab doctor; the check goes on with the same command",
+            ) from error

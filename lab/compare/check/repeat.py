@@ -23,7 +23,7 @@ from lab.compare.check.confirm import FOLDER as SECOND
 from lab.compare.check.confirm import confirmed, shows_all
 from lab.compare.check.floors import Floors
 from lab.compare.check.gate import Verdict, judge
-from lab.compare.check.in_image import command_in, end, inside
+from lab.compare.check.in_image import command_in, containers, end, inside
 from lab.compare.check.looks import LOOKS, share_of, share_within
 from lab.compare.check.progress import FILE, Asked, Progress
 from lab.compare.check.samples import LOG, Process, processes
@@ -42,6 +42,7 @@ PROGRAMS = ("CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTH
 LOCK, RUNNING = ".lock", ".running"  # held by the check, and by the guard of its process
 GO_ON = "undecided, more to come"
 GRACE_S = 10.0
+CONTAINER = "lab-check-"  # what the name of every container of a check begins with
 KILLED = 137  # of a process whose guard was killed with it
 
 
@@ -87,7 +88,7 @@ def repeat(
         progress = Progress.begin(out, _asked(both, command, allowed, with_floors))
         if progress.resumed:
             say(f"going on: {plural(len(progress.state.ended), 'process', 'processes')} ended before")
-        found_notes = notes(both)
+        found_notes = [*notes(both), *(_left_over(out, say) if both[0].image or both[1].image else ())]
         for note in found_notes:
             say(note)
         check = _Check(both, command, out, progress, say)
@@ -108,6 +109,29 @@ def _raise_for_others(both: Sequence[Side], out: Path) -> None:
                 where=folder,
                 fix=f"name another -o; what is here is judged by: lab check {out / 'base'} {out / 'head'}",
             )
+
+
+def _left_over(out: Path, say: Callable[[str], None]) -> list[str]:
+    """End the containers of earlier starts of this check, which nothing ends where lab and its guards were
+    killed; name those of other checks, beside which its processes would run."""
+    others = []
+    for name in containers(CONTAINER):
+        if name.startswith(_containers_of(out)):
+            end(name)
+            say(f"ended {name}, the container of an earlier start that was killed")
+        else:
+            others.append(name)
+    if not others:
+        return []
+    names = ", ".join(others)
+    return [
+        f"containers of another check were here at the start: {names} (rm --force ends one that was left)"
+    ]
+
+
+def _containers_of(out: Path) -> str:
+    """What the names of this check's containers begin with, the same at every start."""
+    return f"{CONTAINER}{hashlib.sha256(str(out.resolve()).encode()).hexdigest()[:12]}-"
 
 
 def _asked(both: tuple[Side, Side], command: Sequence[str], allowed: float, with_floors: bool) -> Asked:
@@ -271,9 +295,7 @@ class _Check:
         return self.out / folder / f"{label}_{turn:02}.json"
 
     def _held(self, label: str, turn: int) -> Held:
-        """The container's name is the same at the next start, which ends one that was left."""
-        digest = hashlib.sha256(str(self.out.resolve()).encode()).hexdigest()[:12]
-        return Held(f"lab-check-{digest}-{label}-{turn}", self.out.resolve() / RUNNING)
+        return Held(f"{_containers_of(self.out)}{label}-{turn}", self.out.resolve() / RUNNING)
 
 
 def _forget(floors: Floors, why: str, say: Callable[[str], None]) -> None:
@@ -292,7 +314,9 @@ def _workload(base: Side, command: Sequence[str]) -> dict[str, str]:
 def _one(side: Side, command: Sequence[str], recording: Path, turn: int, held: Held) -> None:
     """One fresh process, which writes `recording`. Raises MissingError if it fails or writes none."""
     make_folder(recording.parent)
-    recording.unlink(missing_ok=True)  # of a process that was killed
+    if side.image:
+        end(held.container)  # of a process that was killed, and might still write its recording
+    recording.unlink(missing_ok=True)
     log = recording.with_suffix(LOG)
     with log.open("wb") as file:
         code = _start(side, command, recording.resolve(), file, held)
@@ -318,7 +342,6 @@ def _start(side: Side, command: Sequence[str], recording: Path, log: BinaryIO, h
     words = [word.replace(PLACE, place) for word in command]
     env = {**os.environ, VARIABLE: place}
     if side.image:
-        end(held.container)  # of a check that was killed
         words = command_in(
             side.image, words, side.folder, recording.parent, {VARIABLE: place}, held.container
         )

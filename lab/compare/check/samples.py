@@ -25,6 +25,7 @@ LOG = ".log"  # of a process, beside its recording
 _TIMES = re.compile(rb'\s*\{\s*"step_ms"\s*:\s*\[')
 _RANK = re.compile(r"rank[_-]?\d+", re.IGNORECASE)
 _START_BYTES = 4096
+LEAST_BETWEEN_NS = 1000.0
 _MOST_BYTES = 64 << 20
 _MARK = "call profiler.step(), or mark steps with record_function('step_0'), 'step_1', ..."
 _TIMES_FIX = 'write {"step_ms": [12.1, 12.3]}, one time per step'
@@ -33,13 +34,16 @@ _TIMES_FIX = 'write {"step_ms": [12.1, 12.3]}, one time per step'
 @dataclass(frozen=True)
 class Process:
     """One process: the median of its steps by metric, ns; what counts exactly, and the GPU time of each
-    signature, both per step; how many steps it has, and how many more launched nothing."""
+    signature, both per step; how many steps it has, and how many more launched nothing. In no metric are
+    the GPU time of what is launched between steps, and the time from one step's GPU work to the next's."""
 
     times_ns: dict[str, float]
     counts: dict[str, float]
     signatures_ns: dict[Key, float] = field(default_factory=dict)
     steps: int = 0
     empty: int = 0
+    between_ns: float = 0.0
+    period_ns: float = 0.0
 
 
 class _StepTimes(msgspec.Struct):
@@ -132,6 +136,8 @@ def _process(ranks: Sequence[Units]) -> Process:
         signatures,
         steps=min(int(units.count) for units in ranks),
         empty=max(units.empty for units in ranks),
+        between_ns=max(units.between_ns for units in ranks),
+        period_ns=max(float(np.median(one.period_ns)) if len(one.period_ns) else 0.0 for one in ranks),
     )
 
 
@@ -153,8 +159,8 @@ def _own_times(file: Path) -> Process | None:
     return Process({STEPS: float(np.median(times)) * 1e6}, {}, steps=len(times))
 
 
-def doubts(base: Sequence[Process], head: Sequence[Process]) -> list[str]:
-    """Why these processes cannot exclude a slowdown, whatever their times."""
+def doubts(base: Sequence[Process], head: Sequence[Process], allowed: float) -> list[str]:
+    """Why these processes cannot exclude a slowdown beyond `allowed`, whatever their times."""
     found = []
     if len(base) != len(head):
         found.append(
@@ -176,7 +182,23 @@ def doubts(base: Sequence[Process], head: Sequence[Process]) -> list[str]:
     for name, side in (("BASE", base), ("HEAD", head)):
         if empty := sum(one.empty > 0 for one in side):
             found.append(f"{name}: {empty} of {len(side)} processes have steps that launched no GPU work")
-    return found
+    return [*found, *_moved_out(base, head, allowed)]
+
+
+def _moved_out(base: Sequence[Process], head: Sequence[Process], allowed: float) -> list[str]:
+    """GPU work between the steps, where every process of one side has more of it than those of the other, and
+    by more than the slowdown that is to be excluded."""
+    a, b = ([one.between_ns for one in side] for side in (base, head))
+    if not a or not b or (min(b) <= max(a) and min(a) <= max(b)):
+        return []
+    change_ns = float(np.median(b) - np.median(a))
+    step_ns = float(np.median([one.times_ns.get(METRICS["span"], 0.0) for one in base]))
+    if abs(change_ns) <= max(allowed * step_ns, LEAST_BETWEEN_NS):
+        return []
+    times = " and ".join(
+        f"{np.median(side) / 1000:,.1f} µs on {name}" for name, side in (("BASE", a), ("HEAD", b))
+    )
+    return [f"GPU work is launched between steps, of which no metric is: {times}, per pair of steps"]
 
 
 def _copies(every: Sequence[Process]) -> int:

@@ -22,9 +22,11 @@ from lab.compare.diff.judge import (
     ONE_PAIR,
     PROVEN,
     SUGGESTED,
+    between_is_named,
     calls_differ,
     edge_of,
     floor_ns_of,
+    gap_is_large,
     incomparable,
     judge_by_repeats,
     judge_rows,
@@ -128,7 +130,7 @@ class Comparison(msgspec.Struct, kw_only=True):
     blocks: list[Block] = []
     api: list[Call] = []
     findings: list[Finding] = []
-    unnamed: list[str] = []  # large changes of idle and exposed time, of which the steps vary as much
+    unnamed: list[str] = []  # large changes of times that one pair cannot tell from noise
     notes: list[str] = []
     own_ns: float = 0.0  # of the span outside exposed communication
     floor_share: float = 0.0  # no smaller change of a duration is named
@@ -460,6 +462,12 @@ def findings(rows: Sequence[Row], blocks: Sequence[Block], a: Units, b: Units) -
             if name == "idle":
                 words += f", most of it {_idle_cause(a, b)}"
             found.append(Finding(text=words, ns=after - before, kind=name, confidence="one pair only"))
+    if between_is_named(a, b):
+        work = f"{a.between:.3g} -> {b.between:.3g} GPU operations"
+        times = f"{_time(a.between_ns)} -> {_time(b.between_ns)}"
+        text = f"launched between steps, in no other figure: {work} between two ({times})"
+        change_ns = b.between_ns - a.between_ns
+        found.append(Finding(text=text, ns=change_ns, kind="work_between_steps", confidence="one pair only"))
     return sorted(found, key=lambda one: -abs(one.ns or 0.0))
 
 
@@ -483,12 +491,23 @@ def _of_exchange(mine: Sequence[Row], at: Sequence[int]) -> Finding:
 
 
 def unnamed(a: Units, b: Units) -> list[str]:
-    """Idle and exposed times that changed much, and of which the steps vary as much."""
-    return [
-        f"{name.replace('_', ' ')} time: {_time(a.mean_ns(name))} -> {_time(b.mean_ns(name))} per unit"
+    """Times that changed much, and of which one pair cannot tell that from noise."""
+    found = [
+        f"{name.replace('_', ' ')} time: {_time(a.mean_ns(name))} -> {_time(b.mean_ns(name))} per unit, "
+        "and its steps vary as much"
         for name in TIMED
         if time_is_large(a, b, name) and not time_is_named(a, b, name)
     ]
+    if gap_is_large(a, b):
+        gap_a, gap_b, period_a, period_b = (
+            _time(float(np.median(one))) for one in (a.gap_ns, b.gap_ns, a.period_ns, b.period_ns)
+        )
+        found.append(
+            f"from a step's GPU work to the next one's: {period_a} -> {period_b}, because of the time "
+            f"between them, {gap_a} -> {gap_b} (host, data loader), which is in no figure above; it differs "
+            "from process to process"
+        )
+    return found
 
 
 def _idle_cause(a: Units, b: Units) -> str:

@@ -179,6 +179,26 @@ def time_is_named(a: Units, b: Units, name: str) -> bool:
     return time_is_large(a, b, name) and not _varies(a, b, name)
 
 
+def between_is_named(a: Units, b: Units) -> bool:
+    """Whether other GPU work is launched between steps, more than what is named of a duration."""
+    change_ns = abs(b.between_ns - a.between_ns)
+    floor = FLOOR_NS if a.between != b.between else max(FLOOR_NS, FLOOR_SHARE * a.mean_ns("span"))
+    return change_ns > floor
+
+
+def gap_is_large(a: Units, b: Units) -> bool:
+    """Whether a step's GPU work begins later after the last one's, by 3 % and more, and the time between them
+    is why: what the host does there, which is another in every process."""
+    if not len(a.gap_ns) or not len(b.gap_ns):
+        return False
+    floor = max(FLOOR_SHARE * float(np.median(a.period_ns)), FLOOR_NS)
+    period, gap = (
+        float(np.median(after) - np.median(before))
+        for before, after in ((a.period_ns, b.period_ns), (a.gap_ns, b.gap_ns))
+    )
+    return min(abs(period), abs(gap)) > floor and (period > 0) == (gap > 0)
+
+
 def time_is_large(a: Units, b: Units, name: str) -> bool:
     """Whether it changed by 3 % of the unit, however much its steps vary."""
     floor = max(FLOOR_SHARE * a.mean_ns("span"), FLOOR_NS)

@@ -246,9 +246,7 @@ def _side_by_side(shown: Comparison, steps: Steps | None) -> list[Block]:
 
 def _named(shown: Comparison, frames: Frames) -> list[Block]:
     found = frames["findings"]
-    weak: list[Block] = [
-        Prose(f"Not named, because its steps vary as much: {text}.") for text in shown.unnamed
-    ]
+    weak: list[Block] = [Prose(f"Not named: {text}.") for text in shown.unnamed]
     if not len(found):
         return weak or [Prose("Nothing differs by more than equal runs do.")]
     return [

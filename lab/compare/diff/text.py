@@ -143,7 +143,7 @@ def of_rank(one: Comparison, top: int) -> list[str]:
             lines += [f"  and {plural(more, 'further change')}: --top, -o OUT, or --json"] if more > 0 else []
     elif one.comparable and not one.unnamed:
         lines.append(nothing(one))
-    lines += [f"Not named, because its steps vary as much: {text}" for text in one.unnamed]
+    lines += [f"Not named: {text}" for text in one.unnamed]
     lines += [f"  {note}" for note in one.notes]
     if below := sum(row.confidence == BELOW and (row.ns != 0 or row.kind in EXACT) for row in one.rows):
         floor = f"{100 * one.floor_share:.2g} % and {one.floor_ns / 1000:.2g} µs"

@@ -98,6 +98,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     blind: int = 0  # pairs whose bits differ and whose floor is so large that any change would pass
     blind_modules: int = 0  # of them, outputs of modules
     problems: list[str] = []
+    unwritten: dict[str, dict[str, int]] = {}  # by run, then by name: outputs of ops that nobody need write
 
 
 class _Columns(NamedTuple):
@@ -146,6 +147,8 @@ def judge(
     verdict.only_a = [_name(a.rows[rows_a[k]]) for k in pairs.only_a[:LISTED]]
     verdict.only_b = [_name(b.rows[rows_b[k]]) for k in pairs.only_b[:LISTED]]
     verdict.n_only_a, verdict.n_only_b = len(pairs.only_a), len(pairs.only_b)
+    if level == "op":
+        verdict.unwritten = {name: one.unwritten for name, one in (("A", a), ("B", b)) if one.unwritten}
     verdict.problems = [f"{one.path.name}: {lack}" for one in (a, b, *used) for lack in one.lacks]
     verdict.outcome, verdict.reason = _outcome(verdict, pairs, len(rows_a), len(rows_b))
     return verdict
@@ -321,7 +324,7 @@ def _outcome(found: Verdict, pairs: Pairs, rows_a: int, rows_b: int) -> tuple[st
     if unseen:
         return "undecided", "; ".join(unseen)
     if found.bits.compared == found.paired and not found.bits.differ:
-        return "same bits", "every output is equal bit by bit"
+        return "same bits", f"every output{' that is written' if found.unwritten else ''} is equal bit by bit"
     if found.masked:
         return (
             "undecided",

@@ -48,13 +48,17 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Recording(NamedTuple):
-    """samples (rows, MAX_SAMPLES) in float64, NaN where absent; lacks: what is known to be missing."""
+    """samples (rows, MAX_SAMPLES) in float64, NaN where absent; lacks: what is known to be missing.
+
+    unwritten: outputs left out, by operator and name, because nobody need write them.
+    """
 
     path: Path
     meta: dict[str, Any]
     rows: tuple[Row, ...]
     samples: np.ndarray
     lacks: tuple[str, ...]
+    unwritten: dict[str, int]
 
     @property
     def checksum(self) -> str:
@@ -103,7 +107,8 @@ def read(path: Path) -> Recording:
         raise BadDataError(
             "the recording has no rows", where=path, fix="run the model inside lab.same.record"
         )
-    return Recording(path, meta, tuple(rows), _samples(rows), _lacks(meta, end, len(rows)))
+    lacks, left = _lacks(meta, end, len(rows)), _unwritten(end or {}, path)
+    return Recording(path, meta, tuple(rows), _samples(rows), lacks, left)
 
 
 def _checked(row: Row, path: Path, number: int) -> Row:
@@ -126,6 +131,13 @@ def _samples(rows: list[Row]) -> np.ndarray:
     for index, row in enumerate(rows):
         found[index, : len(row.sample)] = [np.nan if one is None else one for one in row.sample]
     return found
+
+
+def _unwritten(end: dict[str, Any], path: Path) -> dict[str, int]:
+    found = end.get("unwritten", {})
+    if not isinstance(found, dict) or not all(type(count) is int and count > 0 for count in found.values()):
+        raise BadDataError("its end mark counts no outputs that were left out", where=path, fix=_WRITE)
+    return {printable(name): count for name, count in found.items()}
 
 
 def _lacks(meta: dict[str, Any], end: dict[str, Any] | None, rows: int) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ def text(found: Verdict, a: Recording, b: Recording, top: int) -> str:
         lines.append(
             f"modules or weights have other names in B ({renamed}): paired by the order of equal ops"
         )
+    lines += _unwritten(found, top)
     lines += _made_by(found, top)
     if found.on_equal_inputs:
         first = found.on_equal_inputs[0]
@@ -87,6 +88,20 @@ def _made_by(found: Verdict, top: int) -> list[str]:
         lines.append(f"  in {one.side}: {_figures(one)}; own error {own}{ratio}")
     more = len(found.made_by) - top
     return [*lines, *([f"  and {more:,} more"] if more > 0 else [])]
+
+
+def _unwritten(found: Verdict, top: int) -> list[str]:
+    """What was not compared, because it holds what was in memory before; once if it is the same in both."""
+    runs = found.unwritten
+    if "A" in runs and runs["A"] == runs.get("B"):
+        runs = {"each": runs["A"]}
+    lines = []
+    for run, left in runs.items():
+        names = ", ".join(f"{count:,} of {name}" for name, count in list(left.items())[:top])
+        more = f" and {plural(len(left) - top, 'kind')} more" if len(left) > top else ""
+        outputs = plural(sum(left.values()), "output")
+        lines.append(f"not compared, because nobody need write them: {outputs} in {run}: {names}{more}")
+    return lines
 
 
 def _table(title: str, places: list[Place], top: int) -> list[str]:

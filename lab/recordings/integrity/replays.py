@@ -3,7 +3,8 @@
 Rows of a replay are compared as a multiset of kernel names (by graph node, where the recorder tells it):
 several streams may swap rows from one replay to the next. A replay is proven by an equal one, or by the
 capture it comes from. A shorter one that is alone has lost rows, also where little of it is left but its rows
-stand in the order of the longer one; what has nothing to be compared with is unknown.
+stand in the order of the longer one; where they might be another graph's, it may have lost them. What has
+nothing to be compared with is unknown.
 """
 
 from __future__ import annotations
@@ -90,18 +91,27 @@ def replay_lacks(of: Evidence, more: Sequence[Windows] = (), judged: np.ndarray 
     return found
 
 
-def cut_launches(of: Evidence) -> np.ndarray:
-    """The calls (k,) of the replays that lost rows by rule R."""
+def cut_launches(of: Evidence) -> tuple[np.ndarray, np.ndarray]:
+    """The calls (k,) of the replays that lost rows by rule R, and of those that may have."""
     replay = _replay_of(of)
     rows = np.flatnonzero(replay >= 0)
     classes = (_classes(of, replay, rows) if len(rows) else None) or []
     windows = windows_of(of)
     lost: list[int] = []
+    perhaps: list[int] = []
     for process in {one.process for one in classes}:
         mine = [one for one in classes if one.process == process]
-        judged = zip(mine, _compared(process, mine, windows, ()), strict=True)
-        lost += [index for one, (missing, _) in judged if missing for index in one.replays.tolist()]
-    calls = distinct(of.call_of[np.isin(replay, lost)])
+        sizes = _sizes(process, windows, ())
+        for one, (missing, _) in zip(mine, _compared(process, mine, windows, ()), strict=True):
+            if missing:
+                lost += one.replays.tolist()
+            elif _perhaps_missing(one, mine, sizes):
+                perhaps += one.replays.tolist()
+    return _calls_of(of, replay, lost), _calls_of(of, replay, perhaps)
+
+
+def _calls_of(of: Evidence, replay: np.ndarray, replays: list[int]) -> np.ndarray:
+    calls = distinct(of.call_of[np.isin(replay, replays)])
     found: np.ndarray = calls[calls >= 0]
     return found
 
@@ -216,15 +226,20 @@ def _judged(
     lost: dict[Place, int] = {}
     expected = 0
     open_rows: list[np.ndarray] = []
+    perhaps: list[int] = []
     for one, (missing, like) in zip(classes, _compared(process, classes, windows, more), strict=True):
         expected += len(one.replays) * (one.rows + missing)
         if missing:
             for index in one.replays.tolist():
                 place = _place(of, replay, index, process, like)
                 lost[place] = lost.get(place, 0) + missing
+        elif less := _perhaps_missing(one, classes, sizes):
+            perhaps.append(less)
         elif len(one.replays) == 1 and not _captured_so(one, sizes):
             open_rows.append(np.flatnonzero(np.isin(replay, one.replays)))
     found = [_lossy(process, place, n, expected) for place, n in lost.items()]
+    if perhaps:
+        found.append(_perhaps_lossy(process, perhaps, expected))
     if open_rows:
         rows = np.concatenate(open_rows)
         count = plural(len(open_rows), "graph replay")
@@ -268,11 +283,29 @@ def _missing(one: _Class, classes: list[_Class], captured: np.ndarray) -> tuple[
     return best.rows - one.rows, best
 
 
-def _same_graph(one: _Class, other: _Class) -> bool:
-    """Whether `other` is a longer replay of the graph of `one`."""
+def _perhaps_missing(one: _Class, classes: list[_Class], sizes: list[tuple[np.ndarray, np.ndarray]]) -> int:
+    """Rows that a replay without an equal one lost if it is of the graph that it shares all its names with,
+    which is replayed again or has many rows; 0 if there is none."""
+    if len(one.replays) > 1 or _captured_so(one, sizes):
+        return 0
+    longer = [
+        other.rows
+        for other in classes
+        if _holds(other, one) and (len(other.replays) > 1 or other.rows >= MANY)
+    ]
+    return min(longer) - one.rows if longer else 0
+
+
+def _holds(other: _Class, one: _Class) -> bool:
+    """Whether `other` has all rows of `one`, and more, and no number says that it is of another graph."""
     if other.rows <= one.rows or one.graph != other.graph:
         return False
-    if any(n > other.names[name] for name, n in one.names.items()):
+    return all(n <= other.names[name] for name, n in one.names.items())
+
+
+def _same_graph(one: _Class, other: _Class) -> bool:
+    """Whether `other` is a longer replay of the graph of `one`."""
+    if not _holds(other, one):
         return False
     if one.graph >= 0 or _is_rest(one, other):
         return True
@@ -347,3 +380,14 @@ def _lossy(process: int, place: Place, n: int, expected: int) -> Lack:
     whole = plural(expected, "row")
     text = f"{n:,} of {whole} ({share:.1%}) that graph replays should have are missing{where}"
     return Lack("gpu", place, "R", process, n, expected, share, text)
+
+
+def _perhaps_lossy(process: int, rows: list[int], expected: int) -> Lack:
+    """rows: what each of the replays lost if it is of a longer one's graph."""
+    n = sum(rows)
+    count = plural(len(rows), "graph replay")
+    text = (
+        f"{count} with part of the rows of a longer one, and no equal one: another graph, or {n:,} of "
+        f"{plural(expected + n, 'row')} are missing"
+    )
+    return Lack("gpu", "hole", "R", process, n, expected + n, n / (expected + n), text, unknown=True)

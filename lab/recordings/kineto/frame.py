@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from lab.recordings.pieces import EventPieces
+from lab.recordings.pieces import EventPieces, once
 from lab.recordings.tables import ProcessGroup, TraceMeta
 
 
@@ -27,7 +27,9 @@ def decode_frame(pieces: EventPieces, problems: Counter[str]) -> dict[str, Any]:
 
 def _frame_of(text: bytes) -> dict[str, Any]:
     decoded = text.decode("utf-8", "replace")
-    frame: dict[str, Any] = json.loads(decoded, strict=False, parse_constant=lambda _: None)
+    frame: dict[str, Any] = json.loads(
+        decoded, strict=False, parse_constant=lambda _: None, object_pairs_hook=once
+    )
     return frame
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +18,15 @@ from click.testing import CliRunner
 from lab.cli.commands import run as lab_run
 from lab.compare.check import in_image
 from lab.compare.check.looks import LOOKS, SHARES
-from lab.compare.check.repeat import schedule
+from lab.compare.check.repeat import _containers_of, schedule
 from lab.compare.check.samples import METRICS
 from lab.compare.check.sides import sides
 from lab.compare.cli import check
-from lab.errors import BusyError, MissingError, UsageError
+from lab.errors import BusyError, EngineError, MissingError, UsageError
 from lab.stats.gate import LEVEL
 from lab.stats.student import tail
 from tests.compare.made import layer, trace
+from tests.conftest import ROOT
 from tests.engines.docker.fixtures import REF, busybox, own_caches  # noqa: F401
 
 PROGRAM = """
@@ -342,3 +346,64 @@ def test_both_sides_run_in_images_and_a_missing_image_ends_the_check(tmp_path, m
         check, [side, "image:localhost/lab-test/none:x", "-o", "two", "--", "/bin/sh", "work.sh"]
     )
     assert isinstance(lost.exception, MissingError) and "head, process 0" in lost.exception.what
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("busybox", "own_caches")
+def test_the_container_of_a_check_that_was_killed_with_its_guard_is_ended_before_anything_runs(
+    tmp_path, monkeypatch
+):
+    """Else it would run beside the processes that warm up, and for ever if its name never comes again."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow").touch()
+    (tmp_path / "work.sh").write_text(
+        'case "$LAB_CHECK_OUT" in *head_01*) [ -e slow ] && sleep 600 ;; esac\n'
+        'n=$(od -An -N4 -tu4 /dev/urandom | tr -d " ")\n'
+        'echo "{\\"step_ms\\": [10.000$n, 10.100$n]}" >"$LAB_CHECK_OUT"\n'
+    )
+    words = [f"image:{REF}", f"image:{REF}", "--no-floors", "-o", "out", "--", "/bin/sh", "work.sh"]
+    driver = subprocess.Popen([sys.executable, "-m", "lab", "check", *words], env=with_lab())
+    mine = _containers_of(tmp_path / "out")
+    deadline = time.monotonic() + 120
+    while not is_running(f"{mine}head-1"):
+        assert driver.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    for pid in [*children_of(driver.pid), driver.pid]:
+        os.kill(pid, signal.SIGKILL)
+    driver.wait()
+    other = f"{mine[:-1]}0-base-1"  # of another check
+    subprocess.run(["docker", "create", "--name", other, REF, "true"], check=True, capture_output=True)
+    (tmp_path / "slow").unlink()
+    try:
+        done = CliRunner().invoke(check, words)
+    finally:
+        subprocess.run(["docker", "rm", other], check=True, capture_output=True)
+    assert done.exit_code == 0, done.output + str(done.exception)
+    said = done.stderr.splitlines()
+    ended = f"ended {mine}head-1, the container of an earlier start that was killed"
+    assert ended in said and said.index(ended) < said.index("base 0, warm-up, dropped"), said
+    assert f"containers of another check were here at the start: {other}" in done.stdout
+    assert in_image.containers(mine) == []
+    ended = [one["recording"] for one in json.loads((tmp_path / "out" / "check.json").read_text())["ended"]]
+    assert len(ended) == len(set(ended)) == 2 * LOOKS[0]
+
+
+def test_an_engine_that_does_not_remove_a_container_is_named(monkeypatch):
+    monkeypatch.setattr(in_image, "REMOVE_S", 0.1)
+    monkeypatch.setattr(in_image, "engine_cli", lambda: ["/bin/sh", "-c", "sleep 30"])
+    with pytest.raises(EngineError, match=r"did not remove the container lab-check-x in 0\.1 s"):
+        in_image.end("lab-check-x")
+
+
+def is_running(name):
+    asked = ["docker", "inspect", "-f", "{{.State.Running}}", name]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.strip() == "true"
+
+
+def with_lab():
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def children_of(pid):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]

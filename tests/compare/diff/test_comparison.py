@@ -27,7 +27,7 @@ from lab.compare.units import by_step
 from lab.errors import BadDataError, MissingError, UsageError
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
-from tests.compare.made import layer, trace
+from tests.compare.made import edited, layer, trace, with_loader, with_work_between
 from tests.conftest import SHARED
 from tests.recordings.rocpdgen import GUIDS, Process, write
 
@@ -412,13 +412,40 @@ def test_the_rank_that_changed_is_shown_not_one_that_waits_for_it(planted, rank)
     assert found.shown.rank == rank and (found.shown.findings or found.shown.unnamed)
 
 
+def test_a_data_loader_between_steps_is_said_and_no_all_clear(tmp_path):
+    a, b = (trace(tmp_path / f"{name}.json", [BASE[0]] * 5) for name in "ab")
+    edited(b, lambda events: with_loader(events, 400.0))
+    found = compare(a, b).shown
+    assert found.findings == [] and found.span_ns == found.idle_ns == 0
+    (text,) = found.unnamed
+    assert "1,000.0 µs -> 1,400.0 µs, because of the time between them" in text
+    done = CliRunner().invoke(command, [str(a), str(b)])
+    assert done.exit_code == 0 and "Nothing differs by more" not in done.output
+    assert compare(b, b).shown.unnamed == []
+
+
+def test_gpu_work_between_steps_is_a_finding_and_that_at_the_edges_of_the_window_is_none(tmp_path):
+    """The same work before the first step and after the last is what another window cut off."""
+    a, b = (trace(tmp_path / f"{name}.json", [BASE[0]] * 5) for name in "ab")
+    edited(b, lambda events: with_work_between(events, range(4)))
+    (found,) = compare(a, b).shown.findings
+    assert (found.kind, found.ns) == ("work_between_steps", 250_000.0)
+    assert "0 -> 5 GPU operations between two (0.0 µs -> 250.0 µs)" in found.text
+    edge = edited(
+        trace(tmp_path / "c.json", [BASE[0]] * 5), lambda events: with_work_between(events, (-1, 4))
+    )
+    assert compare(a, edge).shown.findings == []
+
+
 def test_idle_time_whose_steps_vary_as_much_is_said_and_no_all_clear(tmp_path):
     gap = [BASE[0], [(*launch, 400.0) if at == 3 else launch for at, launch in enumerate(BASE[0])]]
     a, b = trace(tmp_path / "a.json", BASE[:2]), trace(tmp_path / "b.json", gap)
     found = compare(a, b).shown
-    assert found.findings == [] and found.unnamed == ["idle time: 0.0 µs -> 200.0 µs per unit"]
+    assert found.findings == [] and found.unnamed == [
+        "idle time: 0.0 µs -> 200.0 µs per unit, and its steps vary as much"
+    ]
     done = CliRunner().invoke(command, [str(a), str(b)])
-    assert "Not named, because its steps vary as much" in done.output
+    assert "and its steps vary as much" in done.output
     assert "Nothing differs by more" not in done.output
 
 

@@ -122,6 +122,8 @@ def test_text_between_events_is_damage_with_its_byte(tmp_path):
         ('{"traceEvents": null}', "not a Kineto trace"),
         ('{"schemaVersion": 1, "deviceProp', "cut before"),
         ('{"traceEvents": []} trailing', "not JSON"),
+        ('{"traceEvents": [], "a": 1, "traceEvents": [{"ph": "X"}]}', "traceEvents is there twice"),
+        ('{"traceEv\\u0065nts": [{"ph": "X"}], "traceEvents": []}', "traceEvents is there twice"),
     ],
 )
 def test_foreign_files_are_named_and_refused(tmp_path, text, what):
@@ -130,6 +132,19 @@ def test_foreign_files_are_named_and_refused(tmp_path, text, what):
     with pytest.raises(BadDataError, match=what) as caught:
         read_kineto(path)
     assert str(path) in caught.value.where and caught.value.fix
+
+
+def test_a_document_in_the_header_may_have_events_of_its_own(tmp_path):
+    text = some_trace().write(tmp_path / "a.json").read_text()
+    (tmp_path / "b.json").write_text('{"other": {"traceEvents": []},' + text[1:])
+    assert same(read_kineto(tmp_path / "a.json"), read_kineto(tmp_path / "b.json"))
+
+
+def test_of_two_lists_of_events_a_salvaged_trace_is_called_cut(tmp_path):
+    text = some_trace().write(tmp_path / "a.json").read_text()
+    (tmp_path / "b.json").write_text(text.rstrip()[:-1] + ', "traceEvents": [{"ph": "X"}]}')
+    found = read_kineto(tmp_path / "b.json", salvage=True)
+    assert found.truncated and any("traceEvents" in one for one in found.problems)
 
 
 def test_a_missing_trace_is_said_to_be_missing(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from lab.recordings.pieces import EventPieces, Piece, elements
+from lab.recordings.pieces import EventPieces, Piece, elements, once
 
 Event = dict[str, Raw]
 _EVENT_LIST = msgspec.json.Decoder(list[Event])
@@ -66,7 +66,8 @@ def read_frame(path: Path, *, salvage: bool) -> dict[str, Any]:
         except (ValueError, RecursionError):
             _decoded_one_by_one(pieces, piece, Counter())
     try:
-        frame = json.loads(pieces.frame.decode("utf-8", "replace"), strict=False)
+        text = pieces.frame.decode("utf-8", "replace")
+        frame = json.loads(text, strict=False, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         if salvage:
             return {}

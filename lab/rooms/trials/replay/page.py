@@ -19,7 +19,7 @@ from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.trials.replay.compare import PLACES, Divergence, Finding, compare
 from lab.rooms.trials.replay.config import CONFIG, ReplayConfig, read_replay
-from lab.rooms.trials.replay.read import Record, files, read, shown
+from lab.rooms.trials.replay.read import End, Record, files, read, shown
 
 STATUS: dict[str, Status] = {"bitwise": "ok", "nothing seen": "fail"}
 FOOTNOTES = (
@@ -54,7 +54,7 @@ def report(folder: Path, out: Path, run: Run | None) -> Findings:
         f"{one.run}, rank {one.head.rank}: {shown(text)}"
         for one in records
         if one.end
-        for text in one.end.notes
+        for text in (*_unwritten(one.end), *one.end.notes)
     ]
     if notes:
         sections.append(Section("Notes", [Points(notes[:40])]))
@@ -145,6 +145,15 @@ def missing(finding: Finding, records: Sequence[Record], config: ReplayConfig | 
     if len(set(worlds.values())) > 1:
         lines.append("the runs have different numbers of ranks")
     return lines
+
+
+def _unwritten(end: End) -> list[str]:
+    """What no verdict rests on: it holds what was in memory before."""
+    if not end.unwritten:
+        return []
+    outputs = plural(sum(end.unwritten.values()), "output")
+    names = ", ".join(f"{count:,} of {shown(name)}" for name, count in list(end.unwritten.items())[:10])
+    return [f"{outputs} that nobody need write were not compared: {names}"]
 
 
 def sentences(finding: Finding, records: Sequence[Record]) -> list[str]:

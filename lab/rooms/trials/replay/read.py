@@ -58,6 +58,7 @@ class End(msgspec.Struct, frozen=True):
     steps: int
     left_out: int = 0
     unseen: dict[str, int] = {}
+    unwritten: dict[str, int] = {}
     notes: tuple[Text, ...] = ()
     ended: bool = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lab.rooms.trials.workload.replay.state import tensors_in
+from lab.workload.unwritten import gives_no_values, unwritten
 
 # A wait for one of these could be for ever: its peer may not have begun.
 ONE_SIDED = ("send", "recv", "isend", "irecv", "barrier", "monitored_barrier")
@@ -23,17 +24,6 @@ OVERWRITES = {
     *(f"c10d.{name}" for name in ("_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_")),
 }
 COPY_IN = "fsdp.all_gather_copy_in.default"  # writes its rank's part of a buffer, and gives the whole, too
-# Operators whose outputs from this one on are workspaces or placeholders, which nobody need write: the seeds
-# of an attention without dropout, rows of padding, what a recurrent layer keeps for its backward.
-WORKSPACES = [
-    (re.compile(pattern), count)
-    for pattern, count in (
-        (r"(_scaled_dot_product_efficient_attention|_efficient_attention_forward)", 1),
-        (r"_scaled_dot_product_(flash|cudnn|fused)_attention(_for_cpu|_overrideable)?", 2),
-        (r"_(flash|cudnn)_attention_forward", 2),
-        (r"(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer|_?cudnn_batch_norm|_batch_norm_with_update\w*)", 3),
-    )
-]
 _sequence = torch._C._autograd._get_sequence_nr
 _node = torch._C._current_autograd_node
 
@@ -42,8 +32,10 @@ class Recorder(Protocol):
     """Who is told: where the program is, and what passed there."""
 
     here: Any
+    attempt: int
     module_of: dict[int, str]
     unwritten: dict[int, Tensor]
+    left_out: Counter[str]
 
     def module(self) -> str: ...
 
@@ -76,10 +68,12 @@ class Ops(TorchDispatchMode):  # type: ignore[misc,no-untyped-call,unused-ignore
         )
         out = func(*args, **kwargs)
         collective = name.startswith(("c10d.", "_c10d_functional."))
-        made = tensors_in(out) or _out_arguments(func, kwargs)
+        made = _written(recorder, tensors_in(out), unwritten(func, args, kwargs, out))
+        made = made or _out_arguments(func, kwargs)
         if collective:
             made = _finished(name, out, args)
-        made = _written(recorder, name, made[:1] if name == COPY_IN else made)
+        if name == COPY_IN:
+            made = made[:1]
         if made:
             recorder.event(
                 "comm" if collective else "op",
@@ -128,13 +122,13 @@ def _out_arguments(func: Any, kwargs: Any) -> list[Tensor]:
     return tensors_in([kwargs[one.name] for one in arguments if one.is_out and one.name in kwargs])
 
 
-def _written(recorder: Recorder, name: str, made: list[Tensor]) -> list[Tensor]:
-    word = name.split(".")[1] if "." in name else name
-    keep = next((count for pattern, count in WORKSPACES if pattern.fullmatch(word)), len(made))
-    for one in made[keep:]:
-        if address := _address(one):
-            recorder.unwritten[address] = one
-    return made[:keep]
+def _written(recorder: Recorder, made: list[Tensor], left: dict[int, str]) -> list[Tensor]:
+    """The outputs that hold values; those of the numbers `left` are counted and read by no later one."""
+    for at, name in left.items():
+        recorder.left_out[name] += recorder.attempt == 0
+        if address := _address(made[at]):
+            recorder.unwritten[address] = made[at]
+    return [one for at, one in enumerate(made) if at not in left]
 
 
 def _address(tensor: Tensor) -> int:
@@ -171,7 +165,7 @@ def _handles_ops(kind: type) -> bool:
 
 def _gives_no_values(func: Any, name: str) -> bool:
     """Views show values that are recorded already; what `empty` gives is not computed."""
-    if "empty" in name:
+    if gives_no_values(name):
         return True
     returns = func._schema.returns if hasattr(func, "_schema") else ()
     return any(one.alias_info is not None and not one.alias_info.is_write for one in returns)

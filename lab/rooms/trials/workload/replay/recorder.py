@@ -18,6 +18,7 @@ import sys
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,9 +91,9 @@ class Recorder:
         self._versions: dict[int, int] = {}  # of the weights of each root when the step began
         self._updated: dict[int, int] = {}  # the same after the last update
         self._lock = threading.RLock()
-        self.unwritten: dict[
-            int, Tensor
-        ] = {}  # outputs that nobody writes, held so that none takes their place
+        # Outputs that nobody need write: by address, held so that none takes their place; counted by name.
+        self.unwritten: dict[int, Tensor] = {}
+        self.left_out: Counter[str] = Counter()
         self._saved: Saved | None = None
         self._late: list[tuple[dict[str, Any], Tensor, int]] = []  # gradients to read, and their versions
         self._read: dict[int, tuple[int, int]] = {}  # weight -> its gradient and version when last read
@@ -154,7 +155,7 @@ class Recorder:
                 self.notes.insert(
                     0, f"the gradients of {outputs} were not seen: torch refuses a hook on {few}"
                 )
-            self._events.close(ended=ended, notes=self.notes[:100])
+            self._events.close(ended=ended, notes=self.notes[:100], unwritten=self.left_out)
             self._events = None
 
     # What the program does

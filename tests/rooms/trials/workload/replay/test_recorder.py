@@ -14,12 +14,13 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lab.rooms.trials.replay.compare import compare  # noqa: E402
-from lab.rooms.trials.replay.page import missing, sentences  # noqa: E402
+from lab.rooms.trials.replay.page import _unwritten, missing, sentences  # noqa: E402
 from lab.rooms.trials.replay.read import files, read  # noqa: E402
 from lab.rooms.trials.workload.bits import dense, host_sum  # noqa: E402
 from lab.rooms.trials.workload.replay import recorder as recorder_module  # noqa: E402
-from lab.rooms.trials.workload.replay.ops import WORKSPACES, _read  # noqa: E402
+from lab.rooms.trials.workload.replay.ops import _read  # noqa: E402
 from lab.rooms.trials.workload.replay.recorder import Recorder  # noqa: E402
+from tests.workload.attention import Attention, efficient_attention_on_a_cpu  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -240,19 +241,33 @@ def test_another_process_records_nothing(tmp_path, monkeypatch):
     assert not files(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name, kept",
-    [
-        ("_scaled_dot_product_flash_attention", 2),
-        ("_scaled_dot_product_flash_attention_backward", None),
-        ("_scaled_dot_product_efficient_attention", 1),
-        ("_scaled_dot_product_cudnn_attention_backward", None),
-        ("_cudnn_rnn", 3),
-        ("addmm", None),
-    ],
-)
-def test_workspaces_are_left_out_and_no_gradient_is(name, kept):
-    assert next((count for pattern, count in WORKSPACES if pattern.fullmatch(name)), None) == kept
+def test_seeds_that_no_attention_wrote_are_left_out_and_named(tmp_path):
+    """Also where its backward reads them."""
+
+    def job():
+        model = Attention()
+        loop(model, lambda: model(torch.randn(2, 5, 8)).square().sum())
+
+    with efficient_attention_on_a_cpu():
+        finding, records = twice(tmp_path, job)
+    assert (finding.verdict, finding.divergences) == ("bitwise", [])
+    names = [f"_scaled_dot_product_efficient_attention philox_{one}" for one in ("seed", "offset")]
+    assert [one.end.unwritten for one in records] == [dict.fromkeys(names, 2)] * 2  # of two steps
+    assert _unwritten(records[0].end) == [
+        f"4 outputs that nobody need write were not compared: 2 of {names[0]}, 2 of {names[1]}"
+    ]
+
+
+@pytest.mark.parametrize("dropout, outputs", [(0.0, 2), (0.1, 4)])
+def test_seeds_of_an_attention_that_drops_out_are_recorded(tmp_path, dropout, outputs):
+    def job():
+        model = Attention(dropout)
+        loop(model, lambda: model(torch.randn(2, 5, 8)).square().sum())
+
+    with efficient_attention_on_a_cpu():
+        _, records = twice(tmp_path, job, repeats=0, runs=1)
+    made = [one.out for one in records[0].events if one.name.endswith("efficient_attention.default")]
+    assert [len(one) for one in made] == [outputs] * 2 and all(map(all, made))
 
 
 @pytest.mark.parametrize(
