@@ -146,7 +146,7 @@ def test_what_passed_is_told_by_thread(look):
         one.join()
     hook(DENSE)
     hook(DENSE)
-    assert look.passed(anywhere=True) == 5 and look.passed(anywhere=False) >= 2
+    assert look.passed(True) == 5 and look.passed(False) >= 2
 
 
 def test_the_identity_of_a_gradient_is_more_than_its_place(look):
