@@ -22,6 +22,7 @@ from lab.rooms.nan.watch.guard.events import WORDS, Event
 from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, owner
 from lab.rooms.nan.watch.guard.updates import (
+    SQUARES,
     Named,
     State,
     named_weights,
@@ -169,34 +170,32 @@ class Weights:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
             self._updated_at, self._updated_step = self._journal.now(), self._journal.step
-        states = [one for by in self._updated_by.values() for one in state_tensors(by)]
-        weights = named_weights(self._walk())
-        states_clean = self._are_clean("opt_state", states)  # which counts them as seen
-        if not states_clean or not self._are_clean("weights_after", weights):
-            states, weights = parts_of(states), parts_of(weights)
-            self._journal.seen["opt_state"] += 0 if states_clean else len(states)
-            self._journal.seen["weights_after"] += len(weights)
-            rows = quiet(self._count, [one for _, one in (*states, *weights)])
-            for stage, of, some in (
-                ("opt_state", states, rows[: len(states)]),
-                ("weights_after", weights, rows[len(states) :]),
-            ):
-                self._headroom.met_tensors(stage, [one.dtype for _, one in of], some[:, 4])
-            if (rows[:, :3] > 0).any():
-                self._judge_states(states, rows)
-                self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
-        if late >= 0 or not self._on_gpu:
-            for label in negative_squares(states, self._passing):
-                name = state_name(label, self.names)
-                self._event("opt_state", name, None, None, why="a sum of squares is below zero")
+        if self._passing is None or not self._passing.sound(SQUARES, self._updated_by.values(), [*self._walk()]):
+            self._read(late, buffers)
         self.reads += self._since_read > 0
         self._since_read = 0
         self._updated_by.clear()
         self._written_before_update.clear()
 
-    def _are_clean(self, stage: str, named: Sequence[tuple[Any, Tensor]]) -> bool:
-        """Whether one look in C is enough, which keeps their largest magnitudes."""
-        return self._passing is not None and self._passing.clean(stage, [one for _, one in named]) >= 0
+    def _read(self, late: float, buffers: bool) -> None:
+        states = [one for by in self._updated_by.values() for one in state_tensors(by)]
+        weights = named_weights(self._walk())
+        states, weights = parts_of(states), parts_of(weights)
+        self._journal.seen["opt_state"] += len(states)
+        self._journal.seen["weights_after"] += len(weights)
+        rows = quiet(self._count, [one for _, one in (*states, *weights)])
+        for stage, of, some in (
+            ("opt_state", states, rows[: len(states)]),
+            ("weights_after", weights, rows[len(states) :]),
+        ):
+            self._headroom.met_tensors(stage, [one.dtype for _, one in of], some[:, 4])
+        if (rows[:, :3] > 0).any():
+            self._judge_states(states, rows)
+            self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
+        if late >= 0 or not self._on_gpu:
+            for label in negative_squares(states, self._passing):
+                name = state_name(label, self.names)
+                self._event("opt_state", name, None, None, why="a sum of squares is below zero")
 
     def _walk(self) -> Sequence[tuple[str, nn.Module]]:
         """All modules; those of last time if torch would have said that one came."""

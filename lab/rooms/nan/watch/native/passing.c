@@ -30,12 +30,12 @@ extern PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...), *PyObject_GetAtt
 extern PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
 extern PyObject *PyObject_Type(PyObject *), *PyTuple_GetItem(PyObject *, Size), *PyTuple_New(Size);
 extern PyObject *PyUnicode_InternFromString(const char *), *PyWeakref_NewRef(PyObject *, PyObject *);
-extern PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
+extern PyObject *PyDict_GetItemWithError(PyObject *, PyObject *), *PyDict_New(void);
 extern Size PyDict_Size(PyObject *), PyList_Size(PyObject *), PyTuple_Size(PyObject *);
 extern double PyFloat_AsDouble(PyObject *);
 extern int PyDict_Next(PyObject *, Size *, PyObject **, PyObject **), PyDict_SetItem(PyObject *, PyObject *, PyObject *);
 extern int PyList_Append(PyObject *, PyObject *), PyList_SetItem(PyObject *, Size, PyObject *);
-extern int PyObject_IsTrue(PyObject *), PyObject_RichCompareBool(PyObject *, PyObject *, int);
+extern int PyObject_IsInstance(PyObject *, PyObject *), PyObject_IsTrue(PyObject *), PyObject_RichCompareBool(PyObject *, PyObject *, int);
 extern int PyTuple_SetItem(PyObject *, Size, PyObject *);
 extern long long PyLong_AsLongLong(PyObject *);
 extern unsigned long PyThread_get_thread_ident(void);
@@ -58,8 +58,11 @@ typedef struct {
     uint64_t byte_offset;
 } DLTensor;
 #define ON_CPU 1
+#define CODE_INT 0
+#define CODE_UINT 1
 #define CODE_FLOAT 2
 #define CODE_BFLOAT 4
+#define CODE_BOOL 6
 
 #define FORMATS 4        /* half, bfloat16, float, double: as counts.c has them */
 #define LOW (1ULL << 40) /* no memory of a usual process lies lower; what was freed lies at its offset from 0 */
@@ -75,12 +78,13 @@ typedef struct {
 typedef int64_t (*Count)(int64_t, const uint64_t *, const int64_t *, int, int, double *);
 static Count count_tensors;
 static int (*dltensor)(void *, DLTensor *);
-static PyObject *tensor_type, *parameter_type, *list_type, *dict_type, *bool_type, *dtypes[FORMATS];
+static PyObject *tensor_type, *parameter_type, *list_type, *dict_type, *filled_type, *bool_type, *dtypes[FORMATS];
 static PyObject *numel, *data_ptr, *is_contiguous, *detach, *contiguous, *current_task, *current_node;
 enum { QUESTIONS, OPERATORS, TRANSFORMS, ALL, TRACE = ALL, INFERENCE, STATES };
 static PyObject *modes[STATES]; /* what tells whether a program has switched on what sees these, or is in such a state */
 static PyObject *name_version, *name_dtype, *name_is_cpu, *name_is_nested, *name_grad, *name_compiling, *name_initialized;
 static PyObject *name_grad_fn, *name_output_nr, *name_hooks, *name_share, *name_register, *name_groups, *name_params;
+static PyObject *name_parameters, *name_buffers;
 
 typedef struct {
     uint64_t address;
@@ -605,6 +609,87 @@ static PyObject *none_below_zero(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(none);
 }
 
+/* Whether a tensor holds whole numbers or flags, which are never bad. 0 too if that cannot be told. */
+static int is_whole(PyObject *tensor)
+{
+    DLTensor about;
+    return dltensor && !dltensor(tensor, &about) && about.lanes == 1 &&
+           (about.code == CODE_INT || about.code == CODE_UINT || about.code == CODE_BOOL);
+}
+
+/* Whether all tensors of a dict are surely finite, and those below zero at none of the names in `squares` (or NULL).
+ * met: ids of those that were looked at already, or NULL. While large ones are read other threads run, which may write to
+ * the dict. */
+static int is_sound(int64_t *memory, int64_t stage, PyObject *held, PyObject *squares, PyObject *met)
+{
+    PyObject *name, *value;
+    int sound = type_of(held) == dict_type;
+    Size count = sound ? PyDict_Size(held) : 0, at = 0, looked = 0;
+    for (uint64_t address; sound && PyDict_Next(held, &at, &name, &value); looked++) {
+        if (!is_ordinary(value)) { /* what is no tensor is not read */
+            sound = PyObject_IsInstance(value, tensor_type) == 0;
+            continue;
+        }
+        if (met && known_of(met, value))
+            continue;
+        int is_square = squares && PyDict_GetItemWithError(squares, name);
+        Py_IncRef(value);
+        sound = (is_clean(memory, stage, value, &address) || is_whole(value)) && !(is_square && is_below_zero(value));
+        if (sound && met)
+            sound = put(met, value, nothing());
+        Py_DecRef(value);
+    }
+    return sound && looked == count && PyDict_Size(held) == count;
+}
+
+static int are_states_sound(int64_t *memory, int64_t stage, PyObject *states, PyObject *squares)
+{
+    PyObject *key, *kept;
+    int sound = 1;
+    for (Size at = 0; sound && at < PyList_Size(states); at++) {
+        PyObject *state = PyList_GetItem(states, at), *type = type_of(state);
+        sound = type == dict_type || type == filled_type;
+        Size count = sound ? PyDict_Size(state) : 0, of = 0, looked = 0;
+        for (; sound && PyDict_Next(state, &of, &key, &kept); looked++) {
+            Py_IncRef(kept);
+            sound = is_sound(memory, stage, kept, squares, NULL);
+            Py_DecRef(kept);
+        }
+        sound = sound && looked == count && PyDict_Size(state) == count;
+    }
+    return sound;
+}
+
+static int are_weights_sound(int64_t *memory, int64_t stage, PyObject *modules)
+{
+    PyObject *met = PyDict_New();
+    int sound = met != NULL;
+    for (Size at = 0; sound && at < 2 * PyList_Size(modules); at++) {
+        PyObject *module = PyTuple_GetItem(PyList_GetItem(modules, at / 2), 1);
+        PyObject *held = PyObject_GetAttr(module, at % 2 ? name_buffers : name_parameters);
+        sound = held && is_sound(memory, stage, held, NULL, met);
+        if (held)
+            Py_DecRef(held);
+    }
+    if (met)
+        Py_DecRef(met);
+    return sound;
+}
+
+/* (memory, first stage of two, states: list of optimizers' dicts, squares: dict by name, modules: list of (name, module)):
+ * whether all that optimizers keep and modules hold is surely finite, and no square below zero. */
+static PyObject *sound(PyObject *module, PyObject *args)
+{
+    int64_t *memory = memory_in(args), stage = stage_in(args), seen[] = {memory[SEEN + stage], memory[SEEN + stage + 1]};
+    int all = is_quiet(QUESTIONS, ALL) &&
+              are_states_sound(memory, stage, PyTuple_GetItem(args, 2), PyTuple_GetItem(args, 3)) &&
+              are_weights_sound(memory, stage + 1, PyTuple_GetItem(args, 4));
+    if (!all)
+        memcpy(&memory[SEEN + stage], seen, sizeof seen); /* the caller counts them all */
+    PyErr_Clear();
+    return PyLong_FromLongLong(all);
+}
+
 /* The shape of a value in a forward's events: a tuple that begins with its kind and the type of the value. */
 enum { ANY, TENSOR, AGAIN, FLOAT, OTHER, ROW, MAPPING };
 typedef struct {
@@ -761,6 +846,7 @@ static PyMethodDef looks[] = {
     {"usual", usual, METH_VARARGS, 0},
     {"whole", whole, METH_VARARGS, 0},
     {"calm", calm, METH_VARARGS, 0},
+    {"sound", sound, METH_VARARGS, 0},
 };
 
 /* A function that is hook `which`; `own` is the tuple that it is called with. */
@@ -768,11 +854,11 @@ PyObject *passing_hook(Size which, PyObject *own) { return PyCFunction_NewEx(&ho
 
 PyObject *passing_look(Size which) { return PyCFunction_NewEx(&looks[which], NULL, NULL); }
 
-/* known: (Tensor, Parameter, list, dict, bool, 4 dtypes, 5 methods of Tensor, 7 questions, each of them or None).
+/* known: (Tensor, Parameter, list, dict, defaultdict, bool, 4 dtypes, 5 methods of Tensor, 7 questions, each of them or None).
  * Once. */
 void passing_begin(PyObject *known, void *counting, void *exchange)
 {
-    PyObject **places[] = {&tensor_type, &parameter_type, &list_type, &dict_type,     &bool_type,    &dtypes[0],
+    PyObject **places[] = {&tensor_type, &parameter_type, &list_type, &dict_type, &filled_type, &bool_type, &dtypes[0],
                            &dtypes[1],   &dtypes[2],      &dtypes[3], &numel,         &data_ptr,     &is_contiguous,
                            &detach,      &contiguous,     &modes[TRANSFORMS], &modes[QUESTIONS], &modes[OPERATORS],
                            &modes[TRACE], &modes[INFERENCE], &current_task, &current_node};
@@ -789,6 +875,8 @@ void passing_begin(PyObject *known, void *counting, void *exchange)
     name_share = PyUnicode_InternFromString("_register_hook_dict");
     name_register = PyUnicode_InternFromString("register_prehook");
     name_grad = PyUnicode_InternFromString("grad");
+    name_parameters = PyUnicode_InternFromString("_parameters");
+    name_buffers = PyUnicode_InternFromString("_buffers");
     name_compiling = PyUnicode_InternFromString("_is_compiling_flag");
     name_initialized = PyUnicode_InternFromString("_initialized");
     name_groups = PyUnicode_InternFromString("param_groups");

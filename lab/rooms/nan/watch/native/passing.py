@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -43,7 +44,7 @@ class Looks:
 
     def __init__(self, loaded: ctypes.PyDLL) -> None:
         self._hook = loaded.passing_hook
-        looks = [loaded.passing_look(which) for which in range(12)]
+        looks = [loaded.passing_look(which) for which in range(13)]
         # (memory, stage, tensors) -> how many were ever written; -1 if something is bad or not certain
         self.clean: Callable[[int, int, list[Tensor]], int] = looks[0]
         # (parameters, counted) -> whether each one's gradient is the one that was counted, as it was then
@@ -71,6 +72,10 @@ class Looks:
         around = getattr(torch, "compiler", None), torch.cuda
         self.calm: Callable[[tuple[Any, ...], dict[str, Any]], int] = partial(looks[11], *around)
 
+        # (memory, first stage of two, states of optimizers, squares, named modules) -> whether all that they keep and
+        # hold is surely finite, and no square below zero
+        self.sound: Callable[..., int] = looks[12]
+
     def hook(self, which: int, *own: Any) -> Hook:
         made: Hook = self._hook(which, own)
         return made
@@ -91,7 +96,7 @@ def looks() -> Looks | None:
     locked.passing_begin.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
     methods = (getattr(Tensor, name) for name in METHODS)
     asked = (getattr(torch._C, name, None) for name in QUESTIONS)
-    known = (Tensor, torch.nn.Parameter, list, dict, bool, *DTYPES, *methods, in_transform, *asked)
+    known = (Tensor, torch.nn.Parameter, list, dict, defaultdict, bool, *DTYPES, *methods, in_transform, *asked)
     locked.passing_begin(known, ctypes.cast(counts.count_tensors, ctypes.c_void_p), _exchange())
     return Looks(locked)
 
@@ -149,6 +154,11 @@ class Passing:
         """How many of these were ever written; -1 if something is bad or not certain."""
         return self.looks.clean(self.address, STAGES.index(stage), [*tensors])
 
+    def sound(self, squares: dict[str, bool], optimizers: Iterable[Any], modules: list[Any]) -> bool:
+        """Whether all that these optimizers keep and these modules hold is surely as it should be."""
+        states = [getattr(one, "state", {}) for one in optimizers]
+        return bool(self.looks.sound(self.address, STAGES.index("opt_state"), states, squares, modules))
+
     def end(self) -> None:
         """From now on hooks go the long way, which knows that the guard has ended."""
         self._memory[OFF] = 1
@@ -163,9 +173,8 @@ class Passing:
     def take_peaks(self) -> list[tuple[str, str, float]]:
         """The largest magnitude of each stage and type since this was asked last."""
         found = [
-            (STAGES[at // len(DTYPES)], NAMES[at % len(DTYPES)], largest)
-            for at, largest in enumerate(self._peaks.tolist())
-            if largest
+            (STAGES[at // len(DTYPES)], NAMES[at % len(DTYPES)], float(self._peaks[at]))
+            for at in self._peaks.nonzero()[0].tolist()
         ]
         self.forget_peaks()
         return found
