@@ -47,8 +47,8 @@ def _by_stack() -> bool:
     return _STACK is not None and _STACK() is not None
 
 
-# Whether vmap, grad or another transform of torch.func runs here. To ask for its stack would give this thread one,
-# which from then on every node of every backward copies.
+# Whether vmap, grad or another transform of torch.func runs here. To ask for its stack would give this thread
+# one, which from then on every node of every backward copies.
 in_transform: Callable[[], bool] = _by_stack
 if _INCLUDED is not None and _TRANSFORM is not None:
     in_transform = partial(_INCLUDED, _TRANSFORM)

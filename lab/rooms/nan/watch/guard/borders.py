@@ -42,7 +42,7 @@ class Border:
     hooked: bool = False  # the program has a hook on the tensor, which may change its gradient
 
 
-# A place among a forward's tensors, its border, and what carries the border's hook to a node, if anything: see `_carrier`.
+# A place among a forward's tensors, its border, and what carries its hook to a node (`_carrier`), or None.
 Planned = tuple[int, Border, Any]
 Entered = tuple[Border, Any]  # a gradient that entered a module's output, and the node that it entered
 
@@ -129,8 +129,8 @@ class Borders:
     def _carrier(self, border: Border) -> Any:
         """A tensor whose dict of hooks a node can share, so that no hook is made for each step's nodes.
 
-        For what the model gives out a hook for the node itself: that comes after those that the program puts on
-        the tensor once the forward is over. None where C has no short cut.
+        For what the model gives out a hook for the node itself, which comes after those that the program puts
+        on the tensor once the forward is over. None where C has no short cut.
         """
         passing = self._collector.passing
         if passing is None or not _PREHOOKS or border.output_nr:

@@ -21,11 +21,16 @@ from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.recorder import RECOMPUTE
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
+from lab.rooms.nan.watch.template import Template
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 from lab.rooms.nan.watch.watch import Watch
 
 SHARDED = ("FSDP", "tensor parallel")
 OUTSIDE = "the program itself calls it: the batch held it, or code between the model's modules made it"
+
+
+Plan = tuple[Template | None, Any]  # of equal forwards, and the plan of their borders
+UNPLANNED: Plan = None, None
 
 
 class Listener(Protocol):
@@ -66,8 +71,8 @@ class GuardedWatch(Watch):
         self._journal, self._borders, self._headroom = journal, borders, headroom
         self._listener = listener
         self._clean = passing.cleaning("forward") if passing is not None else lambda _: -1
-        self._whole = passing.whole("forward") if passing is not None else None
-        self._wholes: dict[str, tuple[Any, ...]] = {}  # by phase: a template, and what `_whole` is asked with it
+        self._whole = passing.whole("forward") if passing is not None else _unknown
+        self._plans: dict[str, Plan] = {}  # by phase
         # Each forward is counted when it ends: before the program can write to anything.
         self._patient, self._reacts = False, listener.reacts
 
@@ -81,9 +86,9 @@ class GuardedWatch(Watch):
 
     @passes_on
     def is_over(self, lane: Lane, at: int, output: Any) -> bool:
-        """Whether it equals the one before, all of it clean, so that there is nothing to read out or to explain."""
+        """Whether it equals the one before, all of it clean: there is nothing to read out or to explain."""
         forward, events, step = lane.forward, lane.events, self._journal.step
-        template, rest = self._wholes.get(forward.phase, (None, ()))
+        template, plan = self._plans.get(forward.phase, UNPLANNED)
         if (
             template is None
             or template is not self._templates.get(forward.phase)
@@ -96,7 +101,8 @@ class GuardedWatch(Watch):
             return False
         end = len(events)
         events += (~at, output, None)
-        left = self._whole(events, *rest)
+        tensors = template.matched(events)
+        left = self._whole(tensors, plan) if tensors is not None else None
         if left is None:
             del events[end:]
             return False
@@ -108,13 +114,14 @@ class GuardedWatch(Watch):
         self._journal.within(self._listener.forward_ends, forward)
         return True
 
-    def _learn_whole(self, forward: Forward, batch: Batch) -> None:
+    def _learn_plan(self, forward: Forward, batch: Batch) -> None:
+        """Forwards that equal this one may be over at once, if there is no more to note of each."""
         template = self._templates.get(forward.phase)
-        if self._whole is None or template is None or template.shape is None or template.labels is not batch.labels:
+        if template is None or template.labels is not batch.labels or forward.phase == RECOMPUTE:
             return
         plan = self._borders.plan_of(batch.labels)
-        if plan is not None and forward.phase != RECOMPUTE and not template.fp8 and not template.unseen:
-            self._wholes[forward.phase] = template, (template.heads, *template.shape, plan)
+        if plan is not None and template.shape is not None and not template.fp8 and not template.unseen:
+            self._plans[forward.phase] = template, plan
 
     def count_clean(self, tensors: list[Tensor]) -> int:
         return self._clean(tensors)
@@ -144,7 +151,7 @@ class GuardedWatch(Watch):
             given_out = [one for one, out in zip(batch.tensors, batch.outputs(), strict=True) if out]
             self._journal.safely(self._headroom.sample, "activation", given_out)
         self._journal.within(self._borders.attach, forward, batch)
-        self._learn_whole(forward, batch)
+        self._learn_plan(forward, batch)
 
     def ends(self, forward: Forward) -> None:
         self._journal.within(self._listener.forward_ends, forward)
@@ -164,6 +171,10 @@ class GuardedWatch(Watch):
 
     def module_called(self, name: str) -> nn.Module | None:
         return self._modules[self._names.index(name)] if name in self._names else None
+
+
+def _unknown(*_: Any) -> None:
+    return None
 
 
 class BadForwards:

@@ -170,7 +170,8 @@ class Weights:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
             self._updated_at, self._updated_step = self._journal.now(), self._journal.step
-        if self._passing is None or not self._passing.sound(SQUARES, self._updated_by.values(), [*self._walk()]):
+        by, modules = self._updated_by.values(), [*self._walk()]
+        if self._passing is None or not self._passing.sound(SQUARES, by, modules):
             self._read(late, buffers)
         self.reads += self._since_read > 0
         self._since_read = 0

@@ -548,6 +548,14 @@ static PyObject *left_by(PyObject *tensors, PyObject *plan)
     return left;
 }
 
+/* (memory, stage, tensors: list, plan): what is `left_by` the plan, if all are clean and none was ever written; else None. */
+static PyObject *whole(PyObject *module, PyObject *args)
+{
+    PyObject *tensors = PyTuple_GetItem(args, 2);
+    PyObject *left = written_of(memory_in(args), stage_in(args), tensors) ? NULL : left_by(tensors, PyTuple_GetItem(args, 3));
+    return left ? left : nothing();
+}
+
 /* (tensors: list, plan): `left_by`. */
 static PyObject *carried(PyObject *module, PyObject *args)
 {
@@ -782,15 +790,13 @@ static int all_differ(PyObject **slots, Size count)
     return differ;
 }
 
-/* args: from `at` on (events: list, heads: list, shapes: tuple of one per other entry, places, tensors). The tensors as
- * a list, if these events have those heads at every third place and values of those shapes between them; else NULL. */
-static PyObject *match(PyObject *args, Size first)
+/* (events: list, heads: list, shapes: tuple of one per other entry, places, tensors): the tensors as a list, if these
+ * events have those heads at every third place and values of those shapes between them; else None. */
+static PyObject *matched(PyObject *module, PyObject *args)
 {
-    PyObject *events = PyTuple_GetItem(args, first), *heads = PyTuple_GetItem(args, first + 1);
-    PyObject *shapes = PyTuple_GetItem(args, first + 2);
-    Size calls = PyList_Size(heads), all = (Size)PyLong_AsLongLong(PyTuple_GetItem(args, first + 3));
-    Places places = {calloc((size_t)all + 1, sizeof(PyObject *)),
-                     (Size)PyLong_AsLongLong(PyTuple_GetItem(args, first + 4))};
+    PyObject *events = PyTuple_GetItem(args, 0), *heads = PyTuple_GetItem(args, 1), *shapes = PyTuple_GetItem(args, 2);
+    Size calls = PyList_Size(heads), all = (Size)PyLong_AsLongLong(PyTuple_GetItem(args, 3));
+    Places places = {calloc((size_t)all + 1, sizeof(PyObject *)), (Size)PyLong_AsLongLong(PyTuple_GetItem(args, 4))};
     int same = places.slots != NULL && PyList_Size(events) == 3 * calls && PyTuple_Size(shapes) == 2 * calls;
     PyObject *found = NULL;
     for (Size at = 0; same && at < calls; at++)
@@ -806,26 +812,7 @@ static PyObject *match(PyObject *args, Size first)
         }
     free(places.slots);
     PyErr_Clear();
-    return found;
-}
-
-/* `match`, or None. */
-static PyObject *matched(PyObject *module, PyObject *args)
-{
-    PyObject *found = match(args, 0);
     return found ? found : nothing();
-}
-
-/* (memory, stage, then as `match`, plan): what is `left_by` the plan, if a forward equals the one before and is clean, and
- * nothing in it was ever written; else None. */
-static PyObject *whole(PyObject *module, PyObject *args)
-{
-    PyObject *tensors = match(args, 2), *left = NULL;
-    if (tensors && !written_of(memory_in(args), stage_in(args), tensors))
-        left = left_by(tensors, PyTuple_GetItem(args, 7));
-    if (tensors)
-        Py_DecRef(tensors);
-    return left ? left : nothing();
 }
 
 static PyMethodDef hooks[] = {

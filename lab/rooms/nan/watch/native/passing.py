@@ -62,18 +62,17 @@ class Looks:
         self.carried: Callable[[list[Tensor], list[Any]], list[tuple[Tensor, Any]]] = looks[7]
         # (memory, stage, gradient) -> whether it is clean, and so has passed
         self.passes: Callable[[int, int, Tensor], int] = looks[8]
-        # (names, versions, counted, optimizer) -> its parameters if one has a name, none was written since its
-        # version was noted, and each gradient is the one that was counted; else None
+        # (names, versions, counted, optimizer) -> its parameters if one has a name, none was written since
+        # its version was noted, and each gradient is the one that was counted; else None
         self.usual: Callable[..., list[Tensor] | None] = looks[9]
-        # (memory, stage, then as `matched`, plan) -> (tensor, border) that got no hook of the plan's, if a forward
-        # equals the one before and is clean, and nothing in it was ever written; else None
+        # (memory, stage, tensors, plan) -> as `carried` if all are clean and none was ever written, else None
         self.whole: Callable[..., list[tuple[Tensor, Any]] | None] = looks[10]
         # (args, kwargs) -> whether nothing is special about a forward that begins
         around = getattr(torch, "compiler", None), torch.cuda
         self.calm: Callable[[tuple[Any, ...], dict[str, Any]], int] = partial(looks[11], *around)
 
-        # (memory, first stage of two, states of optimizers, squares, named modules) -> whether all that they keep and
-        # hold is surely finite, and no square below zero
+        # (memory, first stage of two, states of optimizers, squares, named modules) -> whether all that they
+        # keep and hold is surely finite, and no square below zero
         self.sound: Callable[..., int] = looks[12]
 
     def hook(self, which: int, *own: Any) -> Hook:
@@ -96,7 +95,8 @@ def looks() -> Looks | None:
     locked.passing_begin.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
     methods = (getattr(Tensor, name) for name in METHODS)
     asked = (getattr(torch._C, name, None) for name in QUESTIONS)
-    known = (Tensor, torch.nn.Parameter, list, dict, defaultdict, bool, *DTYPES, *methods, in_transform, *asked)
+    kinds = (Tensor, torch.nn.Parameter, list, dict, defaultdict, bool)
+    known = (*kinds, *DTYPES, *methods, in_transform, *asked)
     locked.passing_begin(known, ctypes.cast(counts.count_tensors, ctypes.c_void_p), _exchange())
     return Looks(locked)
 
@@ -139,8 +139,9 @@ class Passing:
         return self.looks.hook(1, self.address, STAGES.index("act_grads"), slow, self._memory)
 
     def began(self, slow: Hook, border: Any, entered: list[Any]) -> Hook:
-        """A hook on a node: the gradient is clean and (border, node) enters `entered`, or else `slow` is called."""
-        return self.looks.hook(2, self.address, STAGES.index("act_grads"), slow, border, entered, self._memory)
+        """A hook on a node: its gradient is clean and (border, node) enters `entered`, or `slow` runs."""
+        stage = STAGES.index("act_grads")
+        return self.looks.hook(2, self.address, stage, slow, border, entered, self._memory)
 
     def cleaning(self, stage: str) -> Callable[[list[Tensor]], int]:
         """`clean` of one stage, without another frame of Python."""
