@@ -65,7 +65,7 @@ typedef struct {
 #define CODE_BOOL 6
 
 #define FORMATS 4        /* half, bfloat16, float, double: as counts.c has them */
-#define LOW (1ULL << 40) /* no memory of a usual process lies lower; what was freed lies at its offset from 0 */
+#define LOW (1ULL << 40) /* below it lie the heaps of some Pythons, and what was freed: at its offset from 0 */
 #define SHORT (1 << 15)  /* numbers that are read while other threads wait */
 /* A guard's memory, which Python holds as an array. */
 #define OFF 0      /* not 0: hooks go the slow way */
@@ -79,7 +79,7 @@ typedef int64_t (*Count)(int64_t, const uint64_t *, const int64_t *, int, int, d
 static Count count_tensors;
 static int (*dltensor)(void *, DLTensor *);
 static PyObject *tensor_type, *parameter_type, *list_type, *dict_type, *filled_type, *bool_type, *dtypes[FORMATS];
-static PyObject *numel, *data_ptr, *is_contiguous, *detach, *contiguous, *current_task, *current_node;
+static PyObject *numel, *data_ptr, *is_contiguous, *detach, *contiguous, *storage_offset, *current_task, *current_node;
 enum { QUESTIONS, OPERATORS, TRANSFORMS, ALL, TRACE = ALL, INFERENCE, STATES };
 static PyObject *modes[STATES]; /* what tells whether a program has switched on what sees these, or is in such a state */
 static PyObject *name_version, *name_dtype, *name_is_cpu, *name_is_nested, *name_grad, *name_compiling, *name_initialized;
@@ -162,6 +162,17 @@ static int memory_of(PyObject *tensor, Memory *found)
     return found->dense >= 0;
 }
 
+/* Whether these numbers were not freed (`storage.resize_(0)`): then they would lie at their offset from 0. */
+static int is_held(PyObject *tensor, const Memory *about)
+{
+    static const int bytes[FORMATS] = {2, 2, 4, 8};
+    int64_t offset;
+    if (about->address >= LOW)
+        return 1;
+    return number_of(PyObject_CallFunctionObjArgs(storage_offset, tensor, NULL), &offset) &&
+           about->address != (uint64_t)offset * bytes[about->format];
+}
+
 /* Whether the program has switched on nothing of what `modes` ask for. */
 static int is_quiet(int from, int to)
 {
@@ -203,22 +214,21 @@ static int is_clean(int64_t *memory, int64_t stage, PyObject *tensor, uint64_t *
     *address = about.address;
     if (!about.size)
         return 1;
+    if (!is_held(tensor, &about))
+        return 0;
     if (!about.dense && (!(copy = copy_of(tensor)) || !memory_of(copy, &about) || !about.dense)) {
         if (copy)
             Py_DecRef(copy);
         return 0;
     }
-    int clean = about.address >= LOW;
+    double row[5], *peak = (double *)&memory[PEAKS + stage * FORMATS + about.format];
+    void *thread = about.size > SHORT ? PyEval_SaveThread() : NULL;
+    int clean = count_tensors(1, &about.address, &about.size, about.format, 0, row) == 0;
+    if (thread)
+        PyEval_RestoreThread(thread);
     if (clean) {
-        double row[5], *peak = (double *)&memory[PEAKS + stage * FORMATS + about.format];
-        void *thread = about.size > SHORT ? PyEval_SaveThread() : NULL;
-        clean = count_tensors(1, &about.address, &about.size, about.format, 0, row) == 0;
-        if (thread)
-            PyEval_RestoreThread(thread);
-        if (clean) {
-            *peak = row[4] > *peak ? row[4] : *peak;
-            memory[SEEN + stage]++;
-        }
+        *peak = row[4] > *peak ? row[4] : *peak;
+        memory[SEEN + stage]++;
     }
     if (copy)
         Py_DecRef(copy);
@@ -593,7 +603,7 @@ FOR_WIDTH(int64_t, 64)
 static int is_below_zero(PyObject *tensor)
 {
     Memory about;
-    if (!is_ordinary(tensor) || !memory_of(tensor, &about) || !about.dense || about.address < LOW)
+    if (!is_ordinary(tensor) || !memory_of(tensor, &about) || !about.dense || !is_held(tensor, &about))
         return 1;
     const char *bytes = (const char *)(uintptr_t)about.address;
     void *thread = about.size > SHORT ? PyEval_SaveThread() : NULL;
@@ -841,14 +851,14 @@ PyObject *passing_hook(Size which, PyObject *own) { return PyCFunction_NewEx(&ho
 
 PyObject *passing_look(Size which) { return PyCFunction_NewEx(&looks[which], NULL, NULL); }
 
-/* known: (Tensor, Parameter, list, dict, defaultdict, bool, 4 dtypes, 5 methods of Tensor, 7 questions, each of them or None).
+/* known: (Tensor, Parameter, list, dict, defaultdict, bool, 4 dtypes, 6 methods of Tensor, 7 questions or None).
  * Once. */
 void passing_begin(PyObject *known, void *counting, void *exchange)
 {
     PyObject **places[] = {&tensor_type, &parameter_type, &list_type, &dict_type, &filled_type, &bool_type, &dtypes[0],
                            &dtypes[1],   &dtypes[2],      &dtypes[3], &numel,         &data_ptr,     &is_contiguous,
-                           &detach,      &contiguous,     &modes[TRANSFORMS], &modes[QUESTIONS], &modes[OPERATORS],
-                           &modes[TRACE], &modes[INFERENCE], &current_task, &current_node};
+                           &detach,      &contiguous,     &storage_offset,    &modes[TRANSFORMS], &modes[QUESTIONS],
+                           &modes[OPERATORS], &modes[TRACE], &modes[INFERENCE], &current_task, &current_node};
     Py_IncRef(known);
     for (Size at = 0; at < (Size)(sizeof places / sizeof *places); at++)
         *places[at] = PyTuple_GetItem(known, at);

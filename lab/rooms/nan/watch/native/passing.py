@@ -25,7 +25,7 @@ OFF, SEEN, PEAKS, THREADS, MOST_THREADS = 0, 1, 16, 64, 32
 STAGES = ("forward", "act_grads", "param_grads", "loss", "opt_state", "weights_after")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NAMES = tuple(str(one).removeprefix("torch.") for one in DTYPES)
-METHODS = ("numel", "data_ptr", "is_contiguous", "detach", "contiguous")
+METHODS = ("numel", "data_ptr", "is_contiguous", "detach", "contiguous", "storage_offset")
 QUESTIONS = (
     "_len_torch_function_stack",
     "_len_torch_dispatch_stack",

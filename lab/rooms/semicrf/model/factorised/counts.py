@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model.dual import real, reciprocal
 from lab.rooms.semicrf.model.factorised.messages import EVERY, State, rescale
+from lab.rooms.semicrf.model.factorised.weights import one_by_one
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.log_domain import crossed_shape, of_usable
 from lab.rooms.semicrf.model.problem import Posteriors
@@ -110,7 +111,7 @@ class Counts:
             eta_KBC = weights.opened(eta_KBC, s)
             transition = weights.crossing(s)
             if len(transition) == 1:
-                self.beta_TBC[s] = torch.einsum("kbj,kij->bi", eta_KBC, transition[0])
+                self.beta_TBC[s] = one_by_one(eta_KBC.transpose(0, 1).flatten(1), weights.matrices[1])
             else:
                 self.beta_TBC[s] = torch.einsum("kbj,bkij->bi", eta_KBC, transition)
             self.transition += torch.einsum("bi,kbj->bkij", self.alpha[s - self.first], eta_KBC)

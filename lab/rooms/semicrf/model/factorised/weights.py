@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,7 +51,8 @@ class Weights:
         if not self.by_duration:
             left = torch.bmm(alpha_BC[:, None], transition.expand(len(alpha_BC), -1, -1))[:, 0]
         elif len(transition) == 1:
-            left = torch.matmul(alpha_BC, transition[0])  # (B, C) x (K, C, C)
+            left = one_by_one(alpha_BC, self.matrices[0]).unflatten(1, transition.shape[1::2])
+            left = left.transpose(0, 1).contiguous()
         else:
             left = torch.einsum("bi,bkij->kbj", alpha_BC, transition)
         return self.opened(left, t)
@@ -62,6 +64,13 @@ class Weights:
         assert self.shift_TB is not None
         row = min(t, len(self.shift_TB) - 1)
         return exp(padded(self.terms.crossing(row) - self.shift_TB[row, :, None, None], self.more, rows=True))
+
+    @cached_property
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """Of one transition by duration, for messages from the left (C, K C) and from the right (K C, C)."""
+        assert self.transition is not None
+        transition_KCC = self.transition[0]
+        return transition_KCC.transpose(0, 1).flatten(1), transition_KCC.transpose(1, 2).flatten(0, 1)
 
     def opened(self, message: Tensor, t: int) -> Tensor:
         """With the weight of segments that start with frame t."""
@@ -137,6 +146,11 @@ def gain(terms: Terms, shift: Tensor, shift_TB: Tensor | None) -> Tensor:
         most = [real(terms.segment(t)).amax((0, 2)) for t in range(len(terms.frame_TBC))]  # type: ignore[arg-type]
         total_B = total_B + torch.relu(torch.stack(most).amax(0))
     return total_B
+
+
+def one_by_one(row_BN: Tensor, matrix_NM: Tensor) -> Tensor:
+    """(B, M): each row times the matrix. One product of all rows would add up in an order of the batch's."""
+    return torch.bmm(row_BN[:, None], matrix_NM.expand(len(row_BN), -1, -1))[:, 0]
 
 
 def padded(score: Tensor, more: int, rows: bool = False, value: float = -torch.inf) -> Tensor:

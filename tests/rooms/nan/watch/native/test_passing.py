@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import mmap
 import sys
 import threading
 
@@ -61,6 +63,30 @@ def test_it_finds_what_the_predicates_find_and_the_largest_magnitude(look, dtype
         peaks = [("loss", str(dtype)[6:], expected[4])] if bad is None else []
         assert look.take_peaks() == peaks
     assert look.take_seen() == [("loss", 1)]
+
+
+def test_low_memory_is_read_unless_it_was_freed(look):
+    """The heaps of Debian's Pythons lie low, where the offsets of freed tensors are, too."""
+    offset = 1 << 28  # numbers: a freed tensor seems to lie at 1 GiB
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype, libc.munmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]
+    libc.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 4, ctypes.c_long]
+    at = libc.mmap(1 << 33, 4096, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 2**64 - 1, 0)
+    low = torch.frombuffer((ctypes.c_float * 64).from_address(at), dtype=torch.float32)
+    if low.data_ptr() >> 40:
+        pytest.skip("the kernel gives no low memory here")
+    low.copy_(torch.arange(64))
+    assert look.clean("loss", [low]) >= 0 and look.take_peaks() == [("loss", "float32", 63.0)]
+    assert look.clean("loss", [low[2:].view(2, 31).t()]) >= 0
+    low[5] = NAN
+    assert look.clean("loss", [low]) == look.clean("loss", [low[5]]) == -1
+    del low
+    freed = torch.empty(offset + 64)[offset:]
+    with_gaps = freed[::2]
+    freed.untyped_storage().resize_(0)
+    assert freed.data_ptr() == 4 * offset
+    assert look.clean("loss", [freed]) == look.clean("loss", [with_gaps]) == -1
+    libc.munmap(at, 4096)
 
 
 def test_what_is_no_dense_tensor_of_this_process_is_not_certain(look):
