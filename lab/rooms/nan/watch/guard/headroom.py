@@ -112,7 +112,9 @@ class Headroom:
         if passing is not None:
             if self.magnitudes_due(step):
                 for stage, dtype, largest in passing.take_peaks():
-                    self.met(stage, dtype, largest)
+                    if stage in CLASS:  # as `met`, without another frame for each
+                        key = CLASS[stage], dtype
+                        self.latest[key] = max(self.latest[key], largest)
             elif self.every and (step + 1) % self._magnitudes_every == 0:
                 passing.forget_peaks()
         if self.every and step > FIRST_STEPS:

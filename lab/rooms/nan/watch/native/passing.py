@@ -25,6 +25,7 @@ OFF, SEEN, PEAKS, THREADS, MOST_THREADS = 0, 1, 16, 64, 32
 STAGES = ("forward", "act_grads", "param_grads", "loss", "opt_state", "weights_after")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NAMES = tuple(str(one).removeprefix("torch.") for one in DTYPES)
+PLACES = [(stage, name) for stage in STAGES for name in NAMES]  # of the peaks
 METHODS = ("numel", "data_ptr", "is_contiguous", "detach", "contiguous", "storage_offset")
 QUESTIONS = (
     "_len_torch_function_stack",
@@ -173,10 +174,8 @@ class Passing:
 
     def take_peaks(self) -> list[tuple[str, str, float]]:
         """The largest magnitude of each stage and type since this was asked last."""
-        found = [
-            (STAGES[at // len(DTYPES)], NAMES[at % len(DTYPES)], float(self._peaks[at]))
-            for at in self._peaks.nonzero()[0].tolist()
-        ]
+        peaks = self._peaks.tolist()
+        found = [(*PLACES[at], peaks[at]) for at in self._peaks.nonzero()[0].tolist()]
         self.forget_peaks()
         return found
 
