@@ -13,6 +13,7 @@ from lab.rooms.nan.watch.batch import Batch, Label
 from lab.rooms.nan.watch.count import KINDS, Counted, all_clean
 from lab.rooms.nan.watch.deferred import Later
 from lab.rooms.nan.watch.leaves import cached_pair
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 CACHES = ("past_key_values", "past_key_value", "layer_past")
 
@@ -29,6 +30,7 @@ class Forward:
     time, update = 0, -1  # for the guard: when it ended, and in which step
     saved: Any = None  # for the guard: what it takes to run it again
 
+    @passes_on
     def __init__(self, number: int = 0, phase: str = "forward", query_length: int = 0) -> None:
         self.number, self.phase, self.query_length = number, phase, query_length
         self.calls: list[list[Any]] = []  # [module, parent call, returned]

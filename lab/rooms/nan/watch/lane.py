@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.batch import Written
 from lab.rooms.nan.watch.forward import Forward
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 # What a call does beside appending: nothing, note versions, count at once (the mode outside of a forward
 # too), or pass everything on because this whole forward cannot be seen.
@@ -41,6 +42,7 @@ class Lane:
         self.written.clear()
         self.forward.weighed = self.forward.bytes = 0
 
+    @passes_on
     def close(self) -> None:
         """The forward is over, whoever has it."""
         self.events.clear()

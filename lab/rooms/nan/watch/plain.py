@@ -6,7 +6,8 @@ torch 1.12 has few of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -16,7 +17,9 @@ from torch import Tensor
 _FUNCTORCH = getattr(torch._C, "_functorch", None)
 _WRAPPED = getattr(_FUNCTORCH, "is_functorch_wrapped_tensor", None)
 _UNWRAP = getattr(_FUNCTORCH, "get_unwrapped", None)
-STACK = getattr(_FUNCTORCH, "peek_interpreter_stack", None)
+_STACK = getattr(_FUNCTORCH, "peek_interpreter_stack", None)
+_INCLUDED = getattr(torch._C, "_dispatch_tls_is_dispatch_key_included", None)
+_TRANSFORM = getattr(getattr(torch._C, "DispatchKey", None), "FuncTorchDynamicLayerFrontMode", None)
 _UNBUILT: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]
 ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 FP4 = getattr(torch, "float4_e2m1fn_x2", None)
@@ -40,9 +43,15 @@ _DTYPE, _LAYOUT, _NESTED, _META = map(attrgetter, ("dtype", "layout", "is_nested
 Found = tuple[list[Tensor], str]  # dense tensors, and why something is missing ("" if nothing is)
 
 
-def in_transform() -> bool:
-    """Whether vmap, grad or another transform of torch.func runs here."""
-    return STACK is not None and STACK() is not None
+def _by_stack() -> bool:
+    return _STACK is not None and _STACK() is not None
+
+
+# Whether vmap, grad or another transform of torch.func runs here. To ask for its stack would give this thread
+# one, which from then on every node of every backward copies.
+in_transform: Callable[[], bool] = _by_stack
+if _INCLUDED is not None and _TRANSFORM is not None:
+    in_transform = partial(_INCLUDED, _TRANSFORM)
 
 
 def is_unbuilt(tensor: Any) -> bool:

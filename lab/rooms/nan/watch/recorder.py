@@ -39,7 +39,8 @@ from lab.rooms.nan.watch.deferred import Deferred
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING, NOTHING, VERSIONS, Lane, Lanes, blind, recomputing
 from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
-from lab.rooms.nan.watch.plain import ORDINARY, STACK, is_odd
+from lab.rooms.nan.watch.native.passing import looks
+from lab.rooms.nan.watch.plain import ORDINARY, in_transform, is_odd
 from lab.rooms.nan.watch.pool import PASSED
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
@@ -85,11 +86,12 @@ class Recorder(ABC):
         self._count = count
         self._begin_count, self._reads_only = beginning(count), reads_only(count)
         self._lock, self._numbers = threading.RLock(), itertools.count()
+        found = looks()
+        self._is_calm = found.calm if found is not None else _never
         self._lanes = Lanes(self._weigh)
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
         self._reacts = not patient  # to each forward, as soon as it is counted
-        self._looks = False  # whether `count_clean` may tell that a forward is clean as soon as it has ended
         self._patient = patient  # counts may wait for those of the next forwards
         self._deferred = Deferred(lambda some: quiet(self._count, some, reads_only=self._reads_only))
         self._waiting: deque[Forward] = deque()
@@ -112,6 +114,11 @@ class Recorder(ABC):
         """All of the forward was counted at once, and nothing is bad; whether that is all that is to know."""
         return False
 
+    def is_over(self, lane: Lane, at: int, output: Any) -> bool:
+        """Whether a forward that has just returned is known to be clean, and all is done that follows."""
+        return False
+
+    @passes_on
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A forward begins."""
         return None
@@ -325,21 +332,17 @@ class Recorder(ABC):
             self.react(forward)
         return output
 
-    @hidden
+    @passes_on
     def _open(self, lane: Lane, at: int, module: nn.Module, args: Any, kwargs: Any) -> str:
         """Begin a forward in this lane with its first call; why it cannot be seen, if so."""
-        if why := blind():
-            return why
-        try:
-            if self._grown:
-                self.meet_new_modules()
+        calm = not (at or self._grown or self._at_once) and self._is_calm(args, kwargs)
+        if calm:
             phase, length = _phase(args, kwargs)
-            phase = RECOMPUTE if recomputing() else phase
-            mode = self._mode_for(phase, args, kwargs)
-        except Exception as error:
-            return f"its inputs cannot be read ({type(error).__name__})"
-        if at and phase != RECOMPUTE and (direct := self._called_directly(at)):
-            self.direct[direct] += 1
+            calm, mode = self._never_written.get(phase, False), NOTHING
+        if not calm:
+            why, phase, length, mode = self._way_of(at, args, kwargs)
+            if why:
+                return why
         lane.forward = Forward(-1, phase, length)
         lane.inside, lane.mode = True, mode
         # One token's activations fill no memory, nor do those of a model that used little of it before.
@@ -348,11 +351,31 @@ class Recorder(ABC):
         lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
         try:
             self.begins(lane.forward, module, args, kwargs)
-            self._arrive(lane, at, args, kwargs)
+            if calm:
+                lane.events += (at, args, kwargs)
+            else:
+                self._arrived(lane, at, args, kwargs)
         except BaseException:  # a reaction stops the program here
             self._finish(lane, at, None, False)
             raise
         return ""
+
+    @hidden
+    def _way_of(self, at: int, args: Any, kwargs: Any) -> tuple[str, str, int, int]:
+        """(why it cannot be seen, phase, query length, mode) of a forward that begins."""
+        if why := blind():
+            return why, "", 0, ASIDE
+        try:
+            if self._grown:
+                self.meet_new_modules()
+            phase, length = _phase(args, kwargs)
+            phase = RECOMPUTE if recomputing() else phase
+            mode = self._mode_for(phase, args, kwargs)
+        except Exception as error:
+            return f"its inputs cannot be read ({type(error).__name__})", "", 0, ASIDE
+        if at and phase != RECOMPUTE and (direct := self._called_directly(at)):
+            self.direct[direct] += 1
+        return "", phase, length, mode
 
     def _called_directly(self, at: int) -> str:
         """Which module around this one runs though nobody called it, and how; "" if none does.
@@ -404,7 +427,7 @@ class Recorder(ABC):
         if (
             self._at_once
             or phase not in self._never_written
-            or (STACK is not None and STACK() is not None)  # a transform of torch.func runs
+            or in_transform()
             or _without_versions(args, kwargs)
         ):
             return EVERYTHING
@@ -542,17 +565,20 @@ class Recorder(ABC):
                 batch.add_output(~at, first, call, self._plain[~at][1], (index + 1,))
         return batch
 
-    @hidden
+    @passes_on
     def _finish(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
         """Whatever happens in here, the program goes on as it would have."""
+        if not (returned and lane.mode == NOTHING and self.is_over(lane, at, output)):
+            self._finish_in_full(lane, at, output, returned)
+
+    @hidden
+    def _finish_in_full(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
         forward = lane.forward
         if returned:
             try:
                 self._return(lane, at, output)
             except Exception as error:  # an output that refuses to be asked for its class
                 forward.failed = f"{type(error).__name__}: {error}"
-            if self._looks and lane.mode == NOTHING and self._was_clean(lane):
-                return
         self._absorb_safely(lane, last=True)
         if lane.kept:
             self._learn(lane)
@@ -568,31 +594,6 @@ class Recorder(ABC):
             full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
             if full or not self._patient or not forward.may_wait():
                 self._settle()
-
-    def _was_clean(self, lane: Lane) -> bool:
-        """Whether a forward that has just ended equals its template and a look in C found all of it clean.
-
-        Then it is over: there is nothing to wait for, to read out or to explain.
-        """
-        forward = lane.forward
-        template = self._templates.get(forward.phase)
-        if template is None or template.shape is None or forward._parts:
-            return False
-        tensors = template.matched(lane.events)
-        if tensors is None or self.count_clean(tensors) or self._waiting:
-            return False
-        batch = template.batch(tensors, 0)
-        if forward.failed or not self.take_clean(forward, batch):
-            return False
-        forward.calls = template.calls
-        self.passing(forward, batch)
-        lane.close()
-        with self._lock:
-            self.ends(forward)
-            if forward.phase != RECOMPUTE:
-                forward.number = next(self._numbers)
-            self._tally(forward, (batch,))
-        return True
 
     def _learn(self, lane: Lane) -> None:
         """After a forward that was counted at once: was anything written in place before or after passing?"""
@@ -632,6 +633,10 @@ class Recorder(ABC):
         if forward.calls is not self._last_calls:  # forwards read by one template share theirs
             self._last_calls = forward.calls
             self.called.update(at for at, _, _ in forward.calls)
+
+
+def _never(*_: Any) -> int:
+    return 0
 
 
 @passes_on
@@ -678,9 +683,10 @@ def _version(tensor: Tensor) -> int:
         return 0
 
 
+@passes_on
 def _phase(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:
     """(phase, query length): prefill or decode by the length; `forward` and 0 for a model without a query."""
-    for name in ("input_ids", "inputs_embeds", "decoder_input_ids"):
+    for name in ("input_ids", "inputs_embeds", "decoder_input_ids") if kwargs else ():
         if isinstance(kwargs.get(name), Tensor):
             return _by_length(kwargs[name])
     if args and isinstance(args[0], Tensor) and args[0].dim() == 2 and not args[0].is_floating_point():
@@ -688,6 +694,7 @@ def _phase(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:
     return "forward", 0
 
 
+@passes_on
 def _by_length(tensor: Tensor) -> tuple[str, int]:
     length = int(tensor.shape[1]) if tensor.dim() > 1 else 1
     return ("prefill" if length > 1 else "decode"), length

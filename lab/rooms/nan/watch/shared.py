@@ -81,8 +81,9 @@ class Backwards:
         @functools.wraps(plain)
         @passes_on
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            around = self._around
-            begun = [before(tensors) for before, _ in around]
+            around, begun = self._around, []
+            for before, _ in around:  # a comprehension would be another frame
+                begun.append(before(tensors))
             try:
                 return plain(tensors, *args, **kwargs)
             finally:
@@ -92,7 +93,7 @@ class Backwards:
         return backward
 
 
-_TAKES_OFF = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5)  # whether this torch's dynamo does so
+TAKES_OFF = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 5)  # whether this torch's dynamo does so
 
 
 class Rehooked:
@@ -108,7 +109,7 @@ class Rehooked:
 
     def put_on(self) -> None:
         """Find what has lost its hooks, once dynamo has done so."""
-        if self._looked or not _TAKES_OFF or "torch._dynamo.eval_frame" not in sys.modules:
+        if self._looked or not TAKES_OFF or "torch._dynamo.eval_frame" not in sys.modules:
             return
         patcher = getattr(sys.modules["torch._dynamo.eval_frame"], "TorchPatcher", None)
         info = getattr(getattr(patcher, "patch", None), "cache_info", None)

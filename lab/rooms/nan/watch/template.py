@@ -25,6 +25,7 @@ from lab.rooms.nan.watch.forward import CACHES, Forward
 from lab.rooms.nan.watch.leaves import SCALARS, is_cache, is_cache_name
 from lab.rooms.nan.watch.native.passing import looks
 from lab.rooms.nan.watch.pool import Picker, Pool, picker, skipped
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 # (shapes of the values, places, distinct tensors), as passing.c reads them.
 Shape = tuple[tuple[Any, ...], int, int]
@@ -124,6 +125,7 @@ class Template:
             shape_of(events, batch.tensors) if looks() is not None else None,
         )
 
+    @passes_on
     def matched(self, events: list[Any]) -> list[Tensor] | None:
         """The distinct tensors of a forward that equals this one; None if it differs or C does not tell."""
         found = looks()

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.batch import Batch
+from lab.rooms.nan.watch.batch import Batch, Label
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 _PREHOOKS = hasattr(getattr(torch.autograd.graph, "Node", None), "register_prehook")  # since torch 2.0
 _current_node = getattr(torch._C, "_current_autograd_node", None)
@@ -42,8 +42,8 @@ class Border:
     hooked: bool = False  # the program has a hook on the tensor, which may change its gradient
 
 
-# A place among a forward's tensors, its border, and what carries the border's hook to a node, if anything.
-Planned = tuple[int, Border, "Tensor | None"]
+# A place among a forward's tensors, its border, and what carries its hook to a node (`_carrier`), or None.
+Planned = tuple[int, Border, Any]
 Entered = tuple[Border, Any]  # a gradient that entered a module's output, and the node that it entered
 
 
@@ -54,27 +54,38 @@ class Borders:
         self._collector = collector
         self.names: list[str] = []
         self.ended = False
-        self._entered_: list[Entered] = []
+        self.entered: list[Entered] = []
         self._forgotten = 0
         self._plans: dict[int, tuple[list[Any], list[Planned]]] = {}
 
     def attach(self, forward: Forward, batch: Batch) -> None:
         """Hook the nodes of what modules put out in these tensors."""
-        tensors, entered, plan = batch.tensors, self._entered, self._plan(forward, batch)
+        tensors, plan = batch.tensors, self._plan(forward, batch)
         if self._collector.passing is not None and type(tensors) is list:
-            plan = self._collector.passing.looks.carried(tensors, plan)
-        for u, border, _ in plan:
-            tensor = tensors[u]
-            node = tensor.grad_fn
-            if node is None:
-                continue
-            number = tensor.output_nr
-            if number != border.output_nr or tensor._backward_hooks:
-                border = replace(border, output_nr=number, hooked=bool(tensor._backward_hooks))
-            if _PREHOOKS:
-                node.register_prehook(partial(entered, border, number))
-            else:
-                self._hook_tensor(tensor, border)
+            left = self._collector.passing.looks.carried(tensors, plan)
+        else:
+            left = [(tensors[u], border) for u, border, _ in plan]
+        for tensor, border in left:
+            self.hook(tensor, border)
+
+    @hidden
+    def hook(self, tensor: Tensor, border: Border) -> None:
+        """Take the gradients of this tensor, in which nothing of its plan says how."""
+        node = tensor.grad_fn
+        if node is None:
+            return
+        number = tensor.output_nr
+        if number != border.output_nr or tensor._backward_hooks:
+            border = replace(border, output_nr=number, hooked=bool(tensor._backward_hooks))
+        if _PREHOOKS:
+            node.register_prehook(partial(self._entered, border, number))
+        else:
+            self._hook_tensor(tensor, border)
+
+    def plan_of(self, labels: list[Label]) -> list[Planned] | None:
+        """The plan that all forwards with these labels share, if there is one."""
+        known, plan = self._plans.get(id(labels), (None, None))
+        return plan if known is labels else None
 
     def _plan(self, forward: Forward, batch: Batch) -> list[Planned]:
         """One per output; forwards read by one template share theirs."""
@@ -115,21 +126,23 @@ class Borders:
             forward.saved if roots else None,
         )
 
-    def _carrier(self, border: Border) -> Tensor | None:
+    def _carrier(self, border: Border) -> Any:
         """A tensor whose dict of hooks a node can share, so that no hook is made for each step's nodes.
 
-        None where C has no short cut, and for what the model gives out: a node then gets a hook of its own,
-        which comes after those that the program puts on the tensor once the forward is over.
+        For what the model gives out a hook for the node itself, which comes after those that the program puts
+        on the tensor once the forward is over. None where C has no short cut.
         """
         passing = self._collector.passing
-        if passing is None or not _PREHOOKS or border.output_nr or border.root_leaf is not None:
+        if passing is None or not _PREHOOKS or border.output_nr:
             return None
+        if border.root_leaf is not None:
+            return passing.began(partial(self._entered, border, 0), border, self.entered)
         carrier = quiet(_no_numbers, None)
-        carrier._backward_hooks = {0: passing.entered(partial(self._entered_alone, border))}
+        carrier._backward_hooks = {0: passing.entered(partial(self.enteredalone, border))}
         return carrier
 
     @passes_on
-    def _entered_alone(self, border: Border, grad: Any) -> None:
+    def enteredalone(self, border: Border, grad: Any) -> None:
         self._entered(border, 0, (grad,))
 
     def _hook_tensor(self, tensor: Tensor, border: Border) -> None:
@@ -143,7 +156,7 @@ class Borders:
         if grad is None or self.ended:
             return
         try:
-            entered, collector = self._entered_, self._collector
+            entered, collector = self.entered, self._collector
             entered.append((border, _current_node() if _current_node is not None else None))
             if collector.passing is not None and border.saved is None and collector.passing.passes(grad):
                 return
@@ -152,7 +165,7 @@ class Borders:
             except RuntimeError:  # made in inference mode
                 version = -1
             key = self._forgotten + len(entered) - 1
-            collector.lists.own.entries.append(("act_grads", key, grad, version, -1))
+            collector.add(("act_grads", key, grad, version, -1))
             if collector.weighs:
                 collector.weigh(grad)
             if border.saved is not None:
@@ -161,14 +174,11 @@ class Borders:
             why = f"{type(error).__name__}: {error}"[:200]
             self._collector.unread[why] = self._collector.unread.get(why, 0) + 1
 
+    @passes_on
     def step_ended(self) -> None:
         """All counts of the step are in: let go of its nodes, which backward has already emptied."""
-        self._forgotten += len(self._entered_)
-        self._entered_.clear()
-
-    @property
-    def held(self) -> int:
-        return len(self._entered_)
+        self._forgotten += len(self.entered)
+        self.entered.clear()
 
     def place(self, one: Taken) -> tuple[str, str, str, str]:
         """(stage, module, place, why unsure) of a bad gradient at a border."""
@@ -199,7 +209,7 @@ class Borders:
 
     def _of(self, one: Taken) -> Entered | None:
         at = one.key - self._forgotten
-        return self._entered_[at] if 0 <= at < len(self._entered_) else None
+        return self.entered[at] if 0 <= at < len(self.entered) else None
 
     def _uses(self, entered: Entered) -> int:
         """How many nodes of the step's graphs take this output; -1 if that cannot be told."""
@@ -207,7 +217,7 @@ class Borders:
         if entered_node is None:
             return -1
         found, met = 0, set[Any]()
-        todo = deque(node for one, node in self._entered_ if one.root_leaf is not None)
+        todo = deque(node for one, node in self.entered if one.root_leaf is not None)
         while todo and len(met) < MOST_NODES:
             node = todo.popleft()
             if node in met:

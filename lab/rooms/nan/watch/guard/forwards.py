@@ -16,14 +16,21 @@ from lab.rooms.nan.watch.guard.journal import Journal, named
 from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.reactions import Reactions
 from lab.rooms.nan.watch.guard.weights import Weights
+from lab.rooms.nan.watch.lane import Lane
 from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.recorder import RECOMPUTE
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
+from lab.rooms.nan.watch.template import Template
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
 from lab.rooms.nan.watch.watch import Watch
 
 SHARDED = ("FSDP", "tensor parallel")
 OUTSIDE = "the program itself calls it: the batch held it, or code between the model's modules made it"
+
+
+Plan = tuple[Template | None, Any]  # of equal forwards, and the plan of their borders
+UNPLANNED: Plan = None, None
 
 
 class Listener(Protocol):
@@ -64,15 +71,57 @@ class GuardedWatch(Watch):
         self._journal, self._borders, self._headroom = journal, borders, headroom
         self._listener = listener
         self._clean = passing.cleaning("forward") if passing is not None else lambda _: -1
+        self._whole = passing.whole("forward") if passing is not None else _unknown
+        self._plans: dict[str, Plan] = {}  # by phase
         # Each forward is counted when it ends: before the program can write to anything.
-        self._patient, self._looks, self._reacts = False, passing is not None, listener.reacts
+        self._patient, self._reacts = False, listener.reacts
 
     def meet_new_modules(self) -> None:
         super().meet_new_modules()
         self._journal.safely(self._listener.new_modules)
 
+    @passes_on
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._journal.within(self._listener.forward_begins, forward, module, args, kwargs)
+
+    @passes_on
+    def is_over(self, lane: Lane, at: int, output: Any) -> bool:
+        """Whether it equals the one before, all of it clean: there is nothing to read out or to explain."""
+        forward, events, step = lane.forward, lane.events, self._journal.step
+        template, plan = self._plans.get(forward.phase, UNPLANNED)
+        if (
+            template is None
+            or template is not self._templates.get(forward.phase)
+            or forward.saved is not None
+            or forward.failed
+            or forward._parts
+            or self._waiting
+            or (step not in self._headroom.calm and self._headroom.due(step))
+        ):
+            return False
+        end = len(events)
+        events += (~at, output, None)
+        tensors = template.matched(events)
+        left = self._whole(tensors, plan) if tensors is not None else None
+        if left is None:
+            del events[end:]
+            return False
+        for tensor, border in left:
+            self._journal.within(self._borders.hook, tensor, border)
+        lane.close()
+        self.forwards += 1
+        next(self._numbers)
+        self._journal.within(self._listener.forward_ends, forward)
+        return True
+
+    def _learn_plan(self, forward: Forward, batch: Batch) -> None:
+        """Forwards that equal this one may be over at once, if there is no more to note of each."""
+        template = self._templates.get(forward.phase)
+        if template is None or template.labels is not batch.labels or forward.phase == RECOMPUTE:
+            return
+        plan = self._borders.plan_of(batch.labels)
+        if plan is not None and template.shape is not None and not template.fp8 and not template.unseen:
+            self._plans[forward.phase] = template, plan
 
     def count_clean(self, tensors: list[Tensor]) -> int:
         return self._clean(tensors)
@@ -102,6 +151,7 @@ class GuardedWatch(Watch):
             given_out = [one for one, out in zip(batch.tensors, batch.outputs(), strict=True) if out]
             self._journal.safely(self._headroom.sample, "activation", given_out)
         self._journal.within(self._borders.attach, forward, batch)
+        self._learn_plan(forward, batch)
 
     def ends(self, forward: Forward) -> None:
         self._journal.within(self._listener.forward_ends, forward)
@@ -121,6 +171,10 @@ class GuardedWatch(Watch):
 
     def module_called(self, name: str) -> nn.Module | None:
         return self._modules[self._names.index(name)] if name in self._names else None
+
+
+def _unknown(*_: Any) -> None:
+    return None
 
 
 class BadForwards:

@@ -68,11 +68,11 @@ class Group:
 
 
 class _List:
-    """What one thread has taken and nobody has drained, and how many were drained."""
+    """What one thread has taken and nobody has drained, and how many it ever took."""
 
     def __init__(self) -> None:
         self.entries: list[Passed] = []
-        self.drained = 0
+        self.taken = 0
 
 
 class _Lists(threading.local):
@@ -104,6 +104,15 @@ class Collector:
         self._bytes = self._flushes = 0
         self._budget, self._asked = LEAST_BUDGET, -ASK_EVERY
         self.unread: dict[str, int] = {}  # why -> tensors
+        self.waits = False  # whether tensors may have been taken whose rows nobody has asked for
+
+    @passes_on
+    def add(self, passed: Passed) -> None:
+        """A tensor has passed in this thread."""
+        own = self.lists.own
+        own.entries.append(passed)
+        own.taken += 1
+        self.waits = True  # after it is there: `settled` takes this back before it looks
 
     @passes_on
     def take(self, stage: str, key: Any, tensor: Tensor, time: float = -1, *, stays: bool = False) -> None:
@@ -112,7 +121,7 @@ class Collector:
             version = tensor._version
         except RuntimeError:  # made in inference mode
             version = -1
-        self.lists.own.entries.append((stage, key, tensor, version, time))
+        self.add((stage, key, tensor, version, time))
         if self.weighs:
             self.weigh(tensor, stays)
 
@@ -125,43 +134,30 @@ class Collector:
         if self._bytes > self._budget or len(self.lists.own.entries) > MOST_HELD:
             self.flush()
 
-    @property
-    def waits(self) -> bool:
-        """Whether tensors were taken whose rows nobody has asked for."""
-        if self._groups or self._held:
-            return True
-        for one in self._every:  # noqa: SIM110 - asked several times in a step
-            if one.entries:
-                return True
-        return False
-
+    @passes_on
     def here(self) -> int:
         """How many tensors this thread has taken so far."""
-        own, counted = self.lists.own, 0
-        if self.passing is not None:
-            counted = self.passing.looks.passed(self.passing.address, False)
-        with self._lock:  # another thread may be draining it
-            return counted + own.drained + len(own.entries)
+        counted = self.passing.passed(False) if self.passing is not None else 0
+        return counted + self.lists.own.taken
 
+    @hidden
     def anywhere(self) -> int:
         """How many tensors all threads have taken so far."""
         counted = self.passing.passed(True) if self.passing is not None else 0
-        with self._lock:
-            return counted + sum(one.drained + len(one.entries) for one in self._every)
+        return counted + sum(one.taken for one in self._every)
 
+    @hidden
     def mark(self) -> None:
         """What was taken so far came before everything that the clock is asked for from now on."""
-        if not self.waits:
-            return
         with self._lock:
             for one in self._every:
                 if not one.entries:
                     continue
                 found = one.entries[:]
                 del one.entries[: len(found)]  # its own thread may have appended more meanwhile
-                one.drained += len(found)
                 self._held.append((self._journal.now(), found))
 
+    @hidden
     def flush(self) -> None:
         """Begin the count of everything held."""
         self.mark()
@@ -225,6 +221,7 @@ class Collector:
 
     def settled(self) -> list[tuple[list[Taken], np.ndarray]]:
         """(what was taken, rows) of all groups so far, after the wait; a row of -1: overwritten too early."""
+        self.waits = False
         self.flush()
         with self._lock:
             groups, self._groups = self._groups, []

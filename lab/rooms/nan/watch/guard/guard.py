@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ from lab.rooms.nan.watch.plain import is_unbuilt
 from lab.rooms.nan.watch.recorder import RECOMPUTE
 from lab.rooms.nan.watch.shared import after_update, backwards, before_update, rehooked
 from lab.rooms.nan.watch.steps import Step
-from lab.rooms.nan.watch.unseen_by_compile import hidden
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 WRITE_EVERY = 50  # updates between two records
 MOST_BORDERS = 20_000  # gradients at borders that are remembered within a step
@@ -107,6 +108,10 @@ class Guard:
         )
         self.reactions.watch = self.watch
         self._bad_forwards = BadForwards(self.watch, journal, self.weights, self.reactions, self.strategy)
+        self._usual: Callable[[Any], list[Tensor] | None] = lambda _: None
+        if passing is not None and not self.strategy.reduces:
+            known = self.weights.names, self.weights.versions_after, self.parameters.counted
+            self._usual = partial(passing.looks.usual, *known)
         self._handles: list[Any] = []
         self._updated_by: set[int] = set()  # the optimizers of the step that has just ended
         self._begun_at: dict[int, int] = {}  # optimizer -> the step in which its update began
@@ -295,39 +300,61 @@ class Guard:
         self.weights.learn_names()
         self.parameters.attach()
 
+    @passes_on
     def forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         forward.update = self.journal.step
         if forward.phase == RECOMPUTE:
             return
-        if self.borders.held > MOST_BORDERS:  # a program without an optimizer
-            self.settle()
+        if len(self.borders.entered) > MOST_BORDERS:  # a program without an optimizer
+            self._settle_safely()
             self.borders.step_ended()
         if not self._forward_since_update:
             self._forward_since_update = True
             self.parameters.forget()
         if self.scaling.scaler is not None and self.scaling.skipped_one():
             self._left_out()
-        if not before_update.exists and not self._is_updating() and self.weights.changed_without_hooks():
-            self._update_without_hooks()
+        if not before_update.exists:
+            self._look_for_update()
         if self.on_bad == "replay":
             forward.saved = self.reactions.save(module, args, kwargs)
 
+    @passes_on
     def forward_ends(self, forward: Forward) -> None:
-        self.collector.mark()
+        if self.collector.waits:
+            self.collector.mark()
         forward.time, forward.update = self.journal.now(), self.journal.step
         if self._unbuilt:
-            self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
-            self.parameters.attach()
+            self._hook_what_is_built()
+
+    @hidden
+    def _hook_what_is_built(self) -> None:
+        self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
+        self.parameters.attach()
 
     def forward_was_bad(self, step: Step, forward: Forward) -> None:
         self._bad_forwards.take(step, forward)
 
     # Updates
 
-    @hidden
+    @passes_on
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if self.journal.ended:
             return
+        parameters = self._usual(optimizer)
+        if parameters is None:
+            self._before_another(optimizer)
+            return
+        self.parameters.last = None
+        self._goes_on(optimizer)
+        self._begins_with = optimizer, parameters
+        if self.reacts:
+            self.react_if_bad()
+        elif self.collector.waits:
+            self._settle_safely()
+
+    @hidden
+    def _before_another(self, optimizer: Any) -> None:
+        """An update by an optimizer of any kind, of weights and gradients in any state."""
         parameters = parameters_of(optimizer)
         if self._is_ours(optimizer, parameters):
             self._goes_on(optimizer)
@@ -338,14 +365,20 @@ class Guard:
         else:
             self._begun_at.pop(id(optimizer), None)  # of one that is gone, by the same id
 
-    @hidden
+    @passes_on
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         if self.journal.ended:
             return
         of, parameters = self._begins_with
-        if of is not optimizer:
-            parameters = parameters_of(optimizer)
         self._begins_with = None, []
+        if of is optimizer:
+            self.journal.within(self._look_after_update, optimizer, parameters)
+        else:
+            self._after_another(optimizer)
+
+    @hidden
+    def _after_another(self, optimizer: Any) -> None:
+        parameters = parameters_of(optimizer)
         if id(optimizer) in self._begun_at or self._is_ours(optimizer, parameters):
             self.journal.within(self._look_after_update, optimizer, parameters)
 
@@ -356,6 +389,7 @@ class Guard:
                 return True
         return any(map(self.weights.is_one_of, parameters))
 
+    @passes_on
     def _goes_on(self, optimizer: Any) -> None:
         """Updates by several optimizers after one forward are one step."""
         if self._updated_by and not self._forward_since_update and id(optimizer) not in self._updated_by:
@@ -371,6 +405,7 @@ class Guard:
         if not self._on_gpu or self.reacts:
             self.settle()
 
+    @passes_on
     def _look_after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
         begun_at = self._begun_at.pop(id(optimizer), self.journal.step)
         if self.journal.step > begun_at and not self._forward_since_update:  # an optimizer in it has ended it
@@ -379,17 +414,12 @@ class Guard:
         if not before_update.exists:
             self.weights.note_versions()
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
-        self.settle()
+        if self.collector.waits:
+            self._settle_safely()
         if self.reacts:
             self.react_if_bad()
-        if self.headroom.has_points(self.passing, self.journal.step):
-            states = (one for _, one in state_tensors(optimizer) if one.dim())
-            self.journal.within(self.headroom.step_ends, self, states)
-        self._step_is_over()
-        if self.journal.step % WRITE_EVERY == 0:
-            self._write()
-
-    def _step_is_over(self) -> None:
+        if self.headroom.latest or self.journal.step not in self.headroom.calm:
+            self._note_magnitudes(optimizer)
         self.journal.step += 1
         self._forward_since_update = False
         self.scaling.stepped()
@@ -397,8 +427,25 @@ class Guard:
             self.reactions.forget()
         self.borders.step_ended()
         if self.journal.open:
-            self.reactions.keep()
+            self._keep()
+        if self.journal.step % WRITE_EVERY == 0:
+            self._write()
 
+    @hidden
+    def _note_magnitudes(self, optimizer: Any) -> None:
+        if self.headroom.has_points(self.passing, self.journal.step):
+            states = (one for _, one in state_tensors(optimizer) if one.dim())
+            self.journal.within(self.headroom.step_ends, self, states)
+
+    @hidden
+    def _settle_safely(self) -> None:
+        self.journal.within(self.settle)
+
+    @hidden
+    def _keep(self) -> None:
+        self.reactions.keep()
+
+    @hidden
     def _left_out(self) -> None:
         """The scaler left the last step out."""
         self.settle()
@@ -412,9 +459,14 @@ class Guard:
         """Whether an optimizer given runs this forward in its own step, and writes weights in between."""
         return any(getattr(one, "running", 0) for one in self._handles)
 
+    @hidden
+    def _look_for_update(self) -> None:
+        if not self._is_updating() and self.weights.changed_without_hooks():
+            self._update_without_hooks()
+
     def _update_without_hooks(self) -> None:
         """torch before 2.0: an update shows in the versions of the weights."""
-        self.weights.updated_by(self.weights.optimizers)
+        self.weights.updated_by(*self.weights.optimizers)
         self.weights.read()
         self.journal.step += 1
         self.scaling.stepped()
@@ -449,6 +501,7 @@ class Guard:
         self.journal.within(self.settle)
         self.reactions.before_update(self.journal.open.get(self.step))
 
+    @hidden
     def _write(self) -> None:
         """The record as it is now: a job that is killed loses little."""
         if self.out is not None and not self._writing:

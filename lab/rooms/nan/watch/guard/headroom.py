@@ -7,6 +7,7 @@ from the counts; the shares come from a sample every few steps. They are of the 
 from __future__ import annotations
 
 import math
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ class Headroom:
         self.peaks: dict[tuple[str, str], float] = {}
         self.shares: dict[tuple[str, str], list[Shares]] = {}
         self.sampled_at = -1  # step of the newest shares
-        self._now: dict[tuple[str, str], float] = defaultdict(float)
+        self.latest: dict[tuple[str, str], float] = defaultdict(float)  # magnitudes of this step
+        self.calm = range(0 if every else sys.maxsize)  # the coming steps in which nothing is due
         self._points: dict[tuple[str, str], deque[tuple[int, float]]] = defaultdict(
             lambda: deque(maxlen=KEPT)
         )
@@ -86,7 +88,7 @@ class Headroom:
         """A tensor of this stage and type passed, with this largest finite magnitude."""
         if stage in CLASS and largest > 0:
             key = CLASS[stage], dtype
-            self._now[key] = max(self._now[key], largest)
+            self.latest[key] = max(self.latest[key], largest)
 
     def met_all(self, of: Sequence[tuple[str, torch.dtype]], largest: np.ndarray) -> None:
         """Many tensors of these stages and types at once."""
@@ -110,10 +112,15 @@ class Headroom:
         if passing is not None:
             if self.magnitudes_due(step):
                 for stage, dtype, largest in passing.take_peaks():
-                    self.met(stage, dtype, largest)
+                    if stage in CLASS:  # as `met`, without another frame for each
+                        key = CLASS[stage], dtype
+                        self.latest[key] = max(self.latest[key], largest)
             elif self.every and (step + 1) % self._magnitudes_every == 0:
                 passing.forget_peaks()
-        return bool(self._now) or self.due(step)
+        if self.every and step > FIRST_STEPS:
+            every = self._magnitudes_every, self.every * SHARES
+            self.calm = range(step + 1, min(step + one - step % one for one in every) - 1)
+        return bool(self.latest) or self.due(step)
 
     def due(self, step: int) -> bool:
         """Whether shares are sampled in this step."""
@@ -132,10 +139,10 @@ class Headroom:
             self.sample("optimizer", states)
             self.sample("weight", guard.model.parameters())
             self.sample("gradient", (one.grad for one in guard.model.parameters() if one.grad is not None))
-        for key, largest in self._now.items():
+        for key, largest in self.latest.items():
             self.peaks[key] = max(self.peaks.get(key, 0.0), largest)
             self._points[key].append((guard.step, math.log2(largest)))
-        self._now.clear()
+        self.latest.clear()
 
     def sample(self, kind: str, tensors: Iterable[Tensor]) -> None:
         """Shares of a strided sample of each tensor."""

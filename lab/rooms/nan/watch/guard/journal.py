@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lab.rooms.nan.watch.guard.events import WORDS, Event, GuardStep
-from lab.rooms.nan.watch.unseen_by_compile import hidden
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError
 
 MOST_EVENTS = 24  # of one step; more are counted
@@ -72,8 +72,9 @@ class Journal:
         """Run it; a failure is a note, never an exception in the program. Reactions do pass."""
         return self.within(work, *args)
 
+    @passes_on
     def within(self, work: Callable[..., Any], *args: Any) -> Any:
-        """`safely`, in code that torch.compile cannot see already."""
+        """`safely`, where torch.compile is kept away already, or need not be."""
         try:
             return work(*args)
         except NonFiniteError:

@@ -42,12 +42,12 @@ class ParameterHooks:
         self._handles: list[Any] = []
         self._kept_nodes: list[Any] = []
         self._hooked: set[int] = set()
-        self._counted: dict[int, Identity] = {}  # weight -> its gradient that was counted last
+        self.counted: dict[int, Identity] = {}  # weight -> its gradient that was counted last
         passing = collector.passing
         self._hook_made = (
-            passing.accumulated(self._accumulated, self._counted) if passing else self._accumulated
+            passing.accumulated(self._accumulated, self.counted) if passing else self._accumulated
         )
-        self._last: tuple[Tensor, Tensor] | None = None  # the last weight whose gradient came, and that
+        self.last: tuple[Tensor, Tensor] | None = None  # the last weight whose gradient came, and that
         self._stay = True  # gradients stay where they accumulated: no update inside of backward frees them
 
     def attach(self) -> None:
@@ -63,10 +63,11 @@ class ParameterHooks:
         self._handles.clear()
         self._kept_nodes.clear()
 
+    @passes_on
     def forget(self) -> None:
         """A new step's first forward begins: no backward has touched the gradients that lie there."""
-        self._counted.clear()
-        self._last = None
+        self.counted.clear()
+        self.last = None
 
     def _hook(self, parameter: Tensor) -> None:
         register = getattr(parameter, "register_post_accumulate_grad_hook", None)
@@ -91,8 +92,8 @@ class ParameterHooks:
                 number = own = grad._version
             else:
                 number, own = _versions_of_other(grad)
-            collector.lists.own.entries.append((self.stage, key, grad, own, -1))
-            self._counted[key] = ref(grad), number, _address(grad)
+            collector.add((self.stage, key, grad, own, -1))
+            self.counted[key] = ref(grad), number, _address(grad)
             if collector.weighs:
                 self._weigh(parameter, grad)
             if self._reduces_at_once:
@@ -102,9 +103,9 @@ class ParameterHooks:
 
     @hidden
     def _weigh(self, parameter: Tensor, grad: Tensor) -> None:
-        if self._last is not None and self._last[0].grad is not self._last[1]:
+        if self.last is not None and self.last[0].grad is not self.last[1]:
             self._stay = False
-        self._last = parameter, grad
+        self.last = parameter, grad
         self._collector.weigh(grad, stays=self._stay)
 
     @hidden
@@ -113,26 +114,26 @@ class ParameterHooks:
 
     def before_update(self, parameters: list[Tensor]) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
-        self._last = None
+        self.last = None
         passing = self._collector.passing
         if (
             passing is not None
             and not self._strategy.reduces
-            and passing.looks.as_counted(parameters, self._counted)
+            and passing.looks.as_counted(parameters, self.counted)
         ):
             return
         used = [one for one in parameters if one.grad is not None]
         grads: list[Any] = [one.grad for one in used]
         now = [*zip(map(ref, grads), versions_of(grads), map(_address, grads), strict=True)]
-        if not self._strategy.reduces and now == [*map(self._counted.get, map(id, used))]:
+        if not self._strategy.reduces and now == [*map(self.counted.get, map(id, used))]:
             return
         for parameter, grad, seen in zip(used, grads, now, strict=True):
-            known = self._counted.get(id(parameter))
+            known = self.counted.get(id(parameter))
             if not self._weights.is_one_of(parameter) or (known == seen and not self._strategy.reduces):
                 continue
             stage = "after_reduce" if self._strategy.reduces else "clipped"
             self._collector.take(stage, id(parameter) if known else Unhooked(id(parameter)), grad)
-            self._counted[id(parameter)] = seen
+            self.counted[id(parameter)] = seen
             if id(parameter) not in self._hooked:
                 self.attach()
         self._collector.flush()

@@ -14,6 +14,7 @@ from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save
 from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.roles import Birth
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError
 
 MOST_STEPS = 64  # with something bad that are kept
@@ -46,12 +47,14 @@ class Reactions:
         self._reacted: set[int] = set()
         self._saved: list[Saved] = []
 
+    @hidden
     def save(self, module: nn.Module, args: Any, kwargs: Any) -> Saved:
         """What it takes to run this forward again, for as long as the step lasts."""
         saved = save(module, args, kwargs)
         self._saved = [*self._saved, saved][-MOST_SAVED:]
         return saved
 
+    @passes_on
     def forget(self) -> None:
         """The step is over: its weights are no longer those of its forwards."""
         self._saved.clear()

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+
 LEAST_SCALE = 1.0
 MOST_SKIPPED = 0.05
 ENOUGH_STEPS = 200
@@ -37,10 +39,12 @@ class Scaling:
         self.scaler, self._stepped = scaler, False
         self._states = getattr(scaler, "_per_optimizer_states", None)
 
+    @passes_on
     def stepped(self) -> None:
         """An optimizer made its update."""
         self._stepped = self._succeeded = True
 
+    @hidden
     def skipped_one(self) -> bool:
         """Whether `update` was called since the last look without an update of the weights.
 
@@ -79,6 +83,7 @@ class Scaling:
         return float(self.scaler.get_scale())
 
 
+@passes_on
 def scale_of(loss: Any) -> int:
     """The address of the one number that a loss was multiplied by last; 0 if that is not how it was made."""
     node = getattr(loss, "grad_fn", None)

@@ -21,7 +21,7 @@ Named = tuple[str, Tensor]
 State = tuple[int, str]  # the id of a weight, and what of it the optimizer keeps
 Label = TypeVar("Label")
 SMALL, KIND = 1 << 18, attrgetter("dtype", "device")
-SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+SQUARES = dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"), True)
 
 
 def state_tensors(optimizer: Any) -> Iterator[tuple[State, Tensor]]:

@@ -22,6 +22,7 @@ from lab.rooms.nan.watch.guard.events import WORDS, Event
 from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, owner
 from lab.rooms.nan.watch.guard.updates import (
+    SQUARES,
     Named,
     State,
     named_weights,
@@ -35,6 +36,7 @@ from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.shared import new_module
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 READ_FIRST, READ_EVERY = 8, 8  # updates
 UNEXPLAINED = "its settings do not explain it: other code may have written the weight, or its gradient"
@@ -66,11 +68,11 @@ class Weights:
         self.updates = self.reads = 0  # so far, and after how many of these weights were read
         self._counted_in = -1  # the step of the last of these
         self._since_read = 0  # updates
-        self._updated_by: list[Any] = []  # the optimizers of these
+        self._updated_by: dict[int, Any] = {}  # the optimizers of these, by id
         self._updated_at, self._updated_step = 0, 0  # when the last update ended, and in which step
         self._bad: set[str] = set()
         self._infinite_buffers: set[str] = set()  # from the start on: sentinels
-        self._versions_after: dict[int, int] = {}  # at the end of the last update
+        self.versions_after: dict[int, int] = {}  # at the end of the last update
         self._written_before_update: dict[int, int] = {}  # weight -> step in which other code wrote it
         self._versions = -1  # of all weights together, for torch before 2.0
 
@@ -86,8 +88,8 @@ class Weights:
 
     def begin(self, bad: Sequence[dict[str, Any]], sentinels: Iterable[str]) -> None:
         """The guard begins; these weights are bad already, and these buffers infinite."""
-        self._versions_after = {id(one): version(one) for one in self._model.parameters()}
-        self._versions = sum(self._versions_after.values())
+        self.versions_after.update({id(one): version(one) for one in self._model.parameters()})
+        self._versions = sum(self.versions_after.values())
         self._infinite_buffers = set(sentinels)
         for one in bad:
             self.was_bad(one["name"], one["nan"], one["posinf"] + one["neginf"], before=True)
@@ -99,39 +101,42 @@ class Weights:
 
     def before_update(self, parameters: list[Tensor]) -> None:
         """Notice what other code has written since the last update."""
-        if self._passing is not None and self._passing.looks.unwritten(parameters, self._versions_after):
+        if self._passing is not None and self._passing.looks.unwritten(parameters, self.versions_after):
             return
-        now, after = versions_of(parameters), self._versions_after
+        now, after = versions_of(parameters), self.versions_after
         if now == [*map(after.get, map(id, parameters))]:
             return
         for one, versions in zip(parameters, now, strict=True):
             if after.get(id(one), versions) != versions:
                 self._written_before_update.setdefault(id(one), self._journal.step)
 
+    @passes_on
     def after_update(self, optimizer: Any, parameters: list[Tensor]) -> None:
         """Read what it made if that is due, and remember what it left."""
         read_already = self._journal.step == self._counted_in and not self._since_read
-        self.updated_by((optimizer,))
+        self.updated_by(optimizer)
         if read_already or self.updates <= READ_FIRST or (self.updates - 1) % READ_EVERY == 0:
-            self._journal.within(self.read)
-        if self._passing is None or not self._passing.looks.note_versions(parameters, self._versions_after):
-            versions = versions_of(parameters)
-            self._versions_after.update(zip(map(id, parameters), versions, strict=True))
+            self._journal.safely(self.read)
+        if self._passing is None or not self._passing.looks.note_versions(parameters, self.versions_after):
+            self._note_versions(parameters)
 
-    def updated_by(self, optimizers: Sequence[Any]) -> None:
-        if self._journal.step != self._counted_in:  # several optimizers may update in one step
-            self._counted_in = self._journal.step
+    @hidden
+    def _note_versions(self, parameters: list[Tensor]) -> None:
+        versions = versions_of(parameters)
+        self.versions_after.update(zip(map(id, parameters), versions, strict=True))
+
+    @passes_on
+    def updated_by(self, *optimizers: Any) -> None:
+        step = self._updated_step = self._journal.step
+        if step != self._counted_in:  # several optimizers may update in one step
+            self._counted_in = step
             self.updates += 1
             self._since_read += 1
         elif not self._since_read:  # read after another optimizer of this step: once more after this one
             self._since_read, self.reads = 1, self.reads - 1
         for one in optimizers:
-            for other in self._updated_by:
-                if one is other:
-                    break
-            else:
-                self._updated_by.append(one)
-        self._updated_at, self._updated_step = self._journal.now(), self._journal.step
+            self._updated_by[id(one)] = one
+        self._updated_at = self._journal.now()
 
     def note_versions(self) -> None:
         self._versions = sum(map(version, self._model.parameters()))
@@ -165,34 +170,33 @@ class Weights:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
             self._updated_at, self._updated_step = self._journal.now(), self._journal.step
-        states = [one for by in self._updated_by for one in state_tensors(by)]
-        weights = named_weights(self._walk())
-        states_clean = self._are_clean("opt_state", states)  # which counts them as seen
-        if not states_clean or not self._are_clean("weights_after", weights):
-            states, weights = parts_of(states), parts_of(weights)
-            self._journal.seen["opt_state"] += 0 if states_clean else len(states)
-            self._journal.seen["weights_after"] += len(weights)
-            rows = quiet(self._count, [one for _, one in (*states, *weights)])
-            for stage, of, some in (
-                ("opt_state", states, rows[: len(states)]),
-                ("weights_after", weights, rows[len(states) :]),
-            ):
-                self._headroom.met_tensors(stage, [one.dtype for _, one in of], some[:, 4])
-            if (rows[:, :3] > 0).any():
-                self._judge_states(states, rows)
-                self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
-        if late >= 0 or not self._on_gpu:
-            for label in negative_squares(states, self._passing):
-                name = state_name(label, self.names)
-                self._event("opt_state", name, None, None, why="a sum of squares is below zero")
+        by, modules = self._updated_by.values(), [*self._walk()]
+        if self._passing is None or not self._passing.sound(SQUARES, by, modules):
+            self._read(late, buffers)
         self.reads += self._since_read > 0
         self._since_read = 0
         self._updated_by.clear()
         self._written_before_update.clear()
 
-    def _are_clean(self, stage: str, named: Sequence[tuple[Any, Tensor]]) -> bool:
-        """Whether one look in C is enough, which keeps their largest magnitudes."""
-        return self._passing is not None and self._passing.clean(stage, [one for _, one in named]) >= 0
+    def _read(self, late: float, buffers: bool) -> None:
+        states = [one for by in self._updated_by.values() for one in state_tensors(by)]
+        weights = named_weights(self._walk())
+        states, weights = parts_of(states), parts_of(weights)
+        self._journal.seen["opt_state"] += len(states)
+        self._journal.seen["weights_after"] += len(weights)
+        rows = quiet(self._count, [one for _, one in (*states, *weights)])
+        for stage, of, some in (
+            ("opt_state", states, rows[: len(states)]),
+            ("weights_after", weights, rows[len(states) :]),
+        ):
+            self._headroom.met_tensors(stage, [one.dtype for _, one in of], some[:, 4])
+        if (rows[:, :3] > 0).any():
+            self._judge_states(states, rows)
+            self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
+        if late >= 0 or not self._on_gpu:
+            for label in negative_squares(states, self._passing):
+                name = state_name(label, self.names)
+                self._event("opt_state", name, None, None, why="a sum of squares is below zero")
 
     def _walk(self) -> Sequence[tuple[str, nn.Module]]:
         """All modules; those of last time if torch would have said that one came."""
@@ -276,7 +280,7 @@ class Weights:
 
     def _why(self, name: str) -> str:
         parameter = self._parameter(name)
-        found = (why_not_finite(one, parameter) for one in (*self._updated_by, *self.optimizers))
+        found = (why_not_finite(one, parameter) for one in (*self._updated_by.values(), *self.optimizers))
         return next((why for why in found if why), "")
 
     def was_bad(self, name: str, nan: float, inf: float, *, before: bool, moment: float = 0) -> None:
@@ -302,7 +306,7 @@ class Weights:
         tensor = self._parameter(name)
         if tensor is None:
             return False
-        return self._versions_after.get(id(tensor), version(tensor)) != version(tensor)
+        return self.versions_after.get(id(tensor), version(tensor)) != version(tensor)
 
     def has_hooks(self, name: str) -> bool:
         """Whether the program has put a hook on this weight's gradient."""

@@ -30,12 +30,12 @@ extern PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...), *PyObject_GetAtt
 extern PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
 extern PyObject *PyObject_Type(PyObject *), *PyTuple_GetItem(PyObject *, Size), *PyTuple_New(Size);
 extern PyObject *PyUnicode_InternFromString(const char *), *PyWeakref_NewRef(PyObject *, PyObject *);
-extern PyObject *PyDict_GetItemWithError(PyObject *, PyObject *);
+extern PyObject *PyDict_GetItemWithError(PyObject *, PyObject *), *PyDict_New(void);
 extern Size PyDict_Size(PyObject *), PyList_Size(PyObject *), PyTuple_Size(PyObject *);
 extern double PyFloat_AsDouble(PyObject *);
 extern int PyDict_Next(PyObject *, Size *, PyObject **, PyObject **), PyDict_SetItem(PyObject *, PyObject *, PyObject *);
 extern int PyList_Append(PyObject *, PyObject *), PyList_SetItem(PyObject *, Size, PyObject *);
-extern int PyObject_IsTrue(PyObject *), PyObject_RichCompareBool(PyObject *, PyObject *, int);
+extern int PyObject_IsInstance(PyObject *, PyObject *), PyObject_IsTrue(PyObject *), PyObject_RichCompareBool(PyObject *, PyObject *, int);
 extern int PyTuple_SetItem(PyObject *, Size, PyObject *);
 extern long long PyLong_AsLongLong(PyObject *);
 extern unsigned long PyThread_get_thread_ident(void);
@@ -58,8 +58,11 @@ typedef struct {
     uint64_t byte_offset;
 } DLTensor;
 #define ON_CPU 1
+#define CODE_INT 0
+#define CODE_UINT 1
 #define CODE_FLOAT 2
 #define CODE_BFLOAT 4
+#define CODE_BOOL 6
 
 #define FORMATS 4        /* half, bfloat16, float, double: as counts.c has them */
 #define LOW (1ULL << 40) /* below it lie the heaps of some Pythons, and what was freed: at its offset from 0 */
@@ -75,12 +78,13 @@ typedef struct {
 typedef int64_t (*Count)(int64_t, const uint64_t *, const int64_t *, int, int, double *);
 static Count count_tensors;
 static int (*dltensor)(void *, DLTensor *);
-static PyObject *tensor_type, *parameter_type, *dtypes[FORMATS], *numel, *data_ptr, *is_contiguous, *detach, *contiguous;
-static PyObject *storage_offset;
-enum { QUESTIONS, OPERATORS, TRANSFORMS, ALL };
-static PyObject *modes[ALL]; /* what tells whether a program has switched on what sees these */
-static PyObject *name_version, *name_dtype, *name_is_cpu, *name_is_nested, *name_grad;
-static PyObject *name_grad_fn, *name_output_nr, *name_hooks, *name_register;
+static PyObject *tensor_type, *parameter_type, *list_type, *dict_type, *filled_type, *bool_type, *dtypes[FORMATS];
+static PyObject *numel, *data_ptr, *is_contiguous, *detach, *contiguous, *storage_offset, *current_task, *current_node;
+enum { QUESTIONS, OPERATORS, TRANSFORMS, ALL, TRACE = ALL, INFERENCE, STATES };
+static PyObject *modes[STATES]; /* what tells whether a program has switched on what sees these, or is in such a state */
+static PyObject *name_version, *name_dtype, *name_is_cpu, *name_is_nested, *name_grad, *name_compiling, *name_initialized;
+static PyObject *name_grad_fn, *name_output_nr, *name_hooks, *name_share, *name_register, *name_groups, *name_params;
+static PyObject *name_parameters, *name_buffers;
 
 typedef struct {
     uint64_t address;
@@ -105,11 +109,17 @@ static int truth_of(PyObject *found)
     return true_;
 }
 
+static PyObject *type_of(PyObject *object)
+{
+    PyObject *type = PyObject_Type(object);
+    Py_DecRef(type); /* the object keeps it */
+    return type;
+}
+
 /* Whether it is exactly a torch.Tensor or a Parameter. */
 static int is_ordinary(PyObject *tensor)
 {
-    PyObject *type = PyObject_Type(tensor);
-    Py_DecRef(type); /* the object keeps it */
+    PyObject *type = type_of(tensor);
     return type == tensor_type || type == parameter_type;
 }
 
@@ -163,14 +173,14 @@ static int is_held(PyObject *tensor, const Memory *about)
            about->address != (uint64_t)offset * bytes[about->format];
 }
 
-/* Whether the program has switched nothing on of these: what sees questions, or operators, or what wraps tensors. */
+/* Whether the program has switched on nothing of what `modes` ask for. */
 static int is_quiet(int from, int to)
 {
     for (int at = from; at < to; at++) {
         if (modes[at] == NONE)
             continue;
         PyObject *found = PyObject_CallFunctionObjArgs(modes[at], NULL);
-        int on = !found ? 1 : at == TRANSFORMS ? found != NONE : PyObject_IsTrue(found) != 0;
+        int on = !found || PyObject_IsTrue(found) != 0;
         if (found)
             Py_DecRef(found);
         if (on) {
@@ -245,6 +255,14 @@ static int note_passed(int64_t *memory)
     return 0;
 }
 
+static int is_unwritten(PyObject *given)
+{
+    int64_t version;
+    if (given == NONE || type_of(given) == bool_type)
+        return 1;
+    return is_ordinary(given) && version_of(given, &version) && !version;
+}
+
 static PyObject *call_slow(PyObject *own, Size at, PyObject *value)
 {
     PyErr_Clear();
@@ -311,49 +329,89 @@ static PyObject *accumulated(PyObject *own, PyObject *parameter)
     return done ? nothing() : call_slow(own, 2, parameter);
 }
 
+/* Whether a gradient is clean, and so has passed. */
+static int passes_in(int64_t *memory, int64_t stage, PyObject *grad)
+{
+    uint64_t address;
+    return !memory[OFF] && is_quiet(QUESTIONS, OPERATORS) && note_passed(memory) && is_clean(memory, stage, grad, &address);
+}
+
 /* own: (memory, stage, slow). A gradient enters what a module put out. */
 static PyObject *entered(PyObject *own, PyObject *grad)
 {
-    int64_t *memory = memory_in(own);
-    uint64_t address;
-    if (grad == NONE)
+    if (grad == NONE || passes_in(memory_in(own), stage_in(own), grad))
         return nothing();
-    if (memory[OFF] || !is_quiet(QUESTIONS, OPERATORS) || !note_passed(memory) || !is_clean(memory, stage_in(own), grad, &address))
-        return call_slow(own, 2, grad);
+    return call_slow(own, 2, grad);
+}
+
+/* own: (memory, stage, slow, border, entered: list). Gradients enter a node; the first enters what the model gave out. */
+static PyObject *began(PyObject *own, PyObject *grads)
+{
+    PyObject *grad = PyTuple_GetItem(grads, 0), *border = PyTuple_GetItem(own, 3);
+    if (!grad || grad == NONE || !passes_in(memory_in(own), stage_in(own), grad))
+        return call_slow(own, 2, grads);
+    PyObject *node = PyObject_CallFunctionObjArgs(current_node, NULL), *pair = node ? PyTuple_New(2) : NULL;
+    if (!pair)
+        return call_slow(own, 2, grads);
+    Py_IncRef(border);
+    PyTuple_SetItem(pair, 0, border), PyTuple_SetItem(pair, 1, node);
+    PyList_Append(PyTuple_GetItem(own, 4), pair);
+    Py_DecRef(pair);
     return nothing();
 }
 
-/* (memory, stage, gradient): whether it is clean, and so has passed. */
+/* (memory, stage, gradient): `passes_in`. */
 static PyObject *passes(PyObject *module, PyObject *args)
 {
-    int64_t *memory = memory_in(args);
-    uint64_t address;
-    int clean = !memory[OFF] && is_quiet(QUESTIONS, OPERATORS) && note_passed(memory) &&
-                is_clean(memory, stage_in(args), PyTuple_GetItem(args, 2), &address);
+    int passed = passes_in(memory_in(args), stage_in(args), PyTuple_GetItem(args, 2));
     PyErr_Clear();
-    return PyLong_FromLongLong(clean);
+    return PyLong_FromLongLong(passed);
 }
 
-/* (memory, stage, tensors: list): how many have ever been written; -1 if something is bad or not certain. */
-static PyObject *clean(PyObject *module, PyObject *args)
+/* How many of these have ever been written; -1 if something is bad or not certain. */
+static int64_t written_of(int64_t *memory, int64_t stage, PyObject *tensors)
 {
-    int64_t *memory = memory_in(args), stage = stage_in(args), written = 0, version;
+    int64_t written = 0, version, seen = memory[SEEN + stage];
     uint64_t address;
-    PyObject *tensors = PyTuple_GetItem(args, 2);
     Size count = PyList_Size(tensors);
-    int64_t seen = memory[SEEN + stage];
     if (!is_quiet(QUESTIONS, ALL))
-        return PyLong_FromLongLong(-1);
+        return -1;
     for (Size at = 0; at < count; at++) {
         PyObject *one = PyList_GetItem(tensors, at);
         if (!one || !is_clean(memory, stage, one, &address) || !version_of(one, &version)) {
             PyErr_Clear();
             memory[SEEN + stage] = seen; /* the caller counts them all */
-            return PyLong_FromLongLong(-1);
+            return -1;
         }
         written += version != 0;
     }
-    return PyLong_FromLongLong(written);
+    return written;
+}
+
+/* (memory, stage, tensors: list): `written_of`. */
+static PyObject *clean(PyObject *module, PyObject *args)
+{
+    return PyLong_FromLongLong(written_of(memory_in(args), stage_in(args), PyTuple_GetItem(args, 2)));
+}
+
+/* (torch.compiler, torch.cuda, args, kwargs): whether a forward begins in which nothing is special: no compiler, trace,
+ * capture, backward, transform or inference mode sees it, and what it is given is truth, None and tensors that were never
+ * written. */
+static PyObject *calm(PyObject *module, PyObject *given)
+{
+    PyObject *args = PyTuple_GetItem(given, 2), *kwargs = PyTuple_GetItem(given, 3), *name, *value;
+    Size at = 0, count = PyTuple_Size(args);
+    int64_t task = 0;
+    int is_calm = is_quiet(QUESTIONS, ALL) && is_quiet(TRACE, STATES) &&
+                  number_of(PyObject_CallFunctionObjArgs(current_task, NULL), &task) && task == -1 &&
+                  !truth_of(PyObject_GetAttr(PyTuple_GetItem(given, 0), name_compiling)) &&
+                  !truth_of(PyObject_GetAttr(PyTuple_GetItem(given, 1), name_initialized));
+    for (; is_calm && at < count; at++)
+        is_calm = is_unwritten(PyTuple_GetItem(args, at));
+    for (at = 0; is_calm && PyDict_Next(kwargs, &at, &name, &value);)
+        is_calm = is_unwritten(value);
+    PyErr_Clear();
+    return PyLong_FromLongLong(is_calm);
 }
 
 /* (memory, whether of all threads): how many tensors have passed. */
@@ -379,18 +437,24 @@ static int is_known(PyObject *grad, PyObject *known)
            PyLong_AsLongLong(PyTuple_GetItem(known, 2)) == (long long)about.address;
 }
 
+/* Whether a parameter has no gradient, or the one that was counted, as it was then. */
+static int has_known(PyObject *parameter, PyObject *counted)
+{
+    PyObject *grad = PyObject_GetAttr(parameter, name_grad);
+    int known = grad && (grad == NONE || is_known(grad, known_of(counted, parameter)));
+    if (grad)
+        Py_DecRef(grad);
+    return known;
+}
+
 /* (parameters: list, counted): whether each one's gradient is the one that was counted, as it was then. */
 static PyObject *as_counted(PyObject *module, PyObject *args)
 {
     PyObject *parameters = PyTuple_GetItem(args, 0), *counted = PyTuple_GetItem(args, 1);
     Size count = PyList_Size(parameters);
     int same = is_quiet(QUESTIONS, OPERATORS);
-    for (Size at = 0; same && at < count; at++) {
-        PyObject *parameter = PyList_GetItem(parameters, at), *grad = PyObject_GetAttr(parameter, name_grad);
-        same = grad && (grad == NONE || is_known(grad, known_of(counted, parameter)));
-        if (grad)
-            Py_DecRef(grad);
-    }
+    for (Size at = 0; same && at < count; at++)
+        same = has_known(PyList_GetItem(parameters, at), counted);
     PyErr_Clear();
     return PyLong_FromLongLong(same);
 }
@@ -427,11 +491,42 @@ static PyObject *unwritten(PyObject *module, PyObject *args) { return of_version
 /* Notes each one's; whether all are there. */
 static PyObject *note_versions(PyObject *module, PyObject *args) { return of_versions(args, note); }
 
-/* (tensors: list, plan: list of (place, border, carrier of its hook or None)): those entries whose tensors' nodes have
- * not got the carrier's hook. */
-static PyObject *carried(PyObject *module, PyObject *args)
+/* (names, versions, counted, optimizer): all parameters of an optimizer as a list, if one of them has a name, none was
+ * written since its version was noted, and each one's gradient is the one that was counted; None if not, or not certain. */
+static PyObject *usual(PyObject *module, PyObject *args)
 {
-    PyObject *tensors = PyTuple_GetItem(args, 0), *plan = PyTuple_GetItem(args, 1);
+    PyObject *names = PyTuple_GetItem(args, 0), *versions = PyTuple_GetItem(args, 1);
+    PyObject *counted = PyTuple_GetItem(args, 2), *optimizer = PyTuple_GetItem(args, 3);
+    PyObject *groups = is_quiet(QUESTIONS, OPERATORS) ? PyObject_GetAttr(optimizer, name_groups) : NULL;
+    PyObject *found = PyList_New(0);
+    int as_usual = found && groups && type_of(groups) == list_type, ours = 0;
+    for (Size group = 0; as_usual && group < PyList_Size(groups); group++) {
+        PyObject *one = PyList_GetItem(groups, group);
+        PyObject *some = type_of(one) == dict_type ? PyDict_GetItemWithError(one, name_params) : NULL;
+        as_usual = some && type_of(some) == list_type;
+        for (Size at = 0; as_usual && at < PyList_Size(some); at++) {
+            PyObject *parameter = PyList_GetItem(some, at);
+            int64_t version;
+            as_usual = is_ordinary(parameter) && version_of(parameter, &version) &&
+                       is_noted(versions, parameter, version) && has_known(parameter, counted) &&
+                       !PyList_Append(found, parameter);
+            ours = ours || (as_usual && known_of(names, parameter));
+        }
+    }
+    if (groups)
+        Py_DecRef(groups);
+    PyErr_Clear();
+    if (as_usual && ours)
+        return found;
+    if (found)
+        Py_DecRef(found);
+    return nothing();
+}
+
+/* plan: list of (place, border, carrier or None). A carrier is a tensor, whose dict of hooks the node of the tensor at
+ * that place shares, or a hook for the node itself. The (tensor, border) that got none. */
+static PyObject *left_by(PyObject *tensors, PyObject *plan)
+{
     Size count = PyList_Size(plan);
     PyObject *left = PyList_New(0);
     int quiet = is_quiet(QUESTIONS, OPERATORS);
@@ -444,10 +539,14 @@ static PyObject *carried(PyObject *module, PyObject *args)
         if (node && node != NONE && carrier != NONE &&
             number_of(PyObject_GetAttr(tensor, name_output_nr), &number) && !number &&
             (own = PyObject_GetAttr(tensor, name_hooks)) == NONE)
-            done = PyObject_CallMethodObjArgs(node, name_register, carrier, NULL);
+            done = PyObject_CallMethodObjArgs(node, is_ordinary(carrier) ? name_share : name_register, carrier, NULL);
         if (node != NONE && !done) {
+            PyObject *pair = PyTuple_New(2), *border = PyTuple_GetItem(one, 1);
             PyErr_Clear();
-            PyList_Append(left, one);
+            Py_IncRef(tensor), Py_IncRef(border);
+            PyTuple_SetItem(pair, 0, tensor), PyTuple_SetItem(pair, 1, border);
+            PyList_Append(left, pair);
+            Py_DecRef(pair);
         }
         if (own)
             Py_DecRef(own);
@@ -457,6 +556,20 @@ static PyObject *carried(PyObject *module, PyObject *args)
             Py_DecRef(node);
     }
     return left;
+}
+
+/* (memory, stage, tensors: list, plan): what is `left_by` the plan, if all are clean and none was ever written; else None. */
+static PyObject *whole(PyObject *module, PyObject *args)
+{
+    PyObject *tensors = PyTuple_GetItem(args, 2);
+    PyObject *left = written_of(memory_in(args), stage_in(args), tensors) ? NULL : left_by(tensors, PyTuple_GetItem(args, 3));
+    return left ? left : nothing();
+}
+
+/* (tensors: list, plan): `left_by`. */
+static PyObject *carried(PyObject *module, PyObject *args)
+{
+    return left_by(PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1));
 }
 
 /* Whether a number below zero is among these; minus zero is none, NaN may be. */
@@ -514,6 +627,87 @@ static PyObject *none_below_zero(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(none);
 }
 
+/* Whether a tensor holds whole numbers or flags, which are never bad. 0 too if that cannot be told. */
+static int is_whole(PyObject *tensor)
+{
+    DLTensor about;
+    return dltensor && !dltensor(tensor, &about) && about.lanes == 1 &&
+           (about.code == CODE_INT || about.code == CODE_UINT || about.code == CODE_BOOL);
+}
+
+/* Whether all tensors of a dict are surely finite, and those below zero at none of the names in `squares` (or NULL).
+ * met: ids of those that were looked at already, or NULL. While large ones are read other threads run, which may write to
+ * the dict. */
+static int is_sound(int64_t *memory, int64_t stage, PyObject *held, PyObject *squares, PyObject *met)
+{
+    PyObject *name, *value;
+    int sound = type_of(held) == dict_type;
+    Size count = sound ? PyDict_Size(held) : 0, at = 0, looked = 0;
+    for (uint64_t address; sound && PyDict_Next(held, &at, &name, &value); looked++) {
+        if (!is_ordinary(value)) { /* what is no tensor is not read */
+            sound = PyObject_IsInstance(value, tensor_type) == 0;
+            continue;
+        }
+        if (met && known_of(met, value))
+            continue;
+        int is_square = squares && PyDict_GetItemWithError(squares, name);
+        Py_IncRef(value);
+        sound = (is_clean(memory, stage, value, &address) || is_whole(value)) && !(is_square && is_below_zero(value));
+        if (sound && met)
+            sound = put(met, value, nothing());
+        Py_DecRef(value);
+    }
+    return sound && looked == count && PyDict_Size(held) == count;
+}
+
+static int are_states_sound(int64_t *memory, int64_t stage, PyObject *states, PyObject *squares)
+{
+    PyObject *key, *kept;
+    int sound = 1;
+    for (Size at = 0; sound && at < PyList_Size(states); at++) {
+        PyObject *state = PyList_GetItem(states, at), *type = type_of(state);
+        sound = type == dict_type || type == filled_type;
+        Size count = sound ? PyDict_Size(state) : 0, of = 0, looked = 0;
+        for (; sound && PyDict_Next(state, &of, &key, &kept); looked++) {
+            Py_IncRef(kept);
+            sound = is_sound(memory, stage, kept, squares, NULL);
+            Py_DecRef(kept);
+        }
+        sound = sound && looked == count && PyDict_Size(state) == count;
+    }
+    return sound;
+}
+
+static int are_weights_sound(int64_t *memory, int64_t stage, PyObject *modules)
+{
+    PyObject *met = PyDict_New();
+    int sound = met != NULL;
+    for (Size at = 0; sound && at < 2 * PyList_Size(modules); at++) {
+        PyObject *module = PyTuple_GetItem(PyList_GetItem(modules, at / 2), 1);
+        PyObject *held = PyObject_GetAttr(module, at % 2 ? name_buffers : name_parameters);
+        sound = held && is_sound(memory, stage, held, NULL, met);
+        if (held)
+            Py_DecRef(held);
+    }
+    if (met)
+        Py_DecRef(met);
+    return sound;
+}
+
+/* (memory, first stage of two, states: list of optimizers' dicts, squares: dict by name, modules: list of (name, module)):
+ * whether all that optimizers keep and modules hold is surely finite, and no square below zero. */
+static PyObject *sound(PyObject *module, PyObject *args)
+{
+    int64_t *memory = memory_in(args), stage = stage_in(args), seen[] = {memory[SEEN + stage], memory[SEEN + stage + 1]};
+    int all = is_quiet(QUESTIONS, ALL) &&
+              are_states_sound(memory, stage, PyTuple_GetItem(args, 2), PyTuple_GetItem(args, 3)) &&
+              are_weights_sound(memory, stage + 1, PyTuple_GetItem(args, 4));
+    if (!all)
+        memcpy(&memory[SEEN + stage], seen, sizeof seen); /* the caller counts them all */
+    PyErr_Clear();
+    return PyLong_FromLongLong(all);
+}
+
 /* The shape of a value in a forward's events: a tuple that begins with its kind and the type of the value. */
 enum { ANY, TENSOR, AGAIN, FLOAT, OTHER, ROW, MAPPING };
 typedef struct {
@@ -561,9 +755,7 @@ static int fits(PyObject *value, PyObject *shape, Places *places)
     int kind = (int)PyLong_AsLongLong(PyTuple_GetItem(shape, 0));
     if (kind == AGAIN)
         return places->slots[slot_in(shape)] == value;
-    PyObject *type = PyObject_Type(value);
-    Py_DecRef(type); /* the value keeps it */
-    if (type != PyTuple_GetItem(shape, 1))
+    if (type_of(value) != PyTuple_GetItem(shape, 1))
         return 0;
     Size slot = slot_in(shape);
     if (slot >= 0)
@@ -636,6 +828,7 @@ static PyObject *matched(PyObject *module, PyObject *args)
 static PyMethodDef hooks[] = {
     {"accumulated", accumulated, METH_O, 0},
     {"entered", entered, METH_O, 0},
+    {"began", began, METH_O, 0},
 };
 static PyMethodDef looks[] = {
     {"clean", clean, METH_VARARGS, 0},
@@ -647,6 +840,10 @@ static PyMethodDef looks[] = {
     {"none_below_zero", none_below_zero, METH_VARARGS, 0},
     {"carried", carried, METH_VARARGS, 0},
     {"passes", passes, METH_VARARGS, 0},
+    {"usual", usual, METH_VARARGS, 0},
+    {"whole", whole, METH_VARARGS, 0},
+    {"calm", calm, METH_VARARGS, 0},
+    {"sound", sound, METH_VARARGS, 0},
 };
 
 /* A function that is hook `which`; `own` is the tuple that it is called with. */
@@ -654,11 +851,14 @@ PyObject *passing_hook(Size which, PyObject *own) { return PyCFunction_NewEx(&ho
 
 PyObject *passing_look(Size which) { return PyCFunction_NewEx(&looks[which], NULL, NULL); }
 
-/* known: (Tensor, Parameter, 4 dtypes, 5 methods of Tensor, 3 questions or None). Once. */
+/* known: (Tensor, Parameter, list, dict, defaultdict, bool, 4 dtypes, 6 methods of Tensor, 7 questions or None).
+ * Once. */
 void passing_begin(PyObject *known, void *counting, void *exchange)
 {
-    PyObject **places[] = {&tensor_type, &parameter_type, &dtypes[0],     &dtypes[1], &dtypes[2],  &dtypes[3], &numel,
-                           &data_ptr,    &is_contiguous,  &detach,        &contiguous, &storage_offset, &modes[0], &modes[1],  &modes[2]};
+    PyObject **places[] = {&tensor_type, &parameter_type, &list_type, &dict_type, &filled_type, &bool_type, &dtypes[0],
+                           &dtypes[1],   &dtypes[2],      &dtypes[3], &numel,         &data_ptr,     &is_contiguous,
+                           &detach,      &contiguous,     &storage_offset,    &modes[TRANSFORMS], &modes[QUESTIONS],
+                           &modes[OPERATORS], &modes[TRACE], &modes[INFERENCE], &current_task, &current_node};
     Py_IncRef(known);
     for (Size at = 0; at < (Size)(sizeof places / sizeof *places); at++)
         *places[at] = PyTuple_GetItem(known, at);
@@ -669,8 +869,15 @@ void passing_begin(PyObject *known, void *counting, void *exchange)
     name_grad_fn = PyUnicode_InternFromString("grad_fn");
     name_output_nr = PyUnicode_InternFromString("output_nr");
     name_hooks = PyUnicode_InternFromString("_backward_hooks");
-    name_register = PyUnicode_InternFromString("_register_hook_dict");
+    name_share = PyUnicode_InternFromString("_register_hook_dict");
+    name_register = PyUnicode_InternFromString("register_prehook");
     name_grad = PyUnicode_InternFromString("grad");
+    name_parameters = PyUnicode_InternFromString("_parameters");
+    name_buffers = PyUnicode_InternFromString("_buffers");
+    name_compiling = PyUnicode_InternFromString("_is_compiling_flag");
+    name_initialized = PyUnicode_InternFromString("_initialized");
+    name_groups = PyUnicode_InternFromString("param_groups");
+    name_params = PyUnicode_InternFromString("params");
     count_tensors = (Count)counting;
     dltensor = (int (*)(void *, DLTensor *))exchange;
 }

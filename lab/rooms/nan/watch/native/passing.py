@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -16,15 +17,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch import plain
 from lab.rooms.nan.watch.native.find import library, passing_library
+from lab.rooms.nan.watch.plain import in_transform
 
 # As passing.c has them.
 OFF, SEEN, PEAKS, THREADS, MOST_THREADS = 0, 1, 16, 64, 32
 STAGES = ("forward", "act_grads", "param_grads", "loss", "opt_state", "weights_after")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NAMES = tuple(str(one).removeprefix("torch.") for one in DTYPES)
+PLACES = [(stage, name) for stage in STAGES for name in NAMES]  # of the peaks
 METHODS = ("numel", "data_ptr", "is_contiguous", "detach", "contiguous", "storage_offset")
+QUESTIONS = (
+    "_len_torch_function_stack",
+    "_len_torch_dispatch_stack",
+    "_get_tracing_state",
+    "is_inference_mode_enabled",
+    "_current_graph_task_id",
+    "_current_autograd_node",
+)
 _EXCHANGE_API = b"dlpack_exchange_api"
 
 Hook = Callable[[Any], None]
@@ -35,7 +45,7 @@ class Looks:
 
     def __init__(self, loaded: ctypes.PyDLL) -> None:
         self._hook = loaded.passing_hook
-        looks = [loaded.passing_look(which) for which in range(9)]
+        looks = [loaded.passing_look(which) for which in range(13)]
         # (memory, stage, tensors) -> how many were ever written; -1 if something is bad or not certain
         self.clean: Callable[[int, int, list[Tensor]], int] = looks[0]
         # (parameters, counted) -> whether each one's gradient is the one that was counted, as it was then
@@ -49,10 +59,22 @@ class Looks:
         self.note_versions: Callable[[list[Tensor], dict[int, int]], int] = looks[5]
         # (tensors) -> whether surely no number of these is below zero
         self.none_below_zero: Callable[[list[Tensor]], int] = looks[6]
-        # (tensors, plan of borders) -> the entries whose nodes have got no hook from their carrier
-        self.carried: Callable[[list[Tensor], list[Any]], list[Any]] = looks[7]
+        # (tensors, plan of borders) -> (tensor, border) whose node has got no hook from its carrier
+        self.carried: Callable[[list[Tensor], list[Any]], list[tuple[Tensor, Any]]] = looks[7]
         # (memory, stage, gradient) -> whether it is clean, and so has passed
         self.passes: Callable[[int, int, Tensor], int] = looks[8]
+        # (names, versions, counted, optimizer) -> its parameters if one has a name, none was written since
+        # its version was noted, and each gradient is the one that was counted; else None
+        self.usual: Callable[..., list[Tensor] | None] = looks[9]
+        # (memory, stage, tensors, plan) -> as `carried` if all are clean and none was ever written, else None
+        self.whole: Callable[..., list[tuple[Tensor, Any]] | None] = looks[10]
+        # (args, kwargs) -> whether nothing is special about a forward that begins
+        around = getattr(torch, "compiler", None), torch.cuda
+        self.calm: Callable[[tuple[Any, ...], dict[str, Any]], int] = partial(looks[11], *around)
+
+        # (memory, first stage of two, states of optimizers, squares, named modules) -> whether all that they
+        # keep and hold is surely finite, and no square below zero
+        self.sound: Callable[..., int] = looks[12]
 
     def hook(self, which: int, *own: Any) -> Hook:
         made: Hook = self._hook(which, own)
@@ -73,12 +95,9 @@ def looks() -> Looks | None:
     locked.passing_look.argtypes = [ctypes.c_ssize_t]
     locked.passing_begin.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
     methods = (getattr(Tensor, name) for name in METHODS)
-    questions = (
-        getattr(torch._C, "_len_torch_function_stack", None),
-        getattr(torch._C, "_len_torch_dispatch_stack", None),
-        plain.STACK,
-    )
-    known = (Tensor, torch.nn.Parameter, *DTYPES, *methods, *questions)
+    asked = (getattr(torch._C, name, None) for name in QUESTIONS)
+    kinds = (Tensor, torch.nn.Parameter, list, dict, defaultdict, bool)
+    known = (*kinds, *DTYPES, *methods, in_transform, *asked)
     locked.passing_begin(known, ctypes.cast(counts.count_tensors, ctypes.c_void_p), _exchange())
     return Looks(locked)
 
@@ -108,6 +127,8 @@ class Passing:
         self._memory = np.zeros(THREADS + 2 * MOST_THREADS, np.int64)
         self.address = self._memory.ctypes.data
         self.passes = partial(found.passes, self.address, STAGES.index("act_grads"))
+        # How many gradients have passed: in this thread, or (True) anywhere.
+        self.passed: Callable[[bool], int] = partial(found.passed, self.address)
         self._peaks = self._memory[PEAKS : PEAKS + len(STAGES) * len(DTYPES)].view(np.float64)
 
     def accumulated(self, slow: Hook, counted: dict[int, Any]) -> Hook:
@@ -118,21 +139,31 @@ class Passing:
         """A hook for a gradient: it is clean, or else `slow` is called."""
         return self.looks.hook(1, self.address, STAGES.index("act_grads"), slow, self._memory)
 
+    def began(self, slow: Hook, border: Any, entered: list[Any]) -> Hook:
+        """A hook on a node: its gradient is clean and (border, node) enters `entered`, or `slow` runs."""
+        stage = STAGES.index("act_grads")
+        return self.looks.hook(2, self.address, stage, slow, border, entered, self._memory)
+
     def cleaning(self, stage: str) -> Callable[[list[Tensor]], int]:
         """`clean` of one stage, without another frame of Python."""
         return partial(self.looks.clean, self.address, STAGES.index(stage))
+
+    def whole(self, stage: str) -> Callable[..., list[tuple[Tensor, Any]] | None]:
+        """`whole` of one stage."""
+        return partial(self.looks.whole, self.address, STAGES.index(stage))
 
     def clean(self, stage: str, tensors: Sequence[Tensor]) -> int:
         """How many of these were ever written; -1 if something is bad or not certain."""
         return self.looks.clean(self.address, STAGES.index(stage), [*tensors])
 
+    def sound(self, squares: dict[str, bool], optimizers: Iterable[Any], modules: list[Any]) -> bool:
+        """Whether all that these optimizers keep and these modules hold is surely as it should be."""
+        states = [getattr(one, "state", {}) for one in optimizers]
+        return bool(self.looks.sound(self.address, STAGES.index("opt_state"), states, squares, modules))
+
     def end(self) -> None:
         """From now on hooks go the long way, which knows that the guard has ended."""
         self._memory[OFF] = 1
-
-    def passed(self, anywhere: bool) -> int:
-        """How many gradients have passed: in this thread, or anywhere."""
-        return self.looks.passed(self.address, anywhere)
 
     def take_seen(self) -> list[tuple[str, int]]:
         """How many tensors of each stage after the forward were looked at since this was asked last."""
@@ -143,11 +174,8 @@ class Passing:
 
     def take_peaks(self) -> list[tuple[str, str, float]]:
         """The largest magnitude of each stage and type since this was asked last."""
-        found = [
-            (STAGES[at // len(DTYPES)], NAMES[at % len(DTYPES)], largest)
-            for at, largest in enumerate(self._peaks.tolist())
-            if largest
-        ]
+        peaks = self._peaks.tolist()
+        found = [(*PLACES[at], peaks[at]) for at in self._peaks.nonzero()[0].tolist()]
         self.forget_peaks()
         return found
 
