@@ -107,22 +107,25 @@ class Buffers:
         found: np.ndarray = self._rows.copy()
         return found
 
-    def bad(self) -> bool:
-        """Whether anything is NaN or infinite; the counts stay until `wait`."""
-        if self._done is not None:
-            self._done.synchronize()
-        return bool(self._rows[:, :3].any())
 
-
-@dataclass(frozen=True)
 class Found:
     """One group's counts on their way."""
 
-    buffers: Buffers
-    group: Group
+    def __init__(self, buffers: Buffers, group: Group) -> None:
+        self._buffers: Buffers | None = buffers
+        self.group = group
+
+    def bad(self) -> bool:
+        """Whether anything is NaN or infinite, after the wait for that; the memory is free for the next launch."""
+        return bool(self._waited()[:, :3].any())
 
     def rows(self) -> np.ndarray:
-        return decode(self.buffers.wait(), self.group.dtype)
+        return decode(self._waited(), self.group.dtype)
+
+    def _waited(self) -> np.ndarray:
+        if self._buffers is not None:
+            self._counts, self._buffers = self._buffers.wait(), None
+        return self._counts
 
 
 class Launched(Counted):
@@ -135,7 +138,8 @@ class Launched(Counted):
 
     def bad(self) -> bool:
         """As little as can be done while the GPU has no other work."""
-        return any(one.buffers.bad() for one in self._found) or bool((self._rest_rows[:, :3] > 0).any())
+        rest = bool(self._rest) and bool((self._rest_rows[:, :3] > 0).any())
+        return rest or any(one.bad() for one in self._found)
 
     def rows(self) -> np.ndarray:
         if len(self._found) == 1 and not self._rest:  # members are in order
