@@ -116,7 +116,7 @@ class Found:
         self.group = group
 
     def bad(self) -> bool:
-        """Whether anything is NaN or infinite, after the wait for that; the memory is free for the next launch."""
+        """Whether anything is NaN or infinite, after the wait; the next launch may have the memory."""
         return bool(self._waited()[:, :3].any())
 
     def rows(self) -> np.ndarray:

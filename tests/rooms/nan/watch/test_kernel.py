@@ -77,6 +77,16 @@ assert all(np.array_equal(one.rows(), plain_counts(some)) for one, some in zip(p
 again = counter(lists[1])
 assert np.array_equal(again, plain_counts(lists[1])), "counts of the launch before were not zeroed"
 
+# One that was looked at leaves its memory to the next launch, though its rows are read later.
+counter, looked = counting.KernelCounter(), []
+for some in (*lists, made(2)):
+    some[0][:] = float("nan") if some is lists[2] else 1
+    looked.append((some, counter.begin(some)))
+    assert looked[-1][1].bad()
+(groups,) = counter._known.values()
+assert [len(group._buffers) for group in groups] == [1]
+assert all(np.array_equal(one.rows(), plain_counts(some)) for some, one in looked)
+
 # A view with the bit of a sign that torch has not turned yet has other infinities than its memory.
 up = torch.full((64,), float("inf"))
 for some in ([torch._neg_view(up)], [up], [torch._neg_view(up)]):
