@@ -22,6 +22,7 @@ HOW = Path("lab/core/native.py")
 SOURCES = (
     Path("lab/recordings/kineto/native/scan.c"),
     Path("lab/rooms/nan/nixnan/reading/native/lines.c"),
+    Path("lab/rooms/nan/watch/native/calls.c"),
     Path("lab/rooms/nan/watch/native/counts.c"),
     Path("lab/rooms/nan/watch/native/passing.c"),
 )

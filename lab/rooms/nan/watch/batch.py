@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
+from lab.rooms.nan.watch.native.calls import reading, unpacked
 from lab.rooms.nan.watch.plain import FP8, as_counted, is_odd
 from lab.rooms.nan.watch.roles import IN, OUT
 
@@ -36,7 +37,7 @@ class Batch:
     fp8 = False  # something here is float8, in which a cast may have saturated
     put_out: np.ndarray | None = None
     open: list[int] | None = None
-    _shapes: list[tuple[torch.Size, torch.dtype]] | None = None
+    _shapes: list[tuple[torch.Size, torch.dtype]] | bytes | None = None
 
     def __init__(self, written: Written | None) -> None:
         self.tensors: Sequence[Tensor] = []
@@ -139,12 +140,16 @@ class Batch:
         return self.num_bytes
 
     def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
+        if isinstance(self._shapes, bytes):
+            self._shapes = unpacked(self._shapes)
         return self._shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]
 
     def let_go(self) -> None:
         """Drop the tensors, but keep their shapes and types."""
         self.outputs()
-        self._shapes, self.tensors = self.shapes(), []
+        short = reading()
+        packed = short.shapes([*self.tensors]) if short is not None and self.tensors else None
+        self._shapes, self.tensors = packed or self.shapes(), []
 
 
 def _inside(value: Any, tensor: Tensor, source: Source) -> Source | None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.count import FORMATS, KINDS, LOW, Counted, plain_counts, refuse_freed
 from lab.rooms.nan.watch.kernel import decode, parts_for, run
+from lab.rooms.nan.watch.native.calls import reading
 
 DTYPE = attrgetter("dtype")
 MOST_LAYOUTS = 1024
@@ -37,16 +38,15 @@ class KernelCounter:
 
     def begin(self, tensors: Sequence[Tensor]) -> Counted:
         """Launch all counts; wait only for tensors that the kernel cannot read."""
-        sizes, devices = [*map(Tensor.numel, tensors)], [*map(Tensor.get_device, tensors)]
-        dtypes = [*map(DTYPE, tensors)]
-        layout = (*sizes, *dtypes, *devices)
+        layout, pointers = _layout(tensors)
         known = self._known.get(layout)
         if known is not None:
-            launched = _as_before(tensors, known)
+            launched = _as_before(tensors, known, pointers)
             if launched is not None:
                 self._known.move_to_end(layout)
                 return launched
         refuse_freed(tensors)
+        sizes, dtypes, devices = _about(tensors)
         groups, rest, found = _by_type(tensors, sizes, dtypes, devices)
         if groups and not rest:  # else some tensor was counted another way
             self._known[layout] = groups
@@ -85,6 +85,7 @@ class Buffers:
         self._device = torch.empty(begin + words, dtype=torch.int64, device=device)
         self._counts = self._device[begin:].view(torch.int32)[: count * len(KINDS)]
         self._found = torch.empty((count, len(KINDS)), dtype=torch.int32, pin_memory=self.on_gpu)
+        self._rows: np.ndarray = self._found.numpy()
         self._done = torch.cuda.Event() if self.on_gpu else None  # type: ignore[no-untyped-call]
 
     def launch(self, pointers: np.ndarray, group: Group) -> Found:
@@ -103,26 +104,42 @@ class Buffers:
         if self._done is not None:
             self._done.synchronize()
         self.busy = False
-        found: np.ndarray = self._found.numpy().copy()
+        found: np.ndarray = self._rows.copy()
         return found
 
 
-@dataclass(frozen=True)
 class Found:
     """One group's counts on their way."""
 
-    buffers: Buffers
-    group: Group
+    def __init__(self, buffers: Buffers, group: Group) -> None:
+        self._buffers: Buffers | None = buffers
+        self.group = group
+
+    def bad(self) -> bool:
+        """Whether anything is NaN or infinite, after the wait; the next launch may have the memory."""
+        return bool(self._waited()[:, :3].any())
 
     def rows(self) -> np.ndarray:
-        return decode(self.buffers.wait(), self.group.dtype)
+        return decode(self._waited(), self.group.dtype)
+
+    def _waited(self) -> np.ndarray:
+        if self._buffers is not None:
+            self._counts, self._buffers = self._buffers.wait(), None
+        return self._counts
 
 
 class Launched(Counted):
     """The counts of all groups on their way, and those of the rest."""
 
+    by_gpu = True
+
     def __init__(self, count: int, found: list[Found], rest: list[int], rest_rows: np.ndarray) -> None:
         self._count, self._found, self._rest, self._rest_rows = count, found, rest, rest_rows
+
+    def bad(self) -> bool:
+        """As little as can be done while the GPU has no other work."""
+        rest = bool(self._rest) and bool((self._rest_rows[:, :3] > 0).any())
+        return rest or any(one.bad() for one in self._found)
 
     def rows(self) -> np.ndarray:
         if len(self._found) == 1 and not self._rest:  # members are in order
@@ -134,11 +151,29 @@ class Launched(Counted):
         return rows
 
 
-def _as_before(tensors: Sequence[Tensor], groups: list[Group]) -> Launched | None:
+def _about(tensors: Sequence[Tensor]) -> tuple[list[int], list[torch.dtype], list[int]]:
+    """Sizes, types and devices."""
+    return [*map(Tensor.numel, tensors)], [*map(DTYPE, tensors)], [*map(Tensor.get_device, tensors)]
+
+
+def _layout(tensors: Sequence[Tensor]) -> tuple[Any, np.ndarray | None]:
+    """What equal lists have in common, and the addresses of tensors that surely need no copy."""
+    short = reading()
+    found = short.described([*tensors]) if short is not None else None
+    if found is not None:
+        return found[0], np.frombuffer(found[1], np.int64)
+    sizes, dtypes, devices = _about(tensors)
+    return (*sizes, *dtypes, *devices), None
+
+
+def _as_before(
+    tensors: Sequence[Tensor], groups: list[Group], pointers: np.ndarray | None
+) -> Launched | None:
     """The counts if only addresses are new; None if a tensor now needs a copy or another way."""
-    if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
-        return None
-    pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+    if pointers is None:
+        if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
+            return None
+        pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
     if int(np.bitwise_or.reduce(pointers)) & 15:
         return None
     if int(pointers.min()) < LOW:

@@ -34,7 +34,13 @@ class Lane:
         self.inside = False
         self.weigh_at = sys.maxsize
         self.path: list[int] | None = None  # the modules around, while a forward is run again
+        self.last: tuple[int, Any] | None = (
+            None  # where the output of the whole forward is, if not in `written`
+        )
         self.kept: list[tuple[Tensor, int]] = []  # of a forward counted at once: tensors and their versions
+        self.disarm: Callable[[Lane], None] | None = (
+            None  # of a forward whose calls take the short way: its end
+        )
         self._idle = self.forward
 
     def let_go(self) -> None:
@@ -45,6 +51,10 @@ class Lane:
     @passes_on
     def close(self) -> None:
         """The forward is over, whoever has it."""
+        self.last = None
+        if self.disarm is not None:
+            self.disarm(self)
+            self.disarm = None
         self.events.clear()
         self.written.clear()
         self.inside, self.mode, self.forward = False, EVERYTHING, self._idle

@@ -39,6 +39,7 @@ from lab.rooms.nan.watch.deferred import Deferred
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING, NOTHING, VERSIONS, Lane, Lanes, blind, recomputing
 from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
+from lab.rooms.nan.watch.native.calls import reading
 from lab.rooms.nan.watch.native.passing import looks
 from lab.rooms.nan.watch.plain import ORDINARY, in_transform, is_odd
 from lab.rooms.nan.watch.pool import PASSED
@@ -130,6 +131,10 @@ class Recorder(ABC):
     def ends(self, forward: Forward) -> None:
         """A forward has ended and is not counted yet."""
         return None
+
+    def takes_at_once(self, forward: Forward) -> bool:
+        """Whether a forward that has ended is taken before the program goes on."""
+        return not self._patient or not forward.may_wait()
 
     def refuse_second_use(self) -> None:
         if self._makers or self._ended:
@@ -301,7 +306,10 @@ class Recorder(ABC):
         if lane.mode == EVERYTHING:
             self._absorb_safely(lane)
             return
-        _note(output, "output", index + 1, lane.written)
+        if lane.mode == NOTHING:  # of the outermost call: as a rule nothing was written, and nobody asks
+            lane.last = index + 1, output
+        else:
+            _note(output, "output", index + 1, lane.written)
         if index > lane.weigh_at:
             self._weigh(lane)
 
@@ -349,6 +357,8 @@ class Recorder(ABC):
         template = self._templates.get(phase)
         light = template is not None and template.num_bytes * 16 < self.budget_bytes
         lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
+        if mode == NOTHING:
+            seam.collects(self._lanes, lane)
         try:
             self.begins(lane.forward, module, args, kwargs)
             if calm:
@@ -499,7 +509,7 @@ class Recorder(ABC):
         counted = None
         if not self._patient:
             counted = quiet(self._begin_count, tensors, reads_only=self._reads_only)
-        batch = template.confirm(values, tensors, lane.written)
+        batch = template.confirm(values, tensors, _written(lane))
         if batch is None:
             return None
         lane.forward.calls, lane.forward.cache = template.calls, template.cache(lane.events)
@@ -515,11 +525,17 @@ class Recorder(ABC):
             batch: Batch | None = template.batch(tensors, 0)
             counted: Counted | None = Counted(clean_rows(len(tensors)))
         else:
-            batch, counted = template.confirm_versions(tensors, lane.written), None
+            batch, counted = self._confirmed(lane, template, tensors), None
         if batch is None:
             return None
         forward.calls, forward.cache = template.calls, template.cache(lane.events)
         return batch, counted if counted is not None else self._begin(batch, may_wait=True)
+
+    def _confirmed(self, lane: Lane, template: Template, tensors: list[Tensor]) -> Batch | None:
+        found = reading()
+        if found is not None and found.unwritten(tensors):
+            return template.batch(tensors, 0)
+        return template.confirm_versions(tensors, _written(lane))
 
     def count_clean(self, tensors: list[Tensor]) -> int:
         """If a look in C is enough: how many of these were ever written, -1 if something may be bad."""
@@ -549,7 +565,7 @@ class Recorder(ABC):
     def _read(self, lane: Lane, forward: Forward) -> Batch:
         """Read events one by one: any model, any structure."""
         events = lane.events
-        batch = Batch(None if lane.mode == EVERYTHING else lane.written)
+        batch = Batch(None if lane.mode == EVERYTHING else _written(lane))
         for index in range(0, len(events), 3):
             at, first, second = events[index : index + 3]
             if at >= PASSED:
@@ -584,16 +600,16 @@ class Recorder(ABC):
             self._learn(lane)
         elif lane.mode in (EVERYTHING, VERSIONS):
             self._never_written.setdefault(forward.phase, True)
-        if forward.cache is not None:
-            forward.note_cache()
         lane.close()
         with self._lock:
             self.ends(forward)
             forward.number = next(self._numbers) if forward.phase != RECOMPUTE else -1
             self._waiting.append(forward)
             full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
-            if full or not self._patient or not forward.may_wait():
+            if full or self.takes_at_once(forward):
                 self._settle()
+            else:
+                forward.note_cache()
 
     def _learn(self, lane: Lane) -> None:
         """After a forward that was counted at once: was anything written in place before or after passing?"""
@@ -648,6 +664,14 @@ def _on_path(lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any
         return inner(module, *args, **kwargs)
     finally:
         lane.path.pop()
+
+
+def _written(lane: Lane) -> Written:
+    """How often tensors had been written when they passed, as far as that is noted."""
+    if lane.last is not None:
+        (index, output), lane.last = lane.last, None
+        _note(output, "output", index, lane.written)
+    return lane.written
 
 
 def _note(value: Any, leaf: str, index: int, written: Written) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from lab.rooms.nan.watch.native.calls import Calls, ordinary, seam_calls
+from lab.rooms.nan.watch.native.find import calls_library
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 Call = Callable[..., Any]  # (module, *args, **kwargs)
@@ -22,13 +24,14 @@ Direct = tuple[Any, int, int, int, bool]  # a watch's lanes; the module's number
 
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
 _table: dict[int, Call] = {}
-# Modules that one watch sees: what it takes to see a call, without another frame of Python around each.
-_direct: dict[int, Direct] = {}
+# Modules that one watch sees: what it takes to see a call, without another frame of Python around each. The
+# last item is the module's class, if its `forward` may be called straight.
+_direct: dict[int, tuple[Any, int, int, int, bool, type[nn.Module] | None]] = {}
 _makers: dict[int, list[Make]] = {}
 _directs: dict[Make, Direct] = {}
 _held: dict[int, nn.Module] = {}  # a watched module must not die, or its id may become another's
 _lock = threading.RLock()
-_state: dict[str, Any] = {"strangers": None}
+_state: dict[str, Any] = {"strangers": None, "calls": None}
 
 
 @passes_on
@@ -37,14 +40,14 @@ def _pass_on(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 
 @passes_on
-def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    """What `nn.Module.__call__` is while a watch lasts."""
+def _in_python(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """What `nn.Module.__call__` is while a watch lasts, where there is no C."""
     if _is_compiling():  # dynamo reads this as True: a program that it traces holds no watch
         return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     key = id(self)
     direct = _direct.get(key)
     if direct is not None:
-        lanes, at, gone, passed, leaf = direct
+        lanes, at, gone, passed, leaf, _ = direct
         lane = lanes.lane
         if not lane.mode:
             events = lane.events
@@ -68,6 +71,17 @@ def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     if (strangers := _state["strangers"]) is not None and (seen := strangers(self)) is not None:
         return seen(self, *args, **kwargs)
     return _state["original"](self, *args, **kwargs)
+
+
+@passes_on
+def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """What it is where there is C (`calls.c`), which since Python 3.12 is called without this frame."""
+    if _is_compiling():
+        return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+    return _state["calls"].called(self, *args, **kwargs)
+
+
+_OWN = (_in_python, _patched)
 
 
 def add(module: nn.Module, make: Make, direct: Direct | None = None) -> None:
@@ -113,17 +127,36 @@ def known(module: nn.Module) -> Call | None:
 
 
 def is_open() -> bool:
-    return bool(nn.Module.__call__ is _patched)
+    return nn.Module.__call__ in _OWN
+
+
+def collects(lanes: Any, lane: Any) -> None:
+    """A forward begins in this thread's lane that only collects: its calls may take the short way."""
+    if nn.Module.__call__ is not _in_python and (calls := _state["calls"]) is not None:
+        calls.arm(lanes, lane, lane.events, lane.weigh_at, calls.may_go_straight())
+        lane.disarm = calls.disarm
 
 
 def _open() -> None:
-    if nn.Module.__call__ is not _patched:
+    if nn.Module.__call__ not in _OWN:
         _state["original"] = nn.Module.__call__
-        setattr(nn.Module, "__call__", _patched)  # noqa: B010 - for mypy, too
+        calls = _calls()
+        if calls is not None:
+            calls.begin(_state["original"])
+        setattr(nn.Module, "__call__", _in_python if calls is None else _patched)  # noqa: B010 - for mypy
+
+
+def _calls() -> Calls | None:
+    if calls_library() is None:  # none, or the plain form is asked for
+        return None
+    if _state["calls"] is None:
+        _state["calls"] = seam_calls(_direct, _in_python, _patched)
+    found: Calls | None = _state["calls"]
+    return found
 
 
 def _close_if_unused() -> None:
-    if not _makers and _state["strangers"] is None and nn.Module.__call__ is _patched:
+    if not _makers and _state["strangers"] is None and nn.Module.__call__ in _OWN:
         setattr(nn.Module, "__call__", _state["original"])  # noqa: B010
 
 
@@ -131,12 +164,14 @@ def _rebuild(key: int) -> None:
     if not _makers.get(key):
         for table in (_table, _makers, _held, _direct):
             table.pop(key, None)
-        return
-    call: Call = _state["original"] if len(_makers[key]) == 1 else _pass_on
-    for make in _makers[key]:
-        call = make(call)
-    _table[key] = call
-    if len(_makers[key]) == 1 and (direct := _directs.get(_makers[key][0])) is not None:
-        _direct[key] = direct
     else:
-        _direct.pop(key, None)
+        call: Call = _state["original"] if len(_makers[key]) == 1 else _pass_on
+        for make in _makers[key]:
+            call = make(call)
+        _table[key] = call
+        if len(_makers[key]) == 1 and (direct := _directs.get(_makers[key][0])) is not None:
+            _direct[key] = (*direct, ordinary(_held[key]))
+        else:
+            _direct.pop(key, None)
+    if (calls := _state["calls"]) is not None:
+        calls.changed()

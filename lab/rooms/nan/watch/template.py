@@ -8,11 +8,13 @@ comprehensions.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter as Tally
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
@@ -23,12 +25,12 @@ from torch import Tensor
 from lab.rooms.nan.watch.batch import Batch, Label, Source, Written
 from lab.rooms.nan.watch.forward import CACHES, Forward
 from lab.rooms.nan.watch.leaves import SCALARS, is_cache, is_cache_name
-from lab.rooms.nan.watch.native.passing import looks
+from lab.rooms.nan.watch.native.calls import reading
 from lab.rooms.nan.watch.pool import Picker, Pool, picker, skipped
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
-# (shapes of the values, places, distinct tensors), as passing.c reads them.
-Shape = tuple[tuple[Any, ...], int, int]
+# (shapes as calls.c reads them, events, places, distinct tensors), and what keeps all that these name.
+Shape = tuple[tuple[bytes, int, int, int], tuple[Any, ...]]
 ANY, TENSOR, AGAIN, FLOAT, OTHER, ROW, MAPPING = range(7)
 VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
 
@@ -64,7 +66,7 @@ class Template:
     unseen: Tally[tuple[int, str, str]]
     num_bytes: int
     fp8: bool
-    shape: Shape | None  # the same for passing.c
+    shape: Shape | None  # the same for calls.c
 
     @classmethod
     def of(cls, events: list[Any], forward: Forward, batch: Batch) -> Template | None:
@@ -122,16 +124,14 @@ class Template:
             batch.unseen,
             batch.bytes(),
             batch.fp8,
-            shape_of(events, batch.tensors) if looks() is not None else None,
+            shape_of(events, batch.tensors) if reading() is not None else None,
         )
 
     @passes_on
     def matched(self, events: list[Any]) -> list[Tensor] | None:
         """The distinct tensors of a forward that equals this one; None if it differs or C does not tell."""
-        found = looks()
-        if self.shape is None or found is None:
-            return None
-        return found.matched(events, self.heads, *self.shape)
+        found = reading()
+        return None if self.shape is None or found is None else found.matched(events, *self.shape[0])
 
     def read(self, events: list[Any]) -> list[Any] | None:
         """The pool of a forward that may equal this one; None if it differs.
@@ -192,7 +192,7 @@ class Template:
 
 
 def shape_of(events: Sequence[Any], tensors: Sequence[Tensor]) -> Shape | None:
-    """What passing.c compares an equal forward with; None for containers that do not give what they store."""
+    """What calls.c compares an equal forward with; None for containers that do not give what they store."""
     slots, met = {id(one): at for at, one in enumerate(tensors)}, set[int]()
 
     def shape(value: Any, name: Any = None) -> tuple[Any, ...]:
@@ -218,7 +218,25 @@ def shape_of(events: Sequence[Any], tensors: Sequence[Tensor]) -> Shape | None:
         parts = tuple(shape(one) for at, one in enumerate(events) if at % 3)
     except TypeError:
         return None
-    return parts, len(slots), len(tensors)
+    heads = iter(events[::3])
+    words = (
+        word for at, one in enumerate(parts) for word in ((next(heads),) if not at % 2 else ()) + _words(one)
+    )
+    return (array("q", words).tobytes(), len(events) // 3, len(slots), len(tensors)), parts
+
+
+def _words(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """A shape as numbers, in the order in which calls.c reads them."""
+    kind, of, slot, *rest = shape
+    words = (kind, id(of), slot)
+    if kind == OTHER:
+        return (*words, id(rest[0]))
+    if kind == ROW:
+        return (*words, len(rest[0]), rest[1], *chain.from_iterable(map(_words, rest[0])))
+    if kind == MAPPING:
+        inside = ((id(name), *_words(one)) for one, name in zip(*rest, strict=True))
+        return (*words, len(rest[0]), *chain.from_iterable(inside))
+    return words
 
 
 def _as_stored(kind: type) -> bool:

@@ -233,6 +233,18 @@ class Watch(Recorder):
                     f"{leaf} of {name} holds {kind}'s largest number, {limits[dtype]:g}: a cast may saturate"
                 )
 
+    def takes_at_once(self, forward: Forward) -> bool:
+        """One that a GPU has found clean can wait.
+
+        What is bad cannot: it is explained by the weights and caches as they are now.
+        """
+        if not super().takes_at_once(forward):
+            return False
+        clean = forward.turned_out_clean()
+        if clean:
+            forward.cache = None  # nobody will look into it
+        return not clean
+
     def stepped(self, step: Step, forward: Forward) -> None:
         """A hook for those who want each step as it is counted."""
 

@@ -21,9 +21,11 @@ library = LIBRARY.get
 # Its functions take and give objects of Python: see `passing`.
 PASSING = Library(Path(__file__).with_name("passing.c"), lambda found: found)
 passing_library = PASSING.get
+CALLS = Library(Path(__file__).with_name("calls.c"), lambda found: found)
+calls_library = CALLS.get
 
 
 def library_state() -> str:
     """Which form is in use, and why, for `lab doctor`."""
-    counts, passing = LIBRARY.state(), PASSING.state()
-    return counts if counts == passing else f"counts {counts}; hooks {passing}"
+    counts, passing, calls = LIBRARY.state(), PASSING.state(), CALLS.state()
+    return counts if counts == passing == calls else f"counts {counts}; hooks {passing}; calls {calls}"

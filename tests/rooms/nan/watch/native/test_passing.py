@@ -379,7 +379,7 @@ DIFFERS = {
 @pytest.mark.parametrize("way", DIFFERS)
 def test_a_forward_that_differs_from_those_before_is_read_anew(way, plain, monkeypatch):
     if plain:
-        monkeypatch.setattr("lab.rooms.nan.watch.template.looks", lambda: None)
+        monkeypatch.setattr("lab.rooms.nan.watch.template.reading", lambda: None)
     model, (before, then) = Shapes(), DIFFERS[way]
     for around in (nan.watch, nan.guard):
         with torch.no_grad(), around(model) as found:
@@ -396,7 +396,7 @@ def test_a_forward_that_differs_from_those_before_is_read_anew(way, plain, monke
 @pytest.mark.parametrize("plain", [False, True], ids=["in C", "in Python"])
 def test_an_empty_container_that_fills_is_read_anew(plain, monkeypatch):
     if plain:
-        monkeypatch.setattr("lab.rooms.nan.watch.template.looks", lambda: None)
+        monkeypatch.setattr("lab.rooms.nan.watch.template.reading", lambda: None)
     model = Shapes()
     with torch.no_grad(), nan.watch(model) as w:
         for number in range(5):

@@ -1,0 +1,179 @@
+"""The short way around a module's call, in C: one set per process. `seam` says when it is taken.
+
+There is none without a C compiler, where LAB_READER asks for the plain form, and in a Python whose threads
+are not CPython's own.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import sys
+import threading
+from array import array
+from collections.abc import Callable
+from functools import cache
+from operator import is_
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lab.rooms.nan.watch.native.find import calls_library
+from lab.rooms.nan.watch.native.passing import _exchange as exchange
+
+GLOBAL_HOOKS = (
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+)
+OWN_HOOKS = ("_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks")
+# What `_call_impl` asks, in this order, before it calls `forward` and does nothing else (torch 2.0 to 2.13).
+ASKED = ("torch", "_C", "_get_tracing_state", "_slow_forward", "forward", *OWN_HOOKS, *GLOBAL_HOOKS)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # as calls.c has them
+CALL_IMPL = vars(nn.Module)["_call_impl"]
+_OWN_CALLS = (CALL_IMPL, vars(nn.Module).get("_wrapped_call_impl"))
+_MODULE: dict[str, Any] = vars(sys.modules[nn.Module.__module__])
+_HOOKS = [_MODULE.get(name) for name in GLOBAL_HOOKS]
+_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_compiling = getattr(_eval_frame, "get_eval_frame_callback", None)
+_AS_EXPECTED = (
+    CALL_IMPL.__code__.co_names[: len(ASKED)] == ASKED
+    and CALL_IMPL.__code__.co_filename == _MODULE.get("__file__")
+    and None not in _HOOKS
+)
+
+
+class Reading:
+    """The functions of calls.c that read what a forward left."""
+
+    def __init__(self, loaded: ctypes.PyDLL) -> None:
+        matched, unwritten, described = (loaded.calls_function(which) for which in (4, 5, 6))
+        # (tensors) -> their shapes and types for `unpacked`, if all are plain
+        self.shapes: Callable[[list[Tensor]], bytes | None] = loaded.calls_function(7)
+        # (events, shape, calls, places, tensors) -> the tensors, or None: see `template`
+        self.matched: Callable[..., list[Tensor] | None] = matched
+        # (tensors) -> whether surely none of these was ever written
+        self.unwritten: Callable[[list[Tensor]], int] = unwritten
+        # (tensors) -> (layout, addresses) if all are plain and dense
+        self.described: Callable[[list[Tensor]], tuple[bytes, bytes] | None] = described
+
+
+class Calls:
+    """The functions of calls.c around a module's call."""
+
+    def __init__(self, loaded: ctypes.PyDLL, patched: Callable[..., Any]) -> None:
+        self._original = loaded.calls_original
+        # (module, *args, **kwargs): the call
+        self.called: Callable[..., Any] = loaded.calls_function(0)
+        # (lanes, lane, events, weigh_at, straight): a forward begins in this thread that only collects
+        self.arm: Callable[..., None] = loaded.calls_function(1)
+        self.disarm: Callable[[Any], None] = loaded.calls_function(2)  # (lane): it is over
+        self.changed: Callable[[], None] = loaded.calls_function(3)  # the table has
+        replace = getattr(ctypes.pythonapi, "PyFunction_SetVectorcall", None)  # Python 3.12
+        if replace is not None:
+            replace.restype, replace.argtypes = None, [ctypes.py_object, ctypes.c_void_p]
+            replace(patched, loaded.calls_vectorcall())
+
+    def begin(self, original: Callable[..., Any]) -> None:
+        """The patch is made: `original` is what `nn.Module.__call__` was."""
+        self._is_torchs = _AS_EXPECTED and original in _OWN_CALLS
+        self._original(original)
+
+    def may_go_straight(self) -> bool:
+        """Whether in a forward that begins now a module's `forward` may stand for torch's call of it.
+
+        Not while a profiler or debugger looks at frames, which would miss torch's.
+        """
+        return (
+            self._is_torchs
+            and sys.getprofile() is None
+            and sys.gettrace() is None
+            and (_compiling is not None or "torch._dynamo" not in sys.modules)
+            and all(map(is_, map(_MODULE.get, GLOBAL_HOOKS), _HOOKS))
+        )
+
+
+def unpacked(shapes: bytes) -> list[tuple[torch.Size, torch.dtype]]:
+    """What `shapes` of calls.c gives: for each tensor its type, how many dimensions, and these."""
+    words, found = array("q", shapes), []
+    while words:
+        begin, end = 2, 2 + words[1]
+        found.append((torch.Size(words[begin:end]), DTYPES[words[0]]))
+        words = words[end:]
+    return found
+
+
+def ordinary(module: nn.Module) -> type[nn.Module] | None:
+    """Its class, if what `_call_impl` asks of such a module lies in the module's own dictionary."""
+    kind = type(module)
+    hides = any(getattr(kind, name, None) is not None for name in (*OWN_HOOKS, "_compiled_call_impl"))
+    return None if hides or kind.__getattribute__ is not object.__getattribute__ else kind
+
+
+def seam_calls(table: Any, in_python: Callable[..., Any], patched: Callable[..., Any]) -> Calls | None:
+    """Once per process: `table` and `in_python` are those of `seam`, and `patched` becomes the short way."""
+    loaded = _loaded()
+    if loaded is None:
+        return None
+    hooks = _HOOKS if _AS_EXPECTED else [{}] * len(GLOBAL_HOOKS)
+    questions = (torch._C._get_tracing_state, _compiling)
+    loaded.calls_begin((table, in_python, FunctionType, CALL_IMPL, *questions, *hooks), _tracing_state())
+    return Calls(loaded, patched)
+
+
+def reading() -> Reading | None:
+    """None where there is no C, or the plain form is asked for."""
+    return _reading() if calls_library() is not None else None
+
+
+@cache
+def _reading() -> Reading | None:
+    loaded = _loaded()
+    return Reading(loaded) if loaded is not None else None
+
+
+@cache
+def _loaded() -> ctypes.PyDLL | None:
+    found = calls_library()
+    fits = threading.local is _thread._local and getattr(sys, "_is_gil_enabled", lambda: True)()
+    if found is None or not fits or sys.implementation.name != "cpython":
+        return None
+    # The functions of CPython that it calls need the interpreter's lock, which a CDLL lets go of.
+    locked = ctypes.PyDLL(found._name, handle=found._handle)
+    locked.calls_function.restype, locked.calls_function.argtypes = ctypes.py_object, [ctypes.c_ssize_t]
+    locked.calls_vectorcall.restype, locked.calls_vectorcall.argtypes = ctypes.c_void_p, []
+    locked.calls_begin.restype, locked.calls_begin.argtypes = None, [ctypes.py_object, ctypes.c_void_p]
+    locked.calls_original.restype, locked.calls_original.argtypes = None, [ctypes.py_object]
+    locked.calls_prepare.restype = None
+    locked.calls_prepare.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t]
+    locked.calls_prepare((Tensor, nn.Parameter, Tensor.is_neg), exchange(), _inner_at())
+    return locked
+
+
+def _tracing_state() -> int | None:
+    """The function of torch's that says where it keeps the state of a trace; None if it has no such now.
+
+    Asked in Python, that costs as much as all else that is asked before a call.
+    """
+    try:
+        found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        state = found._ZN5torch3jit6tracer15getTracingStateEv  # `const std::shared_ptr<TracingState>&`
+    except (OSError, AttributeError):
+        return None
+    state.restype = ctypes.c_void_p
+    traces = ctypes.c_void_p.from_address(state()).value is not None
+    if traces != (torch._C._get_tracing_state() is not None):
+        return None
+    return ctypes.cast(state, ctypes.c_void_p).value
+
+
+def _inner_at() -> int:
+    """Where in a tensor's object the address of torch's own one stands, in bytes; 0 if it is not found."""
+    tensor = torch.empty(0)
+    words = ctypes.string_at(id(tensor), type(tensor).__basicsize__)
+    inner = int(tensor._cdata).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
+    return max(0, words.find(inner))
