@@ -88,12 +88,18 @@ def _is_freed(tensor: Tensor) -> bool:
 class Counted:
     """The counts of a list of tensors, which a GPU may still be busy with."""
 
+    by_gpu = False
+
     def __init__(self, rows: np.ndarray) -> None:
         self._rows = rows
 
     def rows(self) -> np.ndarray:
         """(tensors, kinds), after the wait if there is one."""
         return self._rows
+
+    def bad(self) -> bool:
+        """Whether anything is NaN or infinite, after the wait if there is one."""
+        return bool((self.rows()[:, :3] > 0).any())
 
     def known_clean(self) -> bool:
         """Whether it is known without a wait that all are clean, and no magnitudes are."""

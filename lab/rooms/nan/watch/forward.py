@@ -75,6 +75,17 @@ class Forward:
         """Whether its counts wait for those of other forwards."""
         return bool(self._parts) and all(isinstance(counted, Later) for _, counted in self._parts)
 
+    def turned_out_clean(self) -> bool:
+        """Whether a GPU has found nothing bad in it, after the wait for that; False if no GPU counted it.
+
+        The work that its tensors need here is done before the wait.
+        """
+        if self.failed or not all(counted.by_gpu for _, counted in self._parts):
+            return False
+        for batch, _ in self._parts:
+            batch.let_go()
+        return not any(counted.bad() for _, counted in self._parts)
+
     def known_clean(self) -> Batch | None:
         """Its one batch, if that is known to be clean and nothing of it was missed; None if not known."""
         if len(self._parts) != 1 or self.failed:

@@ -124,6 +124,10 @@ class Recorder(ABC):
         """A forward has ended and is not counted yet."""
         return None
 
+    def takes_at_once(self, forward: Forward) -> bool:
+        """Whether a forward that has ended is taken before the program goes on."""
+        return not self._patient or not forward.may_wait()
+
     def refuse_second_use(self) -> None:
         if self._makers or self._ended:
             raise UsageError("this watch has already been used", fix="make a new one: watch(model)")
@@ -566,7 +570,7 @@ class Recorder(ABC):
             forward.number = next(self._numbers) if forward.phase != RECOMPUTE else -1
             self._waiting.append(forward)
             full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
-            if full or not self._patient or not forward.may_wait():
+            if full or self.takes_at_once(forward):
                 self._settle()
 
     def _was_clean(self, lane: Lane) -> bool:

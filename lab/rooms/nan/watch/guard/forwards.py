@@ -64,7 +64,7 @@ class GuardedWatch(Watch):
         self._journal, self._borders, self._headroom = journal, borders, headroom
         self._listener = listener
         self._clean = passing.cleaning("forward") if passing is not None else lambda _: -1
-        # Each forward is counted when it ends: before the program can write to anything.
+        # Each forward is looked at when it ends: before the program can write to anything.
         self._patient, self._looks, self._reacts = False, passing is not None, listener.reacts
 
     def meet_new_modules(self) -> None:
@@ -106,6 +106,13 @@ class GuardedWatch(Watch):
     def ends(self, forward: Forward) -> None:
         self._journal.within(self._listener.forward_ends, forward)
 
+    def takes_at_once(self, forward: Forward) -> bool:
+        """One that a GPU has found clean can wait: while it is taken, the GPU would have nothing to do.
+
+        What is bad cannot: it is explained by the weights as they are now.
+        """
+        return not forward.turned_out_clean()
+
     def stepped(self, step: Step, forward: Forward) -> None:
         if step.births:
             self._listener.forward_was_bad(step, forward)
@@ -113,7 +120,8 @@ class GuardedWatch(Watch):
             self._steps.clear()  # a training job has no end of forwards
 
     def react(self, forward: Forward) -> None:
-        self._listener.react_if_bad()
+        if not self.waits:  # else it is clean
+            self._listener.react_if_bad()
 
     def read_weights_again(self) -> list[dict[str, Any]]:
         """What weights and buffers hold now that is bad."""

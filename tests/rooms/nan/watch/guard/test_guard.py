@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +12,8 @@ from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
+from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
+from lab.rooms.nan.watch.guard import guard as guard_module  # noqa: E402
 from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
@@ -62,6 +66,56 @@ def test_a_function_is_called_once_per_bad_step_before_its_update():
     )
     steps_of(model, g, bad_gradient)
     assert calls[0] == (2, True) and [number for number, _ in calls] == [2, 3]
+
+
+class OnGpu(Counted):
+    """Counts as a GPU's would be: of the numbers as they were when the count began."""
+
+    by_gpu = True
+
+    def __init__(self, tensors):
+        super().__init__(plain_counts(tensors))
+
+
+def counted_as_on_a_gpu(monkeypatch):
+    """`counter="plain"` from now on counts so."""
+    plain_counts_later = partial(plain_counts)
+    plain_counts_later.begin = OnGpu
+    monkeypatch.setattr(guard_module, "counter_named", lambda name: plain_counts_later)
+
+
+def test_a_clean_forward_on_a_gpu_is_taken_at_the_update(monkeypatch):
+    counted_as_on_a_gpu(monkeypatch)
+    model, waited = small(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with nan.guard(model, optimizer, counter="plain") as g:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(x(8, 4)).square().mean()
+            waited.append(g.watch.waits)
+            loss.backward()
+            optimizer.step()
+            waited.append(g.watch.waits)
+        model(x(8, 4))
+    assert waited == [True, False] * 4 and g.watch.forwards == 5
+    assert g.status == "clean" and not g.failed and ("activation", "float32") in g.headroom.peaks
+
+
+def test_weights_that_backward_ruins_are_no_cause_of_the_bad_forward_before_it(monkeypatch):
+    """As an optimizer of the program's own does, which updates inside of backward."""
+    counted_as_on_a_gpu(monkeypatch)
+    model = small()
+
+    def ruin(_):
+        for weight in model.parameters():
+            weight.data.fill_(NAN)
+
+    with nan.guard(model, counter="plain") as g:
+        model(x(8, 4)).square().mean().backward()
+        model[0].weight.register_hook(ruin)
+        model[0].weight.data.fill_(1e20)
+        model(1e30 * x(8, 4)).square().mean().backward()
+    assert g.first.place == "in forward of 0" and not g.first.unsure, g.sentence()
 
 
 def test_an_invalid_reaction_and_a_second_use_are_refused():
