@@ -22,8 +22,8 @@ from torch import Tensor
 from lab.rooms.nan.watch.count import FORMATS
 
 LANES = 512  # words of 32 bits that a program reads at a time: 16 bytes for each of its threads
-BLOCK = 4 * LANES  # words that it asks for before it looks at the first
-MOST_BLOCKS = 16  # in a piece; the sums of 16 bits that it keeps would hold 65,535
+BLOCK = 8 * LANES  # words between two looks at whether a piece goes on
+MOST_BLOCKS = 8  # in a piece, of 128 KiB then; sums of 16 bits would hold more
 LEAST_PIECES = 4096  # of a launch, as far as there are blocks: few tensors must fill a GPU too
 _compiled: dict[tuple[Any, ...], Any] = {}
 
