@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ class Forward:
     cache: Any = None
     cached = -1  # positions in the cache when this forward ended; -1: not known
     weighed = bytes = 0
+    collecting = False  # the garbage collector, which is off while the forward lasts, was on before
     failed = ""  # why it could not be counted, if so
     step: Any = None  # what `take` made of it
     time, update = 0, -1  # for the guard: when it ended, and in which step
@@ -86,6 +88,8 @@ class Forward:
             return False
         for batch, _ in self._parts:
             batch.let_go()
+        if self.collecting:
+            gc.collect(0)  # of the objects that the forward made, which comes as soon as it is on again
         return not any(counted.bad() for _, counted in self._parts)
 
     def known_clean(self) -> Batch | None:

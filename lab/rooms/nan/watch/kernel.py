@@ -3,10 +3,14 @@
 Numbers are read as integers: above the sign bit, an IEEE number's bits order like its magnitude. Infinity is
 the exponent's bits alone, NaN is greater, and what is below the least normal number is zero or subnormal. So
 one kernel serves half, bfloat16 and float, and no mode of the GPU can flush what it counts.
+
+All tensors are cut into pieces of one size, with a program each: a GPU stays busy to the end, however much
+sizes differ. Fast memory outruns a GPU's integer units, so two packed numbers are looked at together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,34 +21,74 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.count import FORMATS
 
-BLOCK = 2048  # words that a program reads at a time
-MOST_PARTS = 64  # programs that share a tensor, where many tensors are counted
-PROGRAMS = 4096  # of a launch, where tensors are few and large: they must fill a GPU too
+LANES = 512  # words of 32 bits that a program reads at a time: 16 bytes for each of its threads
+BLOCK = 8 * LANES  # words between two looks at whether a piece goes on
+MOST_BLOCKS = 8  # in a piece, of 128 KiB then; sums of 16 bits would hold more
+LEAST_PIECES = 4096  # of a launch, as far as there are blocks: few tensors must fill a GPU too
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _look(words, largest, subnormal, MASK: tl.constexpr, NORMAL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The work for every number: the largest magnitude, and whether it is subnormal (0 wraps around)."""
-    magnitude = words & MASK
-    largest = tl.maximum(largest, magnitude)
-    subnormal += ((magnitude - 1).to(tl.uint32, bitcast=True) < NORMAL - 1).to(tl.int32)
-    return largest, subnormal
+def _look(words, largest, ordinary, NORMAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The work for every word of one number: the largest magnitude, and how many are not subnormal."""
+    magnitude = words & 0x7FFFFFFF
+    below = (magnitude - 1).to(tl.uint32, bitcast=True)  # 0 becomes the largest number
+    return tl.maximum(largest, magnitude), ordinary + (below >= NORMAL - 1).to(tl.int32)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _look_at_words(words, largest, subnormal, PACKED: tl.constexpr, MASK: tl.constexpr, NORMAL: tl.constexpr):  # type: ignore[no-untyped-def]
-    largest, subnormal = _look(words, largest, subnormal, MASK, NORMAL)
-    if PACKED:  # two numbers a word
-        largest, subnormal = _look(words >> 16, largest, subnormal, MASK, NORMAL)
-    return largest, subnormal
+def _look_at_two(words, largest, ordinary, NORMAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same for two packed numbers: `ordinary` is two sums of 16 bits."""
+    magnitude = words & 0x7FFF7FFF
+    largest = tl.maximum(tl.maximum(largest, magnitude & 0x7FFF), magnitude >> 16)
+    normal = magnitude + (0x8000 - NORMAL) * 0x10001  # the top bits say: not below the least normal number
+    not_zero = magnitude + 0x7FFF7FFF
+    return largest, ordinary + (((normal | ~not_zero) >> 15) & 0x10001)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _look_at_pair(words, largest, ordinary, NORMAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The same by instructions for pairs, four in all; `largest` is a pair too."""
+    magnitude = words & 0x7FFF7FFF
+    largest = tl.inline_asm_elementwise(
+        "max.u16x2 $0, $1, $2;", "=r,r,r", [largest, magnitude], dtype=tl.int32, is_pure=True, pack=1
+    )
+    # min(magnitude - 1, NORMAL - 1), where 0 wraps around, is NORMAL - 1 unless it is subnormal.
+    one = tl.inline_asm_elementwise(
+        """{
+        .reg .b32 one, zero, below;
+        mov.b32 one, 0xFFFFFFFF;
+        mov.b32 zero, 0;
+        add.u16x2 below, $1, one;
+        min.u16x2 below, below, $2;
+        add.s16x2 below, below, $3;
+        max.s16x2 $0, below, zero;
+        }""",
+        "=r,r,r,r",
+        [magnitude, (NORMAL - 1) * 0x10001, (2 - NORMAL) * 0x10001 + 0x10000],
+        dtype=tl.int32,
+        is_pure=True,
+        pack=1,
+    )
+    return largest, ordinary + one
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _look_at_words(words, largest, ordinary, NORMAL: tl.constexpr, PACKED: tl.constexpr, PAIRS: tl.constexpr):  # type: ignore[no-untyped-def]
+    if PAIRS:
+        largest, ordinary = _look_at_pair(words, largest, ordinary, NORMAL)
+    elif PACKED:
+        largest, ordinary = _look_at_two(words, largest, ordinary, NORMAL)
+    else:
+        largest, ordinary = _look(words, largest, ordinary, NORMAL)
+    return largest, ordinary
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _count_bad(  # type: ignore[no-untyped-def]
     words, keep, nan, posinf, neginf, finite, SIGN: tl.constexpr, MASK: tl.constexpr, INFINITY: tl.constexpr
 ):
-    """The extra work for tensors that hold something bad."""
+    """The extra work for pieces that hold something bad."""
     magnitude = words & MASK
     infinite = keep & (magnitude == INFINITY)
     negative = (words & SIGN) != 0
@@ -59,83 +103,104 @@ def _count_bad(  # type: ignore[no-untyped-def]
 def _count(  # type: ignore[no-untyped-def]
     pointers,
     sizes,
+    firsts,
+    owners,
     found,
+    piece,
     SIGN: tl.constexpr,
     INFINITY: tl.constexpr,
     NORMAL: tl.constexpr,
     PACKED: tl.constexpr,
+    PAIRS: tl.constexpr,
     BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
 ):
-    """found[tensor] += (nan, posinf, neginf, subnormal), and absmax by its bits; grid (tensors, parts).
+    """found[tensor] += (nan, posinf, neginf, subnormal), and absmax by its bits; a program per piece.
 
-    `sizes` are in words of 32 bits, with two numbers each if PACKED. Everything is read once without a mask
-    where a block is full, so that loads are wide; what is bad is counted by reading again.
+    A piece lies in the tensor that `owners` names, whose first one is `firsts[tensor]`. `piece` and `sizes`
+    are in words of 32 bits, with two numbers each if PACKED. Everything is read once without a mask where a
+    block is full, so that loads are wide; what is bad is counted by reading again.
     """
     MASK: tl.constexpr = 0x7FFF if PACKED else 0x7FFFFFFF
-    tensor = tl.program_id(0)
-    size = tl.load(sizes + tensor).to(tl.int32)
-    stride = tl.num_programs(1) * BLOCK
-    begin = tl.program_id(1) * BLOCK
-    if begin < size:
-        base = tl.multiple_of(tl.load(pointers + tensor), 16).to(tl.pointer_type(tl.int32))
-        lane = tl.arange(0, BLOCK)
-        largest = tl.zeros([BLOCK], tl.int32)
-        subnormal = tl.zeros([BLOCK], tl.int32)
-        full = (size // BLOCK) * BLOCK
-        for offset in range(begin, full, stride):
-            words = tl.load(base + offset + lane)
-            largest, subnormal = _look_at_words(words, largest, subnormal, PACKED, MASK, NORMAL)
-        if (full // BLOCK) % tl.num_programs(1) == tl.program_id(1):
-            words = tl.load(base + full + lane, mask=full + lane < size, other=0)
-            largest, subnormal = _look_at_words(words, largest, subnormal, PACKED, MASK, NORMAL)
-        row = found + tensor * 5
-        most = tl.max(largest, 0)
-        subnormals = tl.sum(subnormal, 0)
-        # Almost always zero: the mask keeps thousands of programs off the same address.
-        tl.atomic_add(row + 3, subnormals, mask=subnormals > 0)
-        if most < INFINITY:
-            tl.atomic_max(row + 4, most)
-        else:
-            nan = tl.zeros([BLOCK], tl.int32)
-            posinf = tl.zeros([BLOCK], tl.int32)
-            neginf = tl.zeros([BLOCK], tl.int32)
-            finite = tl.zeros([BLOCK], tl.int32)
-            for offset in range(begin, size, stride):
-                keep = offset + lane < size
-                words = tl.load(base + offset + lane, mask=keep, other=0)
+    tensor = tl.load(owners + tl.program_id(0))
+    begin = (tl.program_id(0) - tl.load(firsts + tensor)) * piece
+    size = tl.minimum(tl.load(sizes + tensor).to(tl.int32) - begin, piece)
+    base = tl.multiple_of(tl.load(pointers + tensor).to(tl.pointer_type(tl.int32)) + begin, 16)
+    lane = tl.arange(0, LANES)
+    largest = tl.zeros([LANES], tl.int32)
+    ordinary = tl.zeros([LANES], tl.int32)
+    full = (size // BLOCK) * BLOCK
+    for offset in range(0, full, BLOCK):
+        for part in tl.static_range(0, BLOCK, LANES):
+            words = tl.load(base + offset + part + lane)
+            largest, ordinary = _look_at_words(words, largest, ordinary, NORMAL, PACKED, PAIRS)
+    looked_at = full
+    for offset in range(full, size, LANES):
+        words = tl.load(base + offset + lane, mask=offset + lane < size, other=0)
+        largest, ordinary = _look_at_words(words, largest, ordinary, NORMAL, PACKED, PAIRS)
+        looked_at += LANES
+    if PAIRS:
+        largest = tl.maximum(largest & 0x7FFF, largest >> 16)
+    if PACKED:
+        ordinary = (ordinary & 0xFFFF) + ((ordinary >> 16) & 0xFFFF)
+        looked_at *= 2
+    row = found + tensor * 5
+    most = tl.max(largest, 0)
+    subnormals = looked_at - tl.sum(ordinary, 0)
+    # Almost always zero: the mask keeps thousands of programs off the same address.
+    tl.atomic_add(row + 3, subnormals, mask=subnormals > 0)
+    if most < INFINITY:
+        tl.atomic_max(row + 4, most)
+    else:
+        nan = tl.zeros([LANES], tl.int32)
+        posinf = tl.zeros([LANES], tl.int32)
+        neginf = tl.zeros([LANES], tl.int32)
+        finite = tl.zeros([LANES], tl.int32)
+        for offset in range(0, size, LANES):
+            keep = offset + lane < size
+            words = tl.load(base + offset + lane, mask=keep, other=0)
+            nan, posinf, neginf, finite = _count_bad(
+                words, keep, nan, posinf, neginf, finite, SIGN, MASK, INFINITY
+            )
+            if PACKED:
                 nan, posinf, neginf, finite = _count_bad(
-                    words, keep, nan, posinf, neginf, finite, SIGN, MASK, INFINITY
+                    words >> 16, keep, nan, posinf, neginf, finite, SIGN, MASK, INFINITY
                 )
-                if PACKED:
-                    nan, posinf, neginf, finite = _count_bad(
-                        words >> 16, keep, nan, posinf, neginf, finite, SIGN, MASK, INFINITY
-                    )
-            nans, posinfs, neginfs = tl.sum(nan, 0), tl.sum(posinf, 0), tl.sum(neginf, 0)
-            tl.atomic_add(row, nans, mask=nans > 0)
-            tl.atomic_add(row + 1, posinfs, mask=posinfs > 0)
-            tl.atomic_add(row + 2, neginfs, mask=neginfs > 0)
-            tl.atomic_max(row + 4, tl.max(finite, 0))
+        nans, posinfs, neginfs = tl.sum(nan, 0), tl.sum(posinf, 0), tl.sum(neginf, 0)
+        tl.atomic_add(row, nans, mask=nans > 0)
+        tl.atomic_add(row + 1, posinfs, mask=posinfs > 0)
+        tl.atomic_add(row + 2, neginfs, mask=neginfs > 0)
+        tl.atomic_max(row + 4, tl.max(finite, 0))
 
 
-def parts_for(words: int, tensors: int) -> int:
-    """How many programs share each of so many tensors of at most so many words of 32 bits."""
-    return min(max(MOST_PARTS, PROGRAMS // max(tensors, 1)), -(-words // (4 * BLOCK)))
+def piece_for(words: Sequence[int]) -> int:
+    """The words of a piece, whole blocks, for tensors of so many words each."""
+    blocks = -(-sum(words) // (LEAST_PIECES * BLOCK))
+    return BLOCK * min(max(blocks, 1), MOST_BLOCKS)
 
 
-def run(grid: tuple[int, int], args: tuple[Tensor, ...], dtype: torch.dtype) -> None:
-    """`_count` over `grid` on the current device.
+def has_pairs(device: torch.device) -> bool:
+    """Whether a GPU has instructions for pairs of 16 bits: NVIDIA's since Hopper."""
+    if device.type != "cuda" or torch.version.hip or not hasattr(tl, "inline_asm_elementwise"):
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def run(pieces: int, tables: tuple[Tensor, ...], piece: int, dtype: torch.dtype, *, pairs: bool) -> None:
+    """`_count` with so many pieces of `piece` words on the current device.
 
     What Triton works out at every launch is kept after the first one: that halves the price of a launch.
     """
     whole, infinity, normal = FORMATS[dtype]
     packed = whole is torch.int16
-    constants = (1 << 15 if packed else -(1 << 31), infinity, normal, packed, BLOCK)
-    key = (args[0].device, constants)
+    sign = 1 << 15 if packed else -(1 << 31)
+    constants = (sign, infinity, normal, packed, packed and pairs, BLOCK, LANES)
+    key = (tables[0].device, constants)
     known = _compiled.get(key)
     if known is not None:
-        known[grid[0], grid[1], 1](*args, *constants)
+        known[pieces, 1, 1](*tables, piece, *constants)
         return
-    compiled = _count[grid](*args, *constants)
+    compiled = _count[(pieces,)](*tables, piece, *constants)
     if compiled is not None:  # Triton's interpreter compiles nothing
         _compiled[key] = compiled
 

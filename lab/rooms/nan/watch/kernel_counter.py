@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.count import FORMATS, KINDS, LOW, Counted, plain_counts, refuse_freed
-from lab.rooms.nan.watch.kernel import decode, parts_for, run
+from lab.rooms.nan.watch.kernel import decode, has_pairs, piece_for, run
 from lab.rooms.nan.watch.native.calls import reading
 
 DTYPE = attrgetter("dtype")
@@ -56,18 +56,25 @@ class KernelCounter:
 
 
 class Group:
-    """Tensors of one type on one device: their indices, and their sizes in words of 32 bits."""
+    """Tensors of one type on one device: their indices, and how they are cut into pieces."""
 
-    def __init__(self, dtype: torch.dtype, members: Sequence[int], words: Tensor, most_words: int) -> None:
-        self.dtype, self.members, self.words = dtype, np.asarray(members, np.int64), words
-        self.parts = parts_for(most_words, len(members))
+    def __init__(
+        self, dtype: torch.dtype, members: Sequence[int], words: Sequence[int], device: torch.device
+    ) -> None:
+        """`words`: the size of each in words of 32 bits."""
+        self.dtype, self.members, self.device = dtype, np.asarray(members, np.int64), device
+        self.piece, self.pairs = piece_for(words), has_pairs(device)
+        pieces = -(-np.asarray(words) // self.piece)
+        self.pieces = int(pieces.sum())
+        owners = np.repeat(np.arange(len(words)), pieces)
+        self.table = _on_device([np.asarray(words), np.cumsum(pieces) - pieces, owners], device)
         self._buffers: list[Buffers] = []
 
     def launch(self, pointers: np.ndarray) -> Found:
         """Counts of the tensors at these addresses, not waited for."""
         free = next((one for one in self._buffers if not one.busy), None)
         if free is None:
-            free = Buffers(len(pointers), self.words.device)
+            free = Buffers(len(pointers), self.device)
             if len(self._buffers) < MOST_BUFFERS:
                 self._buffers.append(free)
         return free.launch(pointers, self)
@@ -93,7 +100,8 @@ class Buffers:
         self._addresses[:] = pointers
         self._device.copy_(self._host, non_blocking=True)
         with _on(self._device.device):
-            run((len(pointers), group.parts), (self._device, group.words, self._counts), group.dtype)
+            tables = (self._device, *group.table, self._counts)
+            run(group.pieces, tables, group.piece, group.dtype, pairs=group.pairs)
             self._found.view(-1).copy_(self._counts, non_blocking=True)
             if self._done is not None:
                 self._done.record()
@@ -199,15 +207,23 @@ def _by_type(
         rest += [at for at, use in zip(members, table.chosen, strict=True) if not use]
         if table.words:
             members = [at for at, use in zip(members, table.chosen, strict=True) if use]
-            words = on_device(torch.tensor(table.words), tensors[members[0]].device)
-            groups.append(Group(dtype, members, words, max(table.words)))
+            groups.append(Group(dtype, members, table.words, tensors[members[0]].device))
             found.append(groups[-1].launch(table.pointers))
     return groups, rest, found
 
 
-def on_device(value: Tensor, device: torch.device) -> Tensor:
-    """The same on a GPU, without the wait that a copy from ordinary memory is."""
-    return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value
+def _on_device(columns: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Columns of int32 by one copy, without the wait that a copy from ordinary memory is.
+
+    The kernel takes every address for a multiple of 16.
+    """
+    ends = np.cumsum([len(one) + -len(one) % 4 for one in columns]).tolist()
+    begins = [0, *ends[:-1]]
+    host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
+    for begin, one in zip(begins, columns, strict=True):
+        host.numpy()[begin : begin + len(one)] = one
+    on_device = host.to(device, non_blocking=True)
+    return [on_device[begin : begin + len(one)] for begin, one in zip(begins, columns, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -324,7 +324,7 @@ class Recorder(ABC):
         if why := self._open(lane, at, module, args, kwargs):
             return self._aside(lane, why, inner, module, args, kwargs)
         forward = lane.forward
-        collecting = gc.isenabled()
+        collecting = forward.collecting = gc.isenabled()
         gc.disable()  # thousands of small events at once would set it off, over all of the program's objects
         ended, output = False, None
         try:

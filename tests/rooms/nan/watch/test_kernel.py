@@ -21,9 +21,29 @@ import numpy as np, torch
 import lab.rooms.nan.watch.kernel as kernel
 import lab.rooms.nan.watch.kernel_counter as counting
 from lab.rooms.nan.watch.count import plain_counts
-kernel.BLOCK = 64
 generator = torch.Generator().manual_seed(0)
+def check(tensors, dtype):
+    table = counting._table(tensors, [x.numel() for x in tensors], dtype)
+    group = counting.Group(dtype, [], table.words, torch.device("cpu"))
+    found = group.launch(table.pointers).rows()
+    expected = plain_counts([x for x, use in zip(tensors, table.chosen) if use])
+    assert np.array_equal(found, expected), (dtype, kernel.LEAST_PIECES)
+    return len(expected)
+
+# Every half and bfloat16 that there is, beside every kind of other; and floats at the borders between kinds.
 for dtype in kernel.FORMATS:
+    if dtype is torch.float32:
+        borders = torch.tensor([0, 1, 0x7FFFFF, 0x800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FFFFFFF])
+        numbers = torch.cat([borders, borders - 2**31]).to(torch.int32).repeat(200)
+    else:
+        numbers = torch.arange(-32768, 32768).to(torch.int16)
+    numbers = torch.cat([numbers, numbers[torch.randperm(len(numbers), generator=generator)]]).view(dtype)
+    finite = numbers[torch.isfinite(numbers)]
+    assert check([numbers, finite, numbers[numbers == 0]], dtype) == 3
+
+# Sizes around those of blocks, and pieces of one block and of many.
+kernel.LANES, kernel.BLOCK = 16, 64
+for dtype, kernel.LEAST_PIECES in ((one, least) for one in kernel.FORMATS for least in (1, 4096)):
     tensors = []
     for size in (2, 64, 128, 130, 1000, 3 * 64 * 2 + 6):
         for bad in (0, 1, 2):
@@ -33,11 +53,7 @@ for dtype in kernel.FORMATS:
             kinds = torch.tensor([float("nan"), float("inf"), -float("inf"), tiny])
             x[picked] = kinds[torch.randint(0, 4, (len(picked),), generator=generator)].to(dtype)
             tensors.append(x)
-    table = counting._table(tensors, [x.numel() for x in tensors], dtype)
-    group = counting.Group(dtype, [], torch.tensor(table.words), max(table.words))
-    found = group.launch(table.pointers).rows()
-    expected = plain_counts([x for x, use in zip(tensors, table.chosen) if use])
-    assert len(expected) > 10 and np.array_equal(found, expected), dtype
+    assert check(tensors, dtype) > 10
 
 # The counter remembers a call's sizes for the next: new values, new sizes and gaps must not be taken for the
 # old ones.
@@ -101,3 +117,25 @@ def test_the_kernel_counts_what_the_predicates_count():
         [sys.executable, "-c", PROGRAM], cwd=ROOT, env=env, capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "equal", done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pairs", [True, False])
+def test_a_gpu_counts_every_number_with_and_without_instructions_for_pairs(monkeypatch, pairs):
+    import numpy as np
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    from lab.rooms.nan.watch import kernel_counter
+    from lab.rooms.nan.watch.count import FORMATS, plain_counts
+
+    if not pairs:
+        monkeypatch.setattr(kernel_counter, "has_pairs", lambda device: False)
+    for dtype, (whole, _, _) in FORMATS.items():
+        bits = torch.arange(-32768, 32768, device="cuda").to(whole)
+        bits = bits * 65537 if whole is torch.int32 else bits
+        numbers = torch.cat([bits[torch.randperm(len(bits), device="cuda")] for _ in range(9)]).view(dtype)
+        tensors = [numbers[:size].clone() for size in (2, 4094, 4098, len(numbers))]
+        tensors += [one[torch.isfinite(one)] for one in tensors]
+        assert np.array_equal(kernel_counter.KernelCounter()(tensors), plain_counts(tensors)), dtype

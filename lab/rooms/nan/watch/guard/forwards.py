@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from lab.rooms.nan.watch.batch import Batch
@@ -26,6 +27,8 @@ from lab.rooms.nan.watch.unseen_by_compile import passes_on
 from lab.rooms.nan.watch.watch import Watch
 
 SHARDED = ("FSDP", "tensor parallel")
+FIRST_ASKED, ASK_EVERY = 2, 64  # updates, before and between looks at a GPU's free memory
+FREE_PART = 4  # one part in so many of it may be held
 OUTSIDE = "the program itself calls it: the batch held it, or code between the model's modules made it"
 
 
@@ -73,8 +76,10 @@ class GuardedWatch(Watch):
         self._clean = passing.cleaning("forward") if passing is not None else lambda _: -1
         self._whole = passing.whole("forward") if passing is not None else _unknown
         self._plans: dict[str, Plan] = {}  # by phase
-        # Each forward is counted when it ends: before the program can write to anything.
+        # Each forward is looked at when it ends: before the program can write to anything.
         self._patient, self._reacts = False, listener.reacts
+        self._least_budget, self._ask_at = self.budget_bytes, FIRST_ASKED
+        self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
 
     def meet_new_modules(self) -> None:
         super().meet_new_modules()
@@ -82,6 +87,9 @@ class GuardedWatch(Watch):
 
     @passes_on
     def begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._journal.step >= self._ask_at and self._device.type == "cuda":
+            self._ask_at = self._journal.step + ASK_EVERY
+            self._journal.within(self._ask_for_memory)
         self._journal.within(self._listener.forward_begins, forward, module, args, kwargs)
 
     @passes_on
@@ -156,6 +164,21 @@ class GuardedWatch(Watch):
     def ends(self, forward: Forward) -> None:
         self._journal.within(self._listener.forward_ends, forward)
 
+    def _ask_for_memory(self) -> None:
+        """After whole steps, what the driver has free is nobody's: of that, a forward may hold more.
+
+        One that is counted as a whole is read by a template, in half the time.
+        """
+        free = torch.cuda.mem_get_info(self._device)[0]
+        self.budget_bytes = max(self._least_budget, free // FREE_PART)
+
+    def takes_at_once(self, forward: Forward) -> bool:
+        """One that a GPU has found clean can wait: while it is taken, the GPU would have nothing to do.
+
+        What is bad cannot: it is explained by the weights as they are now.
+        """
+        return not forward.turned_out_clean()
+
     def stepped(self, step: Step, forward: Forward) -> None:
         if step.births:
             self._listener.forward_was_bad(step, forward)
@@ -163,7 +186,8 @@ class GuardedWatch(Watch):
             self._steps.clear()  # a training job has no end of forwards
 
     def react(self, forward: Forward) -> None:
-        self._listener.react_if_bad()
+        if not self.waits:  # else it is clean
+            self._listener.react_if_bad()
 
     def read_weights_again(self) -> list[dict[str, Any]]:
         """What weights and buffers hold now that is bad."""

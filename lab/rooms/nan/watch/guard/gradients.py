@@ -219,6 +219,12 @@ class Collector:
             self.unread[why] = self.unread.get(why, 0) + 1
         return parts
 
+    def turned_out_clean(self) -> bool:
+        """Whether a GPU has found nothing bad in all that was taken, after the wait for that."""
+        self.flush()
+        with self._lock:
+            return not any(one.late or not one.counted.by_gpu or one.counted.bad() for one in self._groups)
+
     def settled(self) -> list[tuple[list[Taken], np.ndarray]]:
         """(what was taken, rows) of all groups so far, after the wait; a row of -1: overwritten too early."""
         self.waits = False

@@ -361,7 +361,7 @@ class Guard:
             self._begins_with = optimizer, parameters
             self.journal.within(self._look_before_update, parameters)
             if self.reacts:
-                self.react_if_bad()
+                self.reactions.before_update(self.journal.open.get(self.step))
         else:
             self._begun_at.pop(id(optimizer), None)  # of one that is gone, by the same id
 
@@ -402,7 +402,7 @@ class Guard:
     def _look_before_update(self, parameters: list[Tensor]) -> None:
         self.weights.before_update(parameters)
         self.parameters.before_update(parameters)
-        if not self._on_gpu or self.reacts:
+        if not self._on_gpu or (self.reacts and not self.collector.turned_out_clean()):
             self.settle()
 
     @passes_on
@@ -410,6 +410,8 @@ class Guard:
         begun_at = self._begun_at.pop(id(optimizer), self.journal.step)
         if self.journal.step > begun_at and not self._forward_since_update:  # an optimizer in it has ended it
             self.journal.step -= 1
+        if self._on_gpu and self.collector.turned_out_clean():
+            self.settle()  # while the GPU updates: reading weights waits for it
         self.weights.after_update(optimizer, parameters)
         if not before_update.exists:
             self.weights.note_versions()

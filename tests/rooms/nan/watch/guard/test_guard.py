@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +13,8 @@ from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
+from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
+from lab.rooms.nan.watch.guard import guard as guard_module  # noqa: E402
 from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
@@ -62,6 +67,128 @@ def test_a_function_is_called_once_per_bad_step_before_its_update():
     )
     steps_of(model, g, bad_gradient)
     assert calls[0] == (2, True) and [number for number, _ in calls] == [2, 3]
+
+
+class OnGpu(Counted):
+    """Counts as a GPU's would be: of the numbers as they were when the count began."""
+
+    by_gpu, looked = True, staticmethod(lambda: None)
+
+    def __init__(self, tensors):
+        super().__init__(plain_counts(tensors))
+
+    def bad(self):
+        self.looked()
+        return super().bad()
+
+
+def counted_as_on_a_gpu(monkeypatch, looked=lambda: None):
+    """`counter="plain"` from now on counts so."""
+    plain_counts_later = partial(plain_counts)
+    plain_counts_later.begin = type("Looked", (OnGpu,), {"looked": staticmethod(looked)})
+    monkeypatch.setattr(guard_module, "counter_named", lambda name: plain_counts_later)
+
+
+def guard_as_on_a_gpu(model, *args, **more):
+    g = nan.guard(model, *args, counter="plain", **more)
+    g._on_gpu, g.watch._device = True, torch.device("cuda", 0)
+    return g
+
+
+def test_a_clean_forward_on_a_gpu_is_taken_at_the_update(monkeypatch):
+    counted_as_on_a_gpu(monkeypatch)
+    model, waited = small(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with nan.guard(model, optimizer, counter="plain") as g:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(x(8, 4)).square().mean()
+            waited.append(g.watch.waits)
+            loss.backward()
+            optimizer.step()
+            waited.append(g.watch.waits)
+        model(x(8, 4))
+    assert waited == [True, False] * 4 and g.watch.forwards == 5
+    assert g.status == "clean" and not g.failed and ("activation", "float32") in g.headroom.peaks
+
+
+def test_weights_that_backward_ruins_are_no_cause_of_the_bad_forward_before_it(monkeypatch):
+    """As an optimizer of the program's own does, which updates inside of backward."""
+    counted_as_on_a_gpu(monkeypatch)
+    model = small()
+
+    def ruin(_):
+        for weight in model.parameters():
+            weight.data.fill_(NAN)
+
+    with nan.guard(model, counter="plain") as g:
+        model(x(8, 4)).square().mean().backward()
+        model[0].weight.register_hook(ruin)
+        model[0].weight.data.fill_(1e20)
+        model(1e30 * x(8, 4)).square().mean().backward()
+    assert g.first.place == "in forward of 0" and not g.first.unsure, g.sentence()
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_objects_of_a_forward_are_collected_before_the_wait_for_a_gpu_if_at_all(monkeypatch, on):
+    events = []
+    counted_as_on_a_gpu(monkeypatch, looked=lambda: events.append("looked"))
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(200)))
+    with nan.guard(model, counter="plain"):
+        model(x(8, 4))
+        was_on, noted = gc.isenabled(), gc.callbacks.append
+        (gc.enable if on else gc.disable)()
+        noted(lambda phase, _: events.append("collected"))
+        try:
+            events.clear()
+            out = model(x(8, 4))
+            seen = [*events]
+        finally:
+            gc.callbacks.pop()
+            (gc.enable if was_on else gc.disable)()
+    assert out.requires_grad and seen[-1] == "looked" and ("collected" in seen) == on
+
+
+def test_a_forward_may_hold_more_once_it_is_known_what_memory_stays_free(monkeypatch):
+    counted_as_on_a_gpu(monkeypatch)
+    free = {"bytes": 40 << 30}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free["bytes"], 80 << 30))
+    model = small()
+    optimizer, budgets = torch.optim.SGD(model.parameters(), lr=1e-3), []
+    with guard_as_on_a_gpu(model, optimizer) as g:
+        least = g.watch.budget_bytes
+        for _ in range(70):
+            model(x(8, 4)).square().mean().backward()
+            optimizer.step()
+            budgets.append(g.watch.budget_bytes)
+            free["bytes"] = 40 << 30 if len(budgets) < 5 else 1 << 20
+    assert g.status == "clean" and not g.failed
+    assert budgets[:2] == [least] * 2 and budgets[69] == least < budgets[10]
+
+
+def test_clean_gradients_on_a_gpu_are_taken_before_weights_are_read_and_bad_ones_after(monkeypatch):
+    counted_as_on_a_gpu(monkeypatch)
+    model, waited = small(), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    g = guard_as_on_a_gpu(model, optimizer)
+    read = g.weights.read
+    monkeypatch.setattr(g.weights, "read", lambda **more: (waited.append(g.collector.waits), read(**more)))
+    with g:
+        for number in range(3):
+            optimizer.zero_grad()
+            (model(x(8, 4)).square().mean() * (NAN if number == 2 else 1)).backward()
+            optimizer.step()
+    assert waited[:3] == [False, False, True]
+    assert g.first.stage == "loss" and g.first.step == 2, g.sentence()
+
+
+def test_a_reaction_on_a_gpu_comes_before_the_update(monkeypatch):
+    counted_as_on_a_gpu(monkeypatch)
+    model = small()
+    with pytest.raises(NonFiniteError, match=r"0\.weight") as caught:
+        steps_of(model, guard_as_on_a_gpu(model, on_bad="raise"), bad_gradient)
+    assert "step 2" in str(caught.value.where)
+    assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 
 def test_an_invalid_reaction_and_a_second_use_are_refused():
