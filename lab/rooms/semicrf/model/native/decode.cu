@@ -17,14 +17,18 @@ typedef long long i64;
 typedef unsigned long long u64;
 #define SLICES (THREADS / CP)
 #define EACH (N / SLICES)
-#define GROUP (CP < 8 ? CP : 8)
 #define HELD (CP <= 64 ? CP : 1) /* transitions of a label that its thread holds: more than 64 take too many registers */
+#define AT_ONCE (CP <= 32 ? CP : 16) /* values of other labels in registers at once; beside more transitions there is no room */
 #define RUN 4
 #define EXACT 1.0e-9
 #define NONE (-1)
 #define INSIDE static __device__ __forceinline__
-#ifndef LABELS_SYNC // a barrier of the first CP threads alone: a warp of it costs next to nothing
+#ifndef LABELS_SYNC // a barrier of the first CP threads alone: of one warp it costs next to nothing
+#if CP == 32
+#define LABELS_SYNC() __syncwarp()
+#else
 #define LABELS_SYNC() asm volatile("bar.sync 1, %0;" ::"n"(CP) : "memory")
+#endif
 #endif
 
 INSIDE int smaller(int a, int b) { return a < b ? a : b; }
@@ -50,12 +54,8 @@ INSIDE void look_at(Best& best, double value, int after) {
 struct Place {
     int c, slice, labels, longest, length;
     bool there; // whether the label is one
-    const double* __restrict__ duration;
-    const double* __restrict__ transition;
+    const double* __restrict__ table; // durations of this label: k in row k - 1, -inf where there is none
 };
-INSIDE double duration_of(const Place& at, int k) { // k >= 1
-    return at.there && k <= at.longest ? at.duration[(i64)(k - 1) * at.labels + at.c] : -infinity();
-}
 
 // What blocks `nearest` to `farthest` before q bring into each frame of q, up to the end of the block before; `between` are
 // the frames of the blocks after `nearest`.
@@ -63,29 +63,32 @@ INSIDE void far_part(const Place& at, const double* gathered, const double* prod
                      double between, Best (&found)[N]) {
     for (int delta = nearest; delta <= farthest; ++delta) {
         const i64 p = q - delta;
-        double rows[N];
+        const double* table = at.table + (delta - 1) * N * CP;
+        double rows[N], steps[2 * N];
+#pragma unroll
+        for (int x = 1; x < 2 * N; ++x) steps[x] = table[x * CP];
 #pragma unroll
         for (int m = 0; m < N; ++m) rows[m] = gathered[(p * N + m) * CP + at.c] + between;
 #pragma unroll
         for (int x = 1; x < 2 * N; ++x) { // durations in ascending order for each frame
-            const int k = (delta - 1) * N + x + 1;
-            const double step = duration_of(at, k);
 #pragma unroll
             for (int i = 0; i < N; ++i) {
                 const int m = i + N - x;
-                if (m >= 0 && m < N) look_at(found[i], rows[m] + step, k);
+                if (m >= 0 && m < N) look_at(found[i], rows[m] + steps[x], (delta - 1) * N + x + 1);
             }
         }
         between += product[p * CP + at.c];
     }
 }
 
-// What blocks from the second before q on bring into q, by all slices but the first, nearer blocks by lower ones; `latest`
-// are the frames of the block before q.
+// What blocks from the second before q on bring into q, by all slices but the first, a part each, nearer blocks in lower ones;
+// `latest` are the frames of the block before q. The farthest part, often the shortest, goes to the slice that shares its
+// scheduler with the first one.
 INSIDE void before_block(const Place& at, const double* gathered, const double* product, const double* latest, int q,
                          double* parts, int* parts_after) {
+    const int part = at.slice < SLICES / 2 ? at.slice - 1 : at.slice > SLICES / 2 ? at.slice - 2 : SLICES - 2;
     const int reach = (at.longest - 2) / N + 1, each = (reach - 1 + SLICES - 2) / (SLICES - 1); // by K alone
-    const int nearest = 2 + (at.slice - 1) * each, farthest = smaller(smaller(nearest + each - 1, reach), q);
+    const int nearest = 2 + part * each, farthest = smaller(smaller(nearest + each - 1, reach), q);
     Best found[N];
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -96,38 +99,41 @@ INSIDE void before_block(const Place& at, const double* gathered, const double* 
         double between = 0;
 #pragma unroll
         for (int i = N - 1; i >= 0; --i) between += latest[i * CP + at.c];
+#pragma unroll 4
         for (int passed = 2; passed < nearest; ++passed) between += product[(i64)(q - passed) * CP + at.c];
         far_part(at, gathered, product, q, nearest, farthest, between, found);
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-        parts[((at.slice - 1) * N + i) * CP + at.c] = found[i].value;
-        parts_after[((at.slice - 1) * N + i) * CP + at.c] = found[i].after;
+        parts[(part * N + i) * CP + at.c] = found[i].value;
+        parts_after[(part * N + i) * CP + at.c] = found[i].after;
     }
 }
 
+// -inf, though the compiler cannot know: what begins with one made of the last of several loads waits for all at once. Else the
+// compiler loads one value, waits, uses it and loads the next.
+INSIDE double lowest_of(double last) {
+    return __longlong_as_double((__double_as_longlong(last) & (i64)threadIdx.y) | __double_as_longlong(-infinity()));
+}
+INSIDE double larger(double a, double b) { return a > b ? a : b; }
+
 // The best that any label sent over its transition to this one.
-INSIDE double received(const Place& at, const double* sent, const double (&across)[HELD]) {
-    double tops[GROUP];
+INSIDE double received(const Place& at, const double* sent, const double (&across)[HELD], const double* transition) {
+    double tops[4];
+#pragma unroll (HELD == CP ? CP / AT_ONCE : 1)
+    for (int begin = 0; begin < CP; begin += AT_ONCE) {
+        if (begin && begin >= at.labels) continue;
+        double from[AT_ONCE];
 #pragma unroll
-    for (int j = 0; j < GROUP; ++j) tops[j] = -infinity();
-#pragma unroll (HELD == CP ? CP / GROUP : 1)
-    for (int begin = 0; begin < CP; begin += GROUP) {
-        if (begin >= at.labels) continue;
+        for (int a = 0; a < AT_ONCE; ++a) from[a] = sent[begin + a];
+        if (begin == 0) tops[0] = tops[1] = tops[2] = tops[3] = lowest_of(from[AT_ONCE - 1]);
 #pragma unroll
-        for (int j = 0; j < GROUP; ++j) {
-            const int a = begin + j;
-            const double step =
-                HELD == CP ? across[a % HELD] : at.there && a < at.labels ? at.transition[a * at.labels + at.c] : -infinity();
-            const double value = sent[a] + step;
-            tops[j] = value > tops[j] ? value : tops[j];
+        for (int a = 0; a < AT_ONCE; ++a) {
+            const double step = HELD == CP ? across[(begin + a) % HELD] : transition[(begin + a) * CP + at.c];
+            tops[a % 4] = larger(from[a] + step, tops[a % 4]);
         }
     }
-#pragma unroll
-    for (int step = GROUP / 2; step > 0; step /= 2)
-#pragma unroll
-        for (int j = 0; j < step; ++j) tops[j] = tops[j + step] > tops[j] ? tops[j + step] : tops[j];
-    return tops[0];
+    return larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
 }
 
 // Where the pass of a sequence leaves what it finds; `gathered` are the messages before each frame and the rest of their
@@ -138,47 +144,54 @@ struct Kept {
 };
 
 // N frames one after the other, by the first CP threads; `pending` is what earlier blocks bring into each. `newest` takes the
-// messages, and at the end what the next block needs of them.
-INSIDE void near_steps(const Place& at, int q, double& message, const double* pending, const int* pending_after,
-                       const double (&near)[N], const double (&across)[HELD], const double* line, double* newest,
-                       double* sent, const Kept& kept) {
-    const int c = at.c;
-    Best best[N];
-    double frame[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-        best[i].value = pending[i * CP + c];
-        best[i].after = pending_after[i * CP + c];
-        frame[i] = line[i * CP + c];
-    }
-    const int count = smaller(N, at.length - q * N);
+// messages, and at the end what the next block needs of them; `final` is what ended last within the sequence. What comes into
+// the frames after the next one moves up by one at each frame: few steps are unrolled, and stay in the nearest cache.
+INSIDE void near_steps(const Place& at, int q, double& message, double& final, const double* pending,
+                       const int* pending_after, const double (&near)[N], const double (&across)[HELD],
+                       const double* transition, const double* line, double* newest, double* sent, const Kept& kept) {
+    const int c = at.c, count = at.length - q * N;
     const i64 row = (i64)q * N * at.labels + c;
+    double *alpha = kept.alpha + row, *gamma = kept.gamma + row;
+    int* lasts = kept.lasts + row;
+    Best coming[N];
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-        if (i >= count) break;
-        const double coming = message; // a segment that starts here is shorter than all before: it wins ties
-        const bool single = coming + near[0] >= best[i].value;
-        const double ended = (single ? coming + near[0] : best[i].value) + frame[i];
-        sent[(i & 1) * CP + c] = ended; // two buffers: who is a step ahead writes the other one
-        newest[i * CP + c] = coming;
-        LABELS_SYNC();
-        message = received(at, sent + (i & 1) * CP, across);
+    for (int j = 0; j < N; ++j) {
+        coming[j].value = pending[j * CP + c];
+        coming[j].after = pending_after[j * CP + c];
+    }
+#pragma unroll 1
+    for (int begin = 0; begin < N; begin += 4) {
 #pragma unroll
-        for (int j = i + 1; j < N; ++j) { // meanwhile
-            const bool better = coming + near[j - i] >= best[j].value;
-            best[j].value = (better ? coming + near[j - i] : best[j].value) + frame[i];
-            best[j].after = better ? j - i + 1 : best[j].after;
-        }
-        if (at.there) {
-            kept.alpha[row + i * at.labels] = ended;
-            kept.lasts[row + i * at.labels] = single ? 1 : best[i].after;
-            if (kept.gamma) kept.gamma[row + i * at.labels] = coming;
+        for (int i = 0; i < 4; ++i) { // a segment that starts here is shorter than all before: it wins ties
+            const double frame = line[(begin + i) * CP + c], before = message, one = before + near[0];
+            const bool single = one >= coming[0].value, inside = begin + i < count;
+            const double ended = (single ? one : coming[0].value) + frame;
+            sent[(i & 1) * CP + c] = ended; // two buffers: who is a step ahead writes the other one
+            newest[(begin + i) * CP + c] = before;
+            final = inside ? ended : final;
+            if (inside && at.there) {
+                *alpha = ended;
+                *lasts = single ? 1 : coming[0].after;
+                if (kept.gamma) *gamma = before;
+            }
+            alpha += at.labels;
+            gamma += at.labels;
+            lasts += at.labels;
+            LABELS_SYNC();
+            message = received(at, sent + (i & 1) * CP, across, transition);
+#pragma unroll
+            for (int j = 1; j < N; ++j) { // meanwhile
+                const double value = before + near[j];
+                const bool better = value >= coming[j].value;
+                coming[j - 1].value = (better ? value : coming[j].value) + frame;
+                coming[j - 1].after = better ? j + 1 : coming[j].after;
+            }
         }
     }
     double rest = 0;
 #pragma unroll
     for (int i = N - 1; i >= 0; --i) {
-        rest += frame[i];
+        rest += line[i * CP + c];
         const double value = newest[i * CP + c] + rest;
         newest[i * CP + c] = value;
         kept.gathered[((i64)q * N + i) * CP + c] = value;
@@ -194,14 +207,26 @@ INSIDE void join_parts(const Place& at, int q, const double* newest, const doubl
         const int i = at.slice * EACH + r;
         Best best = {-infinity(), 0};
         if (q > 0) {
+            double steps[N], rows[N];
 #pragma unroll
-            for (int m = N - 1; m >= 0; --m)
-                look_at(best, newest[m * CP + at.c] + duration_of(at, i + 1 + N - m), i + 1 + N - m);
+            for (int m = 0; m < N; ++m) {
+                steps[m] = at.table[(i + N - m) * CP];
+                rows[m] = newest[m * CP + at.c];
+            }
+            best.value = lowest_of(rows[0]);
+#pragma unroll
+            for (int m = N - 1; m >= 0; --m) look_at(best, rows[m] + steps[m], i + 1 + N - m);
         }
         if (q > 1) {
+            double values[SLICES];
+            int afters[SLICES];
 #pragma unroll
-            for (int part = 0; part < SLICES - 1; ++part)
-                look_at(best, parts[(part * N + i) * CP + at.c], parts_after[(part * N + i) * CP + at.c]);
+            for (int part = 0; part < SLICES - 1; ++part) {
+                values[part] = parts[(part * N + i) * CP + at.c];
+                afters[part] = parts_after[(part * N + i) * CP + at.c];
+            }
+#pragma unroll
+            for (int part = 0; part < SLICES - 1; ++part) look_at(best, values[part], afters[part]);
         }
         pending[i * CP + at.c] = best.value;
         pending_after[i * CP + at.c] = best.after;
@@ -216,28 +241,40 @@ INSIDE void read_scores(const Place& at, const REAL* score, int q, double (&comi
     }
 }
 
-// The pass of one sequence; grid (B). Tables are (labels, labels), (K, labels), (labels,). alpha and gamma (B, T, labels):
+// The model in float64 from parameters that are `doubles` or as the scores, CP columns each and -inf where nothing is: rows of
+// transitions from each label, then where a sequence starts and ends, then durations; grid (ceil(ROWS * CP / THREADS)).
+extern "C" __global__ void __launch_bounds__(THREADS) prepare(
+    const void* __restrict__ transition, const void* __restrict__ duration, const void* __restrict__ start,
+    const void* __restrict__ end, double* __restrict__ model, int doubles, int labels, int longest, int rows) {
+    const int i = blockIdx.x * THREADS + threadIdx.x, row = i / CP, c = i % CP, k = row - CP - 2;
+    if (row >= rows) return;
+    const void* from = row < CP ? transition : row == CP ? start : row == CP + 1 ? end : duration;
+    const bool there = c < labels && (row < CP ? row < labels : k < longest);
+    const i64 at = (i64)(row < CP ? row : k < 0 ? 0 : k) * labels + c;
+    model[(i64)row * CP + c] = !there ? -infinity() : doubles ? ((const double*)from)[at] : (double)((const REAL*)from)[at];
+}
+
+// The pass of one sequence; grid (B). `model` is what `prepare` made. alpha and gamma (B, T, labels):
 // alpha of boundary t in row t - 1, gamma of boundary s in row s, where it is wanted. -> the best score and its last label, -1
 // where nothing is feasible.
 extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
-    const REAL* __restrict__ score, const double* __restrict__ transition, const double* __restrict__ duration,
-    const double* __restrict__ start, const double* __restrict__ end, const i64* __restrict__ lengths, double* gathered,
+    const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths, double* gathered,
     double* product, int* __restrict__ lasts, double* __restrict__ alpha, double* __restrict__ gamma,
     double* __restrict__ best_score, int* __restrict__ last_label, int frames, int labels, int longest, int blocks, int keep) {
     __shared__ __align__(16) double sent[2 * CP];
     __shared__ double newest[N * CP], pending[N * CP], line[N * CP], parts[(SLICES - 1) * N * CP];
     __shared__ int pending_after[N * CP], parts_after[(SLICES - 1) * N * CP];
     const int b = blockIdx.x, c = threadIdx.x % CP, length = length_of(lengths, b, frames), used = (length + N - 1) / N;
-    const Place at = {c, (int)threadIdx.x / CP, labels, longest, length, c < labels, duration, transition};
+    const double *start = model + CP * CP, *end = start + CP;
+    const Place at = {c, (int)threadIdx.x / CP, labels, longest, length, c < labels, end + CP + c};
     const i64 own = (i64)b * frames * labels;
     const Kept kept = {gathered + (i64)b * blocks * N * CP, product + (i64)b * blocks * CP, alpha + own,
                        keep ? gamma + own : nullptr, lasts + own};
-    double across[HELD], near[N], coming[EACH];
+    double across[HELD], near[N], coming[EACH], message = start[c], final = -infinity(); // the message before the next frame
 #pragma unroll
-    for (int a = 0; a < HELD; ++a) across[a] = at.there && a < labels ? transition[a * labels + c] : -infinity();
+    for (int a = 0; a < HELD; ++a) across[a] = model[a * CP + c];
 #pragma unroll
-    for (int i = 0; i < N; ++i) near[i] = duration_of(at, i + 1);
-    double message = at.there ? start[c] : -infinity(); // of the boundary before the next frame
+    for (int i = 0; i < N; ++i) near[i] = at.table[i * CP];
     read_scores(at, score + own, 0, coming);
     for (int q = 0; q < used; ++q) {
 #pragma unroll
@@ -246,18 +283,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
         join_parts(at, q, newest, parts, parts_after, pending, pending_after);
         __syncthreads();
         if (at.slice == 0)
-            near_steps(at, q, message, pending, pending_after, near, across, line, newest, sent, kept);
+            near_steps(at, q, message, final, pending, pending_after, near, across, model, line, newest, sent, kept);
         else if (q + 1 < used && q > 0)
             before_block(at, kept.gathered, kept.product, line, q + 1, parts, parts_after);
         __syncthreads(); // the next block reads what was found, and the shared rows are free again
     }
+    if (at.slice == 0) sent[c] = final + end[c];
+    __syncthreads();
     if (threadIdx.x) return;
     double top = -infinity();
     int label = NONE;
-    const double* arrived = sent + ((length - 1) % N & 1) * CP;
-    for (int a = 0; a < labels && length > 0; ++a)
-        if (arrived[a] + end[a] > top) {
-            top = arrived[a] + end[a];
+    for (int a = 0; a < labels; ++a)
+        if (sent[a] > top) {
+            top = sent[a];
             label = a;
         }
     best_score[b] = top;
@@ -266,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
 
 // The label before a segment of c that starts at boundary s, for all of them, row s - 1; grid (ceil(T / (RUN * SLICES)), B).
 extern "C" __global__ void __launch_bounds__(THREADS) best_labels(
-    const double* __restrict__ transition, const double* __restrict__ alpha, const i64* __restrict__ lengths,
+    const double* __restrict__ model, const double* __restrict__ alpha, const i64* __restrict__ lengths,
     int* __restrict__ from, int frames, int labels) {
     const int b = blockIdx.y, c = threadIdx.x % CP, first = (blockIdx.x * SLICES + (int)threadIdx.x / CP) * RUN;
     const int count = smaller(RUN, length_of(lengths, b, frames) - first);
@@ -280,7 +318,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_labels(
     }
 #pragma unroll 4
     for (int a = 0; a < labels; ++a) {
-        const double step = transition[a * labels + c];
+        const double step = model[a * CP + c];
 #pragma unroll
         for (int r = 0; r < RUN; ++r)
             look_at(best[r], alpha[row + (i64)(r < count ? r : 0) * labels + a] + step, a);
@@ -293,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_labels(
 // One sequence as walks back see it: alpha of boundary t in row t - 1, gamma of boundary s in row s.
 struct Walked {
     const REAL* score;
-    const double *transition, *duration, *end, *alpha, *gamma;
+    const double *model, *alpha, *gamma;
     const int *lasts, *from;
     int labels, longest, length;
 };
@@ -307,12 +345,13 @@ struct Path {
 };
 
 INSIDE double label_step(const Walked& q, int label, int next) {
-    return next < 0 ? q.end[label] : q.transition[label * q.labels + next];
+    return q.model[next < 0 ? (CP + 1) * CP + label : label * CP + next];
 }
+INSIDE double duration_of(const Walked& q, int label, int k) { return q.model[(i64)(CP + 1 + k) * CP + label]; }
 INSIDE double duration_step(const Walked& q, int t, int label, int k) {
     double content = 0;
     for (int u = t - 1; u >= t - k; --u) content += (double)q.score[(i64)u * q.labels + label];
-    return content + q.duration[(i64)(k - 1) * q.labels + label];
+    return content + duration_of(q, label, k);
 }
 
 // The best choices from boundary t on, where a segment of `label` ends; nodes from `nodes` on, by all threads. -> the number
@@ -394,7 +433,7 @@ INSIDE double worth_of(const Walked& q, bool label, int t, int around, int choic
     if (label) return q.alpha[(i64)(t - 1) * q.labels + choice] + label_step(q, choice, around);
     const i64 at = (i64)(t - 1 - choice) * q.labels + around;
     content += (double)q.score[at];
-    return q.gamma[at] + (content + q.duration[(i64)choice * q.labels + around]);
+    return q.gamma[at] + (content + duration_of(q, around, choice + 1));
 }
 
 // The best other choice at a node, a thread's work: any but `chosen`, or where there is a `root` what comes after `chosen` in
@@ -453,16 +492,15 @@ INSIDE bool is_better(const Paths& of, const Deviation& a, const Deviation& b) {
 // far leads to the next; grid (B). Arrays of nodes are (B, count, 2 T). -> score (B, count), -inf where there is none, segments
 // (end, label) from the last one on, (B, count, T, 2), and how many (B, count).
 extern "C" __global__ void __launch_bounds__(THREADS) best_paths(
-    const REAL* __restrict__ score, const double* __restrict__ transition, const double* __restrict__ duration,
-    const double* __restrict__ end, const i64* __restrict__ lengths, const int* __restrict__ lasts,
-    const int* __restrict__ from, const double* __restrict__ alpha, const double* __restrict__ gamma,
+    const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths,
+    const int* __restrict__ lasts, const int* __restrict__ from, const double* __restrict__ alpha, const double* __restrict__ gamma,
     const double* __restrict__ best_score, const int* __restrict__ last_label, int* chosen, int* boundary, int* other,
     double* worth, double* behind, int* first, int* roots, int* used, double* __restrict__ scores,
     int* __restrict__ segments, int* __restrict__ sizes, int frames, int labels, int longest, int count) {
     __shared__ Deviation found[THREADS];
     const int b = blockIdx.x;
     const i64 at = (i64)b * frames * labels, number = (i64)b * count;
-    const Walked q = {score + at, transition, duration, end, alpha + at, gamma + at, lasts + at, from + at,
+    const Walked q = {score + at, model, alpha + at, gamma + at, lasts + at, from + at,
                       labels, longest, length_of(lengths, b, frames)};
     const i64 nodes_before = number * 2 * frames;
     const Paths paths = {{chosen + nodes_before, boundary + nodes_before, other + nodes_before, worth + nodes_before,

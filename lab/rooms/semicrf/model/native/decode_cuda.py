@@ -58,8 +58,8 @@ than the longest list."""
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
     """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last."""
-    model = as_read(problem)
-    plan = plan_best(shape_of(*model.shape, model.score_BTC.dtype, SIZES), count)
+    model, doubles = as_read(problem)
+    plan = plan_best(shape_of(*model.shape, model.score_BTC.dtype, SIZES), count, doubles)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
     machine_for(model).run(plan, **native_cuda.bound_inputs(model), best=workspace)
     return fetched(plan, workspace, "scores")
@@ -67,8 +67,8 @@ def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
 
 def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
     """Exact draws; and the sequences that had none because underflow may have lost something, (B,) bool."""
-    model = replace(as_read(problem), score_BTC=problem.score_BTC.detach().double().contiguous())
-    state = native_cuda.forward(model, count=False)
+    model = problem.with_floats([value.detach().double().contiguous() for value in problem.floats()])
+    state = native_cuda.forward(replace(model, given_B=None), count=False)
     plan = plan_draws(state.shape, samples, SIZES)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
     word = torch.tensor([(seed + 2**63) % 2**64 - 2**63], device=model.score_BTC.device)
@@ -81,15 +81,17 @@ def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
 
 
 @functools.lru_cache(maxsize=64)
-def plan_best(shape: Shape, count: int) -> Plan:
+def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
     """The pass and the walks back. To be bound: score, transition, duration, start, end, lengths."""
     sizes = shape.sizes
     assert isinstance(sizes, DecodeSizes)
     batch, frames, labels, wide, blocks = shape.batch, shape.frames, shape.labels, shape.wide, shape.blocks
     slices = sizes.threads // wide
     more, whole, double = count > 1, torch.int32, torch.float64
+    rows = wide + 2 + shape.longest + 2 * sizes.block  # durations that a block looks at, there or not
     states, nodes = (batch, frames, labels), (batch, count, 2 * frames)
     wanted: dict[str, Wanted] = {
+        "model": (double, (rows, wide)),
         "gathered": (double, (batch, blocks * sizes.block, wide)),
         "product": (double, (batch, blocks, wide)),
         **dict.fromkeys(("lasts", "from"), (whole, states)),
@@ -105,21 +107,28 @@ def plan_best(shape: Shape, count: int) -> Plan:
         "sizes": (whole, (batch, count)),
         "segments": (whole, (batch, count, frames, 2)),
     }
-    inputs = ("score", "transition", "duration", "start", "end", "lengths", "gathered", "product")
+    parameters = ("transition", "duration", "start", "end", "model")
+    inputs = ("score", "model", "lengths", "gathered", "product")
     outcome = ("best_score", "last_label")
     passed = (*inputs, "lasts", "alpha", "gamma", *outcome, frames, labels, shape.longest, blocks, int(more))
     messages = ("lasts", "from", "alpha", "gamma", *outcome)
     paths = ("chosen", "boundary", "other", "worth", "behind", "first", "roots", "used")
     outputs = ("scores", "segments", "sizes", frames, labels, shape.longest, count)
-    walked = ("score", "transition", "duration", "end", "lengths", *messages, *paths, *outputs)
+    walked = ("score", "model", "lengths", *messages, *paths, *outputs)
     groups = ceiling(frames, ROWS_EACH * slices)
     launches = [
+        Launch(
+            "prepare",
+            (ceiling(rows * wide, sizes.threads),),
+            sizes.threads,
+            (*parameters, int(doubles), labels, shape.longest, rows),
+        ),
         Launch("best_messages", (batch,), sizes.threads, passed),
         Launch(
             "best_labels",
             (groups, batch),
             sizes.threads,
-            ("transition", "alpha", "lengths", "from", frames, labels),
+            ("model", "alpha", "lengths", "from", frames, labels),
         ),
         Launch("best_paths", (batch,), sizes.threads, walked),
     ]
@@ -148,11 +157,17 @@ def plan_draws(shape: Shape, samples: int, sizes: DecodeSizes) -> Plan:
     return made("draws", wanted, launches, plan_messages(shape, 2))
 
 
-def as_read(problem: Problem) -> Problem:
-    """The inputs as the kernels read them: as those of semicrf.cu, but all except the scores in float64."""
-    score_BTC = native_cuda.as_read(problem).score_BTC
-    floats = [score_BTC, *(value.detach().double().contiguous() for value in problem.floats()[1:])]
-    return replace(problem, given_B=None, lengths_B=problem.lengths_B.contiguous()).with_floats(floats)
+def as_read(problem: Problem) -> tuple[Problem, bool]:
+    """The inputs as the kernels read them: as those of semicrf.cu; but where a parameter has another type than
+    the scores all of them are float64, and the second value is true.
+    """
+    found = native_cuda.as_read(problem)
+    parameters, score_BTC = problem.floats()[1:], found.score_BTC
+    doubles = any(value.dtype != score_BTC.dtype for value in parameters)
+    if doubles:
+        floats = [value.detach().double().contiguous() for value in parameters]
+        found = found.with_floats([score_BTC, *floats])
+    return replace(found, given_B=None), doubles
 
 
 def fetched(plan: Plan, workspace: Tensor, first: str) -> tuple[Tensor, Decoded]:
