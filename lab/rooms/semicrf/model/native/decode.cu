@@ -21,6 +21,7 @@ typedef unsigned long long u64;
 #define AT_ONCE (CP <= 32 ? CP : 16) /* values of other labels in registers at once; beside more transitions there is no room */
 #define RUN 4
 #define EXACT 1.0e-9
+#define LARGE 1.0e6 /* beside larger scores others lose digits */
 #define NONE (-1)
 #define INSIDE static __device__ __forceinline__
 #ifndef LABELS_SYNC // a barrier of the first CP threads alone: of one warp it costs next to nothing
@@ -241,17 +242,43 @@ INSIDE void read_scores(const Place& at, const REAL* score, int q, double (&comi
     }
 }
 
+INSIDE bool is_large(double value) { return !(value >= -LARGE && value <= LARGE); } // NaN is
+
 // The model in float64 from parameters that are `doubles` or as the scores, CP columns each and -inf where nothing is: rows of
-// transitions from each label, then where a sequence starts and ends, then durations; grid (ceil(ROWS * CP / THREADS)).
+// transitions from each label, then where a sequence starts and ends, then durations. Programs beyond those take THREADS frames
+// of all sequences each. `odd` is 1 for each program that saw a NaN or +inf, or a frame whose largest score is large; grid
+// (ceil(ROWS * CP / THREADS) + ceil(B * T / THREADS)).
 extern "C" __global__ void __launch_bounds__(THREADS) prepare(
     const void* __restrict__ transition, const void* __restrict__ duration, const void* __restrict__ start,
-    const void* __restrict__ end, double* __restrict__ model, int doubles, int labels, int longest, int rows) {
-    const int i = blockIdx.x * THREADS + threadIdx.x, row = i / CP, c = i % CP, k = row - CP - 2;
-    if (row >= rows) return;
-    const void* from = row < CP ? transition : row == CP ? start : row == CP + 1 ? end : duration;
-    const bool there = c < labels && (row < CP ? row < labels : k < longest);
-    const i64 at = (i64)(row < CP ? row : k < 0 ? 0 : k) * labels + c;
-    model[(i64)row * CP + c] = !there ? -infinity() : doubles ? ((const double*)from)[at] : (double)((const REAL*)from)[at];
+    const void* __restrict__ end, const REAL* __restrict__ score, const i64* __restrict__ lengths, double* __restrict__ model,
+    int* __restrict__ odd, int doubles, int batch, int frames, int labels, int longest, int rows, int programs) {
+    __shared__ int any;
+    if (threadIdx.x == 0) any = 0;
+    __syncthreads();
+    if ((int)blockIdx.x >= programs) {
+        const i64 row = (i64)((int)blockIdx.x - programs) * THREADS + threadIdx.x;
+        if (row < (i64)batch * frames && row % frames < length_of(lengths, (int)(row / frames), frames)) {
+            double top = -infinity();
+            bool nan = false;
+            for (int c = 0; c < labels; ++c) {
+                const double one = score[row * labels + c];
+                nan |= one != one;
+                top = larger(one, top);
+            }
+            if (nan || is_large(top)) any = 1;
+        }
+    } else {
+        const int i = blockIdx.x * THREADS + threadIdx.x, row = i / CP, c = i % CP, k = row - CP - 2;
+        const void* from = row < CP ? transition : row == CP ? start : row == CP + 1 ? end : duration;
+        const bool there = c < labels && (row < CP ? row < labels : k < longest);
+        const i64 at = (i64)(row < CP ? row : k < 0 ? 0 : k) * labels + c;
+        const double one =
+            row >= rows || !there ? -infinity() : doubles ? ((const double*)from)[at] : (double)((const REAL*)from)[at];
+        if (row < rows) model[(i64)row * CP + c] = one;
+        if (!(one < infinity())) any = 1;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) odd[blockIdx.x] = any;
 }
 
 // The pass of one sequence; grid (B). `model` is what `prepare` made. alpha and gamma (B, T, labels):
@@ -592,15 +619,23 @@ INSIDE u64 mixed(u64 x) {
 }
 #define GOLDEN 0x9e3779b97f4a7c15ULL
 
-// What one sequence's draws depend on beside the seed: its scores and length; by all threads.
-INSIDE u64 content_of(const REAL* score, int length, int labels) {
+// What one sequence's draws depend on beside the seed: its scores and length; by all threads. `odd` where a score is NaN or
+// +inf.
+INSIDE u64 content_of(const REAL* score, int length, int labels, bool& odd) {
     __shared__ u64 sums[THREADS];
+    __shared__ int any;
+    if (threadIdx.x == 0) any = 0;
+    __syncthreads();
     u64 sum = 0;
 #pragma unroll 4
-    for (i64 i = threadIdx.x; i < (i64)length * labels; i += THREADS)
-        sum += mixed((u64)__double_as_longlong((double)score[i] + 0.0) + GOLDEN * (u64)(i + 1)); // -0.0 becomes 0.0
+    for (i64 i = threadIdx.x; i < (i64)length * labels; i += THREADS) {
+        const double one = score[i];
+        if (!(one < infinity())) any = 1;
+        sum += mixed((u64)__double_as_longlong(one + 0.0) + GOLDEN * (u64)(i + 1)); // -0.0 becomes 0.0
+    }
     sums[threadIdx.x] = sum;
     __syncthreads();
+    odd = any;
     sum = mixed((u64)length);
     for (int i = 0; i < THREADS; ++i) sum += sums[i];
     return sum;
@@ -710,12 +745,12 @@ INSIDE bool draw_duration(const Drawn& q, const Tile& tile, Draw& own) {
 }
 
 // Draws, one for each APART threads; grid (ceil(samples * APART / THREADS), B). `stride` rows of messages for each sequence.
-// `flagged` (B, samples) is 1 where weights do not add up to their message, 2 where nothing is feasible.
+// `flagged` (B, samples) is 1 where weights do not add up to their message or a score is odd, 2 where nothing is feasible.
 extern "C" __global__ void __launch_bounds__(THREADS) draws(
     const REAL* __restrict__ score, const REAL* __restrict__ tops, const double* __restrict__ onward,
     const double* __restrict__ table, const double* __restrict__ last, const i64* __restrict__ lengths,
     const double* __restrict__ source, const double* __restrict__ arrived, const int* __restrict__ exponent,
-    const double* __restrict__ z_value, const u64* __restrict__ seed, int* __restrict__ segments,
+    const double* __restrict__ z_value, u64 seed, int* __restrict__ segments,
     int* __restrict__ sizes, int* __restrict__ flagged, int frames, int labels, int longest, int samples, int stride,
     int table_first) {
     __shared__ double arrived_rows[TILE / 2 * CP], source_rows[TILE / 2 * CP], weight_rows[TILE / 2 * CP];
@@ -728,7 +763,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) draws(
     const Drawn q = drawn_of(score, tops, onward, table, last, source, arrived, exponent, b, frames, labels, longest, stride,
                              table_first, length);
     Draw own = {0, length, NONE, NONE, 0, 0, 0, 0, 0, 0, 0, 0, feasible};
-    own.state = mixed(mixed(mixed(*seed + GOLDEN) ^ content_of(q.score, length, labels)) + (u64)n * GOLDEN);
+    bool odd;
+    own.state = mixed(mixed(mixed(seed + GOLDEN) ^ content_of(q.score, length, labels, odd)) + (u64)n * GOLDEN);
     for (int high = feasible ? length : 0; high > 0; high -= TILE / 2) {
         const Tile tile = {arrived_rows, source_rows, weight_rows, higher(0, high - TILE / 2), high};
         __syncthreads(); // the tile before it is free
@@ -753,19 +789,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) draws(
     }
     if (!here) return;
     sizes[number] = own.exact ? own.size : 0;
-    flagged[number] = own.exact ? 0 : z == 0 ? 2 : 1;
+    flagged[number] = odd ? 1 : own.exact ? 0 : z == 0 ? 2 : 1;
 }
 
-// Whether all weights at the segments of a sequence's first draw add up to their messages: a thread for each segment; grid
-// (ceil(T / THREADS), B).
+INSIDE bool has_odd(const double* values, i64 count) {
+    bool odd = false;
+    for (i64 i = threadIdx.x; i < count; i += THREADS) odd |= !(values[i] < infinity());
+    return odd;
+}
+
+// Whether all weights at the segments of a sequence's first draw add up to their messages, and no parameter is NaN or +inf: a
+// thread for each segment; grid (ceil(T / THREADS), B).
 extern "C" __global__ void __launch_bounds__(THREADS) check_draws(
     const REAL* __restrict__ score, const REAL* __restrict__ tops, const double* __restrict__ onward,
     const double* __restrict__ table, const double* __restrict__ last, const i64* __restrict__ lengths,
     const double* __restrict__ source, const double* __restrict__ arrived, const int* __restrict__ exponent,
-    const int* __restrict__ segments, const int* __restrict__ sizes, int* __restrict__ flagged, int frames, int labels,
-    int longest, int samples, int stride, int table_first) {
+    const double* __restrict__ transition, const double* __restrict__ duration, const double* __restrict__ start,
+    const double* __restrict__ end, const int* __restrict__ segments, const int* __restrict__ sizes,
+    int* __restrict__ flagged, int frames, int labels, int longest, int samples, int stride, int table_first) {
     const int b = blockIdx.y, i = blockIdx.x * THREADS + threadIdx.x;
     const i64 number = (i64)b * samples;
+    if (blockIdx.x == 0 && (has_odd(transition, labels * labels) | has_odd(duration, (i64)longest * labels) |
+                            has_odd(start, labels) | has_odd(end, labels)))
+        flagged[number] = 1;
     if (i >= sizes[number]) return;
     const Drawn q = drawn_of(score, tops, onward, table, last, source, arrived, exponent, b, frames, labels, longest, stride,
                              table_first, length_of(lengths, b, frames));

@@ -26,7 +26,7 @@ from lab.rooms.semicrf.model.native.cuda_plan import (
     plan_messages,
     shape_of,
 )
-from lab.rooms.semicrf.model.native.decode import Decoded
+from lab.rooms.semicrf.model.native.decode import MOST_HELD_BYTES, Decoded
 from lab.rooms.semicrf.model.problem import Problem
 
 SOURCE = Path(__file__).with_name("decode.cu")
@@ -51,33 +51,53 @@ class DecodeSizes(Sizes):
 SIZES = DecodeSizes()
 ROWS_EACH = 4
 """Boundaries whose labels before them a thread finds: RUN in decode.cu."""
-MOST_PINNED_BYTES = 2**26
+MOST_PINNED_BYTES = MOST_HELD_BYTES
 """Results up to this size are copied in one go, into pinned memory that torch keeps; of larger ones no more
 than the longest list."""
 
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
-    """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last."""
+    """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last.
+
+    Where a number is NaN, +inf or large the result is not `ordinary`.
+    """
     model, doubles = as_read(problem)
     plan = plan_best(shape_of(*model.shape, model.score_BTC.dtype, SIZES), count, doubles)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
     machine_for(model).run(plan, **native_cuda.bound_inputs(model), best=workspace)
-    return fetched(plan, workspace, "scores")
+    (score_BN, odd), decoded = fetched(plan, workspace, "scores", "odd")
+    return score_BN, replace(decoded, ordinary=not bool(odd.any()))
 
 
 def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
-    """Exact draws; and the sequences that had none because underflow may have lost something, (B,) bool."""
+    """Exact draws; and the sequences that had none because underflow may have lost something, or a number is
+    NaN or +inf, (B,) bool.
+    """
     model = problem.with_floats([value.detach().double().contiguous() for value in problem.floats()])
-    state = native_cuda.forward(replace(model, given_B=None), count=False)
-    plan = plan_draws(state.shape, samples, SIZES)
-    workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
-    word = torch.tensor([(seed + 2**63) % 2**64 - 2**63], device=model.score_BTC.device)
-    machine_for(model).run(plan, **state.bound, seed=word, draws=workspace)
-    flagged_BN, decoded = fetched(plan, workspace, "flagged")
+    found: list[tuple[Plan, Tensor]] = []
+
+    def walk_back(state: native_cuda.State) -> None:
+        plan = plan_draws(state.shape, samples, SIZES)
+        workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
+        machine_for(model).run(plan, **state.bound, seed=Word(seed % 2**64), draws=workspace)
+        found.append((plan, workspace))
+
+    state = native_cuda.forward(replace(model, given_B=None), count=False, behind=walk_back)
+    (flagged_BN,), decoded = fetched(*found[0], "flagged")
     lost_B = (flagged_BN == 1).any(1)
     if state.again is not None:
         lost_B[state.again.cpu()] = True
     return decoded, lost_B
+
+
+@dataclass(frozen=True)
+class Word:
+    """A number among a plan's tensors, whose addresses are added to the arguments."""
+
+    value: int
+
+    def data_ptr(self) -> int:
+        return self.value
 
 
 @functools.lru_cache(maxsize=64)
@@ -89,6 +109,7 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
     slices = sizes.threads // wide
     more, whole, double = count > 1, torch.int32, torch.float64
     rows = wide + 2 + shape.longest + 2 * sizes.block  # durations that a block looks at, there or not
+    programs, looking = ceiling(rows * wide, sizes.threads), ceiling(batch * frames, sizes.threads)
     states, nodes = (batch, frames, labels), (batch, count, 2 * frames)
     wanted: dict[str, Wanted] = {
         "model": (double, (rows, wide)),
@@ -104,10 +125,11 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
         **dict.fromkeys(("worth", "behind"), (double, nodes if more else (0,))),
         **dict.fromkeys(("first", "roots", "used"), (whole, (batch, count))),
         "scores": (double, (batch, count)),
+        "odd": (whole, (programs + looking,)),
         "sizes": (whole, (batch, count)),
         "segments": (whole, (batch, count, frames, 2)),
     }
-    parameters = ("transition", "duration", "start", "end", "model")
+    given = ("transition", "duration", "start", "end", "score", "lengths", "model", "odd")
     inputs = ("score", "model", "lengths", "gathered", "product")
     outcome = ("best_score", "last_label")
     passed = (*inputs, "lasts", "alpha", "gamma", *outcome, frames, labels, shape.longest, blocks, int(more))
@@ -119,9 +141,9 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
     launches = [
         Launch(
             "prepare",
-            (ceiling(rows * wide, sizes.threads),),
+            (programs + looking,),
             sizes.threads,
-            (*parameters, int(doubles), labels, shape.longest, rows),
+            (*given, int(doubles), batch, frames, labels, shape.longest, rows, programs),
         ),
         Launch("best_messages", (batch,), sizes.threads, passed),
         Launch(
@@ -148,7 +170,7 @@ def plan_draws(shape: Shape, samples: int, sizes: DecodeSizes) -> Plan:
     model = ("score", "tops", "onward", "table", "last", "lengths", "source", "arrived", "exponent")
     numbers = (frames, shape.labels, shape.longest, samples, stride, block)
     walking = (*model, "z_value", "seed", "segments", "sizes", "flagged", *numbers)
-    checking = (*model, "segments", "sizes", "flagged", *numbers)
+    checking = (*model, "transition", "duration", "start", "end", "segments", "sizes", "flagged", *numbers)
     groups, rows = ceiling(samples * sizes.apart, sizes.threads), ceiling(frames, sizes.threads)
     launches = [
         Launch("draws", (groups, batch), sizes.threads, walking),
@@ -170,22 +192,21 @@ def as_read(problem: Problem) -> tuple[Problem, bool]:
     return replace(found, given_B=None), doubles
 
 
-def fetched(plan: Plan, workspace: Tensor, first: str) -> tuple[Tensor, Decoded]:
-    """The buffers `first`, sizes and segments on the CPU; they are a plan's last, in this order."""
-    names = (first, "sizes", "segments")
-    begin = plan.buffers[first].offset
+def fetched(plan: Plan, workspace: Tensor, *first: str) -> tuple[list[Tensor], Decoded]:
+    """The buffers `first` and the segmentations on the CPU; they are a plan's last buffers, and `first` begins."""
+    names = (*first, "sizes", "segments")
+    begin = plan.buffers[first[0]].offset
     results = workspace[begin:]
     if results.is_cuda and len(results) <= MOST_PINNED_BYTES:
         pinned = torch.empty(len(results), dtype=torch.uint8, pin_memory=True)
         pinned.copy_(results, non_blocking=True)
         torch.cuda.current_stream(results.device).synchronize()
         buffers = (replace(plan.buffers[name], offset=plan.buffers[name].offset - begin) for name in names)
-        found, sizes_BN, segments_BNT2 = (buffer.view(pinned) for buffer in buffers)
-    else:
-        found, sizes_BN, segments_BNT2 = (plan.buffers[name].view(workspace) for name in names)
-        found, sizes_BN = found.cpu(), sizes_BN.cpu()
-        segments_BNT2 = segments_BNT2[:, :, : int(sizes_BN.max())].cpu()
-    return found, Decoded(segments_BNT2, sizes_BN)
+        *found, sizes_BN, segments_BNT2 = (buffer.view(pinned) for buffer in buffers)
+        return found, Decoded(segments_BNT2, sizes_BN, pinned=True)
+    *found, sizes_BN, segments_BNT2 = (plan.buffers[name].view(workspace) for name in names)
+    found, sizes_BN = [one.cpu() for one in found], sizes_BN.cpu()
+    return found, Decoded(segments_BNT2[:, :, : int(sizes_BN.max())].cpu(), sizes_BN)
 
 
 def machine_for(problem: Problem) -> Machine:
