@@ -364,11 +364,11 @@ struct Walked {
 };
 
 // A path from its end: nodes are labels and durations (less 1) in turn. `boundary` is each node's, `behind` what lies behind
-// it is worth. `worth` is that of the best segmentation with another choice at the node, -inf where there is none or it was
-// taken; `other` is that choice.
+// it is worth. `other` is the best other choice at the node, `value` what that is worth with all that lies before it, -inf where
+// there is none. `worth` is that of the whole segmentation, -inf once it was taken.
 struct Path {
     int *chosen, *boundary, *other;
-    double *worth, *behind;
+    double *worth, *behind, *value;
 };
 
 INSIDE double label_step(const Walked& q, int label, int next) {
@@ -382,41 +382,62 @@ INSIDE double duration_step(const Walked& q, int t, int label, int k) {
 }
 
 // The best choices from boundary t on, where a segment of `label` ends; nodes from `nodes` on, by all threads. -> the number
-// of nodes.
-INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int label) {
+// of nodes. Where `parent` has nodes it ends behind the first segment that parent has, too, after its node `begin`: `met` is that
+// segment's first node there. What lies before a segment depends on nothing else.
+INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int label, const Path& parent, int parent_nodes,
+                  int begin, int& met) {
     struct Step {
         int lasts, before; // the duration, and the label before it
     };
     struct Passed {
         int boundary, label, lasts;
     };
+    struct Meeting {
+        int node, label;
+    };
     __shared__ Step steps[TILE * CP];
     __shared__ Passed passed[TILE];
-    __shared__ int reached[3];
-    while (t > 0) {
+    __shared__ Meeting meetings[TILE];
+    __shared__ int reached[4];
+    met = NONE;
+    while (t > 0 && met < 0) {
         const int low = higher(0, t - TILE);
+#pragma unroll 4
         for (int i = threadIdx.x; i < (t - low) * q.labels; i += THREADS) {
             const int row = low + i / q.labels, k = higher(1, q.lasts[(i64)low * q.labels + i]), s = row + 1 - k;
             steps[i].lasts = k; // at least 1: a walk ends, whatever it walks through
             steps[i].before = s > 0 ? q.from[(i64)(s - 1) * q.labels + i % q.labels] : 0;
         }
+        for (int i = threadIdx.x; i < TILE; i += THREADS) meetings[i].label = NONE;
+        __syncthreads();
+        for (int node = begin + 1 + (begin + 1) % 2 + 2 * (int)threadIdx.x; node < parent_nodes; node += 2 * THREADS) {
+            const int row = parent.boundary[node] - 1 - low;
+            if (row >= 0 && row < t - low) {
+                meetings[row].node = node;
+                meetings[row].label = parent.chosen[node];
+            }
+        }
         __syncthreads();
         if (threadIdx.x == 0) {
             int count = 0;
-            while (t > low) {
+            while (t > low && met < 0) {
                 const Step step = steps[(t - 1 - low) * q.labels + label];
                 const Passed one = {t, label, step.lasts};
+                const Meeting here = meetings[t - 1 - low];
                 passed[count++] = one;
+                met = here.label == label ? here.node : NONE;
                 t -= step.lasts;
                 label = step.before;
             }
             reached[0] = t;
             reached[1] = label;
             reached[2] = count;
+            reached[3] = met;
         }
         __syncthreads();
         t = reached[0];
         label = reached[1];
+        met = reached[3];
         const int count = reached[2];
         for (int i = threadIdx.x; i < count; i += THREADS) {
             const int node = nodes + 2 * i;
@@ -481,7 +502,10 @@ INSIDE void find_other(const Walked& q, const Path& path, int node, int root) {
         look_at(best, behind ? value : -infinity(), i);
     }
     path.other[node] = best.after;
-    path.worth[node] = best.after < 0 ? -infinity() : path.behind[node] + best.value;
+    path.value[node] = best.after < 0 ? -infinity() : best.value;
+}
+INSIDE double worth_at(const Path& path, int node) {
+    return path.value[node] > -infinity() ? path.behind[node] + path.value[node] : -infinity();
 }
 
 struct Deviation {
@@ -497,7 +521,7 @@ struct Paths {
 INSIDE Path path_at(const Paths& of, int n) {
     const i64 at = of.nodes * n;
     const Path found = {of.first.chosen + at, of.first.boundary + at, of.first.other + at, of.first.worth + at,
-                        of.first.behind + at};
+                        of.first.behind + at, of.first.value + at};
     return found;
 }
 
@@ -515,99 +539,153 @@ INSIDE bool is_better(const Paths& of, const Deviation& a, const Deviation& b) {
     return a.worth > b.worth || (a.worth == b.worth && a.worth > -infinity() && comes_first(of, a, b));
 }
 
-// The `count` best segmentations of a sequence, by Lawler's way: the best of all other choices at all nodes of the paths so
-// far leads to the next; grid (B). Arrays of nodes are (B, count, 2 T). -> score (B, count), -inf where there is none, segments
+// The segments (end, label) of a path, and how many.
+INSIDE void put_down(const Path& path, int nodes, int* segments, int* size) {
+    for (int i = threadIdx.x; i < nodes / 2; i += THREADS) {
+        segments[2 * i] = path.boundary[2 * i];
+        segments[2 * i + 1] = path.chosen[2 * i];
+    }
+    if (threadIdx.x == 0) *size = nodes / 2;
+}
+
+// What the search for the `count` best segmentations is about; of a sequence.
+struct Search {
+    Walked q;
+    Paths paths;
+    i64 number; // of its first path
+};
+INSIDE Search search_of(const REAL* score, const double* model, const i64* lengths, const int* lasts, const int* from,
+                        const double* alpha, const double* gamma, int* chosen, int* boundary, int* other, double* worth,
+                        double* behind, double* value, int b, int frames, int labels, int longest, int count) {
+    const i64 at = (i64)b * frames * labels, number = (i64)b * count, nodes = number * 2 * frames;
+    const Search found = {{score + at, model, alpha + at, gamma + at, lasts + at, from + at, labels, longest,
+                           length_of(lengths, b, frames)},
+                          {{chosen + nodes, boundary + nodes, other + nodes, worth + nodes, behind + nodes, value + nodes},
+                           (i64)2 * frames},
+                          number};
+    return found;
+}
+#define SEARCH                                                                                                       \
+    const REAL *__restrict__ score, const double *__restrict__ model, const i64 *__restrict__ lengths,               \
+        const int *__restrict__ lasts, const int *__restrict__ from, const double *__restrict__ alpha,               \
+        const double *__restrict__ gamma, int *chosen, int *boundary, int *other, double *worth, double *behind,     \
+        double *value
+#define SEARCH_AT(b)                                                                                                 \
+    search_of(score, model, lengths, lasts, from, alpha, gamma, chosen, boundary, other, worth, behind, value, b, frames, \
+              labels, longest, count)
+
+// The best segmentation; grid (B). Arrays of nodes are (B, count, 2 T). -> score (B, count), -inf where there is none, segments
 // (end, label) from the last one on, (B, count, T, 2), and how many (B, count).
-extern "C" __global__ void __launch_bounds__(THREADS) best_paths(
-    const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths,
-    const int* __restrict__ lasts, const int* __restrict__ from, const double* __restrict__ alpha, const double* __restrict__ gamma,
-    const double* __restrict__ best_score, const int* __restrict__ last_label, int* chosen, int* boundary, int* other,
-    double* worth, double* behind, int* first, int* roots, int* used, double* __restrict__ scores,
-    int* __restrict__ segments, int* __restrict__ sizes, int frames, int labels, int longest, int count) {
+extern "C" __global__ void __launch_bounds__(THREADS) best_path(
+    SEARCH, const double* __restrict__ best_score, const int* __restrict__ last_label, int* first, int* roots, int* used,
+    double* __restrict__ scores, int* __restrict__ segments, int* __restrict__ sizes, int frames, int labels, int longest,
+    int count) {
+    const Search all = SEARCH_AT(blockIdx.x);
+    const Path path = path_at(all.paths, 0);
+    int met;
+    const int last = last_label[blockIdx.x], nodes = last < 0 ? 0 : follow(all.q, path, 0, all.q.length, last, path, 0, 0, met);
+    for (int n = threadIdx.x; n < count; n += THREADS) {
+        scores[all.number + n] = n == 0 ? best_score[blockIdx.x] : -infinity();
+        sizes[all.number + n] = 0;
+    }
+    if (threadIdx.x == 0) {
+        first[all.number] = 0;
+        roots[all.number] = NONE;
+        used[all.number] = nodes;
+        if (count > 1 && nodes > 0) path.behind[0] = 0;
+    }
+    __syncthreads(); // the path is there for all
+    put_down(path, nodes, segments + all.number * frames * 2, sizes + all.number);
+    if (count > 1 && nodes > 0) sum_steps(all.q, path, 0, nodes);
+}
+
+// The best other choice at each node of the best path; grid (ceil(T / THREADS), 2, B): labels, then durations.
+extern "C" __global__ void __launch_bounds__(THREADS) other_choices(SEARCH, const int* __restrict__ used, int frames, int labels,
+                                                                    int longest, int count) {
+    const Search all = SEARCH_AT(blockIdx.z);
+    const Path path = path_at(all.paths, 0);
+    const int node = 2 * (blockIdx.x * THREADS + (int)threadIdx.x) + blockIdx.y;
+    if (node >= used[all.number]) return;
+    find_other(all.q, path, node, NONE);
+    path.worth[node] = worth_at(path, node);
+}
+
+// The best deviation from all paths so far, by all threads.
+INSIDE Deviation best_deviation(const Search& all, int n, const int* first, const int* used) {
     __shared__ Deviation found[THREADS];
-    const int b = blockIdx.x;
-    const i64 at = (i64)b * frames * labels, number = (i64)b * count;
-    const Walked q = {score + at, model, alpha + at, gamma + at, lasts + at, from + at,
-                      labels, longest, length_of(lengths, b, frames)};
-    const i64 nodes_before = number * 2 * frames;
-    const Paths paths = {{chosen + nodes_before, boundary + nodes_before, other + nodes_before, worth + nodes_before,
-                          behind + nodes_before}, (i64)2 * frames};
-    int last = last_label[b];
-    int n = 0;
-    for (; n < count && last >= 0; ++n) {
-        const Path path = path_at(paths, n);
-        int nodes = 0, begin = 0, root = NONE;
-        if (n == 0) {
-            nodes = follow(q, path, 0, q.length, last);
-            if (threadIdx.x == 0) {
-                scores[number] = best_score[b];
-                if (count > 1) path.behind[0] = 0;
-            }
-        } else {
-            Deviation own = {NONE, 0, -infinity()};
-            for (int p = 0; p < n; ++p) {
-                const Path seen = path_at(paths, p);
+    Deviation own = {NONE, 0, -infinity()};
+    for (int p = 0; p < n; ++p) {
+        const Path seen = path_at(all.paths, p);
 #pragma unroll 4
-                for (int node = first[number + p] + threadIdx.x; node < used[number + p]; node += THREADS) {
-                    const Deviation one = {p, node, seen.worth[node]};
-                    if (is_better(paths, one, own)) own = one;
-                }
-            }
-            found[threadIdx.x] = own;
-            __syncthreads();
-            for (int step = THREADS / 2; step > 0; step /= 2) {
-                if (threadIdx.x < step && is_better(paths, found[threadIdx.x + step], found[threadIdx.x]))
-                    found[threadIdx.x] = found[threadIdx.x + step];
-                __syncthreads();
-            }
-            const Deviation best = found[0];
-            if (best.path < 0) break;
-            const Path parent = path_at(paths, best.path);
-            begin = best.node;
-            root = begin == first[number + best.path] && roots[number + best.path] >= 0 ? roots[number + best.path]
-                                                                                         : parent.chosen[begin];
-#pragma unroll 4
-            for (int node = threadIdx.x; node <= begin; node += THREADS) {
-                path.chosen[node] = node < begin ? parent.chosen[node] : parent.other[node];
-                path.boundary[node] = parent.boundary[node];
-                path.behind[node] = parent.behind[node];
-            }
-            __syncthreads(); // all have read the parent, and the new path's first nodes are there
-            int t = path.boundary[begin], label = path.chosen[begin], next = begin;
-            if (begin % 2) {
-                t -= 1 + path.chosen[begin];
-                label = t > 0 ? q.from[(i64)(t - 1) * labels + path.chosen[begin - 1]] : 0;
-                next = begin + 1;
-            }
-            nodes = follow(q, path, next, t, label);
-            if (threadIdx.x == 0) {
-                scores[number + n] = best.worth;
-                parent.worth[begin] = -infinity();
-            }
+        for (int node = first[all.number + p] + threadIdx.x; node < used[all.number + p]; node += THREADS) {
+            const Deviation one = {p, node, seen.worth[node]};
+            if (is_better(all.paths, one, own)) own = one;
         }
-        __syncthreads(); // the path is there for all
-        for (int i = threadIdx.x; i < nodes / 2; i += THREADS) {
-            int* to = segments + ((number + n) * frames + i) * 2;
-            to[0] = path.boundary[2 * i];
-            to[1] = path.chosen[2 * i];
+    }
+    found[threadIdx.x] = own;
+    __syncthreads();
+    for (int step = THREADS / 2; step > 0; step /= 2) {
+        if (threadIdx.x < step && is_better(all.paths, found[threadIdx.x + step], found[threadIdx.x]))
+            found[threadIdx.x] = found[threadIdx.x + step];
+        __syncthreads();
+    }
+    return found[0];
+}
+
+// The further segmentations of a sequence, by Lawler's way: the best of all other choices at all nodes of the paths so far leads
+// to the next, which is new only up to where it meets the path that it left; grid (B).
+extern "C" __global__ void __launch_bounds__(THREADS) further_paths(
+    SEARCH, int* first, int* roots, int* used, double* __restrict__ scores, int* __restrict__ segments,
+    int* __restrict__ sizes, int frames, int labels, int longest, int count) {
+    const Search all = SEARCH_AT(blockIdx.x);
+    const i64 number = all.number;
+    for (int n = 1; n < count; ++n) {
+        const Deviation best = best_deviation(all, n, first, used);
+        if (best.path < 0) return;
+        const Path path = path_at(all.paths, n), parent = path_at(all.paths, best.path);
+        const int begin = best.node, parent_nodes = used[number + best.path];
+        const int root = begin == first[number + best.path] && roots[number + best.path] >= 0 ? roots[number + best.path]
+                                                                                             : parent.chosen[begin];
+#pragma unroll 4
+        for (int node = threadIdx.x; node <= begin; node += THREADS) {
+            path.chosen[node] = node < begin ? parent.chosen[node] : parent.other[node];
+            path.boundary[node] = parent.boundary[node];
+            path.behind[node] = parent.behind[node];
+        }
+        __syncthreads(); // all have read the parent, and the new path's first nodes are there
+        int t = path.boundary[begin], label = path.chosen[begin], next = begin, met;
+        if (begin % 2) {
+            t -= 1 + path.chosen[begin];
+            label = t > 0 ? all.q.from[(i64)(t - 1) * labels + path.chosen[begin - 1]] : 0;
+            next = begin + 1;
+        }
+        const int own = follow(all.q, path, next, t, label, parent, parent_nodes, begin, met);
+        const int moved = met < 0 ? 0 : own - met - 2, nodes = met < 0 ? own : parent_nodes + moved;
+        const int stop = met < 0 ? own : own - 1; // the nodes behind it are the parent's
+#pragma unroll 4
+        for (int node = stop + threadIdx.x; node < nodes; node += THREADS) {
+            path.chosen[node] = parent.chosen[node - moved];
+            path.boundary[node] = parent.boundary[node - moved];
+            path.other[node] = parent.other[node - moved];
+            path.value[node] = parent.value[node - moved];
         }
         if (threadIdx.x == 0) {
-            sizes[number + n] = nodes / 2;
+            scores[number + n] = best.worth;
+            parent.worth[begin] = -infinity();
             first[number + n] = begin;
             roots[number + n] = root;
             used[number + n] = nodes;
         }
-        if (n + 1 < count) {
-            sum_steps(q, path, begin, nodes);
-            for (int kind = 0; kind < 2; ++kind) // the threads of a warp then do the same
-                for (int node = begin + (begin + kind) % 2 + 2 * (int)threadIdx.x; node < nodes; node += 2 * THREADS)
-                    find_other(q, path, node, node == begin ? root : NONE);
-        }
+        __syncthreads(); // the path is there for all
+        put_down(path, nodes, segments + (number + n) * frames * 2, sizes + number + n);
+        if (n + 1 == count) return;
+        sum_steps(all.q, path, begin, nodes);
+        for (int kind = 0; kind < 2; ++kind) // the threads of a warp then do the same
+            for (int node = begin + (begin + kind) % 2 + 2 * (int)threadIdx.x; node < stop; node += 2 * THREADS)
+                find_other(all.q, path, node, node == begin ? root : NONE);
+        __syncthreads(); // the values are there
+        for (int node = begin + threadIdx.x; node < nodes; node += THREADS) path.worth[node] = worth_at(path, node);
         __syncthreads(); // what the search for the next one loads
-    }
-    for (n += threadIdx.x; n < count; n += THREADS) {
-        scores[number + n] = -infinity();
-        sizes[number + n] = 0;
     }
 }
 

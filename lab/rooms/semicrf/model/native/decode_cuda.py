@@ -122,7 +122,7 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
         "last_label": (whole, (batch,)),
         **dict.fromkeys(("chosen", "boundary"), (whole, nodes)),
         "other": (whole, nodes if more else (0,)),
-        **dict.fromkeys(("worth", "behind"), (double, nodes if more else (0,))),
+        **dict.fromkeys(("worth", "behind", "value"), (double, nodes if more else (0,))),
         **dict.fromkeys(("first", "roots", "used"), (whole, (batch, count))),
         "scores": (double, (batch, count)),
         "odd": (whole, (programs + looking,)),
@@ -133,10 +133,10 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
     inputs = ("score", "model", "lengths", "gathered", "product")
     outcome = ("best_score", "last_label")
     passed = (*inputs, "lasts", "alpha", "gamma", *outcome, frames, labels, shape.longest, blocks, int(more))
-    messages = ("lasts", "from", "alpha", "gamma", *outcome)
-    paths = ("chosen", "boundary", "other", "worth", "behind", "first", "roots", "used")
-    outputs = ("scores", "segments", "sizes", frames, labels, shape.longest, count)
-    walked = ("score", "model", "lengths", *messages, *paths, *outputs)
+    nodes_of = ("chosen", "boundary", "other", "worth", "behind", "value")
+    search = ("score", "model", "lengths", "lasts", "from", "alpha", "gamma", *nodes_of)
+    numbers = (frames, labels, shape.longest, count)
+    outputs = ("first", "roots", "used", "scores", "segments", "sizes", *numbers)
     groups = ceiling(frames, ROWS_EACH * slices)
     launches = [
         Launch(
@@ -152,8 +152,14 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
             sizes.threads,
             ("model", "alpha", "lengths", "from", frames, labels),
         ),
-        Launch("best_paths", (batch,), sizes.threads, walked),
+        Launch("best_path", (batch,), sizes.threads, (*search, *outcome, *outputs)),
     ]
+    if more:
+        each = (ceiling(frames, sizes.threads), 2, batch)
+        launches += [
+            Launch("other_choices", each, sizes.threads, (*search, "used", *numbers)),
+            Launch("further_paths", (batch,), sizes.threads, (*search, *outputs)),
+        ]
     return made("best", wanted, launches)
 
 
