@@ -20,6 +20,7 @@ typedef unsigned long long u64;
 #define HELD (CP <= 64 ? CP : 1) /* transitions of a label that its thread holds: more than 64 take too many registers */
 #define AT_ONCE (CP <= 32 ? CP : 16) /* values of other labels in registers at once; beside more transitions there is no room */
 #define RUN 4
+#define ROWS 2
 #define EXACT 1.0e-9
 #define LARGE 1.0e6 /* beside larger scores others lose digits */
 #define NONE (-1)
@@ -30,6 +31,11 @@ typedef unsigned long long u64;
 #else
 #define LABELS_SYNC() asm volatile("bar.sync 1, %0;" ::"n"(CP) : "memory")
 #endif
+#endif
+#ifndef DRAW_SYNC // among the threads of a draw
+#define DRAW_SYNC() __syncwarp()
+#define DRAW_VOTE(yes) __ballot_sync(~0u, yes)
+#define FIRST_BIT(bits) (__ffs(bits) - 1)
 #endif
 
 INSIDE int smaller(int a, int b) { return a < b ? a : b; }
@@ -417,7 +423,7 @@ INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int label
                 meetings[row].label = parent.chosen[node];
             }
         }
-        __syncthreads();
+        __syncthreads(); // the tile is there for the walk
         if (threadIdx.x == 0) {
             int count = 0;
             while (t > low && met < 0) {
@@ -565,22 +571,17 @@ INSIDE Search search_of(const REAL* score, const double* model, const i64* lengt
                           number};
     return found;
 }
-#define SEARCH                                                                                                       \
-    const REAL *__restrict__ score, const double *__restrict__ model, const i64 *__restrict__ lengths,               \
-        const int *__restrict__ lasts, const int *__restrict__ from, const double *__restrict__ alpha,               \
-        const double *__restrict__ gamma, int *chosen, int *boundary, int *other, double *worth, double *behind,     \
-        double *value
-#define SEARCH_AT(b)                                                                                                 \
-    search_of(score, model, lengths, lasts, from, alpha, gamma, chosen, boundary, other, worth, behind, value, b, frames, \
-              labels, longest, count)
-
 // The best segmentation; grid (B). Arrays of nodes are (B, count, 2 T). -> score (B, count), -inf where there is none, segments
 // (end, label) from the last one on, (B, count, T, 2), and how many (B, count).
 extern "C" __global__ void __launch_bounds__(THREADS) best_path(
-    SEARCH, const double* __restrict__ best_score, const int* __restrict__ last_label, int* first, int* roots, int* used,
+    const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths,
+    const int* __restrict__ lasts, const int* __restrict__ from, const double* __restrict__ alpha,
+    const double* __restrict__ gamma, int* chosen, int* boundary, int* other, double* worth, double* behind, double* value,
+    const double* __restrict__ best_score, const int* __restrict__ last_label, int* first, int* roots, int* used,
     double* __restrict__ scores, int* __restrict__ segments, int* __restrict__ sizes, int frames, int labels, int longest,
     int count) {
-    const Search all = SEARCH_AT(blockIdx.x);
+    const Search all = search_of(score, model, lengths, lasts, from, alpha, gamma, chosen, boundary, other, worth, behind, value,
+                                 blockIdx.x, frames, labels, longest, count);
     const Path path = path_at(all.paths, 0);
     int met;
     const int last = last_label[blockIdx.x], nodes = last < 0 ? 0 : follow(all.q, path, 0, all.q.length, last, path, 0, 0, met);
@@ -600,9 +601,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_path(
 }
 
 // The best other choice at each node of the best path; grid (ceil(T / THREADS), 2, B): labels, then durations.
-extern "C" __global__ void __launch_bounds__(THREADS) other_choices(SEARCH, const int* __restrict__ used, int frames, int labels,
-                                                                    int longest, int count) {
-    const Search all = SEARCH_AT(blockIdx.z);
+extern "C" __global__ void __launch_bounds__(THREADS) other_choices(
+    const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths,
+    const int* __restrict__ lasts, const int* __restrict__ from, const double* __restrict__ alpha,
+    const double* __restrict__ gamma, int* chosen, int* boundary, int* other, double* worth, double* behind, double* value,
+    const int* __restrict__ used, int frames, int labels, int longest, int count) {
+    const Search all = search_of(score, model, lengths, lasts, from, alpha, gamma, chosen, boundary, other, worth, behind, value,
+                                 blockIdx.z, frames, labels, longest, count);
     const Path path = path_at(all.paths, 0);
     const int node = 2 * (blockIdx.x * THREADS + (int)threadIdx.x) + blockIdx.y;
     if (node >= used[all.number]) return;
@@ -635,9 +640,13 @@ INSIDE Deviation best_deviation(const Search& all, int n, const int* first, cons
 // The further segmentations of a sequence, by Lawler's way: the best of all other choices at all nodes of the paths so far leads
 // to the next, which is new only up to where it meets the path that it left; grid (B).
 extern "C" __global__ void __launch_bounds__(THREADS) further_paths(
-    SEARCH, int* first, int* roots, int* used, double* __restrict__ scores, int* __restrict__ segments,
+    const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths,
+    const int* __restrict__ lasts, const int* __restrict__ from, const double* __restrict__ alpha,
+    const double* __restrict__ gamma, int* chosen, int* boundary, int* other, double* worth, double* behind, double* value,
+    int* first, int* roots, int* used, double* __restrict__ scores, int* __restrict__ segments,
     int* __restrict__ sizes, int frames, int labels, int longest, int count) {
-    const Search all = SEARCH_AT(blockIdx.x);
+    const Search all = search_of(score, model, lengths, lasts, from, alpha, gamma, chosen, boundary, other, worth, behind, value,
+                                 blockIdx.x, frames, labels, longest, count);
     const i64 number = all.number;
     for (int n = 1; n < count; ++n) {
         const Deviation best = best_deviation(all, n, first, used);
@@ -719,11 +728,6 @@ INSIDE u64 content_of(const REAL* score, int length, int labels, bool& odd) {
     return sum;
 }
 
-INSIDE double random_of(u64& state) { // in [0, 1)
-    state += GOLDEN;
-    return (double)(mixed(state) >> 11) * 1.1102230246251565e-16;
-}
-
 INSIDE double power_of_two(int exponent) {
     const int raw = exponent < -1023 ? 0 : exponent > 1023 ? 2046 : exponent + 1023;
     return __longlong_as_double((i64)raw << 52);
@@ -759,31 +763,38 @@ INSIDE double frame_weight(const Drawn& q, int f, int label) {
 }
 INSIDE const double* steps_to(const Drawn& q, int next) { return next < 0 ? q.last : q.onward + next * CP; }
 
-// Frames `low` to `high` as draws walk back through them, in shared memory, (TILE / 2, CP) each.
+// Frames `low` to `high` as draws walk back through them, in shared memory, (ROWS, CP) each. `sums` (ROWS, CP, CP + 1), where there
+// is room for them: of the weights of the labels up to each one, before a segment of each label.
 struct Tile {
-    double *arrived, *source, *weight;
+    double *arrived, *source, *weight, *sums;
     int low, high;
 };
 
-// A draw on its way back. It looks for the label that ends at boundary t, or, once it has it, for the duration: `tried` were
-// not long enough, `content` and `sum` are their frames and weights, and `last` the longest with a weight. `whole` is the
-// message that the weights are parts of; `reached` that before the segment of duration `last`.
+// A draw on its way back, by APART threads that all know it. It looks for the label that ends at boundary t, or, once it has it,
+// for the duration: `tried` were not long enough, `content` and `sum` are their frames and weights, and `last` the longest with a
+// weight. `whole` is the message that the weights are parts of; `reached` that before the segment of duration `last`.
 struct Draw {
     u64 state;
-    int t, next, label, tried, last, size;
+    int t, next, label, tried, last, size, drawn, lane;
     double whole, target, sum, content, reached;
     bool exact;
 };
 
-INSIDE void draw_label(const Drawn& q, const Tile& tile, Draw& own) {
-    const double *weight = tile.arrived + (own.t - 1 - tile.low) * CP, *step = steps_to(q, own.next);
-    if (own.next < 0) {
-        own.whole = 0;
-        for (int a = 0; a < q.labels; ++a) own.whole += weight[a] * step[a];
+// The next random number, in [0, 1); each of the draw's threads finds every APART-th of them.
+INSIDE double random_of(Draw& own, double* uniforms) {
+    const int at = own.drawn++ % APART;
+    if (at == 0) {
+        DRAW_SYNC(); // all have read the ones before
+        uniforms[own.lane] = (double)(mixed(own.state + GOLDEN * (u64)(own.drawn + own.lane)) >> 11) * 1.1102230246251565e-16;
+        DRAW_SYNC(); // all are there
     }
-    const double target = random_of(own.state) * own.whole;
-    double sum = 0;
+    return uniforms[at];
+}
+
+// The first label whose sum is above the target, or else the last with a weight; and the sum of all weights.
+INSIDE int label_above(const Drawn& q, const double* weight, const double* step, double target, double& sum) {
     int found = NONE, last = NONE;
+    sum = 0;
 #pragma unroll 8
     for (int a = 0; a < q.labels; ++a) {
         const double one = weight[a] * step[a];
@@ -791,10 +802,29 @@ INSIDE void draw_label(const Drawn& q, const Tile& tile, Draw& own) {
         last = one > 0 ? a : last;
         found = found < 0 && sum > target ? a : found;
     }
-    own.label = found < 0 ? last : found;
+    return found < 0 ? last : found;
+}
+
+INSIDE void draw_label(const Drawn& q, const Tile& tile, double* uniforms, Draw& own) {
+    const int row = own.t - 1 - tile.low;
+    const double *weight = tile.arrived + row * CP, *step = steps_to(q, own.next);
+    if (own.next < 0) {
+        own.whole = 0;
+        for (int a = 0; a < q.labels; ++a) own.whole += weight[a] * step[a];
+    }
+    const double target = random_of(own, uniforms) * own.whole;
+    double sum;
+    if (CP == APART && own.next >= 0) {
+        const double* sums = tile.sums + (row * CP + own.next) * (CP + 1);
+        const unsigned above = DRAW_VOTE(sums[own.lane] > target);
+        sum = sums[CP - 1];
+        own.label = above ? FIRST_BIT(above) : label_above(q, weight, step, target, sum);
+    } else {
+        own.label = label_above(q, weight, step, target, sum);
+    }
     own.exact = own.label >= 0 && is_whole(sum, own.whole);
     own.whole = own.exact ? weight[own.label] : 0;
-    own.target = random_of(own.state) * own.whole;
+    own.target = random_of(own, uniforms) * own.whole;
     own.tried = own.last = 0;
     own.sum = own.reached = 0;
     own.content = 1;
@@ -822,7 +852,52 @@ INSIDE bool draw_duration(const Drawn& q, const Tile& tile, Draw& own) {
     return own.exact;
 }
 
-// Draws, one for each APART threads; grid (ceil(samples * APART / THREADS), B). `stride` rows of messages for each sequence.
+INSIDE void walk_tile(const Drawn& q, const Tile& tile, double* uniforms, int* segments, Draw& own) {
+    while (own.exact && own.t > tile.low) {
+        if (own.label < 0) draw_label(q, tile, uniforms, own);
+        if (!own.exact || !draw_duration(q, tile, own)) break; // lost, or to go on in the next tile
+        if (own.lane == 0) {
+            segments[2 * own.size] = own.t;
+            segments[2 * own.size + 1] = own.label;
+        }
+        ++own.size;
+        own.t -= own.last;
+        own.next = own.label;
+        own.whole = own.reached;
+        own.label = NONE;
+    }
+}
+
+// What a thread brings along for a tile: messages, or a frame's score less its top and power of two.
+struct Load {
+    double first, second;
+    int power;
+};
+#define LOADERS (THREADS / 4)                          /* threads for messages, and as many for weights */
+#define LOADS ((ROWS * CP + LOADERS - 1) / LOADERS)
+INSIDE Load load_of(const Drawn& q, bool messages, int f, int high, int c) {
+    Load found = {0, 0, 0};
+    if (f >= high) return found;
+    if (messages) {
+        found.first = q.arrived[(i64)f * CP + c];
+        found.second = q.source[(i64)f * CP + c];
+    } else if (c < q.labels) {
+        found.first = (double)q.score[(i64)f * q.labels + c];
+        found.second = (double)q.tops[f];
+        found.power = (f > 0 ? q.exponent[f - 1] : 0) - q.exponent[f];
+    }
+    return found;
+}
+
+INSIDE Tile tile_at(double (*rows)[ROWS * CP], double* sums, int i, int length) {
+    const int high = length - i * ROWS, at = i & 1;
+    const Tile found = {rows[3 * at], rows[3 * at + 1], rows[3 * at + 2],
+                        sums + (CP == APART ? at * ROWS * CP * (CP + 1) : 0), higher(0, high - ROWS), high};
+    return found;
+}
+
+// Draws, a walker of APART threads each in half of the threads, while the others prepare the tile after; grid
+// (ceil(samples * APART * 2 / THREADS), B). `stride` rows of messages for each sequence.
 // `flagged` (B, samples) is 1 where weights do not add up to their message or a score is odd, 2 where nothing is feasible.
 extern "C" __global__ void __launch_bounds__(THREADS) draws(
     const REAL* __restrict__ score, const REAL* __restrict__ tops, const double* __restrict__ onward,
@@ -831,41 +906,59 @@ extern "C" __global__ void __launch_bounds__(THREADS) draws(
     const double* __restrict__ z_value, u64 seed, int* __restrict__ segments,
     int* __restrict__ sizes, int* __restrict__ flagged, int frames, int labels, int longest, int samples, int stride,
     int table_first) {
-    __shared__ double arrived_rows[TILE / 2 * CP], source_rows[TILE / 2 * CP], weight_rows[TILE / 2 * CP];
-    const int b = blockIdx.y, n = blockIdx.x * (THREADS / APART) + (int)threadIdx.x / APART;
-    const bool here = threadIdx.x % APART == 0 && n < samples;
-    const int length = length_of(lengths, b, frames);
+    __shared__ double rows[6][ROWS * CP], sums[CP == APART ? 2 * ROWS * CP * (CP + 1) : 1], uniforms[THREADS / 2];
+    const int b = blockIdx.y, n = blockIdx.x * (THREADS / 2 / APART) + (int)threadIdx.x / APART;
+    const bool walks = threadIdx.x < THREADS / 2, here = walks && n < samples;
+    const int length = length_of(lengths, b, frames), loader = (int)threadIdx.x % LOADERS;
+    const bool messages = threadIdx.x < THREADS / 2 + LOADERS;
     const i64 number = (i64)b * samples + n;
     const double z = z_value[2 * b];
     const bool feasible = z > 0 && z < infinity();
     const Drawn q = drawn_of(score, tops, onward, table, last, source, arrived, exponent, b, frames, labels, longest, stride,
                              table_first, length);
-    Draw own = {0, length, NONE, NONE, 0, 0, 0, 0, 0, 0, 0, 0, feasible};
+    Draw own = {0, length, NONE, NONE, 0, 0, 0, 0, (int)threadIdx.x % APART, 0, 0, 0, 0, 0, feasible};
     bool odd;
     own.state = mixed(mixed(mixed(seed + GOLDEN) ^ content_of(q.score, length, labels, odd)) + (u64)n * GOLDEN);
-    for (int high = feasible ? length : 0; high > 0; high -= TILE / 2) {
-        const Tile tile = {arrived_rows, source_rows, weight_rows, higher(0, high - TILE / 2), high};
-        __syncthreads(); // the tile before it is free
-        for (int i = threadIdx.x; i < (high - tile.low) * labels; i += THREADS) {
-            const int f = tile.low + i / labels, a = i % labels, to = i / labels * CP + a;
-            tile.arrived[to] = q.arrived[(i64)f * CP + a];
-            tile.source[to] = q.source[(i64)f * CP + a];
-            tile.weight[to] = frame_weight(q, f, a);
+    double across[CP == APART ? CP : 1]; // from each label to the one that this thread adds up for
+#pragma unroll
+    for (int a = 0; CP == APART && a < CP; ++a) across[a] = q.onward[loader % CP * CP + a];
+    const int tiles = feasible ? (length + ROWS - 1) / ROWS : 0;
+    Load loads[LOADS];
+    for (int i = -2; i < tiles; ++i) { // tile i is walked through, i + 1 prepared, i + 2 loaded
+        if (walks) {
+            if (here && i >= 0)
+                walk_tile(q, tile_at(rows, sums, i, length), uniforms + threadIdx.x / APART * APART,
+                          segments + number * frames * 2, own);
+        } else {
+            const Tile tile = tile_at(rows, sums, i + 1, length), after = tile_at(rows, sums, i + 2, length);
+            const bool next = i >= -1 && i + 1 < tiles;
+#pragma unroll
+            for (int j = 0; j < LOADS; ++j) {
+                const int at = loader + j * LOADERS;
+                if (at >= ROWS * CP) continue;
+                if (next && messages) {
+                    tile.arrived[at] = loads[j].first;
+                    tile.source[at] = loads[j].second;
+                } else if (next) {
+                    tile.weight[at] = exp(loads[j].first - loads[j].second) * power_of_two(loads[j].power);
+                }
+                loads[j] = load_of(q, messages, after.low + at / CP, after.high, at % CP);
+            }
+            if (CP == APART && next && messages) {
+                DRAW_SYNC(); // a row's messages are there for its threads
+                for (int at = loader; at < ROWS * CP; at += LOADERS) {
+                    double sum = 0;
+#pragma unroll
+                    for (int a = 0; a < CP; ++a) {
+                        sum += tile.arrived[at / CP * CP + a] * across[a];
+                        tile.sums[at * (CP + 1) + a] = sum;
+                    }
+                }
+            }
         }
-        __syncthreads();
-        while (here && own.exact && own.t > tile.low) {
-            if (own.label < 0) draw_label(q, tile, own);
-            if (!own.exact || !draw_duration(q, tile, own)) break; // lost, or to go on in the next tile
-            segments[(number * frames + own.size) * 2] = own.t;
-            segments[(number * frames + own.size) * 2 + 1] = own.label;
-            ++own.size;
-            own.t -= own.last;
-            own.next = own.label;
-            own.whole = own.reached;
-            own.label = NONE;
-        }
+        __syncthreads(); // the tile is there, the one before it free
     }
-    if (!here) return;
+    if (!here || own.lane) return;
     sizes[number] = own.exact ? own.size : 0;
     flagged[number] = odd ? 1 : own.exact ? 0 : z == 0 ? 2 : 1;
 }

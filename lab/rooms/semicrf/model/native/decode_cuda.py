@@ -177,7 +177,7 @@ def plan_draws(shape: Shape, samples: int, sizes: DecodeSizes) -> Plan:
     numbers = (frames, shape.labels, shape.longest, samples, stride, block)
     walking = (*model, "z_value", "seed", "segments", "sizes", "flagged", *numbers)
     checking = (*model, "transition", "duration", "start", "end", "segments", "sizes", "flagged", *numbers)
-    groups, rows = ceiling(samples * sizes.apart, sizes.threads), ceiling(frames, sizes.threads)
+    groups, rows = ceiling(samples * sizes.apart * 2, sizes.threads), ceiling(frames, sizes.threads)
     launches = [
         Launch("draws", (groups, batch), sizes.threads, walking),
         Launch("check_draws", (rows, batch), sizes.threads, checking),

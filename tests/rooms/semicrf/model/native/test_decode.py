@@ -50,19 +50,21 @@ MUTANTS = {
     ),
     "the barrier before what was sent is read": ("        LABELS_SYNC();\n", ""),
     "the barrier between a tile's loads and the walk": (
-        "i % q.labels] : 0;\n        }\n        __syncthreads();\n",
-        "i % q.labels] : 0;\n        }\n",
+        "__syncthreads(); // the tile is there for the walk",
+        "",
     ),
-    "the barrier before a tile of messages is read": (
-        "tile.weight[to] = frame_weight(q, f, a);\n        }\n        __syncthreads();\n",
-        "tile.weight[to] = frame_weight(q, f, a);\n        }\n",
+    "the barrier between a draw's tiles": ("__syncthreads(); // the tile is there, the one before it free", ""),
+    "the barrier before a row's messages are added up": (
+        "DRAW_SYNC(); // a row's messages are there for its threads",
+        "",
     ),
-    "the barrier before a tile of messages is loaded": ("__syncthreads(); // the tile before it is free", ""),
-    "ties to what began before the block": (">= best[j].value", "> best[j].value"),
-    "ties to more than one frame": (">= best[i].value", "> best[i].value"),
+    "the barrier before new random numbers": ("DRAW_SYNC(); // all have read the ones before", ""),
+    "random numbers read before they are there": ("DRAW_SYNC(); // all are there", ""),
+    "ties to what began before the block": ("value >= coming[j].value", "value > coming[j].value"),
+    "ties to more than one frame": ("one >= coming[0].value", "one > coming[0].value"),
     "ties to the last seen": ("value > best.value;", "value >= best.value;"),
-    "the longest duration lost": ("k <= at.longest ?", "k < at.longest ?"),
-    "a part of the blocks before lost": ("part < SLICES - 1; ++part", "part < SLICES - 2; ++part"),
+    "the longest duration lost": ("k < longest)", "k < longest - 1)"),
+    "a part of the blocks before lost": ("part < SLICES - 1; ++part) look_at", "part < SLICES - 2; ++part) look_at"),
     "a block between parts lost": ("nearest + each - 1, reach", "nearest + each - 2, reach"),
     "the farthest block lost": ("(at.longest - 2) / N + 1, each", "(at.longest - 2) / N, each"),
     "the frames of a block between forgotten": ("between += product[p * CP + at.c];", ";"),
@@ -72,6 +74,7 @@ MUTANTS = {
     ),
     "the frames of the latest block forgotten": ("between += latest[i * CP + at.c];", ";"),
     "the rest of a block's frames forgotten": ("newest[i * CP + c] + rest;", "newest[i * CP + c];"),
+    "the last frames of a sequence not told from its padding": ("final = inside ? ended", "final = true ? ended"),
     "the block before lost": ("if (q > 0) {", "if (q % 2) {"),
     "the second block before lost": ("if (q > 1) {", "if (q % 2) {"),
     "a label before lost": (
@@ -80,15 +83,20 @@ MUTANTS = {
     ),
     "a boundary's labels before lost": ("if (r < count) from", "if (r + 1 < count) from"),
     "sums of other threads forgotten": ("sums[turn + threadIdx.x - 1]", "0"),
-    "the end score dropped": ("top = arrived[a] + end[a];", "top = arrived[a];"),
+    "the end score dropped": ("final + end[c];", "final;"),
     "a deviation taken twice": ("parent.worth[begin] = -infinity();", ";"),
     "later choices at a node lost": ("node == begin ? root : NONE", "NONE"),
-    "what lies behind forgotten": ("path.behind[node] + best.value;", "best.value;"),
+    "what lies behind forgotten": ("path.behind[node] + path.value[node]", "path.value[node]"),
+    "paths that meet too early": ("here.label == label ?", "here.label >= 0 ?"),
+    "the nodes after a meeting moved": ("own - met - 2,", "own - met,"),
+    "the label where paths meet not looked at": ("own : own - 1; // the nodes", "own : own - 2; // the nodes"),
+    "the barrier before the worth of a path": ("__syncthreads(); // the values are there", ""),
     "content not multiplied": ("own.content *= tile.weight[at];", "own.content = tile.weight[at];"),
     "content not multiplied by the check": ("content *= frame_weight(", "content = frame_weight("),
     "a row of a tile of messages lost": ("own.tried >= tile.low", "own.tried > tile.low"),
     "the label after a draw's segment forgotten": ("own.next = own.label;", ";"),
-    "exponents of draws dropped": ("* power_of_two(-step);", ";"),
+    "exponents of draws dropped": ("* power_of_two(loads[j].power);", ";"),
+    "exponents of the check dropped": ("* power_of_two(-step);", ";"),
     "a first label by its message alone": (
         "next < 0 ? q.last : q.onward + next * CP",
         "next < 0 ? q.onward : q.onward + next * CP",
@@ -362,10 +370,12 @@ def test_messages_that_do_not_add_up_along_the_first_draw_lose_the_sequence(monk
     problem.lengths_B[:] = 9
     forward = native_cuda.forward
 
-    def damaged(model, **options):
-        state = forward(model, **options)
-        state.buffer("source")[0, :3] *= 1 - 1e-7
-        return state
+    def damaged(model, behind, **options):
+        def damage(state):
+            state.buffer("source")[0, :3] *= 1 - 1e-7
+            behind(state)
+
+        return forward(model, behind=damage, **options)
 
     monkeypatch.setattr(native_cuda, "forward", damaged)
     for seed in range(12):
@@ -418,8 +428,8 @@ def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, labels,
     target = f"compute_{known.rpartition('_')[2]}"
     defines = decode_cuda.defines(dtype, sizes.padded(labels), sizes)
     ptx = cuda_driver.compiled(path, decode_cuda.SOURCE.read_text(), target, defines).decode()
-    names = ("best_messages", "best_labels", "best_paths", "draws", "check_draws")
-    assert all(f".entry {name}(" in ptx for name in names)
+    names = ("prepare", "best_messages", "best_labels", "best_path", "other_choices", "further_paths", "draws")
+    assert all(f".entry {name}(" in ptx for name in (*names, "check_draws"))
     assert "atom." not in ptx
 
 
