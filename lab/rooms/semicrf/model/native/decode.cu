@@ -9,7 +9,7 @@
 // Every (t, c) keeps its best duration, row t - 1, found by the pass; and every (s, c) the label before it, row s - 1, found by
 // all multiprocessors after the pass. Walks back go through tiles of these rows in shared memory. Nothing waits for the host.
 //
-// Given by the compiler's command line: REAL (the scores' type), CP (labels, padded to 32, 64 or 128), THREADS (a multiple of
+// Given by the compiler's command line: REAL (the scores' type), CP (labels, padded to 32, 64 or 128), USED (to 8), THREADS (a multiple of
 // CP, at least twice as many), N (a multiple of THREADS / CP), TILE (rows of a walk's tile, an even number), APART (threads
 // from one draw to the next: a warp, as each goes its own way).
 
@@ -18,7 +18,7 @@ typedef unsigned long long u64;
 #define SLICES (THREADS / CP)
 #define EACH (N / SLICES)
 #define HELD (CP <= 64 ? CP : 1) /* transitions of a label that its thread holds: more than 64 take too many registers */
-#define AT_ONCE (CP <= 32 ? CP : 16) /* values of other labels in registers at once; beside more transitions there is no room */
+#define AT_ONCE (USED <= 32 ? USED : USED % 16 ? 8 : 16) /* values of other labels in registers at once; beside more transitions there is no room */
 #define RUN 4
 #define ROWS 2
 #define EXACT 1.0e-9
@@ -28,9 +28,13 @@ typedef unsigned long long u64;
 #ifndef LABELS_SYNC // a barrier of the first CP threads alone: of one warp it costs next to nothing
 #if CP == 32
 #define LABELS_SYNC() __syncwarp()
+#define LOADED_SYNC() __syncwarp() /* else the compiler loads one value, waits, uses it and loads the next */
 #else
 #define LABELS_SYNC() asm volatile("bar.sync 1, %0;" ::"n"(CP) : "memory")
 #endif
+#endif
+#ifndef LOADED_SYNC
+#define LOADED_SYNC()
 #endif
 #ifndef DRAW_SYNC // among the threads of a draw
 #define DRAW_SYNC() __syncwarp()
@@ -117,49 +121,40 @@ INSIDE void before_block(const Place& at, const double* gathered, const double* 
     }
 }
 
-// -inf, though the compiler cannot know: what begins with one made of the last of several loads waits for all at once. Else the
-// compiler loads one value, waits, uses it and loads the next.
-INSIDE double lowest_of(double last) {
-    return __longlong_as_double((__double_as_longlong(last) & (i64)threadIdx.y) | __double_as_longlong(-infinity()));
-}
 INSIDE double larger(double a, double b) { return a > b ? a : b; }
 
 // The best that any label sent over its transition to this one.
 INSIDE double received(const Place& at, const double* sent, const double (&across)[HELD], const double* transition) {
     double tops[4];
-#pragma unroll (HELD == CP ? CP / AT_ONCE : 1)
-    for (int begin = 0; begin < CP; begin += AT_ONCE) {
-        if (begin && begin >= at.labels) continue;
+#pragma unroll (HELD == CP ? USED / AT_ONCE : 1)
+    for (int begin = 0; begin < USED; begin += AT_ONCE) {
         double from[AT_ONCE];
 #pragma unroll
         for (int a = 0; a < AT_ONCE; ++a) from[a] = sent[begin + a];
-        if (begin == 0) tops[0] = tops[1] = tops[2] = tops[3] = lowest_of(from[AT_ONCE - 1]);
+        LOADED_SYNC();
 #pragma unroll
         for (int a = 0; a < AT_ONCE; ++a) {
             const double step = HELD == CP ? across[(begin + a) % HELD] : transition[(begin + a) * CP + at.c];
-            tops[a % 4] = larger(from[a] + step, tops[a % 4]);
+            tops[a % 4] = begin + a < 4 ? from[a] + step : larger(from[a] + step, tops[a % 4]);
         }
     }
     return larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
 }
 
 // Where the pass of a sequence leaves what it finds; `gathered` are the messages before each frame and the rest of their
-// block's frames, `product` each block's frames. gamma may be nothing.
+// block's frames, `product` each block's frames.
 struct Kept {
-    double *gathered, *product, *alpha, *gamma;
+    double *gathered, *product, *alpha;
     int* lasts;
 };
 
-// N frames one after the other, by the first CP threads; `pending` is what earlier blocks bring into each. `newest` takes the
-// messages, and at the end what the next block needs of them; `final` is what ended last within the sequence. What comes into
-// the frames after the next one moves up by one at each frame: few steps are unrolled, and stay in the nearest cache.
-INSIDE void near_steps(const Place& at, int q, double& message, double& final, const double* pending,
-                       const int* pending_after, const double (&near)[N], const double (&across)[HELD],
-                       const double* transition, const double* line, double* newest, double* sent, const Kept& kept) {
-    const int c = at.c, count = at.length - q * N;
-    const i64 row = (i64)q * N * at.labels + c;
-    double *alpha = kept.alpha + row, *gamma = kept.gamma + row;
-    int* lasts = kept.lasts + row;
+// N frames one after the other, by the first CP threads; `pending` is what earlier blocks bring into each, and becomes alpha.
+// `newest` takes the messages, and at the end what the next block needs of them. What comes into the frames after the next one
+// moves up by one at each frame: few steps are unrolled, and stay in the nearest cache.
+INSIDE void near_steps(const Place& at, int q, double& message, double* pending, int* pending_after, const double (&near)[N],
+                       const double (&across)[HELD], const double* transition, const double* line, double* newest,
+                       const Kept& kept) {
+    const int c = at.c;
     Best coming[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -167,25 +162,17 @@ INSIDE void near_steps(const Place& at, int q, double& message, double& final, c
         coming[j].after = pending_after[j * CP + c];
     }
 #pragma unroll 1
-    for (int begin = 0; begin < N; begin += 4) {
+    for (int begin = 0; begin < N * CP; begin += 4 * CP) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) { // a segment that starts here is shorter than all before: it wins ties
-            const double frame = line[(begin + i) * CP + c], before = message, one = before + near[0];
-            const bool single = one >= coming[0].value, inside = begin + i < count;
-            const double ended = (single ? one : coming[0].value) + frame;
-            sent[(i & 1) * CP + c] = ended; // two buffers: who is a step ahead writes the other one
-            newest[(begin + i) * CP + c] = before;
-            final = inside ? ended : final;
-            if (inside && at.there) {
-                *alpha = ended;
-                *lasts = single ? 1 : coming[0].after;
-                if (kept.gamma) *gamma = before;
-            }
-            alpha += at.labels;
-            gamma += at.labels;
-            lasts += at.labels;
+            const int own = begin + i * CP + c;
+            const double frame = line[own], before = message, one = before + near[0];
+            const bool single = one >= coming[0].value;
+            pending[own] = (single ? one : coming[0].value) + frame;
+            pending_after[own] = single ? 1 : coming[0].after;
+            newest[own] = before;
             LABELS_SYNC();
-            message = received(at, sent + (i & 1) * CP, across, transition);
+            message = received(at, pending + begin + i * CP, across, transition);
 #pragma unroll
             for (int j = 1; j < N; ++j) { // meanwhile
                 const double value = before + near[j];
@@ -195,15 +182,31 @@ INSIDE void near_steps(const Place& at, int q, double& message, double& final, c
             }
         }
     }
-    double rest = 0;
+    double rest = 0, frames[N], before[N];
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+        frames[i] = line[i * CP + c];
+        before[i] = newest[i * CP + c];
+    }
 #pragma unroll
     for (int i = N - 1; i >= 0; --i) {
-        rest += line[i * CP + c];
-        const double value = newest[i * CP + c] + rest;
+        rest += frames[i];
+        const double value = before[i] + rest;
         newest[i * CP + c] = value;
         kept.gathered[((i64)q * N + i) * CP + c] = value;
     }
     kept.product[(i64)q * CP + c] = rest;
+}
+
+// What the steps of block q left of this thread's frames.
+INSIDE void keep_steps(const Place& at, int q, const double* pending, const int* pending_after, const Kept& kept) {
+#pragma unroll
+    for (int r = 0; r < EACH; ++r) {
+        const int i = at.slice * EACH + r, f = q * N + i;
+        if (!at.there || f >= at.length) continue;
+        kept.alpha[(i64)f * at.labels + at.c] = pending[i * CP + at.c];
+        kept.lasts[(i64)f * at.labels + at.c] = pending_after[i * CP + at.c];
+    }
 }
 
 // What the block before q and the parts found meanwhile bring into this thread's frames of q.
@@ -220,7 +223,7 @@ INSIDE void join_parts(const Place& at, int q, const double* newest, const doubl
                 steps[m] = at.table[(i + N - m) * CP];
                 rows[m] = newest[m * CP + at.c];
             }
-            best.value = lowest_of(rows[0]);
+            LOADED_SYNC();
 #pragma unroll
             for (int m = N - 1; m >= 0; --m) look_at(best, rows[m] + steps[m], i + 1 + N - m);
         }
@@ -232,6 +235,7 @@ INSIDE void join_parts(const Place& at, int q, const double* newest, const doubl
                 values[part] = parts[(part * N + i) * CP + at.c];
                 afters[part] = parts_after[(part * N + i) * CP + at.c];
             }
+            LOADED_SYNC();
 #pragma unroll
             for (int part = 0; part < SLICES - 1; ++part) look_at(best, values[part], afters[part]);
         }
@@ -240,11 +244,12 @@ INSIDE void join_parts(const Place& at, int q, const double* newest, const doubl
     }
 }
 
-INSIDE void read_scores(const Place& at, const REAL* score, int q, double (&coming)[EACH]) {
+// Long before they are wanted, and behind all other loads, as who waits for one waits for all before.
+INSIDE void read_scores(const Place& at, const REAL* score, int q, REAL (&coming)[EACH]) {
 #pragma unroll
     for (int r = 0; r < EACH; ++r) {
         const int f = q * N + at.slice * EACH + r;
-        coming[r] = at.there && f < at.length ? (double)score[(i64)f * at.labels + at.c] : 0;
+        coming[r] = at.there && f < at.length ? score[(i64)f * at.labels + at.c] : 0;
     }
 }
 
@@ -287,23 +292,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) prepare(
     if (threadIdx.x == 0) odd[blockIdx.x] = any;
 }
 
-// The pass of one sequence; grid (B). `model` is what `prepare` made. alpha and gamma (B, T, labels):
-// alpha of boundary t in row t - 1, gamma of boundary s in row s, where it is wanted. -> the best score and its last label, -1
-// where nothing is feasible.
+// The pass of one sequence; grid (B). `model` is what `prepare` made. alpha (B, T, labels) of boundary t in row t - 1. -> the best
+// score and its last label, -1 where nothing is feasible.
 extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
     const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths, double* gathered,
-    double* product, int* __restrict__ lasts, double* __restrict__ alpha, double* __restrict__ gamma,
-    double* __restrict__ best_score, int* __restrict__ last_label, int frames, int labels, int longest, int blocks, int keep) {
-    __shared__ __align__(16) double sent[2 * CP];
-    __shared__ double newest[N * CP], pending[N * CP], line[N * CP], parts[(SLICES - 1) * N * CP];
+    double* product, int* __restrict__ lasts, double* __restrict__ alpha, double* __restrict__ best_score,
+    int* __restrict__ last_label, int frames, int labels, int longest, int blocks) {
+    __shared__ __align__(16) double pending[N * CP];
+    __shared__ double newest[N * CP], line[N * CP], parts[(SLICES - 1) * N * CP];
     __shared__ int pending_after[N * CP], parts_after[(SLICES - 1) * N * CP];
     const int b = blockIdx.x, c = threadIdx.x % CP, length = length_of(lengths, b, frames), used = (length + N - 1) / N;
     const double *start = model + CP * CP, *end = start + CP;
     const Place at = {c, (int)threadIdx.x / CP, labels, longest, length, c < labels, end + CP + c};
     const i64 own = (i64)b * frames * labels;
-    const Kept kept = {gathered + (i64)b * blocks * N * CP, product + (i64)b * blocks * CP, alpha + own,
-                       keep ? gamma + own : nullptr, lasts + own};
-    double across[HELD], near[N], coming[EACH], message = start[c], final = -infinity(); // the message before the next frame
+    const Kept kept = {gathered + (i64)b * blocks * N * CP, product + (i64)b * blocks * CP, alpha + own, lasts + own};
+    double across[HELD], near[N], message = start[c]; // the one before the next frame
+    REAL coming[EACH];
 #pragma unroll
     for (int a = 0; a < HELD; ++a) across[a] = model[a * CP + c];
 #pragma unroll
@@ -312,33 +316,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
     for (int q = 0; q < used; ++q) {
 #pragma unroll
         for (int r = 0; r < EACH; ++r) line[(at.slice * EACH + r) * CP + c] = coming[r];
-        read_scores(at, score + own, q + 1, coming); // long before they are wanted
+        if (q > 0) keep_steps(at, q - 1, pending, pending_after, kept);
         join_parts(at, q, newest, parts, parts_after, pending, pending_after);
+        read_scores(at, score + own, q + 1, coming);
         __syncthreads();
         if (at.slice == 0)
-            near_steps(at, q, message, final, pending, pending_after, near, across, model, line, newest, sent, kept);
+            near_steps(at, q, message, pending, pending_after, near, across, model, line, newest, kept);
         else if (q + 1 < used && q > 0)
             before_block(at, kept.gathered, kept.product, line, q + 1, parts, parts_after);
         __syncthreads(); // the next block reads what was found, and the shared rows are free again
     }
-    if (at.slice == 0) sent[c] = final + end[c];
+    if (used > 0) keep_steps(at, used - 1, pending, pending_after, kept);
+    if (at.slice == 0) newest[c] = length > 0 ? pending[(length - 1) % N * CP + c] + end[c] : -infinity();
     __syncthreads();
     if (threadIdx.x) return;
     double top = -infinity();
     int label = NONE;
     for (int a = 0; a < labels; ++a)
-        if (sent[a] > top) {
-            top = sent[a];
+        if (newest[a] > top) {
+            top = newest[a];
             label = a;
         }
     best_score[b] = top;
     last_label[b] = label;
 }
 
-// The label before a segment of c that starts at boundary s, for all of them, row s - 1; grid (ceil(T / (RUN * SLICES)), B).
+// The label before a segment of c that starts at boundary s, for all of them, row s - 1; and where it is wanted gamma of each
+// boundary s, row s; grid (ceil(T / (RUN * SLICES)), B).
 extern "C" __global__ void __launch_bounds__(THREADS) best_labels(
     const double* __restrict__ model, const double* __restrict__ alpha, const i64* __restrict__ lengths,
-    int* __restrict__ from, int frames, int labels) {
+    int* __restrict__ from, double* __restrict__ gamma, int frames, int labels, int keep) {
     const int b = blockIdx.y, c = threadIdx.x % CP, first = (blockIdx.x * SLICES + (int)threadIdx.x / CP) * RUN;
     const int count = smaller(RUN, length_of(lengths, b, frames) - first);
     if (c >= labels || count <= 0) return;
@@ -358,7 +365,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) best_labels(
     }
 #pragma unroll
     for (int r = 0; r < RUN; ++r)
-        if (r < count) from[row + (i64)r * labels + c] = best[r].after;
+        if (r < count) {
+            from[row + (i64)r * labels + c] = best[r].after;
+            if (keep && first + r + 1 < frames) gamma[row + (i64)(r + 1) * labels + c] = best[r].value;
+        }
+    if (keep && first == 0) gamma[row + c] = model[CP * CP + c];
 }
 
 // One sequence as walks back see it: alpha of boundary t in row t - 1, gamma of boundary s in row s.

@@ -132,7 +132,7 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
     given = ("transition", "duration", "start", "end", "score", "lengths", "model", "odd")
     inputs = ("score", "model", "lengths", "gathered", "product")
     outcome = ("best_score", "last_label")
-    passed = (*inputs, "lasts", "alpha", "gamma", *outcome, frames, labels, shape.longest, blocks, int(more))
+    passed = (*inputs, "lasts", "alpha", *outcome, frames, labels, shape.longest, blocks)
     nodes_of = ("chosen", "boundary", "other", "worth", "behind", "value")
     search = ("score", "model", "lengths", "lasts", "from", "alpha", "gamma", *nodes_of)
     numbers = (frames, labels, shape.longest, count)
@@ -150,7 +150,7 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
             "best_labels",
             (groups, batch),
             sizes.threads,
-            ("model", "alpha", "lengths", "from", frames, labels),
+            ("model", "alpha", "lengths", "from", "gamma", frames, labels, int(more)),
         ),
         Launch("best_path", (batch,), sizes.threads, (*search, *outcome, *outputs)),
     ]
@@ -220,17 +220,23 @@ def machine_for(problem: Problem) -> Machine:
 
     Raises LabError.
     """
-    score_BTC = problem.score_BTC
-    return compiled_machine(score_BTC.device, score_BTC.dtype, SIZES.padded(problem.shape[3]), SIZES)
+    score_BTC, labels = problem.score_BTC, problem.shape[3]
+    used = ceiling(labels, 8) * 8
+    return compiled_machine(score_BTC.device, score_BTC.dtype, SIZES.padded(labels), SIZES, used)
 
 
 @functools.cache
-def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: DecodeSizes) -> Machine:
-    return native_cuda.built(device, SOURCE, defines(dtype, wide, sizes))
+def compiled_machine(
+    device: torch.device, dtype: torch.dtype, wide: int, sizes: DecodeSizes, used: int
+) -> Machine:
+    return native_cuda.built(device, SOURCE, defines(dtype, wide, sizes, used))
 
 
-def defines(dtype: torch.dtype, wide: int, sizes: DecodeSizes) -> dict[str, object]:
+def defines(
+    dtype: torch.dtype, wide: int, sizes: DecodeSizes, used: int | None = None
+) -> dict[str, object]:
     """The constants that the source takes from the compiler's command line."""
     rows = sizes.walk_rows(wide)
     numbers = {"THREADS": sizes.threads, "N": sizes.block, "TILE": rows, "APART": sizes.apart}
-    return {"REAL": "double" if dtype == torch.float64 else "float", "CP": wide, **numbers}
+    real = "double" if dtype == torch.float64 else "float"
+    return {"REAL": real, "CP": wide, "USED": used or wide, **numbers}

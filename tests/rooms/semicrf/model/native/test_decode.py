@@ -41,8 +41,8 @@ LOOSE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 
 MUTANTS = {
     "the barrier before the labels' steps": (
-        "pending, pending_after);\n        __syncthreads();\n",
-        "pending, pending_after);\n",
+        "q + 1, coming);\n        __syncthreads();\n",
+        "q + 1, coming);\n",
     ),
     "the barrier after a block": (
         "__syncthreads(); // the next block reads what was found, and the shared rows are free again",
@@ -74,7 +74,8 @@ MUTANTS = {
     ),
     "the frames of the latest block forgotten": ("between += latest[i * CP + at.c];", ";"),
     "the rest of a block's frames forgotten": ("newest[i * CP + c] + rest;", "newest[i * CP + c];"),
-    "the last frames of a sequence not told from its padding": ("final = inside ? ended", "final = true ? ended"),
+    "the last frame taken for another": ("pending[(length - 1) % N", "pending[length % N"),
+    "gamma of the boundary before": ("gamma[row + (i64)(r + 1) * labels + c]", "gamma[row + (i64)r * labels + c]"),
     "the block before lost": ("if (q > 0) {", "if (q % 2) {"),
     "the second block before lost": ("if (q > 1) {", "if (q % 2) {"),
     "a label before lost": (
@@ -83,7 +84,7 @@ MUTANTS = {
     ),
     "a boundary's labels before lost": ("if (r < count) from", "if (r + 1 < count) from"),
     "sums of other threads forgotten": ("sums[turn + threadIdx.x - 1]", "0"),
-    "the end score dropped": ("final + end[c];", "final;"),
+    "the end score dropped": ("% N * CP + c] + end[c]", "% N * CP + c]"),
     "a deviation taken twice": ("parent.worth[begin] = -infinity();", ";"),
     "later choices at a node lost": ("node == begin ? root : NONE", "NONE"),
     "what lies behind forgotten": ("path.behind[node] + path.value[node]", "path.value[node]"),
