@@ -21,6 +21,7 @@ typedef unsigned long long u64;
 #define AT_ONCE (USED <= 32 ? USED : USED % 16 ? 8 : 16) /* values of other labels in registers at once; beside more transitions there is no room */
 #define RUN 4
 #define ROWS 2
+#define AT_A_TIME 4
 #define EXACT 1.0e-9
 #define LARGE 1.0e6 /* beside larger scores others lose digits */
 #define NONE (-1)
@@ -382,10 +383,10 @@ struct Walked {
 
 // A path from its end: nodes are labels and durations (less 1) in turn. `boundary` is each node's, `behind` what lies behind
 // it is worth. `other` is the best other choice at the node, `value` what that is worth with all that lies before it, -inf where
-// there is none. `worth` is that of the whole segmentation, -inf once it was taken.
+// there is none. `worth` is that of the whole segmentation, -inf once it was taken; `step` is what the choice itself is worth.
 struct Path {
     int *chosen, *boundary, *other;
-    double *worth, *behind, *value;
+    double *worth, *behind, *value, *step;
 };
 
 INSIDE double label_step(const Walked& q, int label, int next) {
@@ -397,12 +398,30 @@ INSIDE double duration_step(const Walked& q, int t, int label, int k) {
     for (int u = t - 1; u >= t - k; --u) content += (double)q.score[(i64)u * q.labels + label];
     return content + duration_of(q, label, k);
 }
+INSIDE double step_of(const Walked& q, const Path& path, int node) {
+    return node % 2 ? duration_step(q, path.boundary[node], path.chosen[node - 1], path.chosen[node] + 1)
+                    : label_step(q, path.chosen[node], node ? path.chosen[node - 2] : NONE);
+}
+
+INSIDE double worth_of(double behind, double value) { return value > -infinity() ? behind + value : -infinity(); }
+
+// By all threads, several loads before the first store: the compiler knows nothing of different paths.
+template <typename Value> INSIDE void copy(const Value* from, Value* to, int begin, int stop, int moved) {
+    for (int at = begin + threadIdx.x; at < stop; at += AT_A_TIME * THREADS) {
+        Value values[AT_A_TIME];
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; ++i) values[i] = from[smaller(at + i * THREADS, stop - 1) - moved];
+#pragma unroll
+        for (int i = 0; i < AT_A_TIME; ++i)
+            if (at + i * THREADS < stop) to[at + i * THREADS] = values[i];
+    }
+}
 
 // The best choices from boundary t on, where a segment of `label` ends; nodes from `nodes` on, by all threads. -> the number
-// of nodes. Where `parent` has nodes it ends behind the first segment that parent has, too, after its node `begin`: `met` is that
-// segment's first node there. What lies before a segment depends on nothing else.
+// of nodes. Where `parent` has nodes it ends behind the first segment that parent has, too, after its node `begin` of boundary
+// `origin`: `met` is that segment's first node there. What lies before a segment depends on nothing else.
 INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int label, const Path& parent, int parent_nodes,
-                  int begin, int& met) {
+                  int begin, int origin, int& met) {
     struct Step {
         int lasts, before; // the duration, and the label before it
     };
@@ -418,7 +437,7 @@ INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int label
     __shared__ int reached[4];
     met = NONE;
     while (t > 0 && met < 0) {
-        const int low = higher(0, t - TILE);
+        const int low = higher(0, t - (parent_nodes ? (TILE + 3) / 4 : TILE));
 #pragma unroll 4
         for (int i = threadIdx.x; i < (t - low) * q.labels; i += THREADS) {
             const int row = low + i / q.labels, k = higher(1, q.lasts[(i64)low * q.labels + i]), s = row + 1 - k;
@@ -427,7 +446,8 @@ INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int label
         }
         for (int i = threadIdx.x; i < TILE; i += THREADS) meetings[i].label = NONE;
         __syncthreads();
-        for (int node = begin + 1 + (begin + 1) % 2 + 2 * (int)threadIdx.x; node < parent_nodes; node += 2 * THREADS) {
+        const int nodes_there = smaller(parent_nodes, begin + 2 + 2 * (origin - low)); // each segment has a frame
+        for (int node = begin + 1 + (begin + 1) % 2 + 2 * (int)threadIdx.x; node < nodes_there; node += 2 * THREADS) {
             const int row = parent.boundary[node] - 1 - low;
             if (row >= 0 && row < t - low) {
                 meetings[row].node = node;
@@ -467,17 +487,15 @@ INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int label
     return nodes;
 }
 
-// What lies behind each node from `first` on, by all threads; what lies behind `first` itself is there.
-INSIDE void sum_steps(const Walked& q, const Path& path, int first, int nodes) {
+// What lies behind each node from `first` on, by all threads, from their steps; what lies behind `first` itself is there. And
+// the worth of their other choices.
+INSIDE void sum_steps(const Path& path, int first, int nodes) {
     __shared__ double sums[2 * THREADS];
     const int each = (nodes - 1 - first + THREADS - 1) / THREADS, begin = first + (int)threadIdx.x * each;
     const int stop = smaller(nodes - 1, begin + each);
     double sum = 0;
-    for (int i = begin; i < stop; ++i) {
-        sum += i % 2 ? duration_step(q, path.boundary[i], path.chosen[i - 1], path.chosen[i] + 1)
-                     : label_step(q, path.chosen[i], i ? path.chosen[i - 2] : NONE);
-        path.behind[i + 1] = sum; // from `begin` on
-    }
+#pragma unroll 8
+    for (int i = begin; i < stop; ++i) sum += path.step[i];
     sums[threadIdx.x] = sum;
     int turn = 0;
     for (int step = 1; step < THREADS; step *= 2, turn ^= THREADS) {
@@ -487,14 +505,30 @@ INSIDE void sum_steps(const Walked& q, const Path& path, int first, int nodes) {
         sums[(turn ^ THREADS) + threadIdx.x] = joined;
     }
     __syncthreads();
-    const double before = path.behind[first] + (threadIdx.x ? sums[turn + threadIdx.x - 1] : 0);
-    for (int i = begin; i < stop; ++i) path.behind[i + 1] += before;
+    const double origin = path.behind[first], before = origin + (threadIdx.x ? sums[turn + threadIdx.x - 1] : 0);
+    if (threadIdx.x == 0) path.worth[first] = worth_of(origin, path.value[first]);
+    sum = 0;
+    for (int i = begin; i < stop; i += AT_A_TIME) {
+        double steps[AT_A_TIME], values[AT_A_TIME];
+#pragma unroll
+        for (int j = 0; j < AT_A_TIME; ++j) {
+            steps[j] = path.step[smaller(i + j, stop - 1)];
+            values[j] = path.value[smaller(i + j, stop - 1) + 1];
+        }
+#pragma unroll
+        for (int j = 0; j < AT_A_TIME; ++j) {
+            sum += steps[j];
+            if (i + j >= stop) continue;
+            path.behind[i + j + 1] = sum + before;
+            path.worth[i + j + 1] = worth_of(sum + before, values[j]);
+        }
+    }
     __syncthreads(); // the nodes are there for all, the sums are free again
 }
 
 // What a choice of a node is worth, all that lies before it included. Durations come in ascending order: `content` are the
 // frames of those before.
-INSIDE double worth_of(const Walked& q, bool label, int t, int around, int choice, double& content) {
+INSIDE double choice_worth(const Walked& q, bool label, int t, int around, int choice, double& content) {
     if (label) return q.alpha[(i64)(t - 1) * q.labels + choice] + label_step(q, choice, around);
     const i64 at = (i64)(t - 1 - choice) * q.labels + around;
     content += (double)q.score[at];
@@ -509,20 +543,18 @@ INSIDE void find_other(const Walked& q, const Path& path, int node, int root) {
     const int around = label ? (node ? path.chosen[node - 2] : NONE) : path.chosen[node - 1];
     const int count = label ? q.labels : smaller(q.longest, t);
     double own = infinity(), content = 0;
-    for (int i = 0; root >= 0 && i <= chosen; ++i) own = worth_of(q, label, t, around, i, content);
+#pragma unroll 4
+    for (int i = 0; i <= (root < 0 ? -1 : chosen); ++i) own = choice_worth(q, label, t, around, i, content);
     Best best = {-infinity(), NONE};
     content = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int i = 0; i < count; ++i) {
-        const double value = worth_of(q, label, t, around, i, content);
+        const double value = choice_worth(q, label, t, around, i, content);
         const bool behind = i != chosen && i != root && (value < own || (value == own && i > chosen));
         look_at(best, behind ? value : -infinity(), i);
     }
     path.other[node] = best.after;
     path.value[node] = best.after < 0 ? -infinity() : best.value;
-}
-INSIDE double worth_at(const Path& path, int node) {
-    return path.value[node] > -infinity() ? path.behind[node] + path.value[node] : -infinity();
 }
 
 struct Deviation {
@@ -530,22 +562,35 @@ struct Deviation {
     double worth;
 };
 
-// The paths of a sequence, 2 T nodes each.
+// The paths of a sequence, 2 T nodes each. `begin` is the first node of each that its parent does not have.
 struct Paths {
     Path first;
     i64 nodes;
+    const int *begin, *parent;
 };
 INSIDE Path path_at(const Paths& of, int n) {
     const i64 at = of.nodes * n;
     const Path found = {of.first.chosen + at, of.first.boundary + at, of.first.other + at, of.first.worth + at,
-                        of.first.behind + at, of.first.value + at};
+                        of.first.behind + at, of.first.value + at, of.first.step + at};
+    return found;
+}
+
+// Up to where two paths are the same: the later one is no parent of the other.
+INSIDE int common_nodes(const Paths& of, int a, int b) {
+    int found = 1 << 30;
+    while (a != b) {
+        int& later = a > b ? a : b;
+        found = smaller(found, of.begin[later]);
+        later = of.parent[later];
+    }
     return found;
 }
 
 // Of two with the same worth: the smaller choice where they differ first.
 INSIDE bool comes_first(const Paths& of, const Deviation& a, const Deviation& b) {
     const Path p = path_at(of, a.path), q = path_at(of, b.path);
-    for (int node = 0; node <= smaller(a.node, b.node); ++node) {
+    const int last = smaller(a.node, b.node);
+    for (int node = smaller(common_nodes(of, a.path, b.path), last); node <= last; ++node) {
         const int x = node == a.node ? p.other[node] : p.chosen[node], y = node == b.node ? q.other[node] : q.chosen[node];
         if (x != y) return x < y;
     }
@@ -558,9 +603,20 @@ INSIDE bool is_better(const Paths& of, const Deviation& a, const Deviation& b) {
 
 // The segments (end, label) of a path, and how many.
 INSIDE void put_down(const Path& path, int nodes, int* segments, int* size) {
-    for (int i = threadIdx.x; i < nodes / 2; i += THREADS) {
-        segments[2 * i] = path.boundary[2 * i];
-        segments[2 * i + 1] = path.chosen[2 * i];
+    for (int i = threadIdx.x; i < nodes / 2; i += AT_A_TIME * THREADS) {
+        int ends[AT_A_TIME], labels[AT_A_TIME];
+#pragma unroll
+        for (int j = 0; j < AT_A_TIME; ++j) {
+            const int node = 2 * smaller(i + j * THREADS, nodes / 2 - 1);
+            ends[j] = path.boundary[node];
+            labels[j] = path.chosen[node];
+        }
+#pragma unroll
+        for (int j = 0; j < AT_A_TIME; ++j) {
+            if (i + j * THREADS >= nodes / 2) continue;
+            segments[2 * (i + j * THREADS)] = ends[j];
+            segments[2 * (i + j * THREADS) + 1] = labels[j];
+        }
     }
     if (threadIdx.x == 0) *size = nodes / 2;
 }
@@ -573,69 +629,83 @@ struct Search {
 };
 INSIDE Search search_of(const REAL* score, const double* model, const i64* lengths, const int* lasts, const int* from,
                         const double* alpha, const double* gamma, int* chosen, int* boundary, int* other, double* worth,
-                        double* behind, double* value, int b, int frames, int labels, int longest, int count) {
+                        double* behind, double* value, double* step, const int* first, const int* parents, int b, int frames,
+                        int labels, int longest, int count) {
     const i64 at = (i64)b * frames * labels, number = (i64)b * count, nodes = number * 2 * frames;
     const Search found = {{score + at, model, alpha + at, gamma + at, lasts + at, from + at, labels, longest,
                            length_of(lengths, b, frames)},
-                          {{chosen + nodes, boundary + nodes, other + nodes, worth + nodes, behind + nodes, value + nodes},
-                           (i64)2 * frames},
+                          {{chosen + nodes, boundary + nodes, other + nodes, worth + nodes, behind + nodes, value + nodes,
+                            step + nodes},
+                           (i64)2 * frames,
+                           first + number,
+                           parents + number},
                           number};
     return found;
 }
+
 // The best segmentation; grid (B). Arrays of nodes are (B, count, 2 T). -> score (B, count), -inf where there is none, segments
 // (end, label) from the last one on, (B, count, T, 2), and how many (B, count).
 extern "C" __global__ void __launch_bounds__(THREADS) best_path(
     const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths,
     const int* __restrict__ lasts, const int* __restrict__ from, const double* __restrict__ alpha,
     const double* __restrict__ gamma, int* chosen, int* boundary, int* other, double* worth, double* behind, double* value,
-    const double* __restrict__ best_score, const int* __restrict__ last_label, int* first, int* roots, int* used,
-    double* __restrict__ scores, int* __restrict__ segments, int* __restrict__ sizes, int frames, int labels, int longest,
-    int count) {
+    double* step, const double* __restrict__ best_score, const int* __restrict__ last_label, int* first, int* roots,
+    int* parents, int* used, double* __restrict__ scores, int* __restrict__ segments, int* __restrict__ sizes, int frames,
+    int labels, int longest, int count) {
     const Search all = search_of(score, model, lengths, lasts, from, alpha, gamma, chosen, boundary, other, worth, behind, value,
-                                 blockIdx.x, frames, labels, longest, count);
+                                 step, first, parents, blockIdx.x, frames, labels, longest, count);
     const Path path = path_at(all.paths, 0);
     int met;
-    const int last = last_label[blockIdx.x], nodes = last < 0 ? 0 : follow(all.q, path, 0, all.q.length, last, path, 0, 0, met);
+    const int last = last_label[blockIdx.x];
+    const int nodes = last < 0 ? 0 : follow(all.q, path, 0, all.q.length, last, path, 0, 0, 0, met);
     for (int n = threadIdx.x; n < count; n += THREADS) {
         scores[all.number + n] = n == 0 ? best_score[blockIdx.x] : -infinity();
         sizes[all.number + n] = 0;
     }
     if (threadIdx.x == 0) {
         first[all.number] = 0;
-        roots[all.number] = NONE;
+        roots[all.number] = parents[all.number] = NONE;
         used[all.number] = nodes;
-        if (count > 1 && nodes > 0) path.behind[0] = 0;
     }
     __syncthreads(); // the path is there for all
     put_down(path, nodes, segments + all.number * frames * 2, sizes + all.number);
-    if (count > 1 && nodes > 0) sum_steps(all.q, path, 0, nodes);
 }
 
-// The best other choice at each node of the best path; grid (ceil(T / THREADS), 2, B): labels, then durations.
+// The steps of the best path and the best other choice at each of its nodes; grid (ceil(T / THREADS), 2, B): labels, then
+// durations.
 extern "C" __global__ void __launch_bounds__(THREADS) other_choices(
     const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths,
     const int* __restrict__ lasts, const int* __restrict__ from, const double* __restrict__ alpha,
     const double* __restrict__ gamma, int* chosen, int* boundary, int* other, double* worth, double* behind, double* value,
-    const int* __restrict__ used, int frames, int labels, int longest, int count) {
+    double* step, const int* __restrict__ first, const int* __restrict__ parents, const int* __restrict__ used, int frames,
+    int labels, int longest, int count) {
     const Search all = search_of(score, model, lengths, lasts, from, alpha, gamma, chosen, boundary, other, worth, behind, value,
-                                 blockIdx.z, frames, labels, longest, count);
+                                 step, first, parents, blockIdx.z, frames, labels, longest, count);
     const Path path = path_at(all.paths, 0);
     const int node = 2 * (blockIdx.x * THREADS + (int)threadIdx.x) + blockIdx.y;
     if (node >= used[all.number]) return;
     find_other(all.q, path, node, NONE);
-    path.worth[node] = worth_at(path, node);
+    path.step[node] = step_of(all.q, path, node);
 }
 
 // The best deviation from all paths so far, by all threads.
-INSIDE Deviation best_deviation(const Search& all, int n, const int* first, const int* used) {
+INSIDE Deviation best_deviation(const Search& all, int n, const int* used) {
     __shared__ Deviation found[THREADS];
     Deviation own = {NONE, 0, -infinity()};
     for (int p = 0; p < n; ++p) {
-        const Path seen = path_at(all.paths, p);
-#pragma unroll 4
-        for (int node = first[all.number + p] + threadIdx.x; node < used[all.number + p]; node += THREADS) {
-            const Deviation one = {p, node, seen.worth[node]};
-            if (is_better(all.paths, one, own)) own = one;
+        const double* worth = path_at(all.paths, p).worth;
+        const int stop = used[p];
+        for (int node = all.paths.begin[p] + threadIdx.x; node < stop; node += AT_A_TIME * THREADS) {
+            double worths[AT_A_TIME];
+#pragma unroll
+            for (int i = 0; i < AT_A_TIME; ++i) worths[i] = worth[smaller(node + i * THREADS, stop - 1)];
+#pragma unroll 1
+            for (int i = 0; i < AT_A_TIME && node + i * THREADS < stop; ++i) {
+                const Deviation one = {p, node + i * THREADS, worths[0]};
+                if (is_better(all.paths, one, own)) own = one;
+#pragma unroll
+                for (int j = 1; j < AT_A_TIME; ++j) worths[j - 1] = worths[j];
+            }
         }
     }
     found[threadIdx.x] = own;
@@ -654,58 +724,60 @@ extern "C" __global__ void __launch_bounds__(THREADS) further_paths(
     const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths,
     const int* __restrict__ lasts, const int* __restrict__ from, const double* __restrict__ alpha,
     const double* __restrict__ gamma, int* chosen, int* boundary, int* other, double* worth, double* behind, double* value,
-    int* first, int* roots, int* used, double* __restrict__ scores, int* __restrict__ segments,
+    double* step, int* first, int* roots, int* parents, int* used, double* __restrict__ scores, int* __restrict__ segments,
     int* __restrict__ sizes, int frames, int labels, int longest, int count) {
     const Search all = search_of(score, model, lengths, lasts, from, alpha, gamma, chosen, boundary, other, worth, behind, value,
-                                 blockIdx.x, frames, labels, longest, count);
+                                 step, first, parents, blockIdx.x, frames, labels, longest, count);
     const i64 number = all.number;
+    if (used[number] == 0) return;
+    if (threadIdx.x == 0) path_at(all.paths, 0).behind[0] = 0;
+    __syncthreads(); // what lies behind the first node is there
+    sum_steps(path_at(all.paths, 0), 0, used[number]);
     for (int n = 1; n < count; ++n) {
-        const Deviation best = best_deviation(all, n, first, used);
+        const Deviation best = best_deviation(all, n, used + number);
         if (best.path < 0) return;
         const Path path = path_at(all.paths, n), parent = path_at(all.paths, best.path);
-        const int begin = best.node, parent_nodes = used[number + best.path];
+        const int begin = best.node, parent_nodes = used[number + best.path], origin = parent.boundary[begin];
         const int root = begin == first[number + best.path] && roots[number + best.path] >= 0 ? roots[number + best.path]
                                                                                              : parent.chosen[begin];
-#pragma unroll 4
-        for (int node = threadIdx.x; node <= begin; node += THREADS) {
-            path.chosen[node] = node < begin ? parent.chosen[node] : parent.other[node];
-            path.boundary[node] = parent.boundary[node];
-            path.behind[node] = parent.behind[node];
-        }
-        __syncthreads(); // all have read the parent, and the new path's first nodes are there
-        int t = path.boundary[begin], label = path.chosen[begin], next = begin, met;
+        const int chosen_there = parent.other[begin];
+        copy(parent.chosen, path.chosen, 0, begin, 0);
+        copy(parent.boundary, path.boundary, 0, begin + 1, 0);
+        copy(parent.behind, path.behind, 0, begin + 1, 0);
+        if (threadIdx.x == 0) path.chosen[begin] = chosen_there;
+        int t = origin, label = chosen_there, next = begin, met;
         if (begin % 2) {
-            t -= 1 + path.chosen[begin];
-            label = t > 0 ? all.q.from[(i64)(t - 1) * labels + path.chosen[begin - 1]] : 0;
+            t -= 1 + chosen_there;
+            label = t > 0 ? all.q.from[(i64)(t - 1) * labels + parent.chosen[begin - 1]] : 0;
             next = begin + 1;
         }
-        const int own = follow(all.q, path, next, t, label, parent, parent_nodes, begin, met);
+        __syncthreads(); // all have read the parent, and the new path's first nodes are there
+        const int own = follow(all.q, path, next, t, label, parent, parent_nodes, begin, origin, met);
         const int moved = met < 0 ? 0 : own - met - 2, nodes = met < 0 ? own : parent_nodes + moved;
         const int stop = met < 0 ? own : own - 1; // the nodes behind it are the parent's
-#pragma unroll 4
-        for (int node = stop + threadIdx.x; node < nodes; node += THREADS) {
-            path.chosen[node] = parent.chosen[node - moved];
-            path.boundary[node] = parent.boundary[node - moved];
-            path.other[node] = parent.other[node - moved];
-            path.value[node] = parent.value[node - moved];
-        }
+        copy(parent.chosen, path.chosen, stop, nodes, moved);
+        copy(parent.boundary, path.boundary, stop, nodes, moved);
+        copy(parent.other, path.other, stop, nodes, moved);
+        copy(parent.value, path.value, stop, nodes, moved);
+        copy(parent.step, path.step, stop, nodes, moved);
         if (threadIdx.x == 0) {
             scores[number + n] = best.worth;
             parent.worth[begin] = -infinity();
             first[number + n] = begin;
             roots[number + n] = root;
+            parents[number + n] = best.path;
             used[number + n] = nodes;
         }
         __syncthreads(); // the path is there for all
         put_down(path, nodes, segments + (number + n) * frames * 2, sizes + number + n);
         if (n + 1 == count) return;
-        sum_steps(all.q, path, begin, nodes);
         for (int kind = 0; kind < 2; ++kind) // the threads of a warp then do the same
-            for (int node = begin + (begin + kind) % 2 + 2 * (int)threadIdx.x; node < stop; node += 2 * THREADS)
+            for (int node = begin + (begin + kind) % 2 + 2 * (int)threadIdx.x; node < stop; node += 2 * THREADS) {
                 find_other(all.q, path, node, node == begin ? root : NONE);
+                path.step[node] = step_of(all.q, path, node);
+            }
         __syncthreads(); // the values are there
-        for (int node = begin + threadIdx.x; node < nodes; node += THREADS) path.worth[node] = worth_at(path, node);
-        __syncthreads(); // what the search for the next one loads
+        sum_steps(path, begin, nodes);
     }
 }
 
@@ -786,24 +858,27 @@ struct Tile {
 // weight. `whole` is the message that the weights are parts of; `reached` that before the segment of duration `last`.
 struct Draw {
     u64 state;
-    int t, next, label, tried, last, size, drawn, lane;
+    int t, next, label, tried, last, size, lane;
     double whole, target, sum, content, reached;
     bool exact;
 };
 
-// The next random number, in [0, 1); each of the draw's threads finds every APART-th of them.
-INSIDE double random_of(Draw& own, double* uniforms) {
-    const int at = own.drawn++ % APART;
-    if (at == 0) {
-        DRAW_SYNC(); // all have read the ones before
-        uniforms[own.lane] = (double)(mixed(own.state + GOLDEN * (u64)(own.drawn + own.lane)) >> 11) * 1.1102230246251565e-16;
-        DRAW_SYNC(); // all are there
-    }
-    return uniforms[at];
+// Random numbers in [0, 1), two for each segment, from that of `own.size` on; each of the draw's threads finds one.
+INSIDE void fill(const Draw& own, double* uniforms) {
+    DRAW_SYNC(); // all have read the ones before
+    const u64 number = mixed(own.state + GOLDEN * (u64)(2 * own.size + own.lane + 1));
+    uniforms[own.lane] = (double)(number >> 11) * 1.1102230246251565e-16;
+    DRAW_SYNC(); // all are there
 }
 
-// The first label whose sum is above the target, or else the last with a weight; and the sum of all weights.
-INSIDE int label_above(const Drawn& q, const double* weight, const double* step, double target, double& sum) {
+// The first label whose sum is above a share of `whole`, or else the last with a weight; and the sum of all weights.
+INSIDE int label_above(const Drawn& q, const double* weight, const double* step, double share, double& whole, double& sum,
+                       bool adds) {
+    if (adds) {
+        whole = 0;
+        for (int a = 0; a < q.labels; ++a) whole += weight[a] * step[a];
+    }
+    const double target = share * whole;
     int found = NONE, last = NONE;
     sum = 0;
 #pragma unroll 8
@@ -817,25 +892,21 @@ INSIDE int label_above(const Drawn& q, const double* weight, const double* step,
 }
 
 INSIDE void draw_label(const Drawn& q, const Tile& tile, double* uniforms, Draw& own) {
-    const int row = own.t - 1 - tile.low;
-    const double *weight = tile.arrived + row * CP, *step = steps_to(q, own.next);
-    if (own.next < 0) {
-        own.whole = 0;
-        for (int a = 0; a < q.labels; ++a) own.whole += weight[a] * step[a];
-    }
-    const double target = random_of(own, uniforms) * own.whole;
-    double sum;
+    const int row = (own.t - 1 - tile.low) * CP, pair = 2 * own.size % APART;
+    if (pair == 0) fill(own, uniforms);
+    const double first = uniforms[pair], second = uniforms[pair + 1];
+    unsigned above = 0;
+    double sum = 0;
     if (CP == APART && own.next >= 0) {
-        const double* sums = tile.sums + (row * CP + own.next) * (CP + 1);
-        const unsigned above = DRAW_VOTE(sums[own.lane] > target);
+        const double* sums = tile.sums + (row + own.next) * (CP + 1);
         sum = sums[CP - 1];
-        own.label = above ? FIRST_BIT(above) : label_above(q, weight, step, target, sum);
-    } else {
-        own.label = label_above(q, weight, step, target, sum);
+        above = DRAW_VOTE(sums[own.lane] > first * own.whole);
     }
+    own.label = above ? FIRST_BIT(above)
+                      : label_above(q, tile.arrived + row, steps_to(q, own.next), first, own.whole, sum, own.next < 0);
     own.exact = own.label >= 0 && is_whole(sum, own.whole);
-    own.whole = own.exact ? weight[own.label] : 0;
-    own.target = random_of(own, uniforms) * own.whole;
+    own.whole = own.exact ? tile.arrived[row + own.label] : 0;
+    own.target = second * own.whole;
     own.tried = own.last = 0;
     own.sum = own.reached = 0;
     own.content = 1;
@@ -844,19 +915,20 @@ INSIDE void draw_label(const Drawn& q, const Tile& tile, double* uniforms, Draw&
 // -> whether the duration is found; `exact` is false where there is none.
 INSIDE bool draw_duration(const Drawn& q, const Tile& tile, Draw& own) {
     const int reach = smaller(q.longest, own.t);
-    bool found = false;
-    while (!found && own.tried < reach && own.t - 1 - own.tried >= tile.low) {
-        const int at = (own.t - 1 - own.tried - tile.low) * CP + own.label;
+    const double* table = q.table + (i64)own.tried * CP + own.label;
+    int at = (own.t - 1 - own.tried - tile.low) * CP + own.label; // in the tile: there is one to try
+    bool found;
+    do {
         own.content *= tile.weight[at];
-        const double message = tile.source[at], one = message * (own.content * q.table[(i64)own.tried * CP + own.label]);
+        const double message = tile.source[at], one = message * (own.content * *table);
         own.sum += one;
         ++own.tried;
-        if (one > 0) {
-            own.last = own.tried;
-            own.reached = message;
-        }
+        own.last = one > 0 ? own.tried : own.last;
+        own.reached = one > 0 ? message : own.reached;
         found = own.sum > own.target;
-    }
+        at -= CP;
+        table += CP;
+    } while (!found && own.tried < reach && at >= 0);
     if (found || own.tried < reach) return found;
     // All were added up, and rounding kept the sum from the target. Rows above the tile are gone: rarer still, and lost.
     own.exact = own.last > 0 && is_whole(own.sum, own.whole) && own.t - own.last <= tile.high;
@@ -927,7 +999,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) draws(
     const bool feasible = z > 0 && z < infinity();
     const Drawn q = drawn_of(score, tops, onward, table, last, source, arrived, exponent, b, frames, labels, longest, stride,
                              table_first, length);
-    Draw own = {0, length, NONE, NONE, 0, 0, 0, 0, (int)threadIdx.x % APART, 0, 0, 0, 0, 0, feasible};
+    Draw own = {0, length, NONE, NONE, 0, 0, 0, (int)threadIdx.x % APART, 0, 0, 0, 0, 0, feasible};
     bool odd;
     own.state = mixed(mixed(mixed(seed + GOLDEN) ^ content_of(q.score, length, labels, odd)) + (u64)n * GOLDEN);
     double across[CP == APART ? CP : 1]; // from each label to the one that this thread adds up for

@@ -122,8 +122,8 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
         "last_label": (whole, (batch,)),
         **dict.fromkeys(("chosen", "boundary"), (whole, nodes)),
         "other": (whole, nodes if more else (0,)),
-        **dict.fromkeys(("worth", "behind", "value"), (double, nodes if more else (0,))),
-        **dict.fromkeys(("first", "roots", "used"), (whole, (batch, count))),
+        **dict.fromkeys(("worth", "behind", "value", "step"), (double, nodes if more else (0,))),
+        **dict.fromkeys(("first", "roots", "parents", "used"), (whole, (batch, count))),
         "scores": (double, (batch, count)),
         "odd": (whole, (programs + looking,)),
         "sizes": (whole, (batch, count)),
@@ -133,10 +133,10 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
     inputs = ("score", "model", "lengths", "gathered", "product")
     outcome = ("best_score", "last_label")
     passed = (*inputs, "lasts", "alpha", *outcome, frames, labels, shape.longest, blocks)
-    nodes_of = ("chosen", "boundary", "other", "worth", "behind", "value")
+    nodes_of = ("chosen", "boundary", "other", "worth", "behind", "value", "step")
     search = ("score", "model", "lengths", "lasts", "from", "alpha", "gamma", *nodes_of)
     numbers = (frames, labels, shape.longest, count)
-    outputs = ("first", "roots", "used", "scores", "segments", "sizes", *numbers)
+    outputs = ("first", "roots", "parents", "used", "scores", "segments", "sizes", *numbers)
     groups = ceiling(frames, ROWS_EACH * slices)
     launches = [
         Launch(
@@ -157,7 +157,7 @@ def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
     if more:
         each = (ceiling(frames, sizes.threads), 2, batch)
         launches += [
-            Launch("other_choices", each, sizes.threads, (*search, "used", *numbers)),
+            Launch("other_choices", each, sizes.threads, (*search, "first", "parents", "used", *numbers)),
             Launch("further_paths", (batch,), sizes.threads, (*search, *outputs)),
         ]
     return made("best", wanted, launches)
