@@ -22,6 +22,7 @@ typedef unsigned long long u64;
 #define RUN 4
 #define ROWS 2
 #define AT_A_TIME 4
+#define PIECE (USED < 8 ? USED : 8)
 #define EXACT 1.0e-9
 #define LARGE 1.0e6 /* beside larger scores others lose digits */
 #define NONE (-1)
@@ -797,7 +798,7 @@ INSIDE u64 content_of(const REAL* score, int length, int labels, bool& odd) {
     if (threadIdx.x == 0) any = 0;
     __syncthreads();
     u64 sum = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (i64 i = threadIdx.x; i < (i64)length * labels; i += THREADS) {
         const double one = score[i];
         if (!(one < infinity())) any = 1;
@@ -871,14 +872,8 @@ INSIDE void fill(const Draw& own, double* uniforms) {
     DRAW_SYNC(); // all are there
 }
 
-// The first label whose sum is above a share of `whole`, or else the last with a weight; and the sum of all weights.
-INSIDE int label_above(const Drawn& q, const double* weight, const double* step, double share, double& whole, double& sum,
-                       bool adds) {
-    if (adds) {
-        whole = 0;
-        for (int a = 0; a < q.labels; ++a) whole += weight[a] * step[a];
-    }
-    const double target = share * whole;
+// The first label whose sum is above the target, or else the last with a weight; and the sum of all weights.
+INSIDE int label_above(const Drawn& q, const double* weight, const double* step, double target, double& sum) {
     int found = NONE, last = NONE;
     sum = 0;
 #pragma unroll 8
@@ -891,22 +886,17 @@ INSIDE int label_above(const Drawn& q, const double* weight, const double* step,
     return found < 0 ? last : found;
 }
 
-INSIDE void draw_label(const Drawn& q, const Tile& tile, double* uniforms, Draw& own) {
-    const int row = (own.t - 1 - tile.low) * CP, pair = 2 * own.size % APART;
-    if (pair == 0) fill(own, uniforms);
-    const double first = uniforms[pair], second = uniforms[pair + 1];
-    unsigned above = 0;
-    double sum = 0;
-    if (CP == APART && own.next >= 0) {
-        const double* sums = tile.sums + (row + own.next) * (CP + 1);
-        sum = sums[CP - 1];
-        above = DRAW_VOTE(sums[own.lane] > first * own.whole);
+INSIDE void draw_label(const Drawn& q, const Tile& tile, const double* uniforms, Draw& own) {
+    const double *weight = tile.arrived + (own.t - 1 - tile.low) * CP, *step = steps_to(q, own.next);
+    if (own.next < 0) {
+        own.whole = 0;
+        for (int a = 0; a < q.labels; ++a) own.whole += weight[a] * step[a];
     }
-    own.label = above ? FIRST_BIT(above)
-                      : label_above(q, tile.arrived + row, steps_to(q, own.next), first, own.whole, sum, own.next < 0);
+    double sum;
+    own.label = label_above(q, weight, step, uniforms[0] * own.whole, sum);
     own.exact = own.label >= 0 && is_whole(sum, own.whole);
-    own.whole = own.exact ? tile.arrived[row + own.label] : 0;
-    own.target = second * own.whole;
+    own.whole = own.exact ? weight[own.label] : 0;
+    own.target = uniforms[1] * own.whole;
     own.tried = own.last = 0;
     own.sum = own.reached = 0;
     own.content = 1;
@@ -935,31 +925,54 @@ INSIDE bool draw_duration(const Drawn& q, const Tile& tile, Draw& own) {
     return own.exact;
 }
 
+INSIDE void move_on(Draw& own, int* segments, int label, int duration, double reached) {
+    if (own.lane == 0) {
+        segments[2 * own.size] = own.t;
+        segments[2 * own.size + 1] = label;
+    }
+    ++own.size;
+    own.t -= duration;
+    own.next = label;
+    own.whole = reached;
+    own.label = NONE;
+}
+
+// A segment of one frame, if the draw has one next: the same without a branch, a lane for each label. -> whether it has.
+INSIDE bool draw_single(const Drawn& q, const Tile& tile, const double* uniforms, int* segments, Draw& own) {
+    const int row = (own.t - 1 - tile.low) * CP;
+    const double* sums = tile.sums + (row + own.next) * (CP + 1);
+    const double sum = sums[CP - 1];
+    const unsigned above = DRAW_VOTE(sums[own.lane] > uniforms[0] * own.whole);
+    const int label = above ? FIRST_BIT(above) : 0;
+    const double message = tile.source[row + label], one = message * (tile.weight[row + label] * q.table[label]);
+    if (!above | !is_whole(sum, own.whole) | !(one > uniforms[1] * tile.arrived[row + label])) return false;
+    move_on(own, segments, label, 1, message);
+    return true;
+}
+
 INSIDE void walk_tile(const Drawn& q, const Tile& tile, double* uniforms, int* segments, Draw& own) {
     while (own.exact && own.t > tile.low) {
-        if (own.label < 0) draw_label(q, tile, uniforms, own);
-        if (!own.exact || !draw_duration(q, tile, own)) break; // lost, or to go on in the next tile
-        if (own.lane == 0) {
-            segments[2 * own.size] = own.t;
-            segments[2 * own.size + 1] = own.label;
+        if (own.label < 0) {
+            const int pair = 2 * own.size % APART;
+            if (pair == 0) fill(own, uniforms);
+            if (CP == APART && own.next >= 0 && draw_single(q, tile, uniforms + pair, segments, own)) continue;
+            draw_label(q, tile, uniforms + pair, own);
         }
-        ++own.size;
-        own.t -= own.last;
-        own.next = own.label;
-        own.whole = own.reached;
-        own.label = NONE;
+        if (!own.exact || !draw_duration(q, tile, own)) break; // lost, or to go on in the next tile
+        move_on(own, segments, own.label, own.last, own.reached);
     }
 }
 
-// What a thread brings along for a tile: messages, or a frame's score less its top and power of two.
+// What a thread brings along for a tile, as it is in memory, for nobody to wait for it: messages, or a frame's score, top and
+// powers of two.
 struct Load {
     double first, second;
-    int power;
+    int power, before;
 };
 #define LOADERS (THREADS / 4)                          /* threads for messages, and as many for weights */
 #define LOADS ((ROWS * CP + LOADERS - 1) / LOADERS)
 INSIDE Load load_of(const Drawn& q, bool messages, int f, int high, int c) {
-    Load found = {0, 0, 0};
+    Load found = {0, 0, 0, 0};
     if (f >= high) return found;
     if (messages) {
         found.first = q.arrived[(i64)f * CP + c];
@@ -967,9 +980,33 @@ INSIDE Load load_of(const Drawn& q, bool messages, int f, int high, int c) {
     } else if (c < q.labels) {
         found.first = (double)q.score[(i64)f * q.labels + c];
         found.second = (double)q.tops[f];
-        found.power = (f > 0 ? q.exponent[f - 1] : 0) - q.exponent[f];
+        found.power = q.exponent[f];
+        found.before = f > 0 ? q.exponent[f - 1] : 0;
     }
     return found;
+}
+
+// The sums of a row before segments of label c, of which all CP are to be there.
+INSIDE void add_up(const Tile& tile, const double* __restrict__ onward, int row, int c) {
+    const double* arrived = tile.arrived + row * CP;
+    double sum = 0, *sums = tile.sums + (row * CP + c) * (CP + 1);
+#pragma unroll
+    for (int begin = 0; begin < USED; begin += PIECE) {
+        double from[PIECE], step[PIECE];
+#pragma unroll
+        for (int a = 0; a < PIECE; ++a) {
+            from[a] = arrived[begin + a];
+            step[a] = onward[(begin + a) * CP + c];
+        }
+        DRAW_SYNC(); // else the compiler loads each only behind the store before it
+#pragma unroll
+        for (int a = 0; a < PIECE; ++a) {
+            sum += from[a] * step[a];
+            sums[begin + a] = sum;
+        }
+    }
+#pragma unroll
+    for (int a = USED; a < CP; ++a) sums[a] = sum;
 }
 
 INSIDE Tile tile_at(double (*rows)[ROWS * CP], double* sums, int i, int length) {
@@ -1002,9 +1039,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) draws(
     Draw own = {0, length, NONE, NONE, 0, 0, 0, (int)threadIdx.x % APART, 0, 0, 0, 0, 0, feasible};
     bool odd;
     own.state = mixed(mixed(mixed(seed + GOLDEN) ^ content_of(q.score, length, labels, odd)) + (u64)n * GOLDEN);
-    double across[CP == APART ? CP : 1]; // from each label to the one that this thread adds up for
-#pragma unroll
-    for (int a = 0; CP == APART && a < CP; ++a) across[a] = q.onward[loader % CP * CP + a];
     const int tiles = feasible ? (length + ROWS - 1) / ROWS : 0;
     Load loads[LOADS];
     for (int i = -2; i < tiles; ++i) { // tile i is walked through, i + 1 prepared, i + 2 loaded
@@ -1023,20 +1057,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) draws(
                     tile.arrived[at] = loads[j].first;
                     tile.source[at] = loads[j].second;
                 } else if (next) {
-                    tile.weight[at] = exp(loads[j].first - loads[j].second) * power_of_two(loads[j].power);
+                    tile.weight[at] =
+                        exp(loads[j].first - loads[j].second) * power_of_two(loads[j].before - loads[j].power);
                 }
                 loads[j] = load_of(q, messages, after.low + at / CP, after.high, at % CP);
             }
             if (CP == APART && next && messages) {
                 DRAW_SYNC(); // a row's messages are there for its threads
-                for (int at = loader; at < ROWS * CP; at += LOADERS) {
-                    double sum = 0;
-#pragma unroll
-                    for (int a = 0; a < CP; ++a) {
-                        sum += tile.arrived[at / CP * CP + a] * across[a];
-                        tile.sums[at * (CP + 1) + a] = sum;
-                    }
-                }
+                for (int at = loader; at < ROWS * CP; at += LOADERS) add_up(tile, onward, at / CP, at % CP);
             }
         }
         __syncthreads(); // the tile is there, the one before it free

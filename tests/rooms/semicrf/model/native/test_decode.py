@@ -96,7 +96,7 @@ MUTANTS = {
     "content not multiplied by the check": ("content *= frame_weight(", "content = frame_weight("),
     "a row of a tile of messages lost": ("own.tried >= tile.low", "own.tried > tile.low"),
     "the label after a draw's segment forgotten": ("own.next = own.label;", ";"),
-    "exponents of draws dropped": ("* power_of_two(loads[j].power);", ";"),
+    "exponents of draws dropped": ("* power_of_two(loads[j].before - loads[j].power);", ";"),
     "exponents of the check dropped": ("* power_of_two(-step);", ";"),
     "a first label by its message alone": (
         "next < 0 ? q.last : q.onward + next * CP",
