@@ -18,6 +18,7 @@ from lab.errors import BadDataError, UsageError
 from lab.rooms.semicrf.model import log_domain, naive, paths
 from lab.rooms.semicrf.model.naive import LARGE, Segment
 from lab.rooms.semicrf.model.native import choose as native
+from lab.rooms.semicrf.model.native.path import ScoredPaths
 from lab.rooms.semicrf.model.problem import Problem, inside, masked
 
 Segmentation = Sequence[Segment]
@@ -26,10 +27,16 @@ Scored = Sequence[tuple[float, Segmentation]]
 
 def viterbi(problem: Problem, backend: str) -> tuple[Tensor, Sequence[Segmentation]]:
     """The best score (B,) and its segments; -inf and [] where nothing is feasible."""
-    found = best(problem, 1, backend)
-    scores = [one[0][0] if one else -math.inf for one in found]
+    tops = list(map(top, best(problem, 1, backend)))
+    scores = [score for score, _ in tops]
     score_B = torch.tensor(scores, dtype=torch.float64, device=problem.score_BTC.device)
-    return score_B, [one[0][1] if one else [] for one in found]
+    return score_B, [path for _, path in tops]
+
+
+def top(found: Scored) -> tuple[float, Segmentation]:
+    if isinstance(found, ScoredPaths):  # without the way over pairs
+        return (found.scores[0], found.paths[0]) if found.scores else (-math.inf, [])
+    return found[0] if found else (-math.inf, [])
 
 
 def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
@@ -44,7 +51,7 @@ def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
         top_BT = reject_nan(problem)
     large_B = None if top_BT is None else (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1)
     large = [False] * len(found) if large_B is None else large_B.tolist()
-    again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one[0]))]
+    again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one))]
     if again:
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
         redone, _ = best_by_form(without_tops(rows), count, backend)
@@ -77,9 +84,10 @@ def best_by_form(problem: Problem, count: int, backend: str) -> tuple[list[Score
     """The form's best, and whether it saw no number that is NaN, +inf or large."""
     if is_compiled(problem, backend):
         score_BN, decoded = compiled_form(problem).best(problem, count)
-        both = zip(score_BN.tolist(), decoded.paths(), strict=True)
-        found = [[one for one in zip(*pair, strict=True) if one[0] > -math.inf] for pair in both]
-        return found, decoded.ordinary
+        scores_BN = score_BN.tolist()
+        if -math.inf in (scores[-1] for scores in scores_BN):
+            scores_BN = [[score for score in scores if score > -math.inf] for scores in scores_BN]
+        return list(map(ScoredPaths, decoded.paths(), scores_BN)), decoded.ordinary
     if count > 1:
         return list(paths.kbest(problem, count)), True
     score_B, best_B = paths.viterbi(problem)
@@ -165,11 +173,16 @@ def first(bad: Tensor) -> list[int]:
     return [int(i) for i in bad.nonzero()[0].tolist()]
 
 
-def has_large(problem: Problem, b: int, found: tuple[float, Segmentation]) -> bool:
-    """Whether a path pays a score so large that sums with it lose digits."""
-    score, path = found
-    if abs(score) <= LARGE:
+def top_score(found: Scored) -> float:
+    """Of the best path, which is not made for this."""
+    return found.scores[0] if isinstance(found, ScoredPaths) else found[0][0]
+
+
+def has_large(problem: Problem, b: int, found: Scored) -> bool:
+    """Whether the best path pays a score so large that sums with it lose digits."""
+    if abs(top_score(found)) <= LARGE:
         return False
+    path = found[0][1]
     large_TC = (problem.score_BTC[b].abs() > LARGE).cpu().numpy()
     return bool(large_TC.any()) and any(large_TC[s:e, c].any() for s, e, c in path)
 
