@@ -9,20 +9,23 @@
 // Every (t, c) keeps its best duration, row t - 1, found by the pass; and every (s, c) the label before it, row s - 1, found by
 // all multiprocessors after the pass. Walks back go through tiles of these rows in shared memory. Nothing waits for the host.
 //
-// Given by the compiler's command line: REAL (the scores' type), CP (labels, padded to 32, 64 or 128), USED (to 8), THREADS (a multiple of
-// CP, at least twice as many), N (a multiple of THREADS / CP), TILE (rows of a walk's tile, an even number), APART (threads
-// from one draw to the next: a warp, as each goes its own way).
+// What a step waits for is what the kernels take their time for, so values are loaded several at once, before the first is used
+// or anything is stored that the compiler could take for the same memory.
+//
+// Given by the compiler's command line: REAL (the scores' type), CP (labels, padded to 32, 64 or 128), USED (labels, padded to a
+// multiple of 8), THREADS (a multiple of CP, at least twice as many), N (a multiple of 4 and of THREADS / CP), TILE (rows of a
+// walk's tile, an even number), APART (threads of a draw: a warp).
 
 typedef long long i64;
 typedef unsigned long long u64;
 #define SLICES (THREADS / CP)
 #define EACH (N / SLICES)
 #define HELD (CP <= 64 ? CP : 1) /* transitions of a label that its thread holds: more than 64 take too many registers */
-#define AT_ONCE (USED <= 32 ? USED : USED % 16 ? 8 : 16) /* values of other labels in registers at once; beside more transitions there is no room */
+#define AT_ONCE (USED <= 32 ? USED : USED % 16 ? 8 : 16) /* values of other labels at once: beside transitions there is no room */
 #define RUN 4
-#define ROWS 2
-#define AT_A_TIME 4
-#define PIECE (USED < 8 ? USED : 8)
+#define ROWS 2                      /* frames in a tile of draws */
+#define AT_A_TIME 8                 /* values that a thread copies or looks at before it waits for the next */
+#define PIECE (USED < 8 ? USED : 8) /* weights that are added up before the next are loaded */
 #define EXACT 1.0e-9
 #define LARGE 1.0e6 /* beside larger scores others lose digits */
 #define NONE (-1)
@@ -294,8 +297,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) prepare(
     if (threadIdx.x == 0) odd[blockIdx.x] = any;
 }
 
-// The pass of one sequence; grid (B). `model` is what `prepare` made. alpha (B, T, labels) of boundary t in row t - 1. -> the best
-// score and its last label, -1 where nothing is feasible.
+// The pass of one sequence; grid (B). `model` is what `prepare` made. alpha (B, T, labels) of boundary t in row t - 1. -> the
+// best score and its last label, -1 where nothing is feasible.
 extern "C" __global__ void __launch_bounds__(THREADS) best_messages(
     const REAL* __restrict__ score, const double* __restrict__ model, const i64* __restrict__ lengths, double* gathered,
     double* product, int* __restrict__ lasts, double* __restrict__ alpha, double* __restrict__ best_score,
@@ -423,67 +426,57 @@ template <typename Value> INSIDE void copy(const Value* from, Value* to, int beg
 // `origin`: `met` is that segment's first node there. What lies before a segment depends on nothing else.
 INSIDE int follow(const Walked& q, const Path& path, int nodes, int t, int label, const Path& parent, int parent_nodes,
                   int begin, int origin, int& met) {
-    struct Step {
-        int lasts, before; // the duration, and the label before it
-    };
-    struct Passed {
-        int boundary, label, lasts;
-    };
-    struct Meeting {
-        int node, label;
-    };
-    __shared__ Step steps[TILE * CP];
-    __shared__ Passed passed[TILE];
-    __shared__ Meeting meetings[TILE];
-    __shared__ int reached[4];
+    __shared__ int follows[TILE * CP], lasts[TILE * CP], passed[TILE], walked[2];
+    __shared__ unsigned char before[TILE * CP]; // the label before a state's segment; `follows` is the state before, in the tile
     met = NONE;
     while (t > 0 && met < 0) {
         const int low = higher(0, t - (parent_nodes ? (TILE + 3) / 4 : TILE));
-#pragma unroll 4
-        for (int i = threadIdx.x; i < (t - low) * q.labels; i += THREADS) {
-            const int row = low + i / q.labels, k = higher(1, q.lasts[(i64)low * q.labels + i]), s = row + 1 - k;
-            steps[i].lasts = k; // at least 1: a walk ends, whatever it walks through
-            steps[i].before = s > 0 ? q.from[(i64)(s - 1) * q.labels + i % q.labels] : 0;
+        const int states = (t - low) * q.labels;
+        for (int i = threadIdx.x; i < states; i += AT_A_TIME * THREADS) {
+            int k[AT_A_TIME], label_before[AT_A_TIME];
+#pragma unroll
+            for (int j = 0; j < AT_A_TIME; ++j) // at least 1: a walk ends, whatever it walks through
+                k[j] = higher(1, q.lasts[(i64)low * q.labels + smaller(i + j * THREADS, states - 1)]);
+#pragma unroll
+            for (int j = 0; j < AT_A_TIME; ++j) {
+                const int state = smaller(i + j * THREADS, states - 1), s = higher(1, low + state / q.labels + 1 - k[j]);
+                label_before[j] = q.from[(i64)(s - 1) * q.labels + state % q.labels];
+            }
+#pragma unroll
+            for (int j = 0; j < AT_A_TIME; ++j) {
+                const int state = i + j * THREADS, row = state / q.labels;
+                if (state >= states) continue;
+                lasts[state] = k[j];
+                before[state] = (unsigned char)label_before[j];
+                follows[state] = row >= k[j] ? (row - k[j]) * q.labels + label_before[j] : NONE;
+            }
         }
-        for (int i = threadIdx.x; i < TILE; i += THREADS) meetings[i].label = NONE;
-        __syncthreads();
+        if (parent_nodes) __syncthreads(); // a mark comes behind what it marks
         const int nodes_there = smaller(parent_nodes, begin + 2 + 2 * (origin - low)); // each segment has a frame
         for (int node = begin + 1 + (begin + 1) % 2 + 2 * (int)threadIdx.x; node < nodes_there; node += 2 * THREADS) {
             const int row = parent.boundary[node] - 1 - low;
-            if (row >= 0 && row < t - low) {
-                meetings[row].node = node;
-                meetings[row].label = parent.chosen[node];
-            }
+            if (row >= 0 && row < t - low) follows[row * q.labels + parent.chosen[node]] = NONE - 1 - node;
         }
         __syncthreads(); // the tile is there for the walk
         if (threadIdx.x == 0) {
-            int count = 0;
-            while (t > low && met < 0) {
-                const Step step = steps[(t - 1 - low) * q.labels + label];
-                const Passed one = {t, label, step.lasts};
-                const Meeting here = meetings[t - 1 - low];
-                passed[count++] = one;
-                met = here.label == label ? here.node : NONE;
-                t -= step.lasts;
-                label = step.before;
-            }
-            reached[0] = t;
-            reached[1] = label;
-            reached[2] = count;
-            reached[3] = met;
+            int count = 0, state = (t - 1 - low) * q.labels + label;
+            for (; state >= 0; state = follows[state]) passed[count++] = state;
+            walked[0] = count;
+            walked[1] = state;
         }
         __syncthreads();
-        t = reached[0];
-        label = reached[1];
-        met = reached[3];
-        const int count = reached[2];
+        const int count = walked[0], last = passed[count - 1];
         for (int i = threadIdx.x; i < count; i += THREADS) {
-            const int node = nodes + 2 * i;
-            path.chosen[node] = passed[i].label;
-            path.chosen[node + 1] = passed[i].lasts - 1;
-            path.boundary[node] = path.boundary[node + 1] = passed[i].boundary;
+            const int state = passed[i], node = nodes + 2 * i;
+            path.chosen[node] = state % q.labels;
+            path.chosen[node + 1] = lasts[state] - 1;
+            path.boundary[node] = path.boundary[node + 1] = low + 1 + state / q.labels;
         }
+        met = walked[1] < NONE ? NONE - 1 - walked[1] : NONE;
+        t = low + 1 + last / q.labels - lasts[last];
+        label = before[last];
         nodes += 2 * count;
+        __syncthreads(); // the tile is free
     }
     return nodes;
 }
@@ -847,8 +840,8 @@ INSIDE double frame_weight(const Drawn& q, int f, int label) {
 }
 INSIDE const double* steps_to(const Drawn& q, int next) { return next < 0 ? q.last : q.onward + next * CP; }
 
-// Frames `low` to `high` as draws walk back through them, in shared memory, (ROWS, CP) each. `sums` (ROWS, CP, CP + 1), where there
-// is room for them: of the weights of the labels up to each one, before a segment of each label.
+// Frames `low` to `high` as draws walk back through them, in shared memory, (ROWS, CP) each. `sums` (ROWS, CP, CP + 1), where
+// there is room for them: of the weights of the labels up to each one, before a segment of each label.
 struct Tile {
     double *arrived, *source, *weight, *sums;
     int low, high;

@@ -36,8 +36,8 @@ class Decoded:
     """Whether the form saw no number that is NaN, +inf or large, or did not look."""
 
     def paths(self) -> list[PathList]:
-        """The segmentations of each sequence, in memory of their own: a copy, or pinned memory as long as no more
-        than MOST_HELD_BYTES are held, for a copy of short segments takes as long as their decoding.
+        """The segmentations of each sequence, in memory of their own: a copy, or the pinned memory as long as
+        no more than MOST_HELD_BYTES of it are held. A copy can take as long as the decoding.
         """
         sizes_BN = self.size_BN.tolist()
         rows_BNT2 = self.segments_BNT2.numpy()

@@ -42,7 +42,7 @@ class DecodeSizes(Sizes):
     tile_bytes: int = 16384
     """Shared memory for the rows that a walk back goes through."""
     apart: int = 32
-    """Threads from one draw to the next: draws of one warp would wait for each other's branches."""
+    """Threads of a draw: a warp, whose lanes look at a label each."""
 
     def walk_rows(self, wide: int) -> int:
         return self.tile_bytes // (8 * wide) // 2 * 2
@@ -186,8 +186,8 @@ def plan_draws(shape: Shape, samples: int, sizes: DecodeSizes) -> Plan:
 
 
 def as_read(problem: Problem) -> tuple[Problem, bool]:
-    """The inputs as the kernels read them: as those of semicrf.cu; but where a parameter has another type than
-    the scores all of them are float64, and the second value is true.
+    """The inputs as the kernels read them: as those of semicrf.cu; but where a parameter has another type
+    than the scores all of them are float64, and the second value is true.
     """
     found = native_cuda.as_read(problem)
     parameters, score_BTC = problem.floats()[1:], found.score_BTC
@@ -199,7 +199,7 @@ def as_read(problem: Problem) -> tuple[Problem, bool]:
 
 
 def fetched(plan: Plan, workspace: Tensor, *first: str) -> tuple[list[Tensor], Decoded]:
-    """The buffers `first` and the segmentations on the CPU; they are a plan's last buffers, and `first` begins."""
+    """The buffers `first` and the segmentations on the CPU; the plan's last ones, `first` before them."""
     names = (*first, "sizes", "segments")
     begin = plan.buffers[first[0]].offset
     results = workspace[begin:]
@@ -232,9 +232,7 @@ def compiled_machine(
     return native_cuda.built(device, SOURCE, defines(dtype, wide, sizes, used))
 
 
-def defines(
-    dtype: torch.dtype, wide: int, sizes: DecodeSizes, used: int | None = None
-) -> dict[str, object]:
+def defines(dtype: torch.dtype, wide: int, sizes: DecodeSizes, used: int | None = None) -> dict[str, object]:
     """The constants that the source takes from the compiler's command line."""
     rows = sizes.walk_rows(wide)
     numbers = {"THREADS": sizes.threads, "N": sizes.block, "TILE": rows, "APART": sizes.apart}

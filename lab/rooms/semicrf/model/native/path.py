@@ -125,8 +125,8 @@ class PathList(Sequence[Path]):
 
 
 class ScoredPaths(Sequence[tuple[float, Path]]):
-    """The best segmentations of a sequence with their scores, made when somebody looks at them; equal to the list
-    of the pairs.
+    """The best segmentations of a sequence with their scores, made when somebody looks at them; equal to the
+    list of the pairs.
     """
 
     __slots__ = ("paths", "scores")
