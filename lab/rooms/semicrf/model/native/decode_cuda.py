@@ -30,7 +30,6 @@ from lab.rooms.semicrf.model.native.decode import MOST_HELD_BYTES, Decoded
 from lab.rooms.semicrf.model.problem import Problem
 
 SOURCE = Path(__file__).with_name("decode.cu")
-WARP = 32
 
 
 @dataclass(frozen=True)
