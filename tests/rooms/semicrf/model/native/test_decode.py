@@ -88,7 +88,10 @@ MUTANTS = {
         "for (int a = 0; a < labels; ++a) {\n        const double step",
         "for (int a = 1; a < labels; ++a) {\n        const double step",
     ),
-    "a boundary's labels before lost": ("if (r < count) {", "if (r + 1 < count) {"),
+    "a boundary's labels before lost": (
+        "labels + c] = best[r].after;",
+        "labels + c] = r + 1 < count ? best[r].after : 0;",
+    ),
     "sums of other threads forgotten": ("sums[turn + threadIdx.x - 1]", "0"),
     "a tile free too early": ("__syncthreads(); // the tile is free", ""),
     "the end score dropped": ("% N * CP + c] + end[c]", "% N * CP + c]"),
