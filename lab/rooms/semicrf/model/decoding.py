@@ -18,6 +18,7 @@ from lab.errors import BadDataError, UsageError
 from lab.rooms.semicrf.model import log_domain, naive, paths
 from lab.rooms.semicrf.model.naive import LARGE, Segment
 from lab.rooms.semicrf.model.native import choose as native
+from lab.rooms.semicrf.model.native.path import ScoredPaths
 from lab.rooms.semicrf.model.problem import Problem, inside, masked
 
 Segmentation = Sequence[Segment]
@@ -26,25 +27,34 @@ Scored = Sequence[tuple[float, Segmentation]]
 
 def viterbi(problem: Problem, backend: str) -> tuple[Tensor, Sequence[Segmentation]]:
     """The best score (B,) and its segments; -inf and [] where nothing is feasible."""
-    found = best(problem, 1, backend)
-    scores = [one[0][0] if one else -math.inf for one in found]
+    tops = list(map(top, best(problem, 1, backend)))
+    scores = [score for score, _ in tops]
     score_B = torch.tensor(scores, dtype=torch.float64, device=problem.score_BTC.device)
-    return score_B, [one[0][1] if one else [] for one in found]
+    return score_B, [path for _, path in tops]
+
+
+def top(found: Scored) -> tuple[float, Segmentation]:
+    if isinstance(found, ScoredPaths):  # without the way over pairs
+        return (found.scores[0], found.paths[0]) if found.scores else (-math.inf, [])
+    return found[0] if found else (-math.inf, [])
 
 
 def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
     if count < 1:
         raise UsageError(f"count must be at least 1, got {count}")
-    top_BT = reject_nan(problem)
+    looked = is_compiled(problem, backend) and problem.score_BTC.is_cuda  # at all numbers, by the kernels
+    top_BT = None if looked else reject_nan(problem)
     count = min(count, most_segmentations(problem))
-    found = list(best_by_form(problem, count, backend))
+    found, ordinary = best_by_form(problem, count, backend)
+    if not ordinary:
+        top_BT = reject_nan(problem)
     large_B = None if top_BT is None else (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1)
     large = [False] * len(found) if large_B is None else large_B.tolist()
-    again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one[0]))]
+    again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one))]
     if again:
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
-        redone = best_by_form(without_tops(rows), count, backend)
+        redone, _ = best_by_form(without_tops(rows), count, backend)
         for at, (b, one) in enumerate(zip(again, redone, strict=True)):
             scored = [(exact_score(rows, at, path), path) for _, path in one]
             found[b] = sorted(scored, key=lambda pair: -pair[0])  # below the tops, sums have fewer digits
@@ -56,30 +66,32 @@ def sample(problem: Problem, samples: int, seed: int, backend: str) -> Sequence[
     if samples < 0:
         raise UsageError(f"samples must not be negative, got {samples}")
     compiled = is_compiled(problem, backend) and samples > 0
-    if not compiled or problem.score_BTC.is_cuda:
-        reject_nan(problem)
     if not compiled:
+        reject_nan(problem)
         return paths.sample(problem, samples, seed)
     decoded, lost_B = compiled_form(problem).draws(problem, samples, seed)
     found: list[Sequence[Segmentation]] = [*decoded.paths()]
     again = lost_B.nonzero()[:, 0].tolist()
     if again:
-        reject_nan(problem)  # in C++ a NaN or +inf spoils its sequence's messages, so nobody looked before
+        reject_nan(problem)  # a NaN or +inf loses its sequence, so nobody looked before
         rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
         for b, drawn in zip(again, paths.sample(rows, samples, seed), strict=True):
             found[b] = drawn
     return found
 
 
-def best_by_form(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
+def best_by_form(problem: Problem, count: int, backend: str) -> tuple[list[Scored], bool]:
+    """The form's best, and whether it saw no number that is NaN, +inf or large."""
     if is_compiled(problem, backend):
         score_BN, decoded = compiled_form(problem).best(problem, count)
-        both = zip(score_BN.tolist(), decoded.paths(), strict=True)
-        return [[one for one in zip(*pair, strict=True) if one[0] > -math.inf] for pair in both]
+        scores_BN = score_BN.tolist()
+        if -math.inf in (scores[-1] for scores in scores_BN):
+            scores_BN = [[score for score in scores if score > -math.inf] for scores in scores_BN]
+        return list(map(ScoredPaths, decoded.paths(), scores_BN)), decoded.ordinary
     if count > 1:
-        return paths.kbest(problem, count)
-    score_B, found = paths.viterbi(problem)
-    return [[(s, path)] if path else [] for s, path in zip(score_B.tolist(), found, strict=True)]
+        return list(paths.kbest(problem, count)), True
+    score_B, best_B = paths.viterbi(problem)
+    return [[(s, path)] if path else [] for s, path in zip(score_B.tolist(), best_B, strict=True)], True
 
 
 def most_segmentations(problem: Problem) -> int:
@@ -161,11 +173,16 @@ def first(bad: Tensor) -> list[int]:
     return [int(i) for i in bad.nonzero()[0].tolist()]
 
 
-def has_large(problem: Problem, b: int, found: tuple[float, Segmentation]) -> bool:
-    """Whether a path pays a score so large that sums with it lose digits."""
-    score, path = found
-    if abs(score) <= LARGE:
+def top_score(found: Scored) -> float:
+    """Of the best path, which is not made for this."""
+    return found.scores[0] if isinstance(found, ScoredPaths) else found[0][0]
+
+
+def has_large(problem: Problem, b: int, found: Scored) -> bool:
+    """Whether the best path pays a score so large that sums with it lose digits."""
+    if abs(top_score(found)) <= LARGE:
         return False
+    path = found[0][1]
     large_TC = (problem.score_BTC[b].abs() > LARGE).cpu().numpy()
     return bool(large_TC.any()) and any(large_TC[s:e, c].any() for s, e, c in path)
 

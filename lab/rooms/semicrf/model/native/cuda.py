@@ -9,6 +9,7 @@ works on while the host comes round to the backward pass. Flagged sequences go t
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -94,9 +95,11 @@ def supports(problem: Problem) -> str | None:
     return None
 
 
-def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
+def forward(
+    problem: Problem, keep: bool = True, count: bool = True, behind: Callable[[State], None] | None = None
+) -> State:
     """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs, and with `count`
-    the counts are queued behind them and the messages given up.
+    the counts are queued behind them and the messages given up. So is what `behind` queues.
     """
     inputs = as_read(problem)
     sizes = sizes_for(inputs, 2 if keep else 1)
@@ -106,6 +109,8 @@ def forward(problem: Problem, keep: bool = True, count: bool = True) -> State:
     flags = state.machine.fetched(state.buffer("flags"))
     if keep and count:
         run_counts(state)
+    if behind is not None:
+        behind(state)
     state.again = flagged(state, flags.numpy())
     if state.again is not None:
         recompute(state, state.again)

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,12 @@ log = logging.getLogger("lab.semicrf")
 TORCH = "backend='torch' needs no compiler"
 NON_BLOCKING, NO_TIMING = 1, 2
 """Of a stream: it does not wait for the default one. Of an event: it only orders."""
+
+
+class Addressed(Protocol):
+    """A tensor, or a number that goes the same way."""
+
+    def data_ptr(self) -> int: ...
 
 
 class Machine:
@@ -56,7 +62,7 @@ class Machine:
         """Make torch's context current: autograd's threads may have none, and another device may have one."""
         return Current(self.context)
 
-    def run(self, plan: Plan, **tensors: Tensor) -> None:
+    def run(self, plan: Plan, **tensors: Addressed) -> None:
         """Put a plan's kernels on torch's current stream, with these tensors bound to its names."""
         slots = plan.slots(tensors[name].data_ptr() for name in plan.names)
         stream = self.stream()

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,13 +30,27 @@ class Decoded:
 
     segments_BNT2: Tensor
     size_BN: Tensor
+    pinned: bool = False
+    """Whether the segments lie in pinned memory, for a GPU's copies."""
+    ordinary: bool = True
+    """Whether the form saw no number that is NaN, +inf or large, or did not look."""
 
     def paths(self) -> list[PathList]:
-        """The segmentations of each sequence, in memory of their own."""
+        """The segmentations of each sequence, in memory of their own: a copy, or the pinned memory as long as
+        no more than MOST_HELD_BYTES of it are held. A copy can take as long as the decoding.
+        """
         sizes_BN = self.size_BN.tolist()
-        longest = max(map(max, sizes_BN))
-        rows_BNT2 = self.segments_BNT2[:, :, :longest].numpy().copy()
+        rows_BNT2 = self.segments_BNT2.numpy()
+        if self.pinned and sum(one.nbytes for one in [*HELD.values()]) + rows_BNT2.nbytes <= MOST_HELD_BYTES:
+            HELD[rows_BNT2.ctypes.data] = rows_BNT2
+        else:
+            rows_BNT2 = rows_BNT2[:, :, : max(map(max, sizes_BN))].copy()
         return list(map(PathList, rows_BNT2, sizes_BN))
+
+
+HELD: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
+"""Pinned memory of paths that somebody still has, by its address."""
+MOST_HELD_BYTES = 2**26
 
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:

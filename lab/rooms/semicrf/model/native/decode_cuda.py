@@ -26,11 +26,10 @@ from lab.rooms.semicrf.model.native.cuda_plan import (
     plan_messages,
     shape_of,
 )
-from lab.rooms.semicrf.model.native.decode import Decoded
+from lab.rooms.semicrf.model.native.decode import MOST_HELD_BYTES, Decoded
 from lab.rooms.semicrf.model.problem import Problem
 
 SOURCE = Path(__file__).with_name("decode.cu")
-WARP = 32
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class DecodeSizes(Sizes):
     tile_bytes: int = 16384
     """Shared memory for the rows that a walk back goes through."""
     apart: int = 32
-    """Threads from one draw to the next: draws of one warp would wait for each other's branches."""
+    """Threads of a draw: a warp, whose lanes look at a label each."""
 
     def walk_rows(self, wide: int) -> int:
         return self.tile_bytes // (8 * wide) // 2 * 2
@@ -51,45 +50,68 @@ class DecodeSizes(Sizes):
 SIZES = DecodeSizes()
 ROWS_EACH = 4
 """Boundaries whose labels before them a thread finds: RUN in decode.cu."""
-MOST_PINNED_BYTES = 2**26
+MOST_PINNED_BYTES = MOST_HELD_BYTES
 """Results up to this size are copied in one go, into pinned memory that torch keeps; of larger ones no more
 than the longest list."""
 
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
-    """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last."""
-    model = as_read(problem)
-    plan = plan_best(shape_of(*model.shape, model.score_BTC.dtype, SIZES), count)
+    """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last.
+
+    Where a number is NaN, +inf or large the result is not `ordinary`.
+    """
+    model, doubles = as_read(problem)
+    plan = plan_best(shape_of(*model.shape, model.score_BTC.dtype, SIZES), count, doubles)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
     machine_for(model).run(plan, **native_cuda.bound_inputs(model), best=workspace)
-    return fetched(plan, workspace, "scores")
+    (score_BN, odd), decoded = fetched(plan, workspace, "scores", "odd")
+    return score_BN, replace(decoded, ordinary=not bool(odd.any()))
 
 
 def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
-    """Exact draws; and the sequences that had none because underflow may have lost something, (B,) bool."""
-    model = replace(as_read(problem), score_BTC=problem.score_BTC.detach().double().contiguous())
-    state = native_cuda.forward(model, count=False)
-    plan = plan_draws(state.shape, samples, SIZES)
-    workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
-    word = torch.tensor([(seed + 2**63) % 2**64 - 2**63], device=model.score_BTC.device)
-    machine_for(model).run(plan, **state.bound, seed=word, draws=workspace)
-    flagged_BN, decoded = fetched(plan, workspace, "flagged")
+    """Exact draws; and the sequences that had none because underflow may have lost something, or a number is
+    NaN or +inf, (B,) bool.
+    """
+    model = problem.with_floats([value.detach().double().contiguous() for value in problem.floats()])
+    found: list[tuple[Plan, Tensor]] = []
+
+    def walk_back(state: native_cuda.State) -> None:
+        plan = plan_draws(state.shape, samples, SIZES)
+        workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
+        machine_for(model).run(plan, **state.bound, seed=Word(seed % 2**64), draws=workspace)
+        found.append((plan, workspace))
+
+    state = native_cuda.forward(replace(model, given_B=None), count=False, behind=walk_back)
+    (flagged_BN,), decoded = fetched(*found[0], "flagged")
     lost_B = (flagged_BN == 1).any(1)
     if state.again is not None:
         lost_B[state.again.cpu()] = True
     return decoded, lost_B
 
 
+@dataclass(frozen=True)
+class Word:
+    """A number among a plan's tensors, whose addresses are added to the arguments."""
+
+    value: int
+
+    def data_ptr(self) -> int:
+        return self.value
+
+
 @functools.lru_cache(maxsize=64)
-def plan_best(shape: Shape, count: int) -> Plan:
+def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
     """The pass and the walks back. To be bound: score, transition, duration, start, end, lengths."""
     sizes = shape.sizes
     assert isinstance(sizes, DecodeSizes)
     batch, frames, labels, wide, blocks = shape.batch, shape.frames, shape.labels, shape.wide, shape.blocks
     slices = sizes.threads // wide
     more, whole, double = count > 1, torch.int32, torch.float64
+    rows = wide + 2 + shape.longest + 2 * sizes.block  # durations that a block looks at, there or not
+    programs, looking = ceiling(rows * wide, sizes.threads), ceiling(batch * frames, sizes.threads)
     states, nodes = (batch, frames, labels), (batch, count, 2 * frames)
     wanted: dict[str, Wanted] = {
+        "model": (double, (rows, wide)),
         "gathered": (double, (batch, blocks * sizes.block, wide)),
         "product": (double, (batch, blocks, wide)),
         **dict.fromkeys(("lasts", "from"), (whole, states)),
@@ -99,30 +121,44 @@ def plan_best(shape: Shape, count: int) -> Plan:
         "last_label": (whole, (batch,)),
         **dict.fromkeys(("chosen", "boundary"), (whole, nodes)),
         "other": (whole, nodes if more else (0,)),
-        **dict.fromkeys(("worth", "behind"), (double, nodes if more else (0,))),
-        **dict.fromkeys(("first", "roots", "used"), (whole, (batch, count))),
+        **dict.fromkeys(("worth", "behind", "value", "step"), (double, nodes if more else (0,))),
+        **dict.fromkeys(("first", "roots", "parents", "used"), (whole, (batch, count))),
         "scores": (double, (batch, count)),
+        "odd": (whole, (programs + looking,)),
         "sizes": (whole, (batch, count)),
         "segments": (whole, (batch, count, frames, 2)),
     }
-    inputs = ("score", "transition", "duration", "start", "end", "lengths", "gathered", "product")
+    given = ("transition", "duration", "start", "end", "score", "lengths", "model", "odd")
+    inputs = ("score", "model", "lengths", "gathered", "product")
     outcome = ("best_score", "last_label")
-    passed = (*inputs, "lasts", "alpha", "gamma", *outcome, frames, labels, shape.longest, blocks, int(more))
-    messages = ("lasts", "from", "alpha", "gamma", *outcome)
-    paths = ("chosen", "boundary", "other", "worth", "behind", "first", "roots", "used")
-    outputs = ("scores", "segments", "sizes", frames, labels, shape.longest, count)
-    walked = ("score", "transition", "duration", "end", "lengths", *messages, *paths, *outputs)
+    passed = (*inputs, "lasts", "alpha", *outcome, frames, labels, shape.longest, blocks)
+    nodes_of = ("chosen", "boundary", "other", "worth", "behind", "value", "step")
+    search = ("score", "model", "lengths", "lasts", "from", "alpha", "gamma", *nodes_of)
+    numbers = (frames, labels, shape.longest, count)
+    outputs = ("first", "roots", "parents", "used", "scores", "segments", "sizes", *numbers)
     groups = ceiling(frames, ROWS_EACH * slices)
     launches = [
+        Launch(
+            "prepare",
+            (programs + looking,),
+            sizes.threads,
+            (*given, int(doubles), batch, frames, labels, shape.longest, rows, programs),
+        ),
         Launch("best_messages", (batch,), sizes.threads, passed),
         Launch(
             "best_labels",
             (groups, batch),
             sizes.threads,
-            ("transition", "alpha", "lengths", "from", frames, labels),
+            ("model", "alpha", "lengths", "from", "gamma", frames, labels, int(more)),
         ),
-        Launch("best_paths", (batch,), sizes.threads, walked),
+        Launch("best_path", (batch,), sizes.threads, (*search, *outcome, *outputs)),
     ]
+    if more:
+        each = (ceiling(frames, sizes.threads), 2, batch)
+        launches += [
+            Launch("other_choices", each, sizes.threads, (*search, "first", "parents", "used", *numbers)),
+            Launch("further_paths", (batch,), sizes.threads, (*search, *outputs)),
+        ]
     return made("best", wanted, launches)
 
 
@@ -139,8 +175,8 @@ def plan_draws(shape: Shape, samples: int, sizes: DecodeSizes) -> Plan:
     model = ("score", "tops", "onward", "table", "last", "lengths", "source", "arrived", "exponent")
     numbers = (frames, shape.labels, shape.longest, samples, stride, block)
     walking = (*model, "z_value", "seed", "segments", "sizes", "flagged", *numbers)
-    checking = (*model, "segments", "sizes", "flagged", *numbers)
-    groups, rows = ceiling(samples * sizes.apart, sizes.threads), ceiling(frames, sizes.threads)
+    checking = (*model, "transition", "duration", "start", "end", "segments", "sizes", "flagged", *numbers)
+    groups, rows = ceiling(samples * sizes.apart * 2, sizes.threads), ceiling(frames, sizes.threads)
     launches = [
         Launch("draws", (groups, batch), sizes.threads, walking),
         Launch("check_draws", (rows, batch), sizes.threads, checking),
@@ -148,29 +184,34 @@ def plan_draws(shape: Shape, samples: int, sizes: DecodeSizes) -> Plan:
     return made("draws", wanted, launches, plan_messages(shape, 2))
 
 
-def as_read(problem: Problem) -> Problem:
-    """The inputs as the kernels read them: as those of semicrf.cu, but all except the scores in float64."""
-    score_BTC = native_cuda.as_read(problem).score_BTC
-    floats = [score_BTC, *(value.detach().double().contiguous() for value in problem.floats()[1:])]
-    return replace(problem, given_B=None, lengths_B=problem.lengths_B.contiguous()).with_floats(floats)
+def as_read(problem: Problem) -> tuple[Problem, bool]:
+    """The inputs as the kernels read them: as those of semicrf.cu; but where a parameter has another type
+    than the scores all of them are float64, and the second value is true.
+    """
+    found = native_cuda.as_read(problem)
+    parameters, score_BTC = problem.floats()[1:], found.score_BTC
+    doubles = any(value.dtype != score_BTC.dtype for value in parameters)
+    if doubles:
+        floats = [value.detach().double().contiguous() for value in parameters]
+        found = found.with_floats([score_BTC, *floats])
+    return replace(found, given_B=None), doubles
 
 
-def fetched(plan: Plan, workspace: Tensor, first: str) -> tuple[Tensor, Decoded]:
-    """The buffers `first`, sizes and segments on the CPU; they are a plan's last, in this order."""
-    names = (first, "sizes", "segments")
-    begin = plan.buffers[first].offset
+def fetched(plan: Plan, workspace: Tensor, *first: str) -> tuple[list[Tensor], Decoded]:
+    """The buffers `first` and the segmentations on the CPU; the plan's last ones, `first` before them."""
+    names = (*first, "sizes", "segments")
+    begin = plan.buffers[first[0]].offset
     results = workspace[begin:]
     if results.is_cuda and len(results) <= MOST_PINNED_BYTES:
         pinned = torch.empty(len(results), dtype=torch.uint8, pin_memory=True)
         pinned.copy_(results, non_blocking=True)
         torch.cuda.current_stream(results.device).synchronize()
         buffers = (replace(plan.buffers[name], offset=plan.buffers[name].offset - begin) for name in names)
-        found, sizes_BN, segments_BNT2 = (buffer.view(pinned) for buffer in buffers)
-    else:
-        found, sizes_BN, segments_BNT2 = (plan.buffers[name].view(workspace) for name in names)
-        found, sizes_BN = found.cpu(), sizes_BN.cpu()
-        segments_BNT2 = segments_BNT2[:, :, : int(sizes_BN.max())].cpu()
-    return found, Decoded(segments_BNT2, sizes_BN)
+        *found, sizes_BN, segments_BNT2 = (buffer.view(pinned) for buffer in buffers)
+        return found, Decoded(segments_BNT2, sizes_BN, pinned=True)
+    *found, sizes_BN, segments_BNT2 = (plan.buffers[name].view(workspace) for name in names)
+    found, sizes_BN = [one.cpu() for one in found], sizes_BN.cpu()
+    return found, Decoded(segments_BNT2[:, :, : int(sizes_BN.max())].cpu(), sizes_BN)
 
 
 def machine_for(problem: Problem) -> Machine:
@@ -178,17 +219,21 @@ def machine_for(problem: Problem) -> Machine:
 
     Raises LabError.
     """
-    score_BTC = problem.score_BTC
-    return compiled_machine(score_BTC.device, score_BTC.dtype, SIZES.padded(problem.shape[3]), SIZES)
+    score_BTC, labels = problem.score_BTC, problem.shape[3]
+    used = ceiling(labels, 8) * 8
+    return compiled_machine(score_BTC.device, score_BTC.dtype, SIZES.padded(labels), SIZES, used)
 
 
 @functools.cache
-def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: DecodeSizes) -> Machine:
-    return native_cuda.built(device, SOURCE, defines(dtype, wide, sizes))
+def compiled_machine(
+    device: torch.device, dtype: torch.dtype, wide: int, sizes: DecodeSizes, used: int
+) -> Machine:
+    return native_cuda.built(device, SOURCE, defines(dtype, wide, sizes, used))
 
 
-def defines(dtype: torch.dtype, wide: int, sizes: DecodeSizes) -> dict[str, object]:
+def defines(dtype: torch.dtype, wide: int, sizes: DecodeSizes, used: int | None = None) -> dict[str, object]:
     """The constants that the source takes from the compiler's command line."""
     rows = sizes.walk_rows(wide)
     numbers = {"THREADS": sizes.threads, "N": sizes.block, "TILE": rows, "APART": sizes.apart}
-    return {"REAL": "double" if dtype == torch.float64 else "float", "CP": wide, **numbers}
+    real = "double" if dtype == torch.float64 else "float"
+    return {"REAL": real, "CP": wide, "USED": used or wide, **numbers}

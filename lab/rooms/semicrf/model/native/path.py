@@ -122,3 +122,37 @@ class PathList(Sequence[Path]):
 
     def __repr__(self) -> str:
         return repr(list(self))
+
+
+class ScoredPaths(Sequence[tuple[float, Path]]):
+    """The best segmentations of a sequence with their scores, made when somebody looks at them; equal to the
+    list of the pairs.
+    """
+
+    __slots__ = ("paths", "scores")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, paths: PathList, scores: list[float]) -> None:
+        self.paths, self.scores = paths, scores
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[float, Path]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[float, Path]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[float, Path] | list[tuple[float, Path]]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        at = range(len(self))[index]
+        return self.scores[at], self.paths[at]
+
+    def __iter__(self) -> Iterator[tuple[float, Path]]:
+        return zip(self.scores, self.paths, strict=False)  # fewer scores than paths where fewer are there
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, list | ScoredPaths) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(list(self))

@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
+import numpy as np  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -41,8 +42,8 @@ LOOSE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 
 MUTANTS = {
     "the barrier before the labels' steps": (
-        "pending, pending_after);\n        __syncthreads();\n",
-        "pending, pending_after);\n",
+        "q + 1, coming);\n        __syncthreads();\n",
+        "q + 1, coming);\n",
     ),
     "the barrier after a block": (
         "__syncthreads(); // the next block reads what was found, and the shared rows are free again",
@@ -50,19 +51,23 @@ MUTANTS = {
     ),
     "the barrier before what was sent is read": ("        LABELS_SYNC();\n", ""),
     "the barrier between a tile's loads and the walk": (
-        "i % q.labels] : 0;\n        }\n        __syncthreads();\n",
-        "i % q.labels] : 0;\n        }\n",
+        "__syncthreads(); // the tile is there for the walk",
+        "",
     ),
-    "the barrier before a tile of messages is read": (
-        "tile.weight[to] = frame_weight(q, f, a);\n        }\n        __syncthreads();\n",
-        "tile.weight[to] = frame_weight(q, f, a);\n        }\n",
+    "the barrier between a draw's tiles": (
+        "__syncthreads(); // the tile is there, the one before it free",
+        "",
     ),
-    "the barrier before a tile of messages is loaded": ("__syncthreads(); // the tile before it is free", ""),
-    "ties to what began before the block": (">= best[j].value", "> best[j].value"),
-    "ties to more than one frame": (">= best[i].value", "> best[i].value"),
+    "the barrier before new random numbers": ("DRAW_SYNC(); // all have read the ones before", ""),
+    "random numbers read before they are there": ("DRAW_SYNC(); // all are there", ""),
+    "ties to what began before the block": ("value >= coming[j].value", "value > coming[j].value"),
+    "ties to more than one frame": ("one >= coming[0].value", "one > coming[0].value"),
     "ties to the last seen": ("value > best.value;", "value >= best.value;"),
-    "the longest duration lost": ("k <= at.longest ?", "k < at.longest ?"),
-    "a part of the blocks before lost": ("part < SLICES - 1; ++part", "part < SLICES - 2; ++part"),
+    "the longest duration lost": ("k < longest)", "k < longest - 1)"),
+    "a part of the blocks before lost": (
+        "part < SLICES - 1; ++part) look_at",
+        "part < SLICES - 2; ++part) look_at",
+    ),
     "a block between parts lost": ("nearest + each - 1, reach", "nearest + each - 2, reach"),
     "the farthest block lost": ("(at.longest - 2) / N + 1, each", "(at.longest - 2) / N, each"),
     "the frames of a block between forgotten": ("between += product[p * CP + at.c];", ";"),
@@ -71,24 +76,48 @@ MUTANTS = {
         ";",
     ),
     "the frames of the latest block forgotten": ("between += latest[i * CP + at.c];", ";"),
-    "the rest of a block's frames forgotten": ("newest[i * CP + c] + rest;", "newest[i * CP + c];"),
+    "the rest of a block's frames forgotten": ("before[i] + rest;", "before[i];"),
+    "the last frame taken for another": ("pending[(length - 1) % N", "pending[length % N"),
+    "gamma of the boundary before": (
+        "gamma[row + (i64)(r + 1) * labels + c]",
+        "gamma[row + (i64)r * labels + c]",
+    ),
     "the block before lost": ("if (q > 0) {", "if (q % 2) {"),
     "the second block before lost": ("if (q > 1) {", "if (q % 2) {"),
     "a label before lost": (
         "for (int a = 0; a < labels; ++a) {\n        const double step",
         "for (int a = 1; a < labels; ++a) {\n        const double step",
     ),
-    "a boundary's labels before lost": ("if (r < count) from", "if (r + 1 < count) from"),
+    "a boundary's labels before lost": (
+        "labels + c] = best[r].after;",
+        "labels + c] = r + 1 < count ? best[r].after : 0;",
+    ),
     "sums of other threads forgotten": ("sums[turn + threadIdx.x - 1]", "0"),
-    "the end score dropped": ("top = arrived[a] + end[a];", "top = arrived[a];"),
+    "a tile free too early": ("__syncthreads(); // the tile is free", ""),
+    "the end score dropped": ("% N * CP + c] + end[c]", "% N * CP + c]"),
     "a deviation taken twice": ("parent.worth[begin] = -infinity();", ";"),
     "later choices at a node lost": ("node == begin ? root : NONE", "NONE"),
-    "what lies behind forgotten": ("path.behind[node] + best.value;", "best.value;"),
+    "what lies behind forgotten": ("? behind + value :", "? value :"),
+    "paths that meet too early": (
+        "row * q.labels + parent.chosen[node]]",
+        "row * q.labels + (parent.chosen[node] + 1) % 4]",
+    ),
+    "paths told apart before they part": (
+        "common_nodes(of, a.path, b.path)",
+        "common_nodes(of, a.path, b.path) + 2",
+    ),
+    "the nodes after a meeting moved": ("own - met - 2,", "own - met,"),
+    "the label where paths meet not looked at": (
+        "own : own - 1; // the nodes",
+        "own : own - 2; // the nodes",
+    ),
+    "the barrier before the worth of a path": ("__syncthreads(); // the values are there", ""),
     "content not multiplied": ("own.content *= tile.weight[at];", "own.content = tile.weight[at];"),
     "content not multiplied by the check": ("content *= frame_weight(", "content = frame_weight("),
-    "a row of a tile of messages lost": ("own.tried >= tile.low", "own.tried > tile.low"),
-    "the label after a draw's segment forgotten": ("own.next = own.label;", ";"),
-    "exponents of draws dropped": ("* power_of_two(-step);", ";"),
+    "a row of a tile of messages lost": ("own.tried < reach && at >= 0)", "own.tried < reach && at >= CP)"),
+    "the label after a draw's segment forgotten": ("own.next = label;", ";"),
+    "exponents of draws dropped": ("* power_of_two(loads[j].before - loads[j].power);", ";"),
+    "exponents of the check dropped": ("* power_of_two(-step);", ";"),
     "a first label by its message alone": (
         "next < 0 ? q.last : q.onward + next * CP",
         "next < 0 ? q.onward : q.onward + next * CP",
@@ -354,6 +383,48 @@ def test_nothing_feasible_has_no_path_and_no_draw_and_its_neighbour_has(form):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+@pytest.mark.parametrize("number", [math.nan, math.inf, 2e6, -2e6, -math.inf, 7.0])
+@pytest.mark.parametrize("where", ["score", "frame", "padding", "transition", "duration", "start", "end"])
+def test_the_kernels_see_what_a_look_at_all_numbers_does(monkeypatch, libraries, where, number):
+    """On a GPU nobody looks before: the kernels tell of NaN, +inf and frames whose largest score is large."""
+    make_small(monkeypatch)
+    emulate(monkeypatch, libraries, 1)
+    problem = random_problem(2, 9, 6, 3, seed=4, scale=0.2)
+    problem.lengths_B[:] = torch.tensor([9, 7])
+    places = {
+        "score": (problem.score_BTC, (0, 4, 1)),
+        "frame": (problem.score_BTC, (1, 6)),
+        "padding": (problem.score_BTC, (1, 7, 2)),
+        "transition": (problem.transition, (2, 1)),
+        "duration": (problem.duration_KC, (5, 0)),
+        "start": (problem.start_C, (2,)),
+        "end": (problem.end_C, (0,)),
+    }
+    value, at = places[where]
+    value[at] = number
+    bad = math.isnan(number) or number == math.inf
+    large = (where == "frame" and number != 7.0) or (where == "score" and number == 2e6)
+    assert decode_cuda.best(problem, 1)[1].ordinary == (where == "padding" or not (bad or large))
+    if bad:  # draws by torch then, which looks
+        assert bool(decode_cuda.draws(problem, 2, 0)[1].any()) == (where != "padding")
+
+
+def test_paths_in_pinned_memory_are_copied_where_much_of_it_is_held(monkeypatch):
+    rows = torch.arange(24, dtype=torch.int32).view(2, 1, 6, 2)
+    sizes = torch.tensor([[2], [6]], dtype=torch.int32)
+    found = decode.Decoded(rows, sizes, pinned=True)
+    held = found.paths()
+    monkeypatch.setattr(decode, "MOST_HELD_BYTES", rows.numel() * 4)
+    another = decode.Decoded(rows.clone(), sizes, pinned=True)
+    copied = another.paths()
+    another.segments_BNT2.zero_()
+    assert copied == held and not np.shares_memory(copied[0].rows_NT2, another.segments_BNT2.numpy())
+    assert np.shares_memory(held[0].rows_NT2, rows.numpy())
+    del held  # and there is room again
+    assert np.shares_memory(another.paths()[0].rows_NT2, another.segments_BNT2.numpy())
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
 def test_messages_that_do_not_add_up_along_the_first_draw_lose_the_sequence(monkeypatch, libraries):
     """A message too small at the first boundary: only sums over all durations show it."""
     make_small(monkeypatch)
@@ -362,10 +433,12 @@ def test_messages_that_do_not_add_up_along_the_first_draw_lose_the_sequence(monk
     problem.lengths_B[:] = 9
     forward = native_cuda.forward
 
-    def damaged(model, **options):
-        state = forward(model, **options)
-        state.buffer("source")[0, :3] *= 1 - 1e-7
-        return state
+    def damaged(model, behind, **options):
+        def damage(state):
+            state.buffer("source")[0, :3] *= 1 - 1e-7
+            behind(state)
+
+        return forward(model, behind=damage, **options)
 
     monkeypatch.setattr(native_cuda, "forward", damaged)
     for seed in range(12):
@@ -418,8 +491,16 @@ def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, labels,
     target = f"compute_{known.rpartition('_')[2]}"
     defines = decode_cuda.defines(dtype, sizes.padded(labels), sizes)
     ptx = cuda_driver.compiled(path, decode_cuda.SOURCE.read_text(), target, defines).decode()
-    names = ("best_messages", "best_labels", "best_paths", "draws", "check_draws")
-    assert all(f".entry {name}(" in ptx for name in names)
+    names = (
+        "prepare",
+        "best_messages",
+        "best_labels",
+        "best_path",
+        "other_choices",
+        "further_paths",
+        "draws",
+    )
+    assert all(f".entry {name}(" in ptx for name in (*names, "check_draws"))
     assert "atom." not in ptx
 
 
@@ -472,8 +553,9 @@ def test_on_a_gpu_draws_cover_frames_as_the_posteriors_say_and_repeat():
 
 
 def level():
-    """All segmentations tie, but for segments of one frame."""
-    problem = make_problem(torch.zeros(1, 23, 2), torch.zeros(2, 2), torch.zeros(7, 2))
+    """All segmentations tie, but for segments of one frame. In float64, as the mutants are compiled."""
+    sizes = ((1, 23, 2), (2, 2), (7, 2))
+    problem = make_problem(*(torch.zeros(size, dtype=torch.float64) for size in sizes))
     problem.duration_KC[0] -= 1
     return problem
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.native.path import Path, PathList, RowPath
+from lab.rooms.semicrf.model.native.path import Path, PathList, RowPath, ScoredPaths
 
 TUPLES = [(0, 3, 1), (3, 4, 0), (4, 9, 2)]
 PATH = Path(np.array([3, 4, 9], np.int32), np.array([1, 0, 2], np.int32))
@@ -47,6 +47,16 @@ def test_paths_of_a_sequence_read_as_the_list_of_them():
     assert pickle.loads(pickle.dumps(found)) == found and pickle.loads(pickle.dumps(found[0])) == PATH
     with pytest.raises(IndexError):
         found[3]
+
+
+def test_scored_paths_read_as_the_list_of_the_pairs():
+    found = ScoredPaths(PathList(ROWS, [3, 1, 0]), [2.5, -1.0])  # fewer scores: no third path is there
+    pairs = [(2.5, TUPLES), (-1.0, [(0, 9, 1)])]
+    assert found == pairs and len(found) == 2 and [*found] == pairs == [found[0], found[-1]] == found[:]
+    assert found != pairs[:1] and found != [pairs[1], pairs[0]] and repr(found) == repr(pairs)
+    assert ScoredPaths(PathList(ROWS, [0, 0, 0]), []) == [] and pickle.loads(pickle.dumps(found)) == found
+    with pytest.raises(IndexError):
+        found[2]
 
 
 def test_a_decoder_keeps_each_sequences_own_segments():
