@@ -88,8 +88,8 @@ class Forward:
             return False
         for batch, _ in self._parts:
             batch.let_go()
-        if self.collecting:
-            gc.collect(0)  # of the objects that the forward made, which comes as soon as it is on again
+        if self.collecting and 0 < gc.get_threshold()[0] < gc.get_count()[0]:
+            gc.collect(0)  # which would come as soon as it is on again, while the GPU waits
         return not any(counted.bad() for _, counted in self._parts)
 
     def known_clean(self) -> Batch | None:

@@ -63,7 +63,8 @@ class RunningTotals:
         self, steps: Sequence[Step], stacked: np.ndarray, index: np.ndarray, put_out: np.ndarray
     ) -> None:
         """The same without a look at each number."""
-        totals = put_out.astype(np.float64) @ stacked
+        # Not `@`: a library of matrix products may wake threads for it.
+        totals = np.einsum("t,ftk->fk", put_out.astype(np.float64), stacked)
         totals[:, 4] = stacked[:, put_out, 4].max(axis=1, initial=0)
         for step, row in zip(steps, totals.tolist(), strict=True):
             step.set_totals(dict(zip(KINDS, row, strict=True)))
