@@ -42,6 +42,7 @@ _HOOK = inspect.signature(nn.Module.register_forward_hook).parameters
 _ALSO_WHERE_IT_RAISES: Any = {"always_call": True} if "always_call" in _HOOK else {}
 _OF_A_WEIGHT = "torch::autograd::AccumulateGrad"
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+UNINDEXED = ("torch.uint16", "torch.uint32", "torch.uint64")  # no GPU picks elements of these
 # In a schema: `Tensor(a)` is the memory of an argument, `Tensor(a!)` is written.
 _VIEW, _WRITTEN = re.compile(r"\([a-z|*]+(?: -> [a-z|*]+)?\)"), re.compile(r"\([a-z|]+!")
 _dispatch: Any = torch.utils._python_dispatch
@@ -329,7 +330,8 @@ def facts(tensor: Tensor) -> dict[str, Any]:
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     size = flat.numel()
     at = sample_places(size)
-    picked = flat[torch.tensor(at, device=flat.device)].double().tolist() if size else []
+    words = flat.view(_WORDS[flat.element_size()]) if str(flat.dtype) in UNINDEXED else flat
+    picked = words[torch.tensor(at, device=flat.device)].view(flat.dtype).double().tolist() if size else []
     found: dict[str, Any] = {
         "shape": list(tensor.shape),
         "dtype": _short(tensor.dtype),

@@ -69,6 +69,24 @@ def runs(tmp_path_factory):
     torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("name", ["uint16", "uint32", "uint64"])
+def test_numbers_without_a_sign_are_sampled_where_nothing_picks_them(name):
+    """As on a GPU, where flash attention gives its random state as uint64."""
+    if not hasattr(torch, name):
+        pytest.skip("this torch has no such type")
+
+    class NoIndex(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "index" in str(func) and str(args[0].dtype) == f"torch.{name}":
+                raise NotImplementedError(f'"index_cuda" not implemented for {name}')
+            return func(*args, **(kwargs or {}))
+
+    most = 2 ** int(name[4:]) - 1
+    tensor = torch.tensor([7, most, 3], dtype=getattr(torch, name))
+    with NoIndex():
+        assert facts(tensor)["sample"] == [7.0, float(most), 3.0]
+
+
 def test_a_recording_has_every_weight_module_gradient_and_op_and_the_recorders_own_ops_are_not_in_it(runs):
     _, model, a, _ = runs
     kinds = {kind: [row for row in a.rows if row.kind == kind] for kind in ("weight", "module", "grad", "op")}

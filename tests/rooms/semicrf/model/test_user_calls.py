@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +26,7 @@ on_each = pytest.mark.parametrize("device", DEVICES)
 on_gpu = pytest.mark.gpu
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 NAMES = ("score_BTC", "transition_CC", "duration_KC", "start_C", "end_C")
+ROOT = Path(__file__).parents[4]
 LIMITS = {torch.float64: 1e-9, torch.float32: 1e-4}
 
 
@@ -266,6 +270,13 @@ def test_streams_of_the_user_are_followed():
 @no_gpu
 @on_gpu
 def test_a_capture_is_refused_and_the_next_call_is_right():
+    """In a process of its own: a capture that failed leaves torch's generator on that GPU unusable."""
+    code = f"from {__name__} import a_refused_capture; a_refused_capture()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert not done.returncode, done.stderr
+
+
+def a_refused_capture():
     values, lengths_B = inputs(2)
     leaves, lengths_B = on("cuda", values, lengths_B)
     api.log_partition(**leaves, lengths_B=lengths_B)
