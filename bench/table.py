@@ -16,6 +16,7 @@ HEADER = (
     "| bench | what | size | cost | a, s | b, ms/MB | memory, MB | peer | ratio | limit | measured |\n"
     "|---|---|---|---|---|---|---|---|---|---|---|\n"
 )
+NO_GPU, AND_GPU = "not measured: needs a GPU", " + "
 _LINE = re.compile(r"\| `(?:python -m bench )?(\w+)` \|")
 
 
@@ -91,14 +92,29 @@ def lines_of(name: str, rows: Sequence[Row], when: str) -> list[str]:
 
 
 def merged(text: str, found: Mapping[str, Sequence[str]], order: Sequence[str]) -> str:
-    """`text` with the lines of the benches in `found` replaced; the others stay as they were measured."""
+    """`text` with the lines of the benches in `found` replaced; the others stay as they were measured.
+
+    So do those of a machine with a GPU when a bench runs on one without, and the other way round.
+    """
     kept: dict[str, list[str]] = {name: [] for name in order}
     for line in text.splitlines():
         if (bench := _LINE.match(line)) and bench[1] in kept:
             kept[bench[1]].append(line)
-    lines = [line for name in order for line in found.get(name, kept[name])]
+    lines = [line for name in order for line in _beside(kept[name], found.get(name, ()))]
     before = text.split(HEADER)[0].rstrip("\n")
     return f"{before}\n\n{HEADER}" + "".join(f"{line}\n" for line in lines)
+
+
+def _beside(kept: Sequence[str], found: Sequence[str]) -> list[str]:
+    """The lines of one bench: those found, and of those kept the ones of the other kind of machine."""
+    kinds = {has_gpu(line) for line in found}
+    others = [line for line in kept if has_gpu(line) not in kinds and not (found and NO_GPU in line)]
+    return [*(line for line in found if not others or NO_GPU not in line), *others]
+
+
+def has_gpu(line: str) -> bool:
+    """Whether the machine that a line's last cell ends with has a GPU: see `when_and_where`."""
+    return AND_GPU in line.rpartition(" load ")[2]
 
 
 def when_and_where() -> str:
@@ -116,8 +132,16 @@ def when_and_where() -> str:
     changed = " with edits" if edits.stdout.strip() else ""
     return (
         f"{date.today()}, {commit.stdout.strip() or 'no commit'}{changed}, load {os.getloadavg()[0]:.1f}, "
-        f"{os.cpu_count()} x {_processor()}"
+        f"{os.cpu_count()} x {_processor()}{_gpu()}"
     )
+
+
+def _gpu() -> str:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return ""
+    return f"{AND_GPU}{torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ""
 
 
 def _processor() -> str:

@@ -9,7 +9,7 @@ import pytest
 from bench import __main__ as bench
 from bench import table
 from bench.measure import cost
-from bench.table import HEADER, Row, at_least, at_most, line_of, lines_of, measured, merged, taken
+from bench.table import HEADER, NO_GPU, Row, at_least, at_most, line_of, lines_of, measured, merged, taken
 from tests.conftest import ROOT
 
 HELPERS = {"__init__", "__main__", "measure", "peers", "table", "traces"}
@@ -76,6 +76,22 @@ def test_one_bench_replaces_its_lines_and_leaves_the_others_in_order():
     tail = "| `python -m bench a` | x |\n| `python -m bench b` | 1 |\n| `python -m bench b` | 2 |\n"
     assert again == "# Speed\n\nWords.\n\n" + HEADER + tail
     assert merged(again, {}, "abc") == again
+
+
+def test_figures_of_a_gpu_and_of_a_cpu_stand_side_by_side():
+    def line(text, machine):
+        return f"| `python -m bench a` | {text} | 2026-01-01, abc with edits, load 0.5, {machine} |"
+
+    def taken_again(text, *lines):
+        return merged(text, {"a": lines}, "a")
+
+    cpu, gpu, none = line("c", "2 x AMD"), line("g", "16 x Intel + H200"), line(NO_GPU, "2 x AMD")
+    both = taken_again(taken_again("Words.", cpu), gpu)
+    assert both.splitlines()[-2:] == [gpu, cpu]
+    assert taken_again(both, line("new", "4 x Intel")).splitlines()[-2:] == [line("new", "4 x Intel"), gpu]
+    assert taken_again("Words.", none).splitlines()[-1] == none
+    assert taken_again(taken_again("Words.", none), gpu) == taken_again("Words.", gpu)
+    assert taken_again(taken_again("Words.", gpu), none) == taken_again("Words.", gpu)
 
 
 def test_a_bench_that_breaks_is_a_line_and_the_exit_code_knows(page, monkeypatch, capsys):
