@@ -1,5 +1,5 @@
 /* What happens for every tensor that passes a watch or a guard on a CPU, without a frame of Python: hooks of
- * autograd, a look at a list of tensors, and the comparison of a forward's calls with those of an equal one.
+ * autograd, and looks at lists of tensors, at weights and at an optimizer's state.
  *
  * Everything here is a short cut that may always say "not certain": then, and after any error, the Python beside it
  * (`slow`, or the caller) does the same thing in full. The answers are equal; only the way is shorter.
@@ -8,9 +8,7 @@
  * so one library serves every Python, and compiling it needs no headers. Every function here is called with the
  * interpreter's lock held.
  */
-#include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct Object PyObject;
@@ -32,10 +30,9 @@ extern PyObject *PyObject_Type(PyObject *), *PyTuple_GetItem(PyObject *, Size), 
 extern PyObject *PyUnicode_InternFromString(const char *), *PyWeakref_NewRef(PyObject *, PyObject *);
 extern PyObject *PyDict_GetItemWithError(PyObject *, PyObject *), *PyDict_New(void);
 extern Size PyDict_Size(PyObject *), PyList_Size(PyObject *), PyTuple_Size(PyObject *);
-extern double PyFloat_AsDouble(PyObject *);
 extern int PyDict_Next(PyObject *, Size *, PyObject **, PyObject **), PyDict_SetItem(PyObject *, PyObject *, PyObject *);
-extern int PyList_Append(PyObject *, PyObject *), PyList_SetItem(PyObject *, Size, PyObject *);
-extern int PyObject_IsInstance(PyObject *, PyObject *), PyObject_IsTrue(PyObject *), PyObject_RichCompareBool(PyObject *, PyObject *, int);
+extern int PyList_Append(PyObject *, PyObject *);
+extern int PyObject_IsInstance(PyObject *, PyObject *), PyObject_IsTrue(PyObject *);
 extern int PyTuple_SetItem(PyObject *, Size, PyObject *);
 extern long long PyLong_AsLongLong(PyObject *);
 extern unsigned long PyThread_get_thread_ident(void);
@@ -45,7 +42,6 @@ extern void PyEval_RestoreThread(void *);
 #define NONE (&_Py_NoneStruct)
 #define METH_O 0x0008
 #define METH_VARARGS 0x0001
-#define PY_EQ 2
 
 /* DLPack 1.x, as torch gives it since 2.10: all that is asked of a tensor's memory, in one call. */
 typedef struct {
@@ -708,123 +704,6 @@ static PyObject *sound(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(all);
 }
 
-/* The shape of a value in a forward's events: a tuple that begins with its kind and the type of the value. */
-enum { ANY, TENSOR, AGAIN, FLOAT, OTHER, ROW, MAPPING };
-typedef struct {
-    PyObject **slots;
-    Size tensors;
-} Places;
-
-static Size slot_in(PyObject *shape) { return (Size)PyLong_AsLongLong(PyTuple_GetItem(shape, 2)); }
-
-static int fits(PyObject *value, PyObject *shape, Places *places);
-
-static int row_fits(PyObject *value, PyObject *shape, Places *places, int is_list)
-{
-    PyObject *inside = PyTuple_GetItem(shape, 3);
-    Size count = PyTuple_Size(inside);
-    if ((is_list ? PyList_Size(value) : PyTuple_Size(value)) != count)
-        return 0;
-    for (Size at = 0; at < count; at++)
-        if (!fits(is_list ? PyList_GetItem(value, at) : PyTuple_GetItem(value, at), PyTuple_GetItem(inside, at), places))
-            return 0;
-    return 1;
-}
-
-static int mapping_fits(PyObject *value, PyObject *shape, Places *places)
-{
-    PyObject *inside = PyTuple_GetItem(shape, 3), *names = PyTuple_GetItem(shape, 4), *name, *held;
-    Size at = 0, place = 0;
-    if (PyDict_Size(value) != PyTuple_Size(inside))
-        return 0;
-    for (; PyDict_Next(value, &place, &name, &held); at++) {
-        PyObject *expected = PyTuple_GetItem(names, at);
-        if (name != expected && PyObject_RichCompareBool(name, expected, PY_EQ) != 1)
-            return 0;
-        if (!fits(held, PyTuple_GetItem(inside, at), places))
-            return 0;
-    }
-    return 1;
-}
-
-/* Whether a value has this shape; tensors go to their places. (kind, type, place or -1, ...) */
-static int fits(PyObject *value, PyObject *shape, Places *places)
-{
-    if (!value || !shape)
-        return 0;
-    int kind = (int)PyLong_AsLongLong(PyTuple_GetItem(shape, 0));
-    if (kind == AGAIN)
-        return places->slots[slot_in(shape)] == value;
-    if (type_of(value) != PyTuple_GetItem(shape, 1))
-        return 0;
-    Size slot = slot_in(shape);
-    if (slot >= 0)
-        places->slots[slot] = value;
-    switch (kind) {
-    case ANY:
-    case TENSOR:
-        return 1;
-    case FLOAT:
-        return isfinite(PyFloat_AsDouble(value));
-    case OTHER: {
-        PyObject *dtype = PyObject_GetAttr(value, name_dtype);
-        if (dtype)
-            Py_DecRef(dtype);
-        return dtype && dtype == PyTuple_GetItem(shape, 3);
-    }
-    case ROW:
-        return row_fits(value, shape, places, PyObject_IsTrue(PyTuple_GetItem(shape, 4)));
-    case MAPPING:
-        return mapping_fits(value, shape, places);
-    default:
-        return 0;
-    }
-}
-
-/* Whether no tensor stands at two places. 0 too if that cannot be told. */
-static int all_differ(PyObject **slots, Size count)
-{
-    Size room = 8;
-    while (room < 2 * count)
-        room *= 2;
-    PyObject **table = calloc((size_t)room, sizeof *table);
-    int differ = table != NULL;
-    for (Size at = 0; differ && at < count; at++) {
-        Size place = (Size)(((uintptr_t)slots[at] >> 4) * 0x9E3779B97F4A7C15ULL >> 20) & (room - 1);
-        while (table[place] && table[place] != slots[at])
-            place = (place + 1) & (room - 1);
-        differ = !table[place];
-        table[place] = slots[at];
-    }
-    free(table);
-    return differ;
-}
-
-/* (events: list, heads: list, shapes: tuple of one per other entry, places, tensors): the tensors as a list, if these
- * events have those heads at every third place and values of those shapes between them; else None. */
-static PyObject *matched(PyObject *module, PyObject *args)
-{
-    PyObject *events = PyTuple_GetItem(args, 0), *heads = PyTuple_GetItem(args, 1), *shapes = PyTuple_GetItem(args, 2);
-    Size calls = PyList_Size(heads), all = (Size)PyLong_AsLongLong(PyTuple_GetItem(args, 3));
-    Places places = {calloc((size_t)all + 1, sizeof(PyObject *)), (Size)PyLong_AsLongLong(PyTuple_GetItem(args, 4))};
-    int same = places.slots != NULL && PyList_Size(events) == 3 * calls && PyTuple_Size(shapes) == 2 * calls;
-    PyObject *found = NULL;
-    for (Size at = 0; same && at < calls; at++)
-        same = PyObject_RichCompareBool(PyList_GetItem(events, 3 * at), PyList_GetItem(heads, at), PY_EQ) == 1 &&
-               fits(PyList_GetItem(events, 3 * at + 1), PyTuple_GetItem(shapes, 2 * at), &places) &&
-               fits(PyList_GetItem(events, 3 * at + 2), PyTuple_GetItem(shapes, 2 * at + 1), &places);
-    for (Size at = 0; same && at < places.tensors; at++)
-        same = places.slots[at] != NULL;
-    if (same && all_differ(places.slots, places.tensors) && (found = PyList_New(places.tensors)))
-        for (Size at = 0; at < places.tensors; at++) {
-            Py_IncRef(places.slots[at]);
-            PyList_SetItem(found, at, places.slots[at]);
-        }
-    free(places.slots);
-    PyErr_Clear();
-    return found ? found : nothing();
-}
-
 static PyMethodDef hooks[] = {
     {"accumulated", accumulated, METH_O, 0},
     {"entered", entered, METH_O, 0},
@@ -833,7 +712,6 @@ static PyMethodDef hooks[] = {
 static PyMethodDef looks[] = {
     {"clean", clean, METH_VARARGS, 0},
     {"as_counted", as_counted, METH_VARARGS, 0},
-    {"matched", matched, METH_VARARGS, 0},
     {"passed", passed, METH_VARARGS, 0},
     {"unwritten", unwritten, METH_VARARGS, 0},
     {"note_versions", note_versions, METH_VARARGS, 0},

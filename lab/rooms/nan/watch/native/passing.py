@@ -45,36 +45,34 @@ class Looks:
 
     def __init__(self, loaded: ctypes.PyDLL) -> None:
         self._hook = loaded.passing_hook
-        looks = [loaded.passing_look(which) for which in range(13)]
+        looks = [loaded.passing_look(which) for which in range(12)]
         # (memory, stage, tensors) -> how many were ever written; -1 if something is bad or not certain
         self.clean: Callable[[int, int, list[Tensor]], int] = looks[0]
         # (parameters, counted) -> whether each one's gradient is the one that was counted, as it was then
         self.as_counted: Callable[[list[Tensor], dict[int, Any]], int] = looks[1]
-        # (events, heads, shapes, places, tensors) -> the tensors, or None: see `template`
-        self.matched: Callable[..., list[Tensor] | None] = looks[2]
         # (memory, whether of all threads) -> how many gradients have passed
-        self.passed: Callable[[int, bool], int] = looks[3]
+        self.passed: Callable[[int, bool], int] = looks[2]
         # (parameters, versions) -> whether each one's version is the one noted; the second notes them
-        self.unwritten: Callable[[list[Tensor], dict[int, int]], int] = looks[4]
-        self.note_versions: Callable[[list[Tensor], dict[int, int]], int] = looks[5]
+        self.unwritten: Callable[[list[Tensor], dict[int, int]], int] = looks[3]
+        self.note_versions: Callable[[list[Tensor], dict[int, int]], int] = looks[4]
         # (tensors) -> whether surely no number of these is below zero
-        self.none_below_zero: Callable[[list[Tensor]], int] = looks[6]
+        self.none_below_zero: Callable[[list[Tensor]], int] = looks[5]
         # (tensors, plan of borders) -> (tensor, border) whose node has got no hook from its carrier
-        self.carried: Callable[[list[Tensor], list[Any]], list[tuple[Tensor, Any]]] = looks[7]
+        self.carried: Callable[[list[Tensor], list[Any]], list[tuple[Tensor, Any]]] = looks[6]
         # (memory, stage, gradient) -> whether it is clean, and so has passed
-        self.passes: Callable[[int, int, Tensor], int] = looks[8]
+        self.passes: Callable[[int, int, Tensor], int] = looks[7]
         # (names, versions, counted, optimizer) -> its parameters if one has a name, none was written since
         # its version was noted, and each gradient is the one that was counted; else None
-        self.usual: Callable[..., list[Tensor] | None] = looks[9]
+        self.usual: Callable[..., list[Tensor] | None] = looks[8]
         # (memory, stage, tensors, plan) -> as `carried` if all are clean and none was ever written, else None
-        self.whole: Callable[..., list[tuple[Tensor, Any]] | None] = looks[10]
+        self.whole: Callable[..., list[tuple[Tensor, Any]] | None] = looks[9]
         # (args, kwargs) -> whether nothing is special about a forward that begins
         around = getattr(torch, "compiler", None), torch.cuda
-        self.calm: Callable[[tuple[Any, ...], dict[str, Any]], int] = partial(looks[11], *around)
+        self.calm: Callable[[tuple[Any, ...], dict[str, Any]], int] = partial(looks[10], *around)
 
         # (memory, first stage of two, states of optimizers, squares, named modules) -> whether all that they
         # keep and hold is surely finite, and no square below zero
-        self.sound: Callable[..., int] = looks[12]
+        self.sound: Callable[..., int] = looks[11]
 
     def hook(self, which: int, *own: Any) -> Hook:
         made: Hook = self._hook(which, own)
