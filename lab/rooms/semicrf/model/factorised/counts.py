@@ -38,8 +38,9 @@ class Counts:
         self.pending = frame_TBC.new_zeros(frames + longest, batch, labels)
         self.duration = frame_TBC.new_zeros(longest, batch, labels)
         # Rows of whole groups of vectors: torch sums a remainder in another order.
-        self.products = frame_TBC.new_zeros(longest, -(-batch * labels // 32) * 32)
+        self.products, self.begun = frame_TBC.new_zeros(2, longest, -(-batch * labels // 32) * 32)
         self.eta_KBC = self.products[:, : batch * labels].view(longest, batch, labels)
+        self.begun_KBC = self.begun[:, : batch * labels].view(longest, batch, labels)  # by_duration
         self.eta_TBC = torch.zeros_like(frame_TBC)
         self.beta_TBC = frame_TBC.new_zeros(frames + 1, batch, labels)
         self.exponent_TB = real(frame_TBC).new_zeros(frames + 1, batch)  # of beta[t] and eta[t]
@@ -107,7 +108,8 @@ class Counts:
         if self.segment is not None:
             self.segment[:, s] = (eta_KBC * gamma).transpose(0, 1)
         if problem.by_duration:
-            self.starts_TBC[s] = (eta_KBC * gamma).sum(0)
+            torch.mul(eta_KBC, gamma, out=self.begun_KBC)
+            self.starts_TBC[s] = self.begun.sum(0)[: eta_KBC[0].numel()].view_as(self.starts_TBC[s])
             eta_KBC = weights.opened(eta_KBC, s)
             transition = weights.crossing(s)
             if len(transition) == 1:
