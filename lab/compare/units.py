@@ -120,8 +120,8 @@ def _from_step_to_step(work: Work, rows: dict[int, np.ndarray]) -> dict[str, np.
 
 
 def _between(work: Work, edges: np.ndarray, step: np.ndarray) -> tuple[float, float]:
-    """How many operations were launched between two neighbouring steps of (m, 2), and their ns: the medians,
-    for one step that is not marked is work between two. What the window's edges explain is none of them."""
+    """How many operations were launched between two neighbouring steps of (m, 2), and their ns, as a rule.
+    What the window's edges explain is none of them."""
     if len(edges) < 2:
         return 0.0, 0.0
     rows = np.flatnonzero((step < 0) & work.launch_known)
@@ -130,8 +130,13 @@ def _between(work: Work, edges: np.ndarray, step: np.ndarray) -> tuple[float, fl
     rows, gap = rows[inner], gap[inner]
     count = np.bincount(gap, minlength=len(edges) - 1)
     time_ns = np.bincount(gap, weights=work.dur_ns[rows], minlength=len(edges) - 1)
-    middle = (len(count) - 1) // 2  # of two the smaller
-    return float(np.sort(count)[middle]), float(np.sort(time_ns)[middle])
+    return as_a_rule(count), as_a_rule(time_ns)
+
+
+def as_a_rule(between: np.ndarray) -> float:
+    """The mean of what stands between steps (g,) without the largest: one step that is not marked, or one
+    pause, is no rule; a data loader that stalls every fourth step is, which no median shows."""
+    return float(np.sort(between)[: max(len(between) - 1, 1)].mean())
 
 
 def _calls_in(times_ns: np.ndarray, edges: np.ndarray, steps: list[int], outside: np.ndarray) -> np.ndarray:

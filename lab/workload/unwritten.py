@@ -41,7 +41,8 @@ def _always(given: Mapping[str, Any]) -> bool:
 
 
 class _Left(NamedTuple):
-    """`op`: its name without library and overload. `returns`: by their names in the schema, or numbers."""
+    """`op`: its name without overload, and without library if that is aten. `returns`: by their names in the
+    schema, or numbers."""
 
     op: str
     returns: tuple[str | int, ...]
@@ -54,7 +55,7 @@ _TABLE = [
         _Left(rf"{_SDPA}|{_FORWARD}", ("philox_seed", "philox_offset", "rng_state"), _draws_nothing),
         _Left(rf"{_SDPA}|{_FORWARD}", ("unused", "debug_attn_mask")),
         _Left(_FORWARD, ("logsumexp", "softmax_logsumexp"), _of_several_lengths),
-        _Left(r"_flash_attn(_varlen)?_forward", (3,), _draws_nothing),  # of the package flash-attn
+        _Left(r"flash_attn\._flash_attn(_varlen)?_forward", (3,), _draws_nothing),
         _Left(r"(_cudnn_rnn|miopen_rnn|mkldnn_rnn_layer)", (3,)),
         _Left(r"_cudnn_init_dropout_state", (0,)),
         _Left(r"(cudnn_batch_norm|_batch_norm_(with|no)_update\w*|_batch_norm_impl_index)", (3,)),
@@ -94,7 +95,8 @@ def _plain(name: str) -> str:
 
 
 def _word(name: str) -> str:
-    return _plain(name).split(".")[1] if _plain(name).count(".") > 1 else name
+    """Without overload; with the library unless it is aten: another's operator may have the same name."""
+    return ".".join(_plain(name).split(".")[:2]).removeprefix("aten.")
 
 
 def _arguments(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,13 +72,15 @@ def edited(path, edit):
     return path
 
 
-def with_loader(events, wait_us):
-    """Every step begins `wait_us` later after the last one: the host does something else before."""
+def with_loader(events, wait_us, every=1):
+    """Each `every`-th step begins `wait_us` later after the last one: the host does something else before."""
     for one in events:
         number = int(one["ts"] // STEP_US)
         marker = one["name"].startswith("ProfilerStep")
-        one["ts"] += wait_us * (number if marker else number + 1)
-        one["dur"] += wait_us if marker else 0
+        waits = (number + 1) // every
+        here = waits - number // every
+        one["ts"] += wait_us * (waits - here if marker else waits)
+        one["dur"] += wait_us * here if marker else 0
     return events
 
 

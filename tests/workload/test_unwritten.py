@@ -124,3 +124,23 @@ def test_log_alpha_of_ctc_holds_what_was_in_memory_before():
 )
 def test_new_memory_has_no_values_and_no_ones_operator_is_left_out_for_its_name(name, nothing):
     assert gives_no_values(name) is nothing
+
+
+@pytest.mark.parametrize(
+    "name, numbers",
+    [
+        ("aten._ctc_loss.default", {1}),
+        ("aten::_ctc_loss", {1}),
+        ("mylib._ctc_loss.default", set()),
+        ("mylib::_ctc_loss", set()),
+        ("mylib._embedding_bag.default", set()),
+        ("flash_attn._flash_attn_forward.default", {3}),
+        ("flash_attn_3._flash_attn_forward.default", set()),  # its fourth is another
+    ],
+)
+def test_an_operator_of_another_library_is_compared_whatever_its_name(name, numbers):
+    class Operator:
+        def __str__(self):
+            return name
+
+    assert set(unwritten(Operator(), (), {"include_last_offset": True}, [torch.zeros(())] * 4)) == numbers

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from lab.compare.side import Key, read_works, recordings_at
-from lab.compare.units import Units, by_step
+from lab.compare.units import Units, as_a_rule, by_step
 from lab.errors import BadDataError, MissingError
 
 METRICS = {"kernel_sum": "kernel time", "span": "step time on the GPU"}
@@ -137,7 +137,7 @@ def _process(ranks: Sequence[Units]) -> Process:
         steps=min(int(units.count) for units in ranks),
         empty=max(units.empty for units in ranks),
         between_ns=max(units.between_ns for units in ranks),
-        period_ns=max(float(np.median(one.period_ns)) if len(one.period_ns) else 0.0 for one in ranks),
+        period_ns=max(as_a_rule(one.period_ns) if len(one.period_ns) else 0.0 for one in ranks),
     )
 
 

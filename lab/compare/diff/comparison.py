@@ -49,7 +49,7 @@ from lab.compare.diff.modules.groups import (
 from lab.compare.diff.split import Row, parts_of, split
 from lab.compare.idle import CAUSE_WORDS, CAUSES
 from lab.compare.side import Side, Work, common_ranks, is_wait, place_text, read_side, step_at, steps_overlap
-from lab.compare.units import TIMES, Units, unit_of, units
+from lab.compare.units import TIMES, Units, as_a_rule, unit_of, units
 from lab.core.words import first_few, plural
 from lab.errors import BadDataError, MissingError, UsageError
 from lab.recordings.communication import communication
@@ -500,7 +500,7 @@ def unnamed(a: Units, b: Units) -> list[str]:
     ]
     if gap_is_large(a, b):
         gap_a, gap_b, period_a, period_b = (
-            _time(float(np.median(one))) for one in (a.gap_ns, b.gap_ns, a.period_ns, b.period_ns)
+            _time(as_a_rule(one)) for one in (a.gap_ns, b.gap_ns, a.period_ns, b.period_ns)
         )
         found.append(
             f"from a step's GPU work to the next one's: {period_a} -> {period_b}, because of the time "

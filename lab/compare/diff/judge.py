@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from lab.compare.diff.split import Row
-from lab.compare.units import Units
+from lab.compare.units import Units, as_a_rule
 from lab.stats.means import Sample, beyond_p, difference_ci
 from lab.stats.several import holm
 
@@ -191,9 +191,9 @@ def gap_is_large(a: Units, b: Units) -> bool:
     is why: what the host does there, which is another in every process."""
     if not len(a.gap_ns) or not len(b.gap_ns):
         return False
-    floor = max(FLOOR_SHARE * float(np.median(a.period_ns)), FLOOR_NS)
+    floor = max(FLOOR_SHARE * as_a_rule(a.period_ns), FLOOR_NS)
     period, gap = (
-        float(np.median(after) - np.median(before))
+        as_a_rule(after) - as_a_rule(before)
         for before, after in ((a.period_ns, b.period_ns), (a.gap_ns, b.gap_ns))
     )
     return min(abs(period), abs(gap)) > floor and (period > 0) == (gap > 0)

@@ -159,6 +159,17 @@ def test_what_stands_between_steps_is_no_all_clear(tmp_path, plant):
     assert words[plant] in doubt
 
 
+def test_a_data_loader_that_stalls_before_every_third_step_is_no_all_clear(tmp_path):
+    for number in range(8):
+        steps = [layer(1 + number * 1e-4)] * 9
+        file = trace(tmp_path / ("base" if number % 2 else "head") / f"{number}.json", steps)
+        if not number % 2:
+            edited(file, lambda events: with_loader(events, 700.0, every=3))
+    done = run(tmp_path / "base", tmp_path / "head", "--json")
+    (doubt,) = json.loads(done.stdout)["doubts"]
+    assert done.exit_code == 3 and "is longer (+20.0%" in doubt
+
+
 def test_noise_between_steps_is_noted_and_no_doubt():
     """A slowdown beyond 2 % of the times of the GPU is excluded, and of the way between them nobody knows."""
     random.seed(5)

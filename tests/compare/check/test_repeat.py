@@ -382,7 +382,8 @@ def test_the_container_of_a_check_that_was_killed_with_its_guard_is_ended_before
     said = done.stderr.splitlines()
     ended = f"ended {mine}head-1, the container of an earlier start that was killed"
     assert ended in said and said.index(ended) < said.index("base 0, warm-up, dropped"), said
-    assert f"containers of another check were here at the start: {other}" in done.stdout
+    noted = [line for line in done.stdout.splitlines() if "containers of another check were here" in line]
+    assert len(noted) == 1 and other in noted[0]  # beside those of whoever else uses this engine
     assert in_image.containers(mine) == []
     ended = [one["recording"] for one in json.loads((tmp_path / "out" / "check.json").read_text())["ended"]]
     assert len(ended) == len(set(ended)) == 2 * LOOKS[0]

@@ -424,6 +424,23 @@ def test_a_data_loader_between_steps_is_said_and_no_all_clear(tmp_path):
     assert compare(b, b).shown.unnamed == []
 
 
+def test_what_stands_between_some_of_the_steps_is_said_and_between_two_alone_is_not(tmp_path):
+    """A data loader that stalls before every third step, an optimizer after every other one; and one pause,
+    one step that is not marked."""
+
+    def against_equal(edit):
+        a, b = (trace(tmp_path / f"{name}.json", [BASE[0]] * 9) for name in "ab")
+        return compare(a, edited(b, edit)).shown
+
+    (text,) = against_equal(lambda events: with_loader(events, 700.0, every=3)).unnamed
+    assert "1,000.0 µs -> 1,200.0 µs, because of the time between them" in text
+    (found,) = against_equal(lambda events: with_work_between(events, (1, 3, 5))).findings
+    assert "0 -> 1.43 GPU operations between two (0.0 µs -> 71.4 µs)" in found.text
+    once = against_equal(lambda events: with_loader(events, 900.0, every=5))
+    assert once.unnamed == [] and once.findings == []
+    assert against_equal(lambda events: with_work_between(events, (4,))).findings == []
+
+
 def test_gpu_work_between_steps_is_a_finding_and_that_at_the_edges_of_the_window_is_none(tmp_path):
     """The same work before the first step and after the last is what another window cut off."""
     a, b = (trace(tmp_path / f"{name}.json", [BASE[0]] * 5) for name in "ab")

@@ -157,8 +157,8 @@ def viterbi(
 ) -> tuple[Tensor, Sequence[Sequence[Segment]]]:
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
-    An infeasible sequence has score -inf and no segments. Ties: the smallest duration, then the smallest
-    label. Raises BadDataError for NaN and +inf.
+    An infeasible sequence has score -inf and no segments. Ties: as in `kbest`. Raises BadDataError for NaN
+    and +inf.
     """
     problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     if backend == "naive":

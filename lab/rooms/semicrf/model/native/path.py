@@ -7,14 +7,31 @@ decoding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from lab.rooms.semicrf.model.naive import Segment
 
+One = TypeVar("One", covariant=True)
 
-class Path(Sequence[Segment]):
+
+class Listed(Sequence[One]):
+    """Its text and sums are a list's; without a hash, as every class that defines __eq__ alone."""
+
+    __slots__ = ()
+
+    def __add__(self, other: Sequence[Any]) -> list[Any]:
+        return [*self, *other]
+
+    def __radd__(self, other: Sequence[Any]) -> list[Any]:
+        return [*other, *self]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+class Path(Listed[Segment]):
     """Segments that tile a sequence, in order; equal to the list of the same tuples.
 
     `end_n` and `label_n` (n,) int32 are the segments' ends (exclusive) and labels: a segment starts where the
@@ -22,7 +39,6 @@ class Path(Sequence[Segment]):
     """
 
     __slots__ = ("end_n", "label_n")
-    __hash__ = None  # type: ignore[assignment]  # as a list: it equals one
 
     def __init__(self, end_n: np.ndarray, label_n: np.ndarray) -> None:
         self.end_n, self.label_n = end_n, label_n
@@ -58,15 +74,6 @@ class Path(Sequence[Segment]):
             return np.array_equal(self.end_n, other.end_n) and np.array_equal(self.label_n, other.label_n)
         return self.tolist() == other if isinstance(other, list) else NotImplemented
 
-    def __add__(self, other: Sequence[Segment]) -> list[Segment]:
-        return [*self, *other]
-
-    def __radd__(self, other: Sequence[Segment]) -> list[Segment]:
-        return [*other, *self]
-
-    def __repr__(self) -> str:
-        return repr(self.tolist())
-
 
 class RowPath(Path):
     """The same from rows (end, label), one for each segment, from the last one on, of which `size` are there:
@@ -93,11 +100,10 @@ class RowPath(Path):
         return Path, (self.end_n.copy(), self.label_n.copy())
 
 
-class PathList(Sequence[Path]):
+class PathList(Listed[Path]):
     """The segmentations of a sequence, made when somebody looks at them; equal to the list of them."""
 
     __slots__ = ("rows_NT2", "sizes")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, rows_NT2: np.ndarray, sizes: list[int]) -> None:
         self.rows_NT2, self.sizes = rows_NT2, sizes
@@ -112,7 +118,8 @@ class PathList(Sequence[Path]):
     def __getitem__(self, index: int | slice) -> Path | list[Path]:
         if isinstance(index, slice):
             return list(self)[index]
-        return RowPath(self.rows_NT2[index], self.sizes[index])  # raises IndexError as a list does
+        at = range(len(self))[index]  # raises IndexError as a list does
+        return RowPath(self.rows_NT2[at], self.sizes[at])
 
     def __iter__(self) -> Iterator[Path]:
         return map(RowPath, self.rows_NT2, self.sizes)
@@ -120,17 +127,13 @@ class PathList(Sequence[Path]):
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, list | PathList) else NotImplemented
 
-    def __repr__(self) -> str:
-        return repr(list(self))
 
-
-class ScoredPaths(Sequence[tuple[float, Path]]):
+class ScoredPaths(Listed[tuple[float, Path]]):
     """The best segmentations of a sequence with their scores, made when somebody looks at them; equal to the
     list of the pairs.
     """
 
     __slots__ = ("paths", "scores")
-    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, paths: PathList, scores: list[float]) -> None:
         self.paths, self.scores = paths, scores
@@ -153,6 +156,3 @@ class ScoredPaths(Sequence[tuple[float, Path]]):
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, list | ScoredPaths) else NotImplemented
-
-    def __repr__(self) -> str:
-        return repr(list(self))

@@ -45,6 +45,9 @@ def test_paths_of_a_sequence_read_as_the_list_of_them():
     assert found == PathList(ROWS.copy(), [3, 1, 0]) != PathList(ROWS, [3, 1, 1])
     assert found != [TUPLES] and repr(found) == repr([TUPLES, [(0, 9, 1)], []])
     assert pickle.loads(pickle.dumps(found)) == found and pickle.loads(pickle.dumps(found[0])) == PATH
+    assert found[True] == found[1] and operator.add(found, [PATH]) == [*found, TUPLES]
+    with pytest.raises(TypeError):
+        hash(found)
     with pytest.raises(IndexError):
         found[3]
 
@@ -54,6 +57,7 @@ def test_scored_paths_read_as_the_list_of_the_pairs():
     pairs = [(2.5, TUPLES), (-1.0, [(0, 9, 1)])]
     assert found == pairs and len(found) == 2 and [*found] == pairs == [found[0], found[-1]] == found[:]
     assert found != pairs[:1] and found != [pairs[1], pairs[0]] and repr(found) == repr(pairs)
+    assert found + pairs == pairs * 2 == pairs + found == found + found
     assert ScoredPaths(PathList(ROWS, [0, 0, 0]), []) == [] and pickle.loads(pickle.dumps(found)) == found
     with pytest.raises(IndexError):
         found[2]
