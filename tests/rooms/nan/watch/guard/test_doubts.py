@@ -228,3 +228,31 @@ def test_a_hook_put_on_the_output_after_the_forward_is_no_fault_of_a_module():
             out.square().mean().backward()
             optimizer.step()
     assert (g.first.stage, g.first.module, g.first.step) == ("loss", "", 9)
+
+
+def a_new_weight(model):
+    model[1] = nn.Linear(3, 2)
+    nn.init.constant_(model[1].weight, float("nan"))
+
+
+def a_frozen_weight(model):
+    model.ema.data.fill_(float("nan"))  # torch does not count that
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(a_new_weight, "1.weight"), (a_frozen_weight, "ema")], ids=["new", "frozen"]
+)
+def test_a_weight_that_no_optimizer_has_is_no_optimizers_fault(write, name):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model.register_parameter("ema", nn.Parameter(torch.zeros(4), requires_grad=False))
+    trained = [*model[0].parameters(), *model[1].parameters()]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    with nan.guard(model, optimizer) as g:
+        for at in range(20):
+            if at == 12:
+                write(model)
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).pow(2).mean().backward()
+            optimizer.step()
+    assert (g.status, g.first.stage, g.first.name) == ("bad", "weights_before", name)
+    assert "other than the optimizer" in g.first.why
