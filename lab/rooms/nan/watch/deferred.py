@@ -122,7 +122,7 @@ def _with_aliases(tensors: Sequence[Tensor], exposed: Collection[int]) -> list[i
 
 def _before(tensor: Tensor) -> int:
     """Bytes of its storage that lie before it."""
-    return tensor.storage_offset() * tensor.element_size()
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _extent(tensor: Tensor) -> int:
