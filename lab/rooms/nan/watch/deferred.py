@@ -109,12 +109,20 @@ class Deferred:
 
 
 def _with_aliases(tensors: Sequence[Tensor], exposed: Collection[int]) -> list[int]:
-    """The indices of the exposed tensors and of all that lie in the same memory."""
+    """The indices of the exposed tensors and of all that may lie in the same memory.
+
+    What an exposed tensor is a part of begins before it, but not before its storage.
+    """
     if not exposed:
         return []
     begins = [*map(Tensor.data_ptr, tensors)]
-    spans = [(begins[at], begins[at] + _extent(tensors[at])) for at in exposed]
+    spans = [(begins[at] - _before(tensors[at]), begins[at] + _extent(tensors[at])) for at in exposed]
     return [at for at, begin in enumerate(begins) if any(low <= begin < high for low, high in spans)]
+
+
+def _before(tensor: Tensor) -> int:
+    """Bytes of its storage that lie before it."""
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
 def _extent(tensor: Tensor) -> int:

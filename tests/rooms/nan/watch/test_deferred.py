@@ -82,6 +82,32 @@ def test_an_input_that_shares_memory_is_counted_at_once_too():
     assert w.first.how == "given" and [step.number for step in w.steps if step.bad_leaves] == [5]
 
 
+class Last(nn.Module):
+    def forward(self, hidden):
+        return hidden[:, -1]
+
+
+class Spoils(nn.Module):
+    bad = False
+
+    def forward(self, hidden):
+        last = torch.tensor([1.0, 1.0, NAN if self.bad else 1.0])
+        return hidden * last[:, None]
+
+
+@pytest.mark.parametrize("written", [NAN, 0.0])
+def test_what_the_output_is_a_part_of_does_not_wait_either(written):
+    """The program writes to its part by numpy, which no version shows."""
+    model = nn.Sequential(nn.Linear(4, 4), Spoils(), Last())
+    with nan.watch(model) as w, torch.no_grad():
+        for number in range(8):
+            model[1].bad = number == 6 and written == 0
+            out = model(x(2, 3, 4))
+            if number == 6:
+                out.numpy()[:] = written
+    assert w.first is None if written else w.first.module == "1"
+
+
 def test_a_tensor_written_before_it_came_is_no_overwritten_one():
     model = small()
     with nan.watch(model) as w, torch.no_grad():

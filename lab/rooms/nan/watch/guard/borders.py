@@ -93,11 +93,11 @@ class Borders:
         if forward.saved is None and key in self._plans and self._plans[key][0] is batch.labels:
             return self._plans[key][1]
         users: dict[int, list[int]] = {}
-        for leaf, u in enumerate(batch.index):
-            if u >= 0 and batch.tensors[u].requires_grad:
+        shared = forward.saved is None and torch.is_grad_enabled() and isinstance(batch.index, np.ndarray)
+        for leaf, u in enumerate(batch.index):  # what is frozen in this forward may not be in the next one
+            if u >= 0 and (shared or batch.tensors[u].requires_grad):
                 users.setdefault(int(u), []).append(leaf)
         plan: list[Planned] = []
-        shared = forward.saved is None and torch.is_grad_enabled() and isinstance(batch.index, np.ndarray)
         for u, found in users.items():
             outs = [leaf for leaf in found if batch.labels[leaf][1] == OUT]
             if outs:

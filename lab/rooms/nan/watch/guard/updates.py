@@ -25,12 +25,12 @@ SQUARES = dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"), T
 
 
 def state_tensors(optimizer: Any) -> Iterator[tuple[State, Tensor]]:
-    """Every floating state of an optimizer."""
+    """Every state of an optimizer that is a tensor of floating or complex numbers."""
     for parameter, state in list(getattr(optimizer, "state", {}).items()):
         if not isinstance(state, dict):
             continue
         for key, value in state.items():
-            if isinstance(value, Tensor) and value.is_floating_point():
+            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
                 yield (id(parameter), key), value
 
 
@@ -53,7 +53,8 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
 
 def negative_squares(states: Sequence[tuple[State, Tensor]], passing: Passing | None = None) -> list[State]:
     """States that are sums of squares and yet below zero: finite, and the next update is not."""
-    squares = [(state, one) for state, one in states if state[1] in SQUARES and one.numel()]
+    real = [(state, one) for state, one in states if one.is_floating_point() and one.numel()]
+    squares = [(state, one) for state, one in real if state[1] in SQUARES]
     if not squares or (passing and passing.looks.none_below_zero([one for _, one in squares])):
         return []
     lows = quiet(_lowest, [one for _, one in squares])

@@ -27,6 +27,7 @@ from lab.rooms.nan.watch.guard.updates import (
     State,
     named_weights,
     negative_squares,
+    parameters_of,
     parts_of,
     state_name,
     state_tensors,
@@ -225,7 +226,7 @@ class Weights:
                     self._bad.add(name)
                     moment = late if late >= 0 else self._updated_at
                     self._event("weights_before", name, row, tensor, moment=moment, unsure=UNUSED)
-            elif late >= 0 and self._written_since_update(name):
+            elif late >= 0 and (self._written_since_update(name) or not self._may_be_updated(name)):
                 self.was_bad(name, row[0], row[1] + row[2], before=False, moment=late)
             else:
                 self._bad.add(name)
@@ -251,7 +252,9 @@ class Weights:
     def _update_was_bad(self, name: str, row: np.ndarray, tensor: Tensor) -> None:
         """A weight is bad after an update: by the update, or by code that wrote it before."""
         why, stage, unsure = self._why(name), "weights_after", ""
-        if not why and self._was_written_before_update(name):
+        if not self._may_be_updated(name):
+            stage, why = "weights_before", CHANGED
+        elif not why and self._was_written_before_update(name):
             stage, why = "weights_before", "written by other code than the optimizer, before the update"
         elif not self._since_read:
             stage = "weights_before"
@@ -262,6 +265,11 @@ class Weights:
         elif not why:
             why, unsure = self._span(), UNEXPLAINED
         self._event(stage, name, row, tensor, why=why, unsure=unsure)
+
+    def _may_be_updated(self, name: str) -> bool:
+        """Whether an optimizer that has updated since weights were read has this one, as far as is known."""
+        optimizers, parameter = self._updated_by.values(), self._parameter(name)
+        return not optimizers or any(one is parameter for by in optimizers for one in parameters_of(by))
 
     def _gradient_that_went_bad(self, name: str) -> Tensor | None:
         """The gradient that the last update used, if it is bad though all that was counted was finite."""

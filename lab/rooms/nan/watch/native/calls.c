@@ -66,7 +66,7 @@ static State tracing_state; /* where torch keeps the state of a trace in this th
 #define ALL_HOOKS 4
 static PyObject *table, *in_python, *function_type, *original, *call_impl, *tracing, *compiling, *all_hooks[ALL_HOOKS];
 static PyObject *tensor_type, *parameter_type, *is_neg, *name_dtype, *name_version;
-static PyObject *name_mode, *name_weigh_at, *name_weigh, *name_forward, *name_call_impl, *name_compiled, *own_hooks[OWN_HOOKS];
+static PyObject *getattribute, *name_getattribute, *name_mode, *name_weigh_at, *name_weigh, *name_forward, *name_call_impl, *name_compiled, *own_hooks[OWN_HOOKS];
 
 static PyObject *kept(PyObject *object)
 {
@@ -151,7 +151,10 @@ static int is_none(PyObject *question)
 static PyObject *forward_of(PyObject *module, PyObject *expected_type)
 {
     PyObject *type = type_of(module), *forward, *compiled;
-    if (type != expected_type || !_PyType_Lookup || _PyType_Lookup(type, name_call_impl) != call_impl)
+    if (type != expected_type || !_PyType_Lookup || _PyType_Lookup(type, name_call_impl) != call_impl ||
+        _PyType_Lookup(type, name_getattribute) != getattribute)
+        return NULL;
+    if ((compiled = _PyType_Lookup(type, name_compiled)) && compiled != NONE)
         return NULL;
     for (int at = 0; at < ALL_HOOKS; at++)
         if (PyDict_Size(all_hooks[at]))
@@ -604,12 +607,12 @@ void calls_prepare(PyObject *own, void *exchange, Size inner)
     inner_at = inner;
 }
 
-/* known: (table, the seam in Python, type of functions, `_call_impl`, 2 questions of which one may be None, 4 global
- * tables of hooks). state: see `tracing_state`. Once. */
+/* known: (table, the seam in Python, type of functions, `_call_impl`, `object.__getattribute__`, 2 questions of which one
+ * may be None, 4 global tables of hooks). state: see `tracing_state`. Once. */
 void calls_begin(PyObject *known, void *state)
 {
     static const char *hooks[OWN_HOOKS] = {"_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_pre_hooks"};
-    PyObject **places[] = {&table,     &in_python, &function_type, &call_impl,    &tracing,
+    PyObject **places[] = {&table,     &in_python, &function_type, &call_impl,    &getattribute, &tracing,
                            &compiling, all_hooks,  all_hooks + 1,  all_hooks + 2, all_hooks + 3};
     tracing_state = (State)state;
     Py_IncRef(known);
@@ -621,6 +624,7 @@ void calls_begin(PyObject *known, void *state)
     name_weigh_at = PyUnicode_InternFromString("weigh_at");
     name_weigh = PyUnicode_InternFromString("weigh");
     name_forward = PyUnicode_InternFromString("forward");
+    name_getattribute = PyUnicode_InternFromString("__getattribute__");
     name_call_impl = PyUnicode_InternFromString("_call_impl");
     name_compiled = PyUnicode_InternFromString("_compiled_call_impl");
 }

@@ -110,8 +110,7 @@ def unpacked(shapes: bytes) -> list[tuple[torch.Size, torch.dtype]]:
 def ordinary(module: nn.Module) -> type[nn.Module] | None:
     """Its class, if what `_call_impl` asks of such a module lies in the module's own dictionary."""
     kind = type(module)
-    hides = any(getattr(kind, name, None) is not None for name in (*OWN_HOOKS, "_compiled_call_impl"))
-    return None if hides or kind.__getattribute__ is not object.__getattribute__ else kind
+    return None if any(hasattr(kind, name) for name in OWN_HOOKS) else kind
 
 
 def seam_calls(table: Any, in_python: Callable[..., Any], patched: Callable[..., Any]) -> Calls | None:
@@ -121,7 +120,8 @@ def seam_calls(table: Any, in_python: Callable[..., Any], patched: Callable[...,
         return None
     hooks = _HOOKS if _AS_EXPECTED else [{}] * len(GLOBAL_HOOKS)
     questions = (torch._C._get_tracing_state, _compiling)
-    loaded.calls_begin((table, in_python, FunctionType, CALL_IMPL, *questions, *hooks), _tracing_state())
+    types = FunctionType, CALL_IMPL, object.__getattribute__
+    loaded.calls_begin((table, in_python, *types, *questions, *hooks), _tracing_state())
     return Calls(loaded, patched)
 
 

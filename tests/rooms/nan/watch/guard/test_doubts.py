@@ -228,3 +228,77 @@ def test_a_hook_put_on_the_output_after_the_forward_is_no_fault_of_a_module():
             out.square().mean().backward()
             optimizer.step()
     assert (g.first.stage, g.first.module, g.first.step) == ("loss", "", 9)
+
+
+def a_new_weight(model):
+    model[1] = nn.Linear(3, 2)
+    nn.init.constant_(model[1].weight, float("nan"))
+
+
+def a_frozen_weight(model):
+    model.ema.data.fill_(float("nan"))  # torch does not count that
+
+
+@pytest.mark.parametrize(
+    ("write", "name"), [(a_new_weight, "1.weight"), (a_frozen_weight, "ema")], ids=["new", "frozen"]
+)
+def test_a_weight_that_no_optimizer_has_is_no_optimizers_fault(write, name):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    model.register_parameter("ema", nn.Parameter(torch.zeros(4), requires_grad=False))
+    trained = [*model[0].parameters(), *model[1].parameters()]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    with nan.guard(model, optimizer) as g:
+        for at in range(20):
+            if at == 12:
+                write(model)
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).pow(2).mean().backward()
+            optimizer.step()
+    assert (g.status, g.first.stage, g.first.name) == ("bad", "weights_before", name)
+    assert "other than the optimizer" in g.first.why
+
+
+class BadGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, given, switch):
+        ctx.switch = switch
+        return given.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * NAN if ctx.switch.on else grad, None
+
+
+class Spoils(nn.Module):
+    on = False
+
+    def forward(self, given):
+        return BadGradient.apply(given, self)
+
+
+def test_borders_of_what_was_frozen_in_the_first_steps_are_seen_later():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), Spoils(), nn.Linear(3, 2))
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nan.guard(model, optimizer) as g:
+        for at in range(10):
+            model[0].requires_grad_(at > 5)
+            model[2].on = at == 8
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).pow(2).mean().backward()
+            optimizer.step()
+    assert (g.first.stage, g.first.module, g.first.step) == ("act_grads", "2", 8), g.first
+
+
+def test_complex_state_is_read():
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
+    model.forward = lambda given: (given * model.weight).abs()
+    optimizer = torch.optim.Adam(model.parameters())
+    with nan.guard(model, optimizer) as g:
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(torch.ones(3)).sum().backward()
+            optimizer.step()
+        optimizer.state[model.weight]["exp_avg"].fill_(NAN)
+    assert g.failed == 0 and g.first.name == "weight: exp_avg", g.notes

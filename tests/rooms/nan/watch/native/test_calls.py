@@ -405,6 +405,25 @@ def test_forward_is_called_straight_only_where_torch_would_do_nothing_else():
         sys.setprofile(None)
 
 
+def test_what_a_class_gets_while_it_is_watched_is_asked_too():
+    """A compiled call, and another way to find `forward`: torch would take both."""
+
+    def other(module, name):
+        return triple if name == "forward" else object.__getattribute__(module, name)
+
+    def triple(value):
+        return 3 * value
+
+    for name, own in (("_compiled_call_impl", lambda _, value: 3 * value), ("__getattribute__", other)):
+        kind = type("Late", (nn.Identity,), {})
+        model = Own(lambda m, value: m.inner(value), kind())
+        with nan.watch(model):
+            for _ in range(3):
+                assert torch.equal(model(x()), x())
+            setattr(kind, name, own)
+            assert torch.equal(model(x()), 3 * x()), name
+
+
 def test_a_patch_of_the_program_below_is_called(monkeypatch):
     """It was there before the watch: then nothing goes straight."""
     real, calls = nn.Module.__call__, []
