@@ -8,8 +8,8 @@ named.
 
 from __future__ import annotations
 
+import cmath
 import dataclasses
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -73,9 +73,12 @@ def leaves(
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex() or "float4" in str(value.dtype):
             yield name, value
-    elif isinstance(value, float):
-        if math.isnan(value) or (not given and math.isinf(value)):
-            yield name, torch.tensor(value, dtype=torch.float64)
+    elif isinstance(value, (float, complex)):
+        if cmath.isnan(value) or (not given and cmath.isinf(value)):
+            yield (
+                name,
+                torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.complex128),
+            )
     elif isinstance(value, (*SCALARS, type)) or callable(value):
         return
     elif is_cache(value):

@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
+from lab import nan  # noqa: E402
 from tests.rooms.nan.watch.models import watched  # noqa: E402
 
 
@@ -42,6 +43,16 @@ def test_nested_outputs_and_keyword_inputs_are_counted_whatever_their_names_are(
 def test_an_output_that_is_called_like_a_mask_is_no_mask(name):
     w = watched(Gives(lambda x: {name: x * float("nan")}), torch.ones(2))
     assert w.status == "bad" and w.first.leaf == name and w.first.how == "output"
+
+
+@pytest.mark.parametrize("bad", [float("nan"), complex(0, float("nan")), complex(float("inf"), 0)], ids=str)
+def test_a_number_of_python_counts_in_every_forward(bad):
+    given = iter([type(bad)(1), type(bad)(2), type(bad)(1), bad])
+    model = Gives(lambda x: (x, next(given)))
+    with nan.watch(model) as w:
+        for _ in range(4):
+            model(torch.ones(2))
+    assert w.status == "bad" and w.first.leaf == "output[1]" and w.forwards == 4
 
 
 def test_minus_infinity_is_legal_in_a_mask_and_nan_is_not():
