@@ -355,6 +355,7 @@ def test_the_container_of_a_check_that_was_killed_with_its_guard_is_ended_before
 ):
     """Else it would run beside the processes that warm up, and for ever if its name never comes again."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # as the driver has it: another one is another check
     (tmp_path / "slow").touch()
     (tmp_path / "work.sh").write_text(
         'case "$LAB_CHECK_OUT" in *head_01*) [ -e slow ] && sleep 600 ;; esac\n'
