@@ -234,7 +234,7 @@ class Watch(Recorder):
                 )
 
     def takes_at_once(self, forward: Forward) -> bool:
-        """One that a GPU has found clean can wait.
+        """One that a GPU has found clean can wait: while it is taken, the GPU would have nothing to do.
 
         What is bad cannot: it is explained by the weights and caches as they are now.
         """

@@ -172,13 +172,6 @@ class GuardedWatch(Watch):
         free = torch.cuda.mem_get_info(self._device)[0]
         self.budget_bytes = max(self._least_budget, free // FREE_PART)
 
-    def takes_at_once(self, forward: Forward) -> bool:
-        """One that a GPU has found clean can wait: while it is taken, the GPU would have nothing to do.
-
-        What is bad cannot: it is explained by the weights as they are now.
-        """
-        return not forward.turned_out_clean()
-
     def stepped(self, step: Step, forward: Forward) -> None:
         if step.births:
             self._listener.forward_was_bad(step, forward)

@@ -22,7 +22,7 @@ typedef struct {
 extern PyObject _Py_NoneStruct;
 extern PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *own, PyObject *module);
 extern PyObject *PyErr_Occurred(void);
-extern PyObject *PyList_GetItem(PyObject *, Size), *PyList_New(Size), *PyLong_FromSsize_t(Size);
+extern PyObject *PyList_GetItem(PyObject *, Size), *PyList_New(Size);
 extern PyObject *PyLong_FromLongLong(long long), *PyLong_FromVoidPtr(void *);
 extern PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...), *PyObject_GetAttr(PyObject *, PyObject *);
 extern PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
@@ -66,7 +66,6 @@ typedef struct {
 /* A guard's memory, which Python holds as an array. */
 #define OFF 0      /* not 0: hooks go the slow way */
 #define SEEN 1     /* by stage: tensors that were looked at */
-#define STAGES 8
 #define PEAKS 16   /* (stage, format), as doubles: the largest magnitude */
 #define THREADS 64 /* (identity, tensors that passed in it) */
 #define MOST_THREADS 32
