@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import os
 import threading
 import warnings
 
@@ -198,3 +199,33 @@ def test_updates_through_a_schedulers_step_are_seen_after_something_was_compiled
                 made["scheduler"].step()
     assert g.step == 4 and (g.first.stage, g.first.step, g.first.unsure) == ("weights_after", 3, "")
     assert vars(optimizer).get("step") is plain
+
+
+def test_a_process_that_a_forward_forks_leaves_its_parents_verdict_alone():
+    """As workers that load data do: what is bad in the child is not in the parent."""
+
+    class Forks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            child = os.fork()
+            if not child:
+                self.inner(x * float("nan"))
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            return self.inner(x)
+
+    model = nn.Sequential(Forks(), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nan.guard(model, optimizer) as guard:
+        for _ in range(12):  # beyond the first steps, which look closer
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    assert (guard.status, guard.notes, guard.not_seen()) == ("clean", [], [])
+    with nan.watch(model) as watch:
+        for scale in (1.0, 1.0, 1.0, float("nan")):
+            model(torch.ones(3, 4) * scale)
+    assert watch.forwards == 4 and watch.first.how == "given" and watch.first.module == ""
