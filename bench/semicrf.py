@@ -245,9 +245,9 @@ def lab_forms(device: str) -> list[tuple[str, str]]:
     """
     if device == "cuda":
         return [("float32", "native"), ("float64", "native")]
-    from lab.rooms.semicrf.model.native.choose import reason_without_cpu_form
+    from lab.rooms.semicrf.model.native.choose import missing_reason
 
-    reason = reason_without_cpu_form()
+    reason = missing_reason("cpu")
     if reason:
         print(f"skipped lab native: {reason.splitlines()[0]}")
     return [*([] if reason else [("float32", "native")]), ("float32", "torch")]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
+import itertools
 import os
 import pwd
 import random
@@ -35,6 +37,18 @@ ROOT = Path(__file__).parent.parent
 PODMAN_USER = os.environ.get("LAB_PODMAN_USER", "lab-podman")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SHARED = Path(os.environ.get("LAB_SHARED_DATA", ROOT.parent / "shared" / "data"))
+
+
+PORTS = itertools.count(os.getpid() % 100 * 100)
+
+
+def free_port() -> int:
+    """A port for a process that is about to listen, below those that the kernel gives to others meanwhile."""
+    for number in PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port := 10_000 + number % 10_000))
+            return port
+    raise AssertionError("no end of numbers")
 
 
 @contextlib.contextmanager
@@ -116,11 +130,10 @@ def mixed(items: list[pytest.Item]) -> list[pytest.Item]:
     for file in sorted(files.values(), key=len, reverse=True):
         waits = any(marker.name in WAITING for item in file for marker in item.iter_markers())
         (waiting if waits else computing).append(file)
-    order = []
+    order, rest = [], iter(waiting)
     for at, file in enumerate(computing):
-        order += waiting[at // 6 : at // 6 + 1] if at % 6 == 0 else []
-        order.append(file)
-    return [item for file in [*order, *waiting[len(computing) // 6 + 1 :]] for item in file]
+        order += [*itertools.islice(rest, at % 6 == 0), file]
+    return [item for file in [*order, *rest] for item in file]
 
 
 @pytest.fixture
@@ -129,6 +142,17 @@ def shared_data() -> Path:
     if not there():
         pytest.skip(reason)
     return SHARED
+
+
+@pytest.fixture
+def cluster_alone() -> Iterator[None]:
+    """For tests that drain nodes or preempt jobs, and for those of other workers that would be met by it."""
+    folder = os.open(tempfile.gettempdir(), os.O_RDONLY)  # which any user may lock
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ from lab.recordings.tables import Table, Trace, TraceMeta
 SUFFIX = ".trace"
 _ABOUT, _COLUMNS = "about.json", "columns"
 _FORMAT = 2  # of the entry
+_SETTLED_NS = 2_000_000_000  # the coarsest dates of file systems: a change within them keeps the date
 # Longer columns take a byte per row even if all are alike, so that a small file never fills the memory.
 _MOST_ALIKE = 4096
 # One date for every entry, so that the same trace makes the same bytes.
@@ -142,7 +143,7 @@ def _read(entry: Path, key: _Key, path: Path) -> Trace | None:
             if any(one.compress_type != zipfile.ZIP_STORED for one in archive.infolist()):
                 raise ValueError("packed: a small file could fill the memory")
             about = msgspec.json.decode(archive.read(_ABOUT), type=_About)
-            if not _is_of(about, key, path):
+            if not _is_of(about, key, path, entry):
                 return None
             found = _tables(archive.read(_COLUMNS), about)
     except (
@@ -168,11 +169,12 @@ def _read(entry: Path, key: _Key, path: Path) -> Trace | None:
     )
 
 
-def _is_of(about: _About, key: _Key, path: Path) -> bool:
-    """Same reader and same bytes; with an equal date the bytes are not compared."""
+def _is_of(about: _About, key: _Key, path: Path, entry: Path) -> bool:
+    """Same reader and same bytes; with an equal date that no later change can have, they are not compared."""
     if (about.size, about.salvage, about.reader) != (key.size, key.salvage, key.reader):
         return False
-    return about.mtime_ns == key.mtime_ns or about.sha256 == sha256_of(path)
+    is_settled = entry.stat().st_mtime_ns > about.mtime_ns + _SETTLED_NS
+    return (is_settled and about.mtime_ns == key.mtime_ns) or about.sha256 == sha256_of(path)
 
 
 def _tables(raw: bytes, about: _About) -> dict[str, Table]:

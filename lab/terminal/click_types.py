@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,16 @@ else:
     _IntsParam = _WordsParam = click.ParamType  # generic only in newer click
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Finite(click.FloatRange):
+    """A number in a range; nan, which click finds in every range, and inf are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number", param, ctx)
+        return number
 
 
 class IntList(_IntsParam):

@@ -7,12 +7,14 @@ from typing import Any
 
 import click
 
-from lab.terminal.click_types import Decorator
+from lab.terminal.click_types import Decorator, Finite
 
 PATH = click.Path(path_type=Path)
 ONE_OR_MORE = click.IntRange(min=1)
 ZERO_OR_MORE = click.IntRange(min=0)
-ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+ABOVE_ZERO = Finite(min=0, min_open=True)
+SEED = click.IntRange(min=0, max=2**62)
+"""Generators take 63 bits, and some seeds are counted on from here."""
 
 
 def option(*names: str, **given: Any) -> Decorator:
@@ -39,7 +41,7 @@ def dtype(words: str, text: str) -> Decorator:
 
 
 def seed(default: int | None = 0, text: str = "Seed of the random weights.") -> Decorator:
-    return option("--seed", type=ZERO_OR_MORE, default=default, help=text)
+    return option("--seed", type=SEED, default=default, help=text)
 
 
 def out(text: str, **more: Any) -> Decorator:

@@ -29,7 +29,9 @@ def fake_smi(tmp_path, monkeypatch):
     def make(text: str, code: int = 0) -> None:
         path = tmp_path / "bin" / "nvidia-smi"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\nexit {code}\n")
+        # Without `cat`: it may lie in the folder that a test takes off the PATH for a real nvidia-smi in it.
+        lines = "while IFS= read -r line; do printf '%s\\n' \"$line\"; done"
+        path.write_text(f"#!/bin/sh\n{lines} <<'END'\n{text}END\nexit {code}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("PATH", f"{path.parent}{os.pathsep}{os.environ['PATH']}")
 

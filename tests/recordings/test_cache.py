@@ -77,6 +77,17 @@ def test_a_changed_trace_is_read_anew_and_a_touched_one_is_not(tmp_path, reads):
     assert len(reads) == 2 and "nvjet_GEMM" in load_trace(path, cache=folder).strings and len(reads) == 2
 
 
+def test_a_trace_that_is_changed_within_its_date_is_read_anew(tmp_path, reads):
+    """Dates of some file systems are whole seconds, or two."""
+    path, folder = written(tmp_path / "t.json"), tmp_path / "c"
+    load_trace(path, cache=folder)
+    (entry,), date_ns = folder.iterdir(), path.stat().st_mtime_ns
+    os.utime(entry, ns=(date_ns + 10**9, date_ns + 10**9))
+    path.write_bytes(path.read_bytes().replace(b"nvjet_gemm", b"nvjet_GEMM"))
+    os.utime(path, ns=(date_ns, date_ns))
+    assert "nvjet_GEMM" in load_trace(path, cache=folder).strings
+
+
 def test_another_version_of_the_reader_reads_anew(tmp_path, reads, monkeypatch):
     path = written(tmp_path / "t.json")
     load_trace(path, cache=tmp_path / "c")

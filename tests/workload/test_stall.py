@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.recordings.flight import read_dumps, verdict_of
 from lab.workload.stall import limit_s, stacks
+from tests.conftest import free_port
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[2]
@@ -22,10 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def play(case: str, out: Path, limit: float) -> list[subprocess.CompletedProcess[str]]:
     """Both ranks of tests/workload/hang_job.py; each ends by itself."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = []
+    port, ranks = str(free_port()), []
     for rank in ("0", "1"):
         of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

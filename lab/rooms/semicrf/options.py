@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.rooms.semicrf.config import BACKENDS, GUIDE_BACKENDS, PRESETS
-from lab.terminal.click_types import options_of
+from lab.terminal.click_types import Finite, options_of
 from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, option, seed
 
 if TYPE_CHECKING:
@@ -64,9 +64,7 @@ TRAINING = (
     click.option("--epochs", type=ONE_OR_MORE, help="Passes over the training set."),
     click.option("--batch-size", type=ONE_OR_MORE, help="Utterances per rank and step."),
     click.option("--lr", type=ABOVE_ZERO, help="Peak learning rate of AdamW, cosine over the epochs."),
-    click.option(
-        "--crf-reg", type=click.FloatRange(min=0), help="Weight of parameter_penalty() in the loss."
-    ),
+    click.option("--crf-reg", type=Finite(min=0), help="Weight of parameter_penalty() in the loss."),
     click.option("--fixed-length", type=ONE_OR_MORE, help=HELP["fixed"]),
     click.option("--over-long", type=click.Choice(["split", "error", "mask"]), help=HELP["over_long"]),
     click.option("--guards", type=click.Choice(["none", "seed"]), help=HELP["guards"]),

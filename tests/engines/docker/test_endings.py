@@ -100,9 +100,9 @@ def test_a_step_past_its_limit_is_stopped(tmp_path):
 
 
 def test_silence_past_its_limit_is_a_stall_and_talking_is_not(tmp_path):
-    talks = shell("for i in 1 2 3 4 5 6; do echo $i; sleep 0.6; done; sleep 300", stall_timeout_s=3.0)
+    talks = shell("for i in 1 2 3 4 5 6; do echo $i; sleep 1.5; done; sleep 300", stall_timeout_s=8.0)
     ran = run_step(tmp_path / "r", talks, grace_s=1)
-    assert ran.outcome.status is Status.timeout and "printed nothing for 3 s" in ran.outcome.reason
+    assert ran.outcome.status is Status.timeout and "printed nothing for 8 s" in ran.outcome.reason
     assert ran.lines == list("123456")
 
 
@@ -182,8 +182,8 @@ def remove_at_first(line: str, name: str) -> None:
 
 @pytest.mark.usefixtures("systems_engine")
 def test_a_fork_bomb_meets_the_limit_of_processes(tmp_path):
-    script = "n=0; while [ $n -lt 60 ]; do sleep 20 & n=$((n+1)); done; echo started $n"
-    ran = run_step(tmp_path / "r", shell(script, timeout_s=15.0), image=an_image(pids_limit=20), grace_s=1)
+    script = "n=0; while [ $n -lt 60 ]; do sleep 600 & n=$((n+1)); done; echo started $n"
+    ran = run_step(tmp_path / "r", shell(script, timeout_s=300.0), image=an_image(pids_limit=20), grace_s=1)
     assert "can't fork" in ran.log and "started 60" not in ran.log
 
 

@@ -86,14 +86,14 @@ def extended_problem(
         "segment_BTKC": normal(batch, frames, longest, labels) if "segment" in terms else None,
     }
     return make_problem(
-        **{**inputs_of(plain, "transition"), "transition": normal(*shape, labels, labels), **given}  # type: ignore[arg-type]
+        **{**inputs_of(plain), "transition_CC": normal(*shape, labels, labels), **given}  # type: ignore[arg-type]
     )
 
 
-def inputs_of(problem: Problem, transition: str = "transition_CC") -> dict[str, torch.Tensor | None]:
-    """The arguments of the functions in api.py, or of make_problem with its name for the transition."""
+def inputs_of(problem: Problem) -> dict[str, torch.Tensor | None]:
+    """The arguments of the functions in api.py, and of make_problem."""
     given = {field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "given_B"}
-    return {transition: given.pop("transition"), **given}
+    return {"transition_CC": given.pop("transition"), **given}
 
 
 def tilted(longest: int, tilt: float) -> torch.Tensor:

@@ -167,7 +167,7 @@ def test_an_answer_of_huge_cells_is_cut(root):
 
 
 def test_memory_and_time_are_bounded(root):
-    found = rows(root, "select list(range) from range(100000000)", memory_mb=64)
+    found = rows(root, "select list(range) from range(100000000)", memory_mb=64, timeout_s=600)
     assert "more than 64 MB" in found.error and found.limited
     found = rows(root, "select count(*) from range(100000000000) a, range(1000) b", timeout_s=0.3)
     assert found.error == "stopped after 0.3 s" and found.limited

@@ -102,6 +102,7 @@ def names(page) -> list[str]:
 def open_run(page, name: str) -> None:
     page.locator("td.name a", has_text=name).first.click()
     page.wait_for_selector("#manifest")
+    page.wait_for_load_state()  # before it a browser may drop a click into the report's frame
 
 
 def test_find_the_fastest_sweep_of_last_week(page):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
+from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, is_tensor, leaves
 from lab.rooms.nan.watch.native.calls import reading, unpacked
 from lab.rooms.nan.watch.plain import FP8, as_counted, is_odd
 from lab.rooms.nan.watch.roles import IN, OUT
@@ -24,6 +24,7 @@ from lab.rooms.nan.watch.roles import IN, OUT
 Label = tuple[int, int, str]  # module, side, leaf
 Source = tuple[Any, ...]  # a place in the list, then keys into what is there
 Written = dict[tuple[int, str], int]
+Shapes = list[tuple[torch.Size, torch.dtype]]
 CACHE = "a key/value cache"
 
 
@@ -32,12 +33,13 @@ class Batch:
 
     overwritten = 0
     ever_written = 0  # distinct tensors whose version is not 0
+    untracked = False  # something here was made in inference mode: torch counts no writes to it
     odd = False  # something here is no plain tensor: no template reads it
     num_bytes = -1
     fp8 = False  # something here is float8, in which a cast may have saturated
     put_out: np.ndarray | None = None
     open: list[int] | None = None
-    _shapes: list[tuple[torch.Size, torch.dtype]] | bytes | None = None
+    kept_shapes: Shapes | bytes | None = None  # as calls.c has them, until somebody asks
 
     def __init__(self, written: Written | None) -> None:
         self.tensors: Sequence[Tensor] = []
@@ -63,7 +65,7 @@ class Batch:
         self.add(value, (at, OUT, "") if isinstance(value, Mapping) else plain, call, source)
 
     def add(self, value: Any, label: Label, call: int, source: Source) -> None:
-        if isinstance(value, Tensor):
+        if is_tensor(value):
             self._tensor(value, label, call, source, source[0])
             return
         for name, leaf in leaves(value, label[2], label[1] == IN) if value is not None else ():
@@ -101,6 +103,11 @@ class Batch:
 
     def _index_of(self, tensor: Tensor, first: tuple[int, str]) -> int:
         """The place of this tensor among the distinct ones; -1 if what passed is no longer there."""
+        if tensor.is_inference():
+            self.untracked = True
+            if self._written is not None:
+                self.overwritten += 1
+                return -1
         version = 0 if self._written is None else tensor._version
         u = self._known.get((id(tensor), version))
         if u is not None:  # it passed before with the version that it has now, so nothing was written since
@@ -139,17 +146,19 @@ class Batch:
             self.num_bytes = sum(one.numel() * one.element_size() for one in self.tensors)
         return self.num_bytes
 
-    def shapes(self) -> list[tuple[torch.Size, torch.dtype]]:
-        if isinstance(self._shapes, bytes):
-            self._shapes = unpacked(self._shapes)
-        return self._shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]
+    def shapes(self) -> Shapes:
+        if isinstance(self.kept_shapes, bytes):
+            self.kept_shapes = unpacked(self.kept_shapes)
+        return self.kept_shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]
 
     def let_go(self) -> None:
         """Drop the tensors, but keep their shapes and types."""
         self.outputs()
-        short = reading()
-        packed = short.shapes([*self.tensors]) if short is not None and self.tensors else None
-        self._shapes, self.tensors = packed or self.shapes(), []
+        if self.kept_shapes is None:
+            short = reading() if self.tensors else None
+            packed = short.shapes([*self.tensors]) if short is not None else None
+            self.kept_shapes = packed or self.shapes()
+        self.tensors = []
 
 
 def _inside(value: Any, tensor: Tensor, source: Source) -> Source | None:

@@ -14,10 +14,14 @@ from lab.rooms.nan.watch.batch import CACHE, Label
 from lab.rooms.nan.watch.count import KINDS, Counter, plain_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.leaves import cached_pair, is_mask
-from lab.rooms.nan.watch.plain import as_counted
+from lab.rooms.nan.watch.plain import as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
-from lab.rooms.nan.watch.roles import OUT, Birth, Call, Leaf, after_failure, births, roles
+from lab.rooms.nan.watch.roles import OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
 from lab.rooms.nan.watch.steps import Row, Step
+
+HOLDERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # programs call what lies in them
+NOT_CALLED = "was not called"
+IN_CODE = ("output", "between", "unknown")  # births that a module's own code may have made
 
 
 class Explainer:
@@ -26,6 +30,9 @@ class Explainer:
     def __init__(self, names: list[str], modules: list[nn.Module]) -> None:
         self._names, self._modules = names, modules
         self._weights_bad: set[int] = set()
+        self.bad_weights: list[dict[str, Any]] = []
+        self._bad_weights: dict[str, int] = {}  # name -> module; of buffers those that were bad at first
+        self._versions: list[int] = []  # of all weights and buffers, when they were read last
         self._cache_bad: dict[int, int] = {}  # layer -> step since when
         self._parameters: dict[int, list[str]] = {}
 
@@ -54,6 +61,10 @@ class Explainer:
                 if not row[0] and sentinels is not None and name in self._modules[at]._buffers:
                     sentinels.append(path)
                     continue
+                known = path in self._bad_weights
+                if not known and (sentinels is not None or name in self._modules[at]._parameters):
+                    self._bad_weights[path] = at  # a buffer may have been spoiled by what is explained
+                    self.bad_weights.append({"name": path, **kinds})
                 found.append({"name": path, "shape": _sizes(tensor.shape), **kinds})
         return found
 
@@ -111,6 +122,9 @@ class Explainer:
         if self._weights_went_bad(step.births, count):
             calls, leaves = self._story(forward, seen, bad)
             step.births = births(calls, leaves)
+        if step.births and step.births[0].how in IN_CODE:
+            self._read_other_weights(count)
+            step.births[0] = self._doubted(step.births[0])
         if forward.failed:
             step.births = [after_failure(one, forward.failed) for one in step.births]
         outer = {at for at, call in enumerate(calls) if call.parent < 0}
@@ -124,6 +138,52 @@ class Explainer:
             at for at, name in enumerate(self._names) if name in names and at not in self._weights_bad
         ]
         return bool(self.check_weights(count, suspects))
+
+    def _read_other_weights(self, count: Counter) -> None:
+        """Code may use the weights of any module: all are read, unless none was written since last time."""
+        versions = [_version(one) for module in self._modules for _, one in _own_tensors(module)]
+        if versions != self._versions:
+            self._versions = versions
+            self.check_weights(count)
+
+    def _doubted(self, birth: Birth) -> Birth:
+        """The birth, or `unknown` if code that holds it may have taken bad weights of another module."""
+        others = [name for name, at in self._bad_weights.items() if self._names[at] != birth.module]
+        if not others:
+            return self._doubted_by_skipped(birth)
+        near = [name for name in others if name.startswith(f"{birth.module}.") or not birth.module] or others
+        more = f" and {len(near) - 1} more" if len(near) > 1 else ""
+        why = f"the weights {near[0]}{more} are bad, which its code may have used: that would be the birth"
+        return uncertain(birth, f"{birth.unsure}; and {why}" if birth.unsure else why)
+
+    def _doubted_by_skipped(self, birth: Birth) -> Birth:
+        """The birth, or `unknown` if parts of a module that nobody called ran: its code may have run too.
+
+        And if it has a module that is not watched, such as one that was put into `_modules` by hand.
+        """
+        if stranger := self._stranger_in(birth.module):
+            return uncertain(birth, f"{stranger}, which became part of the model unseen, may have made it")
+        for name in (birth.after, birth.before):
+            skipped = self._between(birth.module, name) if birth.how == "between" else ""
+            if skipped:
+                why = f"{skipped} {NOT_CALLED}, though {name} was: its code may have run, and made it"
+                return uncertain(birth, why)
+        return birth
+
+    def _stranger_in(self, name: str) -> str:
+        known, outer = {*map(id, self._modules)}, self._modules[self._names.index(name)]
+        inside = (path for path, module in outer.named_modules() if id(module) not in known)
+        return next((f"{name}.{path}".lstrip(".") for path in inside), "")
+
+    def _between(self, outer: str, name: str) -> str:
+        """A module with code of its own that `name` lies in, and that lies in `outer`."""
+        while "." in name and name.rpartition(".")[0] != outer:
+            name = name.rpartition(".")[0]
+            module = self._modules[self._names.index(name)] if name in self._names else None
+            inside = name.startswith(f"{outer}.") or not outer
+            if inside and module is not None and not isinstance(module, HOLDERS):
+                return name
+        return ""
 
     def rows(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> list[Row]:
         """The forward call by call."""
@@ -185,6 +245,11 @@ def _positions_before(cached: Tensor, query_length: int) -> Tensor:
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was written; -1 where torch does not count that."""
+    return -1 if tensor.is_inference() or is_unbuilt(tensor) else tensor._version
 
 
 def _is_mask_buffer(name: str) -> bool:

@@ -62,6 +62,9 @@ class Forward:
         """Whether nothing of it was taken so far."""
         return not self._parts
 
+    def untracked(self) -> bool:
+        return any(batch.untracked for batch, _ in self._parts)
+
     def take(self, batch: Batch, counted: Counted) -> None:
         """Append the batch's leaves; `counted` will have one row per tensor of the batch."""
         self._parts.append((batch, counted))

@@ -186,10 +186,19 @@ def has_pairs(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def run(pieces: int, tables: tuple[Tensor, ...], piece: int, dtype: torch.dtype, *, pairs: bool) -> None:
-    """`_count` with so many pieces of `piece` words on the current device.
+def run(
+    pieces: int,
+    tables: tuple[Tensor, ...],
+    places: tuple[int, ...],
+    piece: int,
+    dtype: torch.dtype,
+    *,
+    pairs: bool,
+) -> None:
+    """`_count` with so many pieces of `piece` words on the current device; `places`: where the tables lie.
 
-    What Triton works out at every launch is kept after the first one: that halves the price of a launch.
+    What Triton works out at every launch is kept after the first one: that halves the price of a launch. It
+    then takes addresses as numbers, and need not ask five tensors and the driver for them.
     """
     whole, infinity, normal = FORMATS[dtype]
     packed = whole is torch.int16
@@ -198,7 +207,7 @@ def run(pieces: int, tables: tuple[Tensor, ...], piece: int, dtype: torch.dtype,
     key = (tables[0].device, constants)
     known = _compiled.get(key)
     if known is not None:
-        known[pieces, 1, 1](*tables, piece, *constants)
+        known[pieces, 1, 1](*places, piece, *constants)
         return
     compiled = _count[(pieces,)](*tables, piece, *constants)
     if compiled is not None:  # Triton's interpreter compiles nothing

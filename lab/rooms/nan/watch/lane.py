@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.rooms.nan.watch import versions
 from lab.rooms.nan.watch.batch import Written
 from lab.rooms.nan.watch.forward import Forward
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 # What a call does beside appending: nothing, note versions, count at once (the mode outside of a forward
 # too), or pass everything on because this whole forward cannot be seen.
@@ -42,6 +43,14 @@ class Lane:
             None  # of a forward whose calls take the short way: its end
         )
         self._idle = self.forward
+        self.spare: Forward | None = None  # which nothing has touched: for the next
+
+    def noted(self) -> Written:
+        """How often tensors had been written when they passed, as far as that is noted."""
+        if self.last is not None:
+            (index, output), self.last = self.last, None
+            versions.note(output, "output", index, self.written)
+        return self.written
 
     def let_go(self) -> None:
         self.events.clear()
@@ -80,11 +89,12 @@ def blind() -> str:
         return "torch.compile traces it"
     if torch._C._get_tracing_state() is not None:
         return "torch.jit.trace traces it"
-    if getattr(torch.cuda, "_initialized", True) and _is_capturing():
+    if getattr(torch.cuda, "_initialized", True) and is_capturing():
         return "a CUDA graph is captured"
     return ""
 
 
-def _is_capturing() -> bool:
+@hidden
+def is_capturing() -> bool:
     capturing = torch.cuda.is_current_stream_capturing  # asked before CUDA is in use, it would begin it
     return bool(torch.cuda.is_initialized() and capturing())  # type: ignore[no-untyped-call]

@@ -11,11 +11,15 @@ from __future__ import annotations
 import cmath
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from operator import is_
+from types import MemberDescriptorType, SimpleNamespace
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+
+from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 CACHES = (
     "past_key_value",
@@ -42,6 +46,11 @@ SCALARS = (
     torch.Generator,
     nn.Module,
 )
+ROWS = (tuple, list, set, frozenset, KeysView, ValuesView, ItemsView)
+HARMLESS = (range, slice, type(...), type(NotImplemented), bytearray)  # of Python's own that hold no tensor
+MOST_STAYING = 1024
+# Types whose objects hold nothing that `leaves` looks into. calls.c looks here before it asks `as_passed`.
+STAYS = dict.fromkeys((Tensor, nn.Parameter, type(None), bool, int, float, complex, str, torch.Size), True)
 
 
 class Unseen:
@@ -70,7 +79,7 @@ def leaves(
 
     `given`: these are inputs, among which caches are known by their names.
     """
-    if isinstance(value, Tensor):
+    if is_tensor(value):
         if value.is_floating_point() or value.is_complex() or "float4" in str(value.dtype):
             yield name, value
     elif isinstance(value, (float, complex)):
@@ -96,22 +105,114 @@ def _inside(value: Any, name: str, given: bool, depth: int) -> Iterator[tuple[st
                 yield f"{name}.{key}" if name else str(key), Unseen("a key/value cache")
             else:
                 yield from leaves(inner, f"{name}.{key}" if name else str(key), given, depth)
-    elif isinstance(value, (tuple, list, set, frozenset)):
+    elif isinstance(value, ROWS):
         for at, inner in enumerate(value):
             yield from leaves(inner, f"{name}[{at}]", given, depth)
-    elif dataclasses.is_dataclass(value):
-        for each in dataclasses.fields(value):
-            yield from leaves(getattr(value, each.name, None), f"{name}.{each.name}", given, depth)
     elif type(value).__module__ == "numpy":
         if getattr(getattr(value, "dtype", None), "kind", "") in "fc":
             yield name, Unseen("a numpy array")
     elif hasattr(value, "__next__"):
         yield name, Unseen("a generator")
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        for key, inner in list(vars(value).items()):
+    elif (held := _held(value)) is not None:
+        for key, inner in held.items():
             yield from leaves(inner, f"{name}.{key}", given, depth)
-    elif type(value).__module__ not in ("builtins", "enum"):
+    elif type(value).__module__ != "enum" and type(value) not in HARMLESS:
         yield name, Unseen(f"an object of class {type(value).__name__}")
+
+
+def is_tensor(value: Any) -> TypeGuard[Tensor]:
+    """By its type: a proxy may say that it is one, and torch would take its memory for a tensor's."""
+    return issubclass(type(value), Tensor)
+
+
+def _held(value: Any) -> dict[str, Any] | None:
+    """What an object holds: fields, attributes and slots. None: it cannot be looked into."""
+    held = getattr(value, "__dict__", None)
+    if isinstance(value, Tensor):  # a proxy, whose attributes are not what it stands for
+        return None
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    found = {each.name: getattr(value, each.name, None) for each in fields}
+    if isinstance(held, dict):
+        found.update(held)
+    elif not fields:
+        return None
+    for kind in type(value).__mro__:
+        if vars(kind).get("__slots__"):
+            slots = (name for name, one in vars(kind).items() if isinstance(one, MemberDescriptorType))
+            found.update({name: getattr(value, name, None) for name in slots if name not in found})
+    return found
+
+
+@passes_on
+def as_passed(value: Any) -> Any:
+    """The value as it is now: the program may later take something out of it, or put something in."""
+    try:
+        known = type(value) in STAYS
+    except Exception:  # a class without a hash
+        known = False
+    return value if known else _as_passed(value)
+
+
+@passes_on
+def args_as_passed(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(map(as_passed, args))
+
+
+@passes_on
+def kwargs_as_passed(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Caches, which are looked into after the forward, stay what they are."""
+    return (
+        dict(zip(kwargs, map(_named_as_passed, kwargs, kwargs.values()), strict=True)) if kwargs else kwargs
+    )
+
+
+@passes_on
+def _named_as_passed(name: str, value: Any) -> Any:
+    return value if is_cache_name(name) else as_passed(value)
+
+
+@hidden
+def _as_passed(value: Any) -> Any:
+    return _copied(value, 0)
+
+
+def _copied(value: Any, depth: int) -> Any:
+    try:
+        return value if depth >= MOST_DEPTH or _stays(type(value)) else _copied_inside(value, depth + 1)
+    except Exception:  # what cannot be read is told when it is counted
+        return value
+
+
+def _copied_inside(value: Any, depth: int) -> Any:
+    if isinstance(value, Mapping):
+        items = [(key, _copied(inner, depth)) for key, inner in value.items()]
+        found = dict(items)
+        return found if len(found) == len(items) else value  # one that has several values of a key
+    if isinstance(value, ROWS):
+        row = [_copied(inner, depth) for inner in value]
+        if isinstance(value, list):
+            return row
+        return value if isinstance(value, tuple) and all(map(is_, row, value)) else tuple(row)
+    held = _held(value)
+    if held is None:
+        return value
+    return SimpleNamespace(**{key: _copied(inner, depth) for key, inner in held.items()})
+
+
+def _stays(kind: type) -> bool:
+    if kind in STAYS:
+        return True
+    stays = (
+        issubclass(kind, (Tensor, float, complex, type, *SCALARS))
+        or any("__call__" in vars(one) for one in kind.__mro__)
+        or hasattr(kind, "__next__")
+        or hasattr(kind, "get_seq_length")
+        or "Cache" in kind.__name__
+        or kind.__module__ == "numpy"
+    )
+    if stays and len(STAYS) < MOST_STAYING:
+        STAYS[kind] = True
+    return stays
 
 
 def is_cache(value: Any) -> bool:

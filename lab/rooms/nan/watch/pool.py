@@ -11,7 +11,7 @@ from typing import Any
 from lab.rooms.nan.watch.batch import Source
 from lab.rooms.nan.watch.leaves import is_cache_name
 
-PASSED = 1 << 32  # added to a module's number where its call and its return are one event
+PASSED = 1 << 28  # added to a module's number where its call and its return are one event
 Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 

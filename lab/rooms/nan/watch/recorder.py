@@ -23,8 +23,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,19 +32,30 @@ from torch import Tensor, nn
 
 from lab.core.words import plural
 from lab.errors import UsageError
-from lab.rooms.nan.watch import seam
-from lab.rooms.nan.watch.batch import Batch, Written
+from lab.rooms.nan.watch import seam, versions
+from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.count import Counted, Counter, beginning, clean_rows, reads_only
 from lab.rooms.nan.watch.deferred import Deferred
 from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.lane import ASIDE, EVERYTHING, NOTHING, VERSIONS, Lane, Lanes, blind, recomputing
-from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, leaves
+from lab.rooms.nan.watch.lane import (
+    ASIDE,
+    EVERYTHING,
+    NOTHING,
+    VERSIONS,
+    Lane,
+    Lanes,
+    blind,
+    is_capturing,
+    recomputing,
+)
+from lab.rooms.nan.watch.leaves import CACHES, args_as_passed, as_passed, is_tensor, kwargs_as_passed
+from lab.rooms.nan.watch.modules import Modules
 from lab.rooms.nan.watch.native.calls import reading
 from lab.rooms.nan.watch.native.passing import looks
-from lab.rooms.nan.watch.plain import ORDINARY, in_transform, is_odd
+from lab.rooms.nan.watch.phases import RECOMPUTE, phase_of
+from lab.rooms.nan.watch.plain import in_transform
 from lab.rooms.nan.watch.pool import PASSED
 from lab.rooms.nan.watch.quiet import quiet
-from lab.rooms.nan.watch.roles import IN, OUT
 from lab.rooms.nan.watch.shared import new_module, new_parameter
 from lab.rooms.nan.watch.template import Template
 from lab.rooms.nan.watch.uncounted import may_write_uncounted
@@ -53,8 +64,6 @@ from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that references hold
 MOST_NOTES = 50
 MOST_FORWARDS_WAITING = 64
-RECOMPUTE = "recompute"
-_CALL_CODE = nn.Module._call_impl.__code__
 
 
 class Recorder(ABC):
@@ -74,21 +83,17 @@ class Recorder(ABC):
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
         self.called: set[int] = set()
         self._last_calls: list[list[Any]] = []
-        self._names: list[str] = []
-        self._modules: list[nn.Module] = []
-        self._plain: list[tuple[tuple[int, int, str], tuple[int, int, str]]] = []
-        self._at_name: dict[str, int] = {}
-        self._around_it: dict[int, dict[CodeType, list[tuple[str, nn.Module]]]] = {}
-        self._known: set[int] = set()  # ids of `_modules`
+        self.modules = Modules(model)
         self._grown = False  # a module of the model has got a new module or parameter
         self._makers: list[tuple[nn.Module, seam.Make, seam.Direct]] = []
-        for name, module in model.named_modules():
-            self._know(name, module)
         self._count = count
         self._begin_count, self._reads_only = beginning(count), reads_only(count)
         self._lock, self._numbers = threading.RLock(), itertools.count()
         found = looks()
         self._is_calm = found.calm if found is not None else _never
+        self._begins_calmly: Callable[[Any, Any], int] = _never
+        if found is not None:
+            self._begins_calmly = partial(found.calm_anywhere, is_capturing, dict.fromkeys(CACHES))
         self._lanes = Lanes(self._weigh)
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
@@ -97,8 +102,8 @@ class Recorder(ABC):
         self._deferred = Deferred(lambda some: quiet(self._count, some, reads_only=self._reads_only))
         self._waiting: deque[Forward] = deque()
         # Overwriting modules leave nothing to count later, so each tensor is counted at once.
-        self._at_once = any(getattr(module, "inplace", False) is True for module in self._modules)
-        self._mind_uncounted(self._modules)
+        self._at_once = any(getattr(module, "inplace", False) is True for module in self.modules.all)
+        self._mind_uncounted(self.modules.all)
         self._ended = False
 
     @abstractmethod
@@ -141,8 +146,7 @@ class Recorder(ABC):
             raise UsageError("this watch has already been used", fix="make a new one: watch(model)")
 
     def attach(self) -> None:
-        for at, module in enumerate(self._modules):
-            self._attach(at, module)
+        self._attach_from(0)
         for hook in (new_module, new_parameter):
             hook.add(self._something_was_registered)
 
@@ -150,7 +154,7 @@ class Recorder(ABC):
         self._ended = True
         for hook in (new_module, new_parameter):
             hook.remove(self._something_was_registered)
-        missed = [name for name, one in self.model.named_modules() if id(one) not in self._known]
+        missed = [name for name, _ in self.modules.unmet()]
         if missed:
             self.blind[f"of {', '.join(missed[:5])}, which became part of the model inside the block"] += 1
         for module, make, _ in self._makers:
@@ -192,18 +196,25 @@ class Recorder(ABC):
     @passes_on
     def _something_was_registered(self, module: nn.Module, *_: Any) -> None:
         """torch calls this for every module and parameter that becomes part of a module, of any model."""
-        self._grown = self._grown or id(module) in self._known
+        self._grown = self._grown or module in self.modules
 
     @hidden
     def meet_new_modules(self) -> None:
         """See modules too that became part of the model after the watch began."""
         self._grown = False
-        before = len(self._modules)
-        for name, module in self.model.named_modules():
-            if id(module) not in self._known:
-                self._attach(self._know(name, module), module)
-        self._mind_uncounted(self._modules[before:])
+        before = len(self.modules.all)
+        self.modules.meet()
+        self._attach_from(before)
+        self.name_anew()
+        self._mind_uncounted(self.modules.all[before:])
         self._templates.clear()
+        self._never_written.clear()  # what they take may have been written: a weight, as with weight norm
+
+    def name_anew(self) -> None:
+        """Give modules that have moved the names of now."""
+        if self.modules.have_moved():
+            self._settle()  # what waits had the names of then
+            self.modules.name_anew()
 
     def _mind_uncounted(self, modules: Sequence[nn.Module]) -> None:
         """Code that writes by `.data` or numpy may wipe what passed: count each tensor as it passes."""
@@ -217,20 +228,12 @@ class Recorder(ABC):
             self._at_once = True
             self.note(f"{code}: each tensor is counted as it passes")
 
-    def _know(self, name: str, module: nn.Module) -> int:
-        at = len(self._names)
-        self._known.add(id(module))
-        self._names.append(name)
-        self._at_name[name] = at
-        self._modules.append(module)
-        self._plain.append(((at, IN, "args[0]"), (at, OUT, "output")))
-        return at
-
-    def _attach(self, at: int, module: nn.Module) -> None:
-        leaf = next(module.children(), None) is None
-        make, direct = self._around(at, leaf), (self._lanes, at, ~at, at + PASSED, leaf)
-        seam.add(module, make, direct)
-        self._makers.append((module, make, direct))
+    def _attach_from(self, first: int) -> None:
+        for at, module in enumerate(self.modules.all[first:], first):
+            leaf = next(module.children(), None) is None
+            make, direct = self._around(at, leaf), (self._lanes, at, ~at, at + PASSED, leaf)
+            seam.add(module, make, direct)
+            self._makers.append((module, make, direct))
 
     def _around(self, at: int, leaf: bool) -> seam.Make:
         """What surrounds each call of a module: all that happens for every call of every module."""
@@ -244,16 +247,17 @@ class Recorder(ABC):
                     return self._carefully(lane, at, inner, module, args, kwargs)
                 events = lane.events  # what follows stands in `seam` too, for a module that one watch sees
                 if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
+                    given = as_passed(args[0])
                     try:
                         output = inner(module, *args)
                     except BaseException:  # what it took was seen; a checkpoint ends its repetition so, too
-                        events += (at, args, kwargs)
+                        events += (at, (given,), kwargs)
                         raise
-                    events += (passed, args[0], output)
+                    events += (passed, given, as_passed(output))
                 else:
-                    events += (at, args, kwargs)
+                    events += (at, args_as_passed(args), kwargs_as_passed(kwargs))
                     output = inner(module, *args, **kwargs)
-                    events += (gone, output, None)
+                    events += (gone, as_passed(output), None)
                 if len(events) > lane.weigh_at:
                     self._weigh(lane)
                 return output
@@ -286,19 +290,17 @@ class Recorder(ABC):
 
     @hidden
     def _returned(self, lane: Lane, at: int, output: Any) -> None:
-        self._return(lane, at, output)
+        self._return(lane, at, output if lane.mode == EVERYTHING else as_passed(output))
 
     def _arrive(self, lane: Lane, at: int, args: Any, kwargs: Any) -> None:
         index = len(lane.events)
+        if lane.mode != EVERYTHING:
+            args, kwargs = args_as_passed(args), kwargs_as_passed(kwargs)
         lane.events += (at, args, kwargs)
         if lane.mode == EVERYTHING:
             self._absorb_safely(lane)
             return
-        for number, value in enumerate(args):
-            _note(value, f"args[{number}]", index + 1, lane.written)
-        for name, value in kwargs.items():
-            if not is_cache_name(name):
-                _note(value, name, index + 2, lane.written)
+        versions.note_call(args, kwargs, index, lane.written)
 
     def _return(self, lane: Lane, at: int, output: Any) -> None:
         index = len(lane.events)
@@ -309,7 +311,7 @@ class Recorder(ABC):
         if lane.mode == NOTHING:  # of the outermost call: as a rule nothing was written, and nobody asks
             lane.last = index + 1, output
         else:
-            _note(output, "output", index + 1, lane.written)
+            versions.note(output, "output", index + 1, lane.written)
         if index > lane.weigh_at:
             self._weigh(lane)
 
@@ -321,19 +323,22 @@ class Recorder(ABC):
 
         An exception of the model passes on after the count.
         """
-        if why := self._open(lane, at, module, args, kwargs):
-            return self._aside(lane, why, inner, module, args, kwargs)
-        forward = lane.forward
-        collecting = forward.collecting = gc.isenabled()
-        gc.disable()  # thousands of small events at once would set it off, over all of the program's objects
-        ended, output = False, None
-        try:
+        output, ended, collecting = None, False, False
+        try:  # from its first instruction on: Ctrl-C may come at any
+            if why := self._open(lane, at, module, args, kwargs):
+                return self._aside(lane, why, inner, module, args, kwargs)
+            forward = lane.forward
+            collecting = forward.collecting = gc.isenabled()
+            gc.disable()  # thousands of small events would set it off, over all of the program's objects
             output = inner(module, *args, **kwargs)
             ended = True
         finally:
             try:
-                self._finish(lane, at, output, ended)
+                if lane.inside:
+                    self._finish(lane, at, output, ended)
             finally:
+                if lane.inside:
+                    self._interrupted(lane)
                 if collecting:
                     gc.enable()
         if ended and self._reacts:
@@ -343,30 +348,31 @@ class Recorder(ABC):
     @passes_on
     def _open(self, lane: Lane, at: int, module: nn.Module, args: Any, kwargs: Any) -> str:
         """Begin a forward in this lane with its first call; why it cannot be seen, if so."""
-        calm = not (at or self._grown or self._at_once) and self._is_calm(args, kwargs)
+        calm = not (at or self._grown or self._at_once) and self._begins_calmly(args, kwargs)
         if calm:
-            phase, length = _phase(args, kwargs)
+            phase, length = phase_of(args, kwargs)
             calm, mode = self._never_written.get(phase, False), NOTHING
         if not calm:
             why, phase, length, mode = self._way_of(at, args, kwargs)
             if why:
                 return why
-        lane.forward = Forward(-1, phase, length)
-        lane.inside, lane.mode = True, mode
-        # One token's activations fill no memory, nor do those of a model that used little of it before.
-        template = self._templates.get(phase)
-        light = template is not None and template.num_bytes * 16 < self.budget_bytes
-        lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
-        if mode == NOTHING:
-            seam.collects(self._lanes, lane)
         try:
+            lane.forward = Forward(-1, phase, length)
+            lane.inside, lane.mode = True, mode
+            # One token's activations fill no memory, nor do those of a model that used little of it before.
+            template = self._templates.get(phase)
+            light = template is not None and template.num_bytes * 16 < self.budget_bytes
+            lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
+            if mode == NOTHING:
+                seam.collects(self._lanes, lane)
             self.begins(lane.forward, module, args, kwargs)
             if calm:
-                lane.events += (at, args, kwargs)
+                lane.events += (at, args_as_passed(args), kwargs_as_passed(kwargs))
             else:
                 self._arrived(lane, at, args, kwargs)
         except BaseException:  # a reaction stops the program here
-            self._finish(lane, at, None, False)
+            if lane.inside:
+                self._finish(lane, at, None, False)
             raise
         return ""
 
@@ -378,48 +384,14 @@ class Recorder(ABC):
         try:
             if self._grown:
                 self.meet_new_modules()
-            phase, length = _phase(args, kwargs)
+            phase, length = phase_of(args, kwargs)
             phase = RECOMPUTE if recomputing() else phase
             mode = self._mode_for(phase, args, kwargs)
         except Exception as error:
             return f"its inputs cannot be read ({type(error).__name__})", "", 0, ASIDE
-        if at and phase != RECOMPUTE and (direct := self._called_directly(at)):
+        if at and phase != RECOMPUTE and (direct := self.modules.called_directly(at)):
             self.direct[direct] += 1
         return "", phase, length, mode
-
-    def _called_directly(self, at: int) -> str:
-        """Which module around this one runs though nobody called it, and how; "" if none does.
-
-        Only asked for the outermost call: what runs inside of one lies between borders that are seen.
-        """
-        around = self._around_it.get(at)
-        if around is None:
-            around = self._around_it[at] = self._modules_around(at)
-        frame = sys._getframe(1) if around or "torch._dynamo" in sys.modules else None
-        while frame is not None:
-            for name, module in around.get(frame.f_code, ()):
-                if any(one is module for one in frame.f_locals.values()):
-                    return f"the forward of {name or 'the model itself'} was called directly, not the module"
-            if frame.f_code is _CALL_CODE and (name := self._compiled(frame.f_locals.get("self"))):
-                return f"{name} was called as a compiled module that leaves some of its parts eager"
-            frame = frame.f_back
-        return ""
-
-    def _compiled(self, caller: Any) -> str:
-        """The watched module that an OptimizedModule wraps; "" if this is none."""
-        inside = getattr(caller, "_orig_mod", None) if type(caller).__name__ == "OptimizedModule" else None
-        found = (name for name, at in self._at_name.items() if self._modules[at] is inside)
-        return next((name or "the model itself" for name in found), "") if inside is not None else ""
-
-    def _modules_around(self, at: int) -> dict[CodeType, list[tuple[str, nn.Module]]]:
-        """The modules that one lies in, by the code of their `forward`; a Sequential has none of its own."""
-        path, found = self._names[at].split("."), dict[CodeType, list[tuple[str, nn.Module]]]()
-        for name in (".".join(path[:length]) for length in range(len(path))):
-            module = self._modules[self._at_name[name]] if name in self._at_name else None
-            code = getattr(getattr(type(module), "forward", None), "__code__", None)
-            if module is not None and code is not None and type(module) is not nn.Sequential:
-                found.setdefault(code, []).append((name, module))
-        return found
 
     @passes_on
     def _aside(
@@ -438,7 +410,7 @@ class Recorder(ABC):
             self._at_once
             or phase not in self._never_written
             or in_transform()
-            or _without_versions(args, kwargs)
+            or versions.are_missing(args, kwargs)
         ):
             return EVERYTHING
         return NOTHING if self._never_written[phase] else VERSIONS
@@ -447,12 +419,12 @@ class Recorder(ABC):
     def _weigh(self, lane: Lane) -> None:
         """Count and let go of what is held once it fills the budget."""
         held, events = lane.forward, lane.events
+        found: dict[int, Tensor] = {}  # by id: many modules may put out one dict
         for index in range(held.weighed, len(events), 3):
             at = events[index]
             value = events[index + 2] if at >= PASSED else events[index + 1] if at < 0 else None
-            for one in (value,) if isinstance(value, Tensor) else value if isinstance(value, tuple) else ():
-                if isinstance(one, Tensor) and one.layout is torch.strided:
-                    held.bytes += one.numel() * one.element_size()
+            found.update((id(one), one) for one in _tensors_in(value))
+        held.bytes += sum(one.numel() * one.element_size() for one in found.values())
         held.weighed = len(events)
         lane.weigh_at = held.weighed + WEIGH_EVERY
         if held.bytes > self.budget_bytes:
@@ -472,7 +444,7 @@ class Recorder(ABC):
         """Unless these are the `last`, the tensors are let go of."""
         forward, at_once = lane.forward, lane.mode == EVERYTHING
         whole = last and forward.empty() and not at_once
-        found = self._absorb_by_template(lane) if whole else None
+        found = self._try_template(lane) if whole else None
         if found is None:
             batch = self._read(lane, forward)
             if whole and not forward.stack:
@@ -494,6 +466,13 @@ class Recorder(ABC):
             return self._deferred.begin(batch.tensors, batch.bytes(), batch.exposed())
         return quiet(self._begin_count, batch.tensors, reads_only=self._reads_only)
 
+    def _try_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
+        """As `_absorb_by_template`; None too where that fails: on a sparse tensor in a dense one's place."""
+        try:
+            return self._absorb_by_template(lane)
+        except Exception:  # what fails again when it is read one by one is told there
+            return None
+
     def _absorb_by_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
         """A whole forward by the template of its phase; None if it differs from it."""
         template = self._templates.get(lane.forward.phase)
@@ -505,11 +484,13 @@ class Recorder(ABC):
         if values is None:
             return None
         tensors = template.distinct(values)
+        if not template.reads(tensors):
+            return None
         # On a GPU the count begins first, so that the GPU works while it is looked at.
         counted = None
         if not self._patient:
             counted = quiet(self._begin_count, tensors, reads_only=self._reads_only)
-        batch = template.confirm(values, tensors, _written(lane))
+        batch = template.confirm(values, tensors, lane.noted())
         if batch is None:
             return None
         lane.forward.calls, lane.forward.cache = template.calls, template.cache(lane.events)
@@ -520,12 +501,18 @@ class Recorder(ABC):
         forward, tensors = lane.forward, template.matched(lane.events)
         if tensors is None:
             return None
-        written = self.count_clean(tensors)
-        if written == 0:
+        counted: Counted | None = None
+        if self.count_clean(tensors) == 0:
             batch: Batch | None = template.batch(tensors, 0)
-            counted: Counted | None = Counted(clean_rows(len(tensors)))
+            counted = Counted(clean_rows(len(tensors)))
         else:
-            batch, counted = self._confirmed(lane, template, tensors), None
+            if not self._patient:  # a GPU works while they are looked at
+                counted = quiet(self._begin_count, tensors, reads_only=self._reads_only)
+            layout = counted.layout if counted is not None else None
+            known = template.reads(tensors, layout)
+            batch = self._confirmed(lane, template, tensors) if known else None
+            if batch is not None:
+                batch.kept_shapes = template.layouts.get(layout)
         if batch is None:
             return None
         forward.calls, forward.cache = template.calls, template.cache(lane.events)
@@ -535,7 +522,7 @@ class Recorder(ABC):
         found = reading()
         if found is not None and found.unwritten(tensors):
             return template.batch(tensors, 0)
-        return template.confirm_versions(tensors, _written(lane))
+        return template.confirm_versions(tensors, lane.noted())
 
     def count_clean(self, tensors: list[Tensor]) -> int:
         """If a look in C is enough: how many of these were ever written, -1 if something may be bad."""
@@ -565,30 +552,47 @@ class Recorder(ABC):
     def _read(self, lane: Lane, forward: Forward) -> Batch:
         """Read events one by one: any model, any structure."""
         events = lane.events
-        batch = Batch(None if lane.mode == EVERYTHING else _written(lane))
+        batch = Batch(None if lane.mode == EVERYTHING else lane.noted())
         for index in range(0, len(events), 3):
             at, first, second = events[index : index + 3]
             if at >= PASSED:
                 at -= PASSED
                 call = forward.pass_through(at)
-                batch.add(first, self._plain[at][0], call, (index + 1,))
-                batch.add_output(at, second, call, self._plain[at][1], (index + 2,))
+                batch.add(first, self.modules.plain[at][0], call, (index + 1,))
+                batch.add_output(at, second, call, self.modules.plain[at][1], (index + 2,))
             elif at >= 0:
                 call = forward.enter(at, second)
-                batch.add_inputs(at, first, second, call, self._plain[at][0], index)
+                batch.add_inputs(at, first, second, call, self.modules.plain[at][0], index)
             else:
                 call = forward.leave(~at)
-                batch.add_output(~at, first, call, self._plain[~at][1], (index + 1,))
+                batch.add_output(~at, first, call, self.modules.plain[~at][1], (index + 1,))
         return batch
 
     @passes_on
     def _finish(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
         """Whatever happens in here, the program goes on as it would have."""
-        if not (returned and lane.mode == NOTHING and self.is_over(lane, at, output)):
+        try:
+            over = returned and lane.mode == NOTHING and self.is_over(lane, at, output)
+        except BaseException:
+            self._interrupted(lane)
+            raise
+        if not over:
             self._finish_in_full(lane, at, output, returned)
 
     @hidden
     def _finish_in_full(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
+        try:
+            self._count_in_full(lane, at, output, returned)
+        except BaseException:
+            self._interrupted(lane)
+            raise
+
+    def _interrupted(self, lane: Lane) -> None:
+        """By Ctrl-C, or what a signal raises. A lane left open would take all later forwards for this one."""
+        self.blind["it was interrupted while it was counted"] += 1
+        lane.close()
+
+    def _count_in_full(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
         forward = lane.forward
         if returned:
             try:
@@ -600,6 +604,12 @@ class Recorder(ABC):
             self._learn(lane)
         elif lane.mode in (EVERYTHING, VERSIONS):
             self._never_written.setdefault(forward.phase, True)
+        if forward.untracked() and not (self._at_once or torch.is_inference_mode_enabled()):
+            self._at_once = True
+            self.note(
+                "some tensors were made in inference mode, where torch counts no writes; "
+                "each tensor is counted as it passes"
+            )
         lane.close()
         with self._lock:
             self.ends(forward)
@@ -645,10 +655,17 @@ class Recorder(ABC):
     def _tally(self, forward: Forward, batches: Sequence[Batch]) -> None:
         for batch in batches:
             for (at, leaf, why), times in batch.unseen.items():
-                self.unseen[self._names[at], leaf, why] += times
+                self.unseen[self.modules.names[at], leaf, why] += times
         if forward.calls is not self._last_calls:  # forwards read by one template share theirs
             self._last_calls = forward.calls
             self.called.update(at for at, _, _ in forward.calls)
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    """Those with memory of their own, at most one level deep."""
+    kind = type(value)
+    inside = [*value] if kind in (tuple, list) else [*value.values()] if kind is dict else [value]
+    return [one for one in inside if is_tensor(one) and one.layout is torch.strided]
 
 
 def _never(*_: Any) -> int:
@@ -664,71 +681,3 @@ def _on_path(lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any
         return inner(module, *args, **kwargs)
     finally:
         lane.path.pop()
-
-
-def _written(lane: Lane) -> Written:
-    """How often tensors had been written when they passed, as far as that is noted."""
-    if lane.last is not None:
-        (index, output), lane.last = lane.last, None
-        _note(output, "output", index, lane.written)
-    return lane.written
-
-
-def _note(value: Any, leaf: str, index: int, written: Written) -> None:
-    """Note how often tensors had been written when they passed, if ever."""
-    if isinstance(value, Tensor):
-        try:
-            if type(value) in ORDINARY and not value._version:  # as a rule
-                return
-        except Exception:  # inference tensors refuse to say
-            return
-        if version := _version(value):
-            written[index, leaf] = version
-    elif value is not None:
-        name = "" if isinstance(value, Mapping) and leaf == "output" else leaf
-        for inner, tensor in _safely(value, name, leaf != "output"):
-            if isinstance(tensor, Tensor) and (version := _version(tensor)):
-                written[index, inner] = version
-
-
-def _safely(value: Any, name: str, given: bool) -> Iterator[tuple[str, Tensor | Unseen]]:
-    try:
-        yield from leaves(value, name, given)
-    except Exception:  # an object that cannot be read here is counted as unseen when the batch is read
-        return
-
-
-def _version(tensor: Tensor) -> int:
-    try:
-        if type(tensor) in ORDINARY and not tensor._version:  # inference tensors refuse to say
-            return 0
-        return 0 if tensor.is_inference() or is_odd(tensor) else tensor._version
-    except Exception:  # a subclass that refuses to be asked; when it is read it becomes a note
-        return 0
-
-
-@passes_on
-def _phase(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, int]:
-    """(phase, query length): prefill or decode by the length; `forward` and 0 for a model without a query."""
-    for name in ("input_ids", "inputs_embeds", "decoder_input_ids") if kwargs else ():
-        if isinstance(kwargs.get(name), Tensor):
-            return _by_length(kwargs[name])
-    if args and isinstance(args[0], Tensor) and args[0].dim() == 2 and not args[0].is_floating_point():
-        return _by_length(args[0])
-    return "forward", 0
-
-
-@passes_on
-def _by_length(tensor: Tensor) -> tuple[str, int]:
-    length = int(tensor.shape[1]) if tensor.dim() > 1 else 1
-    return ("prefill" if length > 1 else "decode"), length
-
-
-def _without_versions(args: Any, kwargs: Any) -> bool:
-    """Whether tensors are or were made in inference mode, where torch counts no writes."""
-    if torch.is_inference_mode_enabled():
-        return True
-    for value in (*args, *kwargs.values()):
-        if isinstance(value, Tensor) and Tensor.is_inference(value):
-            return True
-    return False

@@ -66,7 +66,9 @@ class Birth:
         if self.how == GIVEN:
             return f"given in the inputs of {self.module or 'the model'}: {self.leaf}"
         if self.how == "cache":
-            return f"from the key/value cache of {self.module}, bad since step {self.since_step}"
+            known = self.since_step is not None and self.since_step >= 0
+            since = f"since step {self.since_step}" if known else "before anything else was"
+            return f"from the key/value cache of {self.module}, bad {since}"
         name = self.module or "the model itself"
         if self.how == "weights":
             return f"in the weights of {name}"
@@ -108,9 +110,13 @@ def after_failure(birth: Birth, why: str) -> Birth:
     """The birth in a forward of which a part could not be counted: that part may have made it."""
     if birth.how not in ("output", "between"):
         return birth
+    return uncertain(birth, f"a part of this forward could not be counted ({why[:200]})")
+
+
+def uncertain(birth: Birth, why: str) -> Birth:
+    """The birth without its certainty: where it was first seen, and why no more can be said."""
     seen = birth.before or birth.module or "the model itself"
-    unsure = f"a part of this forward could not be counted ({why[:200]})"
-    return Birth(birth.module, "unknown", birth.leaf, birth.after, seen, unsure=unsure)
+    return Birth(birth.module, "unknown", birth.leaf, birth.after, seen, unsure=why)
 
 
 def _scope(calls: Sequence[Call], first: Leaf) -> Callable[[Leaf], bool]:

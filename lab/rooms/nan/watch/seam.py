@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, kwargs_as_passed
 from lab.rooms.nan.watch.native.calls import Calls, ordinary, seam_calls
 from lab.rooms.nan.watch.native.find import calls_library
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
@@ -52,16 +54,17 @@ def _in_python(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if not lane.mode:
             events = lane.events
             if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
+                given = as_passed(args[0])
                 try:
                     output = _state["original"](self, *args)
                 except BaseException:  # what it took was seen; a checkpoint ends its repetition so, too
-                    events += (at, args, kwargs)
+                    events += (at, (given,), kwargs)
                     raise
-                events += (passed, args[0], output)
+                events += (passed, given, as_passed(output))
             else:
-                events += (at, args, kwargs)
+                events += (at, args_as_passed(args), kwargs_as_passed(kwargs))
                 output = _state["original"](self, *args, **kwargs)
-                events += (gone, output, None)
+                events += (gone, as_passed(output), None)
             if len(events) > lane.weigh_at:
                 lanes.weigh(lane)
             return output
@@ -130,11 +133,18 @@ def is_open() -> bool:
     return nn.Module.__call__ in _OWN
 
 
+@passes_on
 def collects(lanes: Any, lane: Any) -> None:
     """A forward begins in this thread's lane that only collects: its calls may take the short way."""
     if nn.Module.__call__ is not _in_python and (calls := _state["calls"]) is not None:
-        calls.arm(lanes, lane, lane.events, lane.weigh_at, calls.may_go_straight())
+        calls.arm(lanes, lane, lane.events, lane.weigh_at)
         lane.disarm = calls.disarm
+
+
+def usual(lanes: Any, own: tuple[Any, ...] | None) -> None:
+    """What forwards in these lanes take that are as those before; None at their end."""
+    if (calls := _state["calls"]) is not None:
+        calls.usual(lanes, own)
 
 
 def _open() -> None:
@@ -150,7 +160,7 @@ def _calls() -> Calls | None:
     if calls_library() is None:  # none, or the plain form is asked for
         return None
     if _state["calls"] is None:
-        _state["calls"] = seam_calls(_direct, _in_python, _patched)
+        _state["calls"] = seam_calls(_direct, _in_python, cast(FunctionType, _patched))
     found: Calls | None = _state["calls"]
     return found
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
+from lab.rooms.nan.watch.unseen_by_compile import not_traced, passes_on
 
 Call = Callable[..., Any]
 
@@ -47,6 +47,7 @@ class Shared:
     def is_used(self) -> bool:
         return bool(self._calls)
 
+    @not_traced
     @passes_on
     def call(self, *args: Any) -> None:
         for call in self._calls:
@@ -79,6 +80,7 @@ class Backwards:
         plain = self._plain
 
         @functools.wraps(plain)
+        @not_traced
         @passes_on
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             around, begun = self._around, []

@@ -11,8 +11,8 @@ import math
 from array import array
 from collections import Counter as Tally
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter, is_
@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.batch import Batch, Label, Source, Written
+from lab.rooms.nan.watch.batch import Batch, Label, Shapes, Source, Written
 from lab.rooms.nan.watch.forward import CACHES, Forward
 from lab.rooms.nan.watch.leaves import SCALARS, is_cache, is_cache_name
 from lab.rooms.nan.watch.native.calls import reading
+from lab.rooms.nan.watch.plain import REAL
 from lab.rooms.nan.watch.pool import Picker, Pool, picker, skipped
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
@@ -33,6 +34,7 @@ from lab.rooms.nan.watch.unseen_by_compile import passes_on
 Shape = tuple[tuple[bytes, int, int, int], tuple[Any, ...]]
 ANY, TENSOR, AGAIN, FLOAT, OTHER, ROW, MAPPING = range(7)
 VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
+MOST_LAYOUTS = 64
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,11 @@ class Template:
     unseen: Tally[tuple[int, str, str]]
     num_bytes: int
     fp8: bool
+    dtypes: frozenset[torch.dtype]  # of the distinct ones, and all usual ones
     shape: Shape | None  # the same for calls.c
+    compare: Callable[..., list[Tensor] | None]  # by that
+    # Of tensors that it reads, as their counter has them: their shapes and types.
+    layouts: dict[Any, Shapes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, events: list[Any], forward: Forward, batch: Batch) -> Template | None:
@@ -92,6 +98,7 @@ class Template:
         leaves_of = [first_leaf[u] for u in range(len(batch.tensors))]
         distinct = [places[n] for n in leaves_of]
         again, first, others = _same(values, sources, distinct)
+        found = reading()
         cached = (
             (place, name)
             for place in pool.kwargs_at
@@ -119,19 +126,36 @@ class Template:
             next(cached, None),
             picker(rows),
             picker(
-                [at for source, at in sources.items() if type(values[at]) is float and not skipped(source)]
+                [
+                    at
+                    for source, at in sources.items()
+                    if isinstance(values[at], float) and not skipped(source)
+                ]
             ),
             batch.unseen,
             batch.bytes(),
             batch.fp8,
-            shape_of(events, batch.tensors) if reading() is not None else None,
+            REAL.union(map(DTYPE, batch.tensors)),
+            shape_of(events, batch.tensors) if found is not None else None,
+            found.matched if found is not None else _unknown,
         )
 
     @passes_on
     def matched(self, events: list[Any]) -> list[Tensor] | None:
         """The distinct tensors of a forward that equals this one; None if it differs or C does not tell."""
-        found = reading()
-        return None if self.shape is None or found is None else found.matched(events, *self.shape[0])
+        return None if self.shape is None else self.compare(events, *self.shape[0])
+
+    def reads(self, tensors: Sequence[Tensor], layout: Any = None) -> bool:
+        """Whether these are of types that it has, or of usual ones.
+
+        `layout`, where it is known, says it of equal ones: to ask each takes a GPU's decode step 50 us.
+        """
+        if layout is not None and layout in self.layouts:
+            return True
+        found = self.dtypes.issuperset(map(DTYPE, tensors))
+        if found and layout is not None and len(self.layouts) < MOST_LAYOUTS:
+            self.layouts[layout] = [(tensor.shape, tensor.dtype) for tensor in tensors]
+        return found
 
     def read(self, events: list[Any]) -> list[Any] | None:
         """The pool of a forward that may equal this one; None if it differs.
@@ -191,6 +215,10 @@ class Template:
         return all(map(int.__eq__, versions, [written.get(leaf, 0) for leaf in self.first_leaves]))
 
 
+def _unknown(*_: Any) -> None:
+    return None
+
+
 def shape_of(events: Sequence[Any], tensors: Sequence[Tensor]) -> Shape | None:
     """What calls.c compares an equal forward with; None for containers that do not give what they store."""
     slots, met = {id(one): at for at, one in enumerate(tensors)}, set[int]()
@@ -200,7 +228,7 @@ def shape_of(events: Sequence[Any], tensors: Sequence[Tensor]) -> Shape | None:
         if isinstance(name, str) and is_cache_name(name):
             return ANY, kind, -1
         if not isinstance(value, (Tensor, tuple, list, Mapping)):
-            return (FLOAT if kind is float else ANY), kind, -1
+            return (FLOAT if isinstance(value, float) else ANY), kind, -1  # numpy's double is one, too
         if id(value) in met:
             return AGAIN, kind, slots[id(value)]
         if kind is not tuple or value:  # there is one empty tuple for all of Python

@@ -10,20 +10,31 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
-_eval_frame = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-_skip_code = getattr(_eval_frame, "skip_code", None)
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
 _set_eval_frame = getattr(_eval_frame, "set_eval_frame", None)
+
+
+def _skips() -> Callable[[CodeType], None]:
+    """What makes dynamo leave frames of this code alone, and none below them: the name differs by torch."""
+    if hasattr(_eval_frame, "set_code_exec_strategy"):
+        action = _eval_frame._FrameAction
+        strategy = _eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT)
+        return lambda code: _eval_frame.set_code_exec_strategy(code, strategy)
+    return getattr(_eval_frame, "skip_code", lambda code: None)
+
+
+_skip_code = _skips()
 
 
 def passes_on(function: F) -> F:
     """Mark a function whose frame dynamo must leave alone."""
-    if _skip_code is not None:
-        _skip_code(function.__code__)
+    _skip_code(function.__code__)
     return function
 
 
@@ -42,4 +53,13 @@ def hidden(function: F) -> F:
         finally:
             _set_eval_frame(before)
 
-    return passes_on(run)  # type: ignore[return-value]
+    return not_traced(passes_on(run))  # type: ignore[return-value]
+
+
+def not_traced(function: F) -> F:
+    """Mark a function at which dynamo breaks a graph, as at one given to `torch.compiler.disable`.
+
+    Else it takes the function's code into the graph of its caller, and warns of C that it cannot trace.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function

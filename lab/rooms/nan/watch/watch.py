@@ -22,11 +22,14 @@ from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.explain import Explainer
 from lab.rooms.nan.watch.forward import Forward, Seen
+from lab.rooms.nan.watch.phases import RECOMPUTE
 from lab.rooms.nan.watch.plain import FP8
-from lab.rooms.nan.watch.recorder import RECOMPUTE, Recorder
+from lab.rooms.nan.watch.recorder import Recorder
 from lab.rooms.nan.watch.roles import Birth
+from lab.rooms.nan.watch.shared import before_update
 from lab.rooms.nan.watch.steps import Step, Total
 from lab.rooms.nan.watch.totals import RunningTotals, add_counts
+from lab.rooms.nan.watch.unseen_by_compile import hidden
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
 MOST_STEPS = 20_000  # forwards in `steps`; `forwards` and `totals` count all
@@ -67,7 +70,7 @@ class Watch(Recorder):
         else:
             self.counter, count, self.counter_reason = counter, counter_named(counter), "asked for"
         super().__init__(model, count, budget_bytes or _budget(device), patient=_may_wait(device, on_bad))
-        if "DataParallel" in {type(module).__name__ for module in self._modules}:
+        if "DataParallel" in {type(module).__name__ for module in self.modules.all}:
             self.note("nn.DataParallel calls copies of the model, which are not seen: watch it on one GPU")
         self.on_bad, self.keep_rows, self.check_weights = on_bad, keep_rows, check_weights
         self.masked: Tally[str] = Tally()  # where minus infinity was taken for a mask
@@ -76,7 +79,7 @@ class Watch(Recorder):
         self._steps: list[Step] = []
         self.weights: list[dict[str, Any]] = []
         self.sentinels: list[str] = []  # buffers that began with infinities
-        self._explainer = Explainer(self._names, self._modules)
+        self._explainer = Explainer(self.modules.names, self.modules.all)
         self._totals: dict[tuple[str, tuple[Label, ...]], RunningTotals] = {}
         self._last: dict[str, RunningTotals] = {}  # by phase
         self._kept = 0  # steps with rows
@@ -88,10 +91,18 @@ class Watch(Recorder):
             for name in self.sentinels:
                 self.note(f"the buffer {name} begins with infinities, which are taken for its initial values")
         self.attach()
+        if self._patient:
+            before_update.add(self._settle_before_update)
         return self
 
     def __exit__(self, *_: object) -> None:
+        before_update.remove(self._settle_before_update)
         self.detach()
+
+    @hidden
+    def _settle_before_update(self, *_: Any) -> None:
+        """A forward that waits is explained by the weights that it had."""
+        self.settle()
 
     @property
     def steps(self) -> list[Step]:
@@ -158,19 +169,19 @@ class Watch(Recorder):
     def never_called(self) -> list[str]:
         """Modules that no call went to: unused, or run by `forward` directly or inside a compiled one."""
         self.settle()
-        return [name for at, name in enumerate(self._names) if at not in self.called]
+        return [name for at, name in enumerate(self.modules.names) if at not in self.called]
 
     def _inside_compiled(self) -> list[str]:
         """Compiled modules that were called: what is inside runs as one program and is seen as one."""
         found = []
-        for at, module in enumerate(self._modules):
+        for at, module in enumerate(self.modules.all):
             compiled = type(module).__name__ == "OptimizedModule" or getattr(
                 module, "_compiled_call_impl", None
             )
             fused = compiled is not False and compiled is not None and at in self.called
             inside = sum(1 for _ in module.modules()) - 1
             if (fused or (isinstance(module, torch.jit.ScriptModule) and at in self.called)) and inside:
-                name = self._names[at] or "the model itself"
+                name = self.modules.names[at] or "the model itself"
                 found.append(f"{plural(inside, 'module')} inside the compiled {name}, seen as one")
         return found
 
@@ -182,8 +193,8 @@ class Watch(Recorder):
             for at, (module, side, leaf) in enumerate(part.labels):
                 key = (module, side, leaf, part.phase)
                 if key not in found:
-                    kind = type(self._modules[module]).__name__
-                    words = (self._names[module], kind, ("in", "out")[side], leaf, part.phase)
+                    kind = type(self.modules.all[module]).__name__
+                    words = (self.modules.names[module], kind, ("in", "out")[side], leaf, part.phase)
                     found[key] = Total(*words, part.dtypes[at])
                     found[key].counts[3:] = -1
                 total = found[key]
@@ -228,7 +239,7 @@ class Watch(Recorder):
         for u, (_, dtype) in enumerate(seen.shapes()):
             if dtype in limits and seen.counts[u, 4] == limits[dtype]:
                 at, _, leaf = seen.labels[int(np.flatnonzero(seen.index == u)[0])]
-                name, kind = self._names[at] or "the model itself", str(dtype)[6:]
+                name, kind = self.modules.names[at] or "the model itself", str(dtype)[6:]
                 self.note(
                     f"{leaf} of {name} holds {kind}'s largest number, {limits[dtype]:g}: a cast may saturate"
                 )
@@ -275,12 +286,15 @@ class Watch(Recorder):
 
 
 def _explains(birth: Birth, unknown: Birth) -> bool:
-    """Whether a known birth lies where the unknown one must: in the same module, around it or inside it."""
+    """Whether a known birth lies where the unknown one must: in the same module, around it or inside it.
+
+    Weights may have been updated since, by what the unknown one spoiled.
+    """
     one, other = birth.module, unknown.module
     related = (
         one == other or not one or not other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
     )
-    return birth.how != "unknown" and related
+    return birth.how not in ("unknown", "weights") and related
 
 
 def _budget(device: torch.device) -> int:

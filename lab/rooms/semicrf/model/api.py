@@ -1,12 +1,7 @@
-"""The functions for users: log_partition, marginals, viterbi, sample, entropy; and their gradient.
+"""The functions for users: log_partition, posteriors, marginals, viterbi, sample, kbest, entropy.
 
-- `score_BTC` (B, T, C): score of label c at frame t.
-- `duration_KC[k-1, c]`: bias of a segment of k frames.
-- `transition_CC[i, j]`: from label i to j between neighbouring segments; (K, C, C) where it depends on the
-  duration of the segment it leads to, (B, T, C, C) where on its first frame (row 0 is not read).
-- Keywords, each a tensor or None, `terms` below: `start_C`, `end_C`, added to the first and to the last
-  segment; `seg_start_BTC`, `seg_end_BTC`, added to a segment that starts, or ends, with frame t;
-  `segment_BTKC[b, t, k-1, c]`, added to the segment of k frames that starts with frame t.
+All take the model as `log_partition` does, in its order or by name; problem.py says what it is. `terms` are
+`start_C`, `end_C`, `seg_start_BTC`, `seg_end_BTC` and `segment_BTKC`, each a tensor or None.
 
 Values are float64 whatever the input's dtype, because at a log Z of 10^4 float32 has no digits left for its
 error. Gradients have the dtype of their input.
@@ -24,8 +19,9 @@ What is not finite, the same on every backend:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -37,10 +33,21 @@ from lab.rooms.semicrf.model.derivatives.compiled import compiling
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.native import choose as native
-from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem, make_problem
+from lab.rooms.semicrf.model.problem import MAX_LABELS, NAMES, Posteriors, Problem, make_problem
 
 LISTS = "segments are lists, not tensors: decode outside of what is compiled with fullgraph=True"
 BACKENDS = ("naive", "torch", "native", "auto")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def spelt_out(function: F) -> F:
+    """For `help`: the model's arguments, which these functions pass on, by their names."""
+    shown = inspect.signature(function)
+    own = [one for one in shown.parameters.values() if one.kind is one.KEYWORD_ONLY]
+    model = list(inspect.signature(make_problem).parameters.values())[: 1 + len(NAMES)]
+    terms = [one.replace(kind=one.KEYWORD_ONLY) for one in model[4:]]
+    cast(Any, function).__signature__ = shown.replace(parameters=[*model[:4], *own, *terms])
+    return function
 
 
 def resolve_backend(backend: str, score_BTC: Tensor) -> str:
@@ -50,9 +57,10 @@ def resolve_backend(backend: str, score_BTC: Tensor) -> str:
     if backend != "auto":
         return backend
     fits = not score_BTC.is_cuda or score_BTC.shape[-1] <= MAX_LABELS
-    return "native" if fits and native.missing_reason(score_BTC) is None else "torch"
+    return "native" if fits and native.missing_reason(score_BTC.device.type) is None else "torch"
 
 
+@spelt_out
 def log_partition(
     score_BTC: Tensor,
     transition_CC: Tensor,
@@ -71,8 +79,7 @@ def log_partition(
     if alarm is not None:
         return _with_alarm(alarm, backend, score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     if compiling():
-        given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
-        return compiled.log_partition({"score_BTC": score_BTC, **given}, backend)
+        return compiled.log_partition(backend, score_BTC, transition_CC, duration_KC, lengths_B, **terms)
     kernels = by_kernels(backend, score_BTC, transition_CC, terms)
     problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms, for_kernels=kernels)
     return _log_partition(problem, backend)
@@ -107,21 +114,12 @@ def engine_of(backend: str, score_BTC: Tensor) -> Any:
     return native.engine_for(score_BTC) if backend == "native" else torch_factorised
 
 
-def posteriors(
-    score_BTC: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    lengths_B: Tensor | None = None,
-    *,
-    backend: str = "auto",
-    **terms: Tensor | None,
-) -> Posteriors:
+@spelt_out
+def posteriors(*model: Any, backend: str = "auto", **terms: Any) -> Posteriors:
     """log Z and all expected counts, differentiable once in every float input; see `Posteriors`."""
     if compiling():
-        given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
-        return compiled.posteriors({"score_BTC": score_BTC, **given}, backend).nan_where_unknown()
-    problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    return _posteriors(problem, backend).nan_where_unknown()
+        return compiled.posteriors(backend, *model, **terms).given_out()
+    return _posteriors(make_problem(*model, **terms), backend).given_out()
 
 
 def _posteriors(problem: Problem, backend: str) -> Posteriors:
@@ -132,52 +130,31 @@ def _posteriors(problem: Problem, backend: str) -> Posteriors:
 compiled.register(_log_partition, _posteriors)
 
 
-def marginals(
-    score_BTC: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    lengths_B: Tensor | None = None,
-    *,
-    backend: str = "auto",
-    **terms: Tensor | None,
-) -> Tensor:
+@spelt_out
+def marginals(*model: Any, backend: str = "auto", **terms: Any) -> Tensor:
     """posterior_BTC: the probability that frame t lies in a segment of label c; zero in the padding."""
-    return posteriors(score_BTC, transition_CC, duration_KC, lengths_B, backend=backend, **terms).label_BTC
+    return posteriors(*model, backend=backend, **terms).label_BTC
 
 
+@spelt_out
 @compiled.uncompiled(LISTS)
-def viterbi(
-    score_BTC: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    lengths_B: Tensor | None = None,
-    *,
-    backend: str = "auto",
-    **terms: Tensor | None,
-) -> tuple[Tensor, Sequence[Sequence[Segment]]]:
+def viterbi(*model: Any, backend: str = "auto", **terms: Any) -> tuple[Tensor, Sequence[Sequence[Segment]]]:
     """The best score (B,) and its segments [(start, end exclusive, label), ...] for each sequence.
 
     An infeasible sequence has score -inf and no segments. Ties: as in `kbest`. Raises BadDataError for NaN
     and +inf.
     """
-    problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    problem = _decodable(*model, **terms)
     if backend == "naive":
         decoding.reject_nan(problem)
         return naive.viterbi(problem)
     return decoding.viterbi(problem, resolve_backend(backend, problem.score_BTC))
 
 
+@spelt_out
 @compiled.uncompiled(LISTS)
 def sample(
-    score_BTC: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    lengths_B: Tensor | None = None,
-    *,
-    samples: int = 1,
-    seed: int = 0,
-    backend: str = "auto",
-    **terms: Tensor | None,
+    *model: Any, samples: int = 1, seed: int = 0, backend: str = "auto", **terms: Any
 ) -> Sequence[Sequence[Sequence[Segment]]]:
     """`samples` exact draws for each sequence: lists of (start, end exclusive, label).
 
@@ -185,60 +162,44 @@ def sample(
     padding: two equal sequences of a batch get the same draws. An infeasible sequence gets empty ones.
     Raises BadDataError for NaN and +inf. "naive" draws as torch does.
     """
-    problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    problem = _decodable(*model, **terms)
     return decoding.sample(problem, samples, seed, resolve_backend(backend, problem.score_BTC))
 
 
+@spelt_out
 @compiled.uncompiled(LISTS)
 def kbest(
-    score_BTC: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    lengths_B: Tensor | None = None,
-    *,
-    count: int = 5,
-    backend: str = "auto",
-    **terms: Tensor | None,
+    *model: Any, count: int = 5, backend: str = "auto", **terms: Any
 ) -> Sequence[Sequence[tuple[float, Sequence[Segment]]]]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist.
 
     Ties: read from the sequence's end, the smaller label, then the smaller duration where they differ first.
     Raises BadDataError for NaN and +inf. "naive" is torch here.
     """
-    problem = _decodable(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
+    problem = _decodable(*model, **terms)
     return decoding.best(problem, count, resolve_backend(backend, problem.score_BTC))
 
 
-def entropy(
-    score_BTC: Tensor,
-    transition_CC: Tensor,
-    duration_KC: Tensor,
-    lengths_B: Tensor | None = None,
-    *,
-    backend: str = "auto",
-    **terms: Tensor | None,
-) -> Tensor:
+@spelt_out
+def entropy(*model: Any, backend: str = "auto", **terms: Any) -> Tensor:
     """H (B,) in nats of the distribution over segmentations, float64, differentiable once; see `information`.
 
     Exact with -inf and with large scores; 0 where nothing is feasible. In torch.func and in compiled code,
     which cannot branch on values, it is NaN where only the chain rule would be exact.
     """
-    if compiling():
-        given = {"transition": transition_CC, "duration_KC": duration_KC, "lengths_B": lengths_B, **terms}
-        problem = compiled.unchecked(compiled.in_order({"score_BTC": score_BTC, **given}))
-    else:
-        problem = make_problem(score_BTC, transition_CC, duration_KC, lengths_B, **terms)
-    problem = information.centred(problem.with_floats([value.double() for value in problem.floats()]))
-    values: dict[str, Any] = dict(zip(problem.names(), problem.floats(), strict=True))
-    values.update(transition_CC=values.pop("transition"), lengths_B=problem.lengths_B)
-    found = posteriors(**values, backend=backend)
-    return information.entropy(problem, found)
+    problem = (
+        compiled.unchecked(compiled.in_order(*model, **terms))
+        if compiling()
+        else make_problem(*model, **terms)
+    )
+    problem = information.precise(problem)
+    return information.entropy(problem, posteriors(**problem.arguments(), backend=backend))
 
 
-def _decodable(*inputs: Any, **terms: Any) -> Problem:
+def _decodable(*model: Any, **terms: Any) -> Problem:
     if autograd.transforming():
         raise UsageError(
             "segments are lists, which torch.func cannot transform",
             fix="decode outside of the transformed function",
         )
-    return make_problem(*inputs, **terms).detached()
+    return make_problem(*model, **terms).detached()

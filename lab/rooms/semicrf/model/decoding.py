@@ -7,6 +7,7 @@ here: NaN is refused, and scores that would swallow the digits of others are tak
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,17 +36,20 @@ def viterbi(problem: Problem, backend: str) -> tuple[Tensor, Sequence[Segmentati
 
 def top(found: Scored) -> tuple[float, Segmentation]:
     if isinstance(found, ScoredPaths):  # without the way over pairs
-        return (found.scores[0], found.paths[0]) if found.scores else (-math.inf, [])
+        return (found.scores[0], found.paths.at(0)) if found.scores else (-math.inf, [])
     return found[0] if found else (-math.inf, [])
 
 
 def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
     """The `count` best segmentations of each sequence with their scores, best first; fewer if fewer exist."""
+    count = operator.index(count)
     if count < 1:
         raise UsageError(f"count must be at least 1, got {count}")
     looked = is_compiled(problem, backend) and problem.score_BTC.is_cuda  # at all numbers, by the kernels
     top_BT = None if looked else reject_nan(problem)
-    count = min(count, most_segmentations(problem))
+    # No sequence has more segmentations; after 64 frames their number is beyond any count.
+    _, frames, _, labels = problem.shape
+    count = min(count, labels * (labels + 1) ** (min(frames, 64) - 1))
     found, ordinary = best_by_form(problem, count, backend)
     if not ordinary:
         top_BT = reject_nan(problem)
@@ -53,7 +57,7 @@ def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
     large = [False] * len(found) if large_B is None else large_B.tolist()
     again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one))]
     if again:
-        rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
+        rows = problem.rows(again)
         redone, _ = best_by_form(without_tops(rows), count, backend)
         for at, (b, one) in enumerate(zip(again, redone, strict=True)):
             scored = [(exact_score(rows, at, path), path) for _, path in one]
@@ -63,6 +67,7 @@ def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
 
 def sample(problem: Problem, samples: int, seed: int, backend: str) -> Sequence[Sequence[Segmentation]]:
     """`samples` draws of each sequence; [] for each where nothing is feasible."""
+    samples, seed = operator.index(samples), operator.index(seed)  # numpy's, too
     if samples < 0:
         raise UsageError(f"samples must not be negative, got {samples}")
     compiled = is_compiled(problem, backend) and samples > 0
@@ -71,10 +76,10 @@ def sample(problem: Problem, samples: int, seed: int, backend: str) -> Sequence[
         return paths.sample(problem, samples, seed)
     decoded, lost_B = compiled_form(problem).draws(problem, samples, seed)
     found: list[Sequence[Segmentation]] = [*decoded.paths()]
-    again = lost_B.nonzero()[:, 0].tolist()
+    again = [b for b, lost in enumerate(lost_B.tolist()) if lost]
     if again:
         reject_nan(problem)  # a NaN or +inf loses its sequence, so nobody looked before
-        rows = problem.rows(torch.tensor(again, device=problem.lengths_B.device))
+        rows = problem.rows(again)
         for b, drawn in zip(again, paths.sample(rows, samples, seed), strict=True):
             found[b] = drawn
     return found
@@ -88,16 +93,7 @@ def best_by_form(problem: Problem, count: int, backend: str) -> tuple[list[Score
         if -math.inf in (scores[-1] for scores in scores_BN):
             scores_BN = [[score for score in scores if score > -math.inf] for scores in scores_BN]
         return list(map(ScoredPaths, decoded.paths(), scores_BN)), decoded.ordinary
-    if count > 1:
-        return list(paths.kbest(problem, count)), True
-    score_B, best_B = paths.viterbi(problem)
-    return [[(s, path)] if path else [] for s, path in zip(score_B.tolist(), best_B, strict=True)], True
-
-
-def most_segmentations(problem: Problem) -> int:
-    """No sequence has more, and room for more would never be used. After 64 frames it is beyond any count."""
-    _, frames, _, labels = problem.shape
-    return int(labels * (labels + 1) ** (min(frames, 64) - 1))
+    return list(paths.best(problem, count)), True
 
 
 def is_compiled(problem: Problem, backend: str) -> bool:
@@ -130,7 +126,7 @@ def reject_nan(problem: Problem) -> Tensor | None:
     if problem.plain and is_ordinary(problem, top_BT):
         return None
     top_BT = top_BT.double()
-    top_BT = torch.where(inside(problem), top_BT, torch.zeros_like(top_BT))
+    top_BT = torch.where(inside(problem.shape[1], problem.lengths_B), top_BT, torch.zeros_like(top_BT))
     others = [read(problem, name) for name in problem.names()[1:]]
     tops = torch.stack([top_BT.amax(), *(value.amax() for value in others)])
     if bool((tops < torch.inf).all()):
@@ -160,7 +156,7 @@ def read(problem: Problem, name: str) -> Tensor:
     if not (name.startswith("seg") or (name == "transition" and problem.per_frame)):
         return value
     frame_T = torch.arange(value.shape[1], device=value.device)
-    looked = inside(problem).view(*value.shape[:2], *(1,) * (value.dim() - 2))
+    looked = inside(problem.shape[1], problem.lengths_B).view(*value.shape[:2], *(1,) * (value.dim() - 2))
     if name == "transition":
         looked = looked & (frame_T > 0)[:, None, None]
     if name == "segment_BTKC":
@@ -173,15 +169,10 @@ def first(bad: Tensor) -> list[int]:
     return [int(i) for i in bad.nonzero()[0].tolist()]
 
 
-def top_score(found: Scored) -> float:
-    """Of the best path, which is not made for this."""
-    return found.scores[0] if isinstance(found, ScoredPaths) else found[0][0]
-
-
 def has_large(problem: Problem, b: int, found: Scored) -> bool:
     """Whether the best path pays a score so large that sums with it lose digits."""
-    if abs(top_score(found)) <= LARGE:
-        return False
+    if abs(found.scores[0] if isinstance(found, ScoredPaths) else found[0][0]) <= LARGE:
+        return False  # without making the path
     path = found[0][1]
     large_TC = (problem.score_BTC[b].abs() > LARGE).cpu().numpy()
     return bool(large_TC.any()) and any(large_TC[s:e, c].any() for s, e, c in path)
@@ -198,12 +189,4 @@ def without_tops(problem: Problem) -> Problem:
 
 def exact_score(problem: Problem, b: int, path: Segmentation) -> float:
     """The score of one segmentation, summed without rounding."""
-    terms = [float(problem.start_C[path[0][2]]), float(problem.end_C[path[-1][2]])]
-    before = None
-    for begin, end, label in path:
-        terms += problem.score_BTC[b, begin:end, label].double().tolist()
-        terms.append(float(naive.segment_score(problem, b, begin, end)[label]))
-        if before is not None:
-            terms.append(float(naive.transition_score(problem, b, begin, end)[before, label]))
-        before = label
-    return math.fsum(terms)
+    return math.fsum(x for term in naive.path_terms(problem, b, path) for x in term.reshape(-1).tolist())

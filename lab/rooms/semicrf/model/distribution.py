@@ -11,8 +11,8 @@ not spoil a batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,10 +20,12 @@ from torch.nn.functional import pad
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api, information
+from lab.rooms.semicrf.model.derivatives import autograd
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
 from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
 
+Kept = TypeVar("Kept")
 Boundaries = Tensor
 """(B, T): +1 where a segment starts with this frame, -1 where none does, 0 where that is not known."""
 
@@ -31,7 +33,9 @@ Boundaries = Tensor
 class SegmentDistribution:
     """p(segmentation) of a batch of sequences; the arguments are those of `api.log_partition`.
 
-    What is computed is kept until a tensor changes, apart with and without gradients.
+    What is computed is kept until a tensor changes (not by way of `.data`, which leaves no trace), apart with
+    and without gradients. Lengths that are not
+    int64 are copied.
     """
 
     def __init__(
@@ -53,28 +57,39 @@ class SegmentDistribution:
 
     def _set(self, problem: Problem, backend: str) -> SegmentDistribution:
         self.problem, self.backend = problem, backend
-        self._kept: dict[tuple[str, bool], tuple[Any, list[int]]] = {}
+        self._kept: dict[tuple[str, bool], tuple[Any, list[tuple[int, bool]]]] = {}
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_kept": {}}  # torch copies no tensor that has a graph
 
     def _of(self, problem: Problem) -> SegmentDistribution:
         """The distribution of a changed model; itself where nothing changed."""
         return self if problem is self.problem else object.__new__(type(self))._set(problem, self.backend)
 
-    def _once(self, name: str, compute: Callable[[], Any]) -> Any:
-        """A value that is kept as long as neither the scores nor it were changed in place."""
-        if any(value.is_inference() for value in self.problem.floats()):  # such changes leave no trace
+    def _by(self, function: Callable[..., Kept], **more: int) -> Kept:
+        """What a function of api.py says of this model."""
+        return function(**self.problem.arguments(), backend=self.backend, **more)
+
+    def _once(self, name: str, compute: Callable[[], Kept]) -> Kept:
+        """A value that is kept as long as neither the model nor it were changed in place."""
+        untraced = torch.is_inference_mode_enabled() or any(value.is_inference() for value in self._tensors())
+        if untraced:  # changes leave no trace
             return compute()
         key = (name, torch.is_grad_enabled())
-        value, versions = self._kept.get(key, (None, None))
-        if versions is None or versions != self._versions(value):
+        if key not in self._kept or self._kept[key][1] != self._versions(self._kept[key][0]):
             value = compute()
             self._kept[key] = value, self._versions(value)
-        return value
+        kept: Kept = self._kept[key][0]
+        return kept
 
-    def _versions(self, value: Any) -> list[int]:
+    def _tensors(self) -> list[Tensor]:
+        return [*self.problem.floats(), self.problem.lengths_B]
+
+    def _versions(self, value: Any) -> list[tuple[int, bool]]:
         own = vars(value).values() if isinstance(value, Posteriors) else [value]
-        tensors = [*self.problem.floats(), *(tensor for tensor in own if isinstance(tensor, Tensor))]
-        return [tensor._version for tensor in tensors]
+        tensors = [*self._tensors(), *(tensor for tensor in own if isinstance(tensor, Tensor))]
+        return [(tensor._version, tensor.requires_grad) for tensor in tensors]
 
     def __repr__(self) -> str:
         batch, frames, longest, labels = self.problem.shape
@@ -83,18 +98,12 @@ class SegmentDistribution:
     @property
     def partition(self) -> Tensor:
         """log Z (B,), float64, differentiable."""
-        value: Tensor = self._once(
-            "partition", lambda: api.log_partition(**arguments(self.problem), backend=self.backend)
-        )
-        return value
+        return self._once("partition", lambda: self._by(api.log_partition))
 
     @property
     def posteriors(self) -> Posteriors:
         """log Z and all expected counts."""
-        value: Posteriors = self._once(
-            "posteriors", lambda: api.posteriors(**arguments(self.problem), backend=self.backend)
-        )
-        return value
+        return self._once("posteriors", lambda: self._by(api.posteriors))
 
     @property
     def marginals(self) -> Tensor:
@@ -109,31 +118,29 @@ class SegmentDistribution:
         their segmentations is `log_prob_partial`. A segment of more than K frames has log p = -inf.
         Raises UsageError for what does not tile a sequence, or labels out of range.
         """
-        level, log_z_B = self._level()
-        paths = listed(value, starts_BT, level, torch.isneginf(log_z_B).tolist())
-        return less(path_scores(level, paths), log_z_B)
+        level = self._level()
+        paths = listed(value, starts_BT, level.problem, torch.isneginf(level.partition).tolist())
+        return less(path_scores(level.problem, paths), level.partition)
 
     def log_prob_partial(
         self, allowed_BTC: Tensor | None = None, boundaries_BT: Boundaries | None = None
     ) -> Tensor:
         """log p (B,) of a partial annotation: of all segmentations that agree with it; see `constrained`."""
-        level, log_z_B = self._level()
-        agreeing = self._of(level).constrained(allowed_BTC, boundaries_BT)
-        return less(agreeing.partition, log_z_B)
+        level = self._level()
+        return less(level.constrained(allowed_BTC, boundaries_BT).partition, level.partition)
 
     def constrained(
         self, allowed_BTC: Tensor | None = None, boundaries_BT: Boundaries | None = None
     ) -> SegmentDistribution:
         """p given that every frame has one of its allowed labels (bool) and that the boundaries are as said.
 
-        `boundaries_BT`: +1 where a segment starts with this frame, -1 where none does, 0 where that is not
-        known; the first frame always starts one, and is not read, nor is the padding. Its `partition` is -inf
-        where nothing agrees. Raises UsageError for shapes or values that do not fit.
+        The first frame always starts a segment: its boundary is not read, nor is the padding. Its `partition`
+        is -inf where nothing agrees. Raises UsageError for shapes or values that do not fit.
         """
         return self._of(constrain(self.problem, allowed_BTC, boundaries_BT))
 
     def entropy(self) -> Tensor:
-        """H(p) (B,) in nats, float64, differentiable; see `information` for how it keeps its digits."""
+        """H(p) (B,) in nats, float64, differentiable; see `information`."""
         p = self._precise()
         return information.entropy(p.problem, p.posteriors)
 
@@ -160,41 +167,34 @@ class SegmentDistribution:
         """
         other = f if isinstance(f, SegmentDistribution) else self._of(scores_as(self.problem, f))
         p, q = self._beside(other, counted=True)
-        return information.expected(q.problem, p.posteriors)
+        return autograd.expected(q.problem, p.posteriors)
 
     def argmax(self) -> Sequence[Sequence[Segment]]:
         """The most probable segmentation of each sequence; ties as in `api.viterbi`."""
-        return api.viterbi(**arguments(self.problem), backend=self.backend)[1]
+        return self._by(api.viterbi)[1]
 
     def topk(self, k: int) -> Sequence[Sequence[tuple[float, Sequence[Segment]]]]:
         """The k most probable segmentations of each sequence, (log p, segments), best first."""
         if k < 1:
             raise UsageError(f"k must be 1 or more, got {k}")
-        level, log_z_B = self._level()
-        found = api.kbest(**arguments(level), count=k)
-        return [
-            [(score - log_z, path) for score, path in paths]
-            for paths, log_z in zip(found, log_z_B.tolist(), strict=True)
-        ]
+        level = self._level()
+        pairs = zip(level._by(api.kbest, count=k), level.partition.tolist(), strict=True)
+        return [[(score - log_z, path) for score, path in paths] for paths, log_z in pairs]
 
     def sample(self, n: int = 1, seed: int = 0) -> Sequence[Sequence[Sequence[Segment]]]:
         """`n` exact, independent draws for each sequence; the same for the same seed."""
         if n < 0:
             raise UsageError(f"n must be 0 or more, got {n}")
-        return api.sample(**arguments(self.problem), samples=n, seed=seed)
+        return self._by(api.sample, samples=n, seed=seed)
 
     def _precise(self) -> SegmentDistribution:
         """In float64, with frames that are not large: differences of large numbers have no digits left."""
-        wide: SegmentDistribution = self._once("precise", lambda: self._of(in_float64(self.problem)))
-        return wide
+        return self._once("precise", lambda: self._of(information.precise(self.problem)))
 
-    def _level(self) -> tuple[Problem, Tensor]:
+    def _level(self) -> SegmentDistribution:
         """The same distribution with frames, and a log Z, small enough to take differences of."""
         p = self._precise()
-        level: SegmentDistribution = self._once(
-            "level", lambda: p._of(information.levelled(p.problem, p.partition))
-        )
-        return level.problem, level.partition
+        return self._once("level", lambda: p._of(information.levelled(p.problem, p.partition)))
 
     def _beside(
         self, other: SegmentDistribution, counted: bool = False
@@ -203,22 +203,6 @@ class SegmentDistribution:
         p, q = self._precise(), other._precise()
         asked = replace(q.problem, seg_start_BTC=None, seg_end_BTC=None) if counted else q.problem
         return p._of(alike(p.problem, asked)), q._of(alike(q.problem, p.problem))
-
-
-def arguments(problem: Problem) -> dict[str, Any]:
-    """The arguments of the functions in api.py."""
-    names = {"transition": "transition_CC"}
-    values = {
-        field.name: getattr(problem, field.name) for field in fields(problem) if field.name != "given_B"
-    }
-    return {names.get(name, name): value for name, value in values.items() if value is not None}
-
-
-def in_float64(problem: Problem) -> Problem:
-    """The problem itself where nothing changes, so that what was computed for it is used."""
-    if any(value.dtype != torch.float64 for value in problem.floats()):
-        problem = problem.with_floats([value.double() for value in problem.floats()])
-    return information.centred(problem)
 
 
 def less(log_B: Tensor, log_z_B: Tensor) -> Tensor:
@@ -234,12 +218,13 @@ def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:
     if unknown:
         raise UsageError(f"no scores are called {', '.join(unknown)}", fix=f"one of {', '.join(FLOATS)}")
     _, _, longest, labels = problem.shape
-    plain: dict[str, Any] = {
+    scores: dict[str, Any] = {
         "score_BTC": zeros(problem, *problem.score_BTC.shape),
         "transition": zeros(problem, labels, labels),
         "duration_KC": zeros(problem, longest, labels),
+        **named,
     }
-    made = make_problem(**{**plain, **named}, lengths_B=problem.lengths_B)
+    made = make_problem(transition_CC=scores.pop("transition"), **scores, lengths_B=problem.lengths_B)
     made = replace(made, end_C=named.get("end_C", zeros(problem, labels)))  # NaN is no fault in an f
     if made.shape != problem.shape:
         raise UsageError(f"f has (B, T, K, C) = {made.shape}, the distribution {problem.shape}")
@@ -282,6 +267,9 @@ def alike(p: Problem, q: Problem) -> Problem:
 
 def constrain(problem: Problem, allowed_BTC: Tensor | None, boundaries_BT: Boundaries | None) -> Problem:
     """The model with -inf for all that the annotation excludes. Raises UsageError."""
+    for name, value in (("allowed", allowed_BTC), ("boundaries", boundaries_BT)):
+        if value is not None and not isinstance(value, Tensor):
+            raise UsageError(f"{name} must be a tensor, got {type(value).__name__}")
     if allowed_BTC is not None:
         if allowed_BTC.dtype != torch.bool or allowed_BTC.shape != problem.score_BTC.shape:
             raise UsageError(
@@ -292,12 +280,13 @@ def constrain(problem: Problem, allowed_BTC: Tensor | None, boundaries_BT: Bound
     if boundaries_BT is None:
         return problem
     batch, frames, longest, labels = problem.shape
-    values = boundaries_BT.to(problem.score_BTC.device)
-    if tuple(values.shape) != (batch, frames) or values.dtype == torch.bool:
+    if tuple(boundaries_BT.shape) != (batch, frames) or boundaries_BT.dtype == torch.bool:
         raise UsageError(
-            f"boundaries must be -1, 0 or +1, {(batch, frames)}, got {values.dtype} {tuple(values.shape)}"
+            f"boundaries must be -1, 0 or +1, {(batch, frames)}, "
+            f"got {boundaries_BT.dtype} {tuple(boundaries_BT.shape)}"
         )
-    values = torch.where(inside(problem), values, torch.zeros_like(values))
+    values = boundaries_BT.to(problem.score_BTC.device).double()  # torch compares no uint16
+    values = torch.where(inside(problem.shape[1], problem.lengths_B), values, torch.zeros_like(values))
     values[:, 0] = 0
     if not bool(((values == 0) | (values.abs() == 1)).all()):
         raise UsageError("boundaries must be -1, 0 or +1", fix="0 where a boundary is not known")

@@ -63,7 +63,7 @@ def audited(problem: Problem, found: Posteriors) -> Tensor:
         return found.imbalance_B
     feasible_B = torch.isfinite(found.log_z_B)
     compiled = found.label_BTC.dtype == torch.float64 and not found.label_BTC.is_cuda
-    if compiled and problem.plain and native.missing_reason(problem.score_BTC) is None:
+    if compiled and problem.plain and native.missing_reason("cpu") is None:
         worst_B = native_cpu.imbalance(problem, found)
     else:
         worst_B = imbalance(problem, found)

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.semicrf.model import api
+from lab.errors import UsageError
+from lab.rooms.semicrf.model import api, information
 from lab.rooms.semicrf.model.distribution import SegmentDistribution
 from lab.rooms.semicrf.model.online import OnlineDecoder
-from lab.rooms.semicrf.model.problem import check_kind_of_lengths, onto
+from lab.rooms.semicrf.model.problem import inside, onto, whole_lengths
 from lab.rooms.semicrf.model.validation.points import Validator, backend_name
 from lab.rooms.semicrf.model.validation.watch import CRFWatch
 
@@ -98,21 +99,22 @@ class SemiCRF(nn.Module):
         for a gold segment longer than K. A gold path that the model forbids has an infinite loss, which the
         validation points name.
         """
-        if lengths_B is not None:
-            check_kind_of_lengths(lengths_B, len(hidden_BTH))
+        lengths_B = None if lengths_B is None else whole_lengths(lengths_B, len(hidden_BTH))
         for name, given in (("labels", labels_BT), ("starts", starts_BT)):
             if given is not None and hidden_BTH.dim() == 3 and given.shape != hidden_BTH.shape[:2]:
                 raise ValueError(
                     f"{name} must be {tuple(hidden_BTH.shape[:2])} as the hidden states are, "
                     f"got {tuple(given.shape)}"
                 )
+            if given is not None and (given.is_floating_point() or given.is_complex()):
+                raise UsageError(f"{name} must be integers or bool, got {given.dtype}")
+        labels_BT = labels_BT.long()
         if self.validator:
             self.validator.inputs(hidden_BTH, lengths_B, labels_BT, self.transition_CC.shape[0])
         found = self(hidden_BTH, lengths_B)
         starts_BT, kept_B = self.pieces(labels_BT, starts_BT, lengths_B)
         model = (self.transitions(), self.duration_KC, self.start_C, self.end_C)
-        ends = {"start_C": self.start_C, "end_C": self.end_C}
-        gold_B = self.gold(found["scores"], *model[:2], labels_BT, starts_BT, lengths_B, **ends)
+        gold_B = self.gold(found["scores"], *model[:2], labels_BT, starts_BT, lengths_B, **self._ends())
         if self.validator:
             kept = torch.where(kept_B, gold_B, torch.zeros_like(gold_B))
             self.validator.gold(kept, found["scores"], model, labels_BT, starts_BT, lengths_B)
@@ -136,60 +138,57 @@ class SemiCRF(nn.Module):
 
     def _arguments(self, hidden_BTH: Tensor, lengths_B: Tensor | None) -> dict[str, Any]:
         """Those of the functions in api.py."""
-        score_BTC, transition_CC = self.scores(hidden_BTH, lengths_B), self.transitions()
-        model = {"transition_CC": transition_CC, "duration_KC": self.duration_KC}
-        ends = {"start_C": self.start_C, "end_C": self.end_C}
-        return {"score_BTC": score_BTC, "lengths_B": lengths_B, **model, **ends, "backend": self.backend}
+        score_BTC = self.scores(hidden_BTH, lengths_B)
+        model = {"transition_CC": self.transitions(), "duration_KC": self.duration_KC, **self._ends()}
+        return {"score_BTC": score_BTC, "lengths_B": lengths_B, **model, "backend": self.backend}
 
     def online(self, *, lag: int | None = None) -> OnlineDecoder:
         """A decoder of one stream by this model; it takes scores, not hidden features."""
-        return OnlineDecoder(self.transitions(), self.duration_KC, self.start_C, self.end_C, lag=lag)
+        return OnlineDecoder(self.transitions(), self.duration_KC, **self._ends(), lag=lag)
 
     def parameter_penalty(self, p: float = 2.0) -> Tensor:
         """sum |transition|^p + sum |duration|^p; forbidden transitions are not parameters and add nothing."""
-        transition_CC: Tensor = self.transition_CC
-        if self.forbidden_CC is not None:
-            transition_CC = transition_CC.masked_fill(self.forbidden_CC, 0.0)
-        return transition_CC.abs().pow(p).sum() + self.duration_KC.abs().pow(p).sum()
+        return self.transitions(0.0).abs().pow(p).sum() + self.duration_KC.abs().pow(p).sum()
 
     def scores(self, hidden_BTH: Tensor, lengths_B: Tensor | None) -> Tensor:
         """Scores (B, T, C).
 
         Frames past a sequence's end are zeroed first, because a NaN there must not reach a weight's gradient.
         """
+        kept, inside_BT1 = hidden_BTH, None
         if lengths_B is not None:
-            check_kind_of_lengths(lengths_B, len(hidden_BTH))
-        inside_BT = None if lengths_B is None else inside(hidden_BTH.shape[1], lengths_B, hidden_BTH.device)
-        kept = (
-            hidden_BTH
-            if inside_BT is None
-            else torch.where(inside_BT[..., None], hidden_BTH, hidden_BTH.new_zeros(()))
-        )
+            lengths_B = whole_lengths(lengths_B, len(hidden_BTH))
+            inside_BT1 = inside(hidden_BTH.shape[1], lengths_B, hidden_BTH.device)[..., None]
+            kept = torch.where(inside_BT1, hidden_BTH, hidden_BTH.new_zeros(()))
         score_BTC = kept if self.projection is None else self.projection(kept)
         if self.after_projection:
             score_BTC = self.after_projection(score_BTC)
         if self.validator:
             self.validator.scores(kept, score_BTC, projected=self.projection is not None)
-        if self.poison_padding and inside_BT is not None:
-            score_BTC = torch.where(inside_BT[..., None], score_BTC, score_BTC.new_full((), float("nan")))
+        if self.poison_padding and inside_BT1 is not None:
+            score_BTC = torch.where(inside_BT1, score_BTC, score_BTC.new_full((), float("nan")))
         return score_BTC
 
     def log_partition(self, score_BTC: Tensor, lengths_B: Tensor | None) -> Tensor:
-        arguments: dict[str, Any] = {"start_C": self.start_C, "end_C": self.end_C, "backend": self.backend}
-        transition_CC, duration_KC = self.transitions(), self.duration_KC
+        arguments = {**self._ends(), "backend": self.backend}
+        given = (score_BTC, self.transitions(), self.duration_KC)
         if not self.validator:
-            return self.partition(score_BTC, transition_CC, duration_KC, lengths_B, **arguments)
-        leaves = [tensor.view_as(tensor) for tensor in (score_BTC, transition_CC, duration_KC)]
+            return self.partition(*given, lengths_B, **arguments)
+        leaves = [tensor.view_as(tensor) for tensor in given]
         name = backend_name(self.backend, score_BTC)
         watch = CRFWatch(self.validator, leaves, lengths_B, (self.start_C, self.end_C), name)
         logZ_B = self.partition(*leaves, lengths_B, alarm=watch.posteriors, **arguments)
         watch.partition(logZ_B, leaves)
         return logZ_B
 
-    def transitions(self) -> Tensor:
+    def transitions(self, forbidden: float = -torch.inf) -> Tensor:
+        """The parameter, with `forbidden` where the grammar allows none."""
         if self.forbidden_CC is None:
             return self.transition_CC
-        return self.transition_CC.masked_fill(self.forbidden_CC, float("-inf"))
+        return self.transition_CC.masked_fill(self.forbidden_CC, forbidden)
+
+    def _ends(self) -> dict[str, Any]:
+        return {"start_C": self.start_C, "end_C": self.end_C}
 
     def pieces(
         self, labels_BT: Tensor, starts_BT: Tensor | None, lengths_B: Tensor | None
@@ -198,6 +197,7 @@ class SemiCRF(nn.Module):
         if starts_BT is None:
             starts_BT = run_starts(labels_BT)
         else:
+            starts_BT = starts_BT.bool()
             reject_two_labels(labels_BT, starts_BT, lengths_B)
         longest = self.duration_KC.shape[0]
         at_BT = place_in_segment(starts_BT)
@@ -216,17 +216,19 @@ class SemiCRF(nn.Module):
 
     def magnitudes(self) -> tuple[float, float]:
         """max |transition| and max |duration bias|, of what is allowed."""
-        transition_CC = self.transition_CC.detach()
-        if self.forbidden_CC is not None:
-            transition_CC = transition_CC.masked_fill(self.forbidden_CC, 0.0)
-        return float(transition_CC.abs().max()), float(self.duration_KC.detach().abs().max())
+        values = (self.transitions(0.0), self.duration_KC)
+        transition, duration = (float(value.detach().abs().max()) for value in values)
+        return transition, duration
 
 
 def reject_two_labels(labels_BT: Tensor, starts_BT: Tensor, lengths_B: Tensor | None) -> None:
-    """Raises ValueError where a label changes inside a segment. On a GPU that would wait: nothing is read."""
-    if starts_BT.is_cuda:
+    """Raises ValueError where a label changes inside a segment.
+
+    Nothing is read on a GPU, which would wait, nor in torch.func and compiled code, which take no branch.
+    """
+    if starts_BT.is_cuda or not information.branches():
         return
-    wrong_BT = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:].bool()
+    wrong_BT = (labels_BT[:, 1:] != labels_BT[:, :-1]) & ~starts_BT[:, 1:]
     if lengths_B is not None:
         wrong_BT = wrong_BT & inside(labels_BT.shape[1], lengths_B, labels_BT.device)[:, 1:]
     if bool(wrong_BT.any()):
@@ -253,36 +255,26 @@ def gold_score(
 
     No loop and no read-back: a segment's duration is the index of its last frame within it.
     """
-    frames = labels_BT.shape[1]
-    lengths_B = (
-        labels_BT.new_full((len(labels_BT),), frames)
-        if lengths_B is None
-        else onto(lengths_B, labels_BT.device)
-    )
-    inside_BT = inside(frames, lengths_B)
+    whole_B = labels_BT.new_full((len(labels_BT),), labels_BT.shape[1])
+    lengths_B = whole_B if lengths_B is None else onto(lengths_B, labels_BT.device)
+    frame_T = torch.arange(labels_BT.shape[1], device=labels_BT.device)
+    inside_BT, last_BT = frame_T < lengths_B[:, None], frame_T == lengths_B[:, None] - 1
     labels_BT = torch.where(inside_BT, labels_BT, torch.zeros_like(labels_BT))
-    content_BT = score_BTC.gather(2, labels_BT[..., None])[..., 0].double()
-    last_BT = torch.arange(frames, device=labels_BT.device) == lengths_B[:, None] - 1
     ends_BT = last_BT | torch.cat([starts_BT[:, 1:], torch.zeros_like(starts_BT[:, :1])], dim=1)
     at_BT = place_in_segment(starts_BT).clamp(max=duration_KC.shape[0] - 1)
     before_BT = torch.cat([labels_BT[:, :1], labels_BT[:, :-1]], dim=1)
-    later_BT = starts_BT & (torch.arange(frames, device=labels_BT.device) > 0)
-    total_B = _summed(content_BT, inside_BT)
-    total_B = total_B + _summed(duration_KC[at_BT, labels_BT].double(), ends_BT & inside_BT)
-    total_B = total_B + _summed(transition_CC[before_BT, labels_BT].double(), later_BT & inside_BT)
-    if start_C is not None:
-        total_B = total_B + _summed(
-            start_C[labels_BT].double(), inside_BT & ~torch.cumsum(inside_BT, 1).gt(1)
-        )
-    if end_C is not None:
-        total_B = total_B + _summed(end_C[labels_BT].double(), last_BT)
+    terms = [
+        (score_BTC.gather(2, labels_BT[..., None])[..., 0], inside_BT),
+        (duration_KC[at_BT, labels_BT], ends_BT & inside_BT),
+        (transition_CC[before_BT, labels_BT], starts_BT & (frame_T > 0) & inside_BT),
+    ]
+    terms += [] if start_C is None else [(start_C[labels_BT], inside_BT & (frame_T == 0))]
+    terms += [] if end_C is None else [(end_C[labels_BT], last_BT)]
+    total_B = torch.zeros_like(whole_B, dtype=torch.float64)
+    for value_BT, where_BT in terms:  # a choice, not a product: -inf times 0 would be NaN
+        value_BT = value_BT.double()
+        total_B = total_B + torch.where(where_BT, value_BT, torch.zeros_like(value_BT)).sum(dim=1)
     return total_B
-
-
-def inside(frames: int, lengths_B: Tensor, device: torch.device | None = None) -> Tensor:
-    """(B, T) bool on `device`: frames before each sequence's end. Lengths may lie on the CPU."""
-    lengths_B = onto(lengths_B, device or lengths_B.device)
-    return torch.arange(frames, device=lengths_B.device) < lengths_B[:, None]
 
 
 def run_starts(labels_BT: Tensor) -> Tensor:
@@ -296,8 +288,3 @@ def place_in_segment(starts_BT: Tensor) -> Tensor:
     at_T = torch.arange(starts_BT.shape[1], device=starts_BT.device)
     begun_BT = torch.where(starts_BT, at_T, torch.zeros_like(at_T)).cummax(dim=1).values
     return at_T - begun_BT
-
-
-def _summed(values_BT: Tensor, where_BT: Tensor) -> Tensor:
-    # A choice, not a product: -inf times 0 would be NaN.
-    return torch.where(where_BT, values_BT, torch.zeros_like(values_BT)).sum(dim=1)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.derivatives import autograd, compiled
+from lab.rooms.semicrf.model.naive import safe_logsumexp
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
 from lab.rooms.semicrf.model.terms import Terms
 
@@ -88,22 +89,6 @@ def less_expected(
     return log_z_B - total_B, error_B.masked_fill(endless_B, torch.inf)
 
 
-def expected(scores: Problem, found: Posteriors) -> Tensor:
-    """<scores, counts> (B,): a score that is not used adds zero, finite or not. NaN where log Z is."""
-    total_B = torch.zeros_like(found.log_z_B)
-    for at, (score, count) in enumerate(zip(scores.floats(), found.counts(scores), strict=True)):
-        count, none = count.double(), count == 0
-        if at == 0:
-            none = none | ((count < ROUNDING) & ~(score.detach().abs() <= FAR))
-        value = torch.where(none, torch.zeros_like(count), score.double())
-        total_B = total_B + (value * count).flatten(1).sum(1)
-    return total_B.masked_fill(torch.isnan(found.log_z_B), torch.nan)
-
-
-ROUNDING, FAR = 1e-12, 1e4
-"""What a label's count may be off by, as a difference of sums; and scores that this must not weigh."""
-
-
 def impossible(problem: Problem, found: Posteriors) -> Tensor:
     """Labels of frames, (B, T, C) bool, whose probability is 0 in float64 whatever their count says.
 
@@ -112,9 +97,10 @@ def impossible(problem: Problem, found: Posteriors) -> Tensor:
     there are fewer than (2 C)^L of them.
     """
     plain = problem.detached()
-    score_BTC = frames_masked(plain)
-    top_BT = log_domain.finite_or_zero(score_BTC.amax(-1))
-    best = {name: highest(getattr(plain, name)) for name in plain.names()[1:]}
+    score_BTC, top_BT = frames_masked(plain), tops(plain)
+    known: dict[str, Tensor] = {name: getattr(plain, name).double() for name in plain.names()[1:]}
+    # NaN is no number: it may be padding.
+    best = {name: x.masked_fill(torch.isnan(x), -torch.inf).amax() for name, x in known.items()}
     once = best.pop("start_C") + best.pop("end_C")
     each = sum(torch.relu(value) for value in best.values()) + math.log(2 * score_BTC.shape[2])
     most_B = top_BT.sum(1) + once + problem.lengths_B * each
@@ -122,15 +108,19 @@ def impossible(problem: Problem, found: Posteriors) -> Tensor:
     return score_BTC - top_BT[..., None] < least_B[:, None, None]
 
 
-def highest(value: Tensor) -> Tensor:
-    """The largest number; NaN is none: it may be padding."""
-    return value.double().masked_fill(torch.isnan(value), -torch.inf).amax()
-
-
 SMALLEST = 746.0
 """exp(-746) is 0 in float64."""
 LARGE = 1e7
 """A frame's best score, or a log Z, beyond which differences lose the digits that `ALLOWED` needs."""
+
+
+def precise(problem: Problem) -> Problem:
+    """In float64, and `centred`; the problem itself where nothing changes, so that what was computed for it
+    is used.
+    """
+    if any(value.dtype != torch.float64 for value in problem.floats()):
+        problem = problem.with_floats([value.double() for value in problem.floats()])
+    return centred(problem)
 
 
 def centred(problem: Problem) -> Problem:
@@ -140,7 +130,7 @@ def centred(problem: Problem) -> Problem:
     labels only masks of whole frames go, which are large and negative: the rest shows as rounding.
     """
     plain = problem.detached()
-    top_BT = log_domain.finite_or_zero(frames_masked(plain).amax(-1))
+    top_BT = tops(plain)
     large_BT = top_BT.abs() > LARGE
     if not branches():
         large_BT = top_BT < -LARGE
@@ -152,6 +142,11 @@ def centred(problem: Problem) -> Problem:
     return replace(problem, score_BTC=problem.score_BTC.double() - shift_BT[..., None])
 
 
+def tops(problem: Problem) -> Tensor:
+    """The best score of each frame, (B, T); 0 where it is not finite."""
+    return log_domain.finite_or_zero(frames_masked(problem).amax(-1))
+
+
 def branches() -> bool:
     """Whether a branch may depend on a value."""
     return not (compiled.compiling() or autograd.transforming())
@@ -159,15 +154,14 @@ def branches() -> bool:
 
 def levelled(problem: Problem, log_z_B: Tensor) -> Problem:
     """The same distribution: large sequences with frames shifted so that the messages' maximum is 0."""
-    score_BTC = frames_masked(problem)
-    finite = torch.nan_to_num(score_BTC.detach(), nan=0.0, posinf=0.0, neginf=-torch.inf).amax(-1)
-    large_B = (log_z_B.detach().abs() > LARGE) | ((finite.abs() > LARGE) & ~torch.isneginf(finite)).any(1)
-    large_B = large_B & torch.isfinite(log_z_B.detach())
+    log_z_B = log_z_B.detach()
+    large_B = (log_z_B.abs() > LARGE) | (tops(problem.detached()).abs() > LARGE).any(1)
+    large_B = large_B & torch.isfinite(log_z_B)
     if not bool(large_B.any()):
         return problem
     rows = large_B.nonzero()[:, 0]
     shifted_BTC = shifted(problem.rows(rows)).transpose(0, 1)
-    return replace(problem, score_BTC=score_BTC.index_copy(0, rows, shifted_BTC))
+    return replace(problem, score_BTC=frames_masked(problem).index_copy(0, rows, shifted_BTC))
 
 
 def shifted(problem: Problem) -> Tensor:
@@ -219,20 +213,19 @@ def by_choices(p: Problem, q: Problem, term: Term) -> Tensor:
     of_p = Choices(p)
     of_q = of_p if q is p else Choices(q)
     both = (of_p,) if q is p else (of_p, of_q)
-    batch, frames, longest, labels = p.shape
-    zero_BC = of_p.frame_TBC.new_zeros(batch, labels)
-    befores: list[Later] = [(zero_BC, zero_BC > 0)]
+    batch, frames, longest, _ = p.shape
+    zero_XBC = torch.zeros_like(of_p.gammas[0])
+    befores: list[Later] = [(zero_XBC, zero_XBC > 0)]
     result_B = of_p.frame_TBC.new_zeros(batch)
     for t in range(1, frames + 1):
         for choices in both:
             choices.step()
-        values, lost = (by_rows(list(rows)) for rows in zip(*befores, strict=True))
+        values, lost = (log_domain.by_rows(list(rows)) for rows in zip(*befores, strict=True))
         value_BC, lost_BC = gathered(term, of_p.durations, of_q.durations, (values, lost), 0)
         here_B = p.lengths_B == t
         if bool(here_B.any()):
             last_B, lost_B = gathered(term, of_p.last(), of_q.last(), (value_BC, lost_BC), 1)
             result_B = torch.where(here_B, last_B.masked_fill(lost_B, torch.inf), result_B)
-        # One label before for all durations, or one for each: (B, C', C) or (K, B, C', C).
         later = (value_BC[:, :, None], lost_BC[:, :, None])
         befores = [gathered(term, of_p.labels, of_q.labels, later, -2), *befores[: longest - 1]]
     return result_B
@@ -256,13 +249,12 @@ class Choices:
     """The log probabilities of one model's choices, from left to right; differentiable.
 
     After `step()` number t, `durations` (k, B, C) are those of the segments of c that end at t, `labels`
-    (B, C', C) those of the label before a segment of c that starts at t; (K, B, C', C) where they depend on
-    its duration.
+    (X, B, C', C) those of the label before a segment of c that starts at t (X as in `Terms`).
     """
 
     def __init__(self, problem: Problem) -> None:
         self.terms, self.frame_TBC = Terms(problem), shifted(problem)
-        self.longest, self.by_duration = problem.shape[2], problem.by_duration
+        self.longest = problem.shape[2]
         self.gammas = [self.terms.first()]
         self.content = self.frame_TBC[:0]
         self.t = 0
@@ -271,34 +263,25 @@ class Choices:
         begun = torch.cat([torch.zeros_like(self.frame_TBC[:1]), self.content[: self.longest - 1]])
         self.content = begun + self.frame_TBC[self.t]
         self.t += 1
-        gamma = by_rows(self.gammas)
+        gamma = log_domain.by_rows(self.gammas)
         ending = gamma + self.content + self.terms.arriving(self.t, len(gamma))
         alpha_BC, self.durations = split(ending, 0)
         self.alpha_BC = self.terms.closed(alpha_BC, self.t - 1)
-        crossing = self.terms.crossing(self.t)
-        if self.by_duration:
-            gamma, labels = split(self.alpha_BC[:, None, :, None] + crossing, 2)
-            gamma, self.labels = gamma.transpose(0, 1), labels.transpose(0, 1)
-        else:
-            gamma, self.labels = split(self.alpha_BC[:, :, None] + crossing, 1)
-        self.gammas = [self.terms.opened(gamma, self.t), *self.gammas[: self.longest - 1]]
+        gamma, labels = split(self.alpha_BC[:, None, :, None] + self.terms.crossing(self.t), 2)
+        self.labels = labels.transpose(0, 1)
+        gamma = self.terms.opened(gamma.transpose(0, 1), self.t)
+        self.gammas = [gamma, *self.gammas[: self.longest - 1]]
 
     def last(self) -> Tensor:
         """(B, C): of the last label, if the sequence ends here."""
         return split(self.alpha_BC + self.terms.end_C, 1)[1]
 
 
-def by_rows(latest: list[Tensor]) -> Tensor:
-    """Row k-1 of what each of the latest boundaries holds for segments of k frames, (k, B, C)."""
-    return torch.stack([value if value.dim() == 2 else value[k] for k, value in enumerate(latest)])
-
-
 def split(value: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """logsumexp along `dim`, and the log shares; -inf, never NaN, where all entries are -inf."""
-    top = value.detach().amax(dim, keepdim=True)
-    top = torch.where(torch.isneginf(top), torch.zeros_like(top), top)
-    total = (value - top).exp().sum(dim, keepdim=True)
-    none = total == 0
-    log_total = torch.where(none, torch.ones_like(total), total).log() + top
-    whole = torch.where(none, torch.full_like(total, -float("inf")), log_total)
-    return whole.squeeze(dim), value - log_total
+    """logsumexp along `dim`, and the log shares; -inf, never NaN, where all entries are -inf.
+
+    Beside a NaN or +inf no share is known: all are NaN, for one that p forbids would not be looked at.
+    """
+    whole = safe_logsumexp(value, dim)
+    known = whole.masked_fill(torch.isneginf(whole), 0.0).masked_fill(torch.isposinf(whole), torch.nan)
+    return whole, value - known.unsqueeze(dim)

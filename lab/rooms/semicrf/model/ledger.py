@@ -86,7 +86,7 @@ def imbalance(problem: Problem, found: Posteriors, whole: float = 1.0) -> Tensor
     errors = [
         found.mass_error_B,
         mass_by_durations(found.duration_BKC, problem.lengths_B, found.log_z_B, whole),
-        found.start_BC().sum(1, dtype=torch.float64) - whole,
+        starts_BTC[:, 0].sum(1, dtype=torch.float64) - whole,
         ((lasting_BC - begun_BC) / size_BC).abs().amax(1),
         ((begun_BC - ended_BC) / size_BC).abs().amax(1),
         ((into_BC - begun_BC) / size_BC).abs().amax(1),
@@ -96,8 +96,13 @@ def imbalance(problem: Problem, found: Posteriors, whole: float = 1.0) -> Tensor
         low_B, high_B = label_BTC.flatten(1).aminmax(dim=1)
         errors += [torch.relu(high_B.double() - whole), torch.relu(-low_B.double())]
     if problem.per_frame:
-        into_BTC, from_BTC = crossings(found, problem.lengths_B)
-        errors += [into_BTC.abs().amax((1, 2)), from_BTC.abs().amax((1, 2))]
+        # At each inner boundary transitions lead into what starts and from what ends.
+        into_BTC, from_BTC = found.transition.sum(2) - starts_BTC, found.transition.sum(3)
+        inner_BT = torch.arange(1, starts_BTC.shape[1], device=starts_BTC.device) < problem.lengths_B[:, None]
+        from_BTC[:, 1:] -= ends_BTC[:, :-1] * inner_BT[..., None]
+        for lacking_BTC in (into_BTC, from_BTC):
+            lacking_BTC[:, 0] = 0  # nothing leads into the first frame
+            errors.append(lacking_BTC.abs().amax((1, 2)))
     if found.segment_BTKC is not None:
         per_duration, per_start = found.segment_BTKC.sum(1), found.segment_BTKC.sum(2)
         errors += [
@@ -105,13 +110,3 @@ def imbalance(problem: Problem, found: Posteriors, whole: float = 1.0) -> Tensor
             (per_start - starts_BTC).abs().amax((1, 2)),
         ]
     return torch.stack([error.abs() for error in errors]).amax(0)
-
-
-def crossings(found: Posteriors, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-    """What transitions by frame, (B, T, C, C), lack of the starts and of the ends at each inner boundary."""
-    frames = found.transition.shape[1]
-    inner_BT = torch.arange(1, frames, device=lengths_B.device) < lengths_B[:, None]
-    into_BTC = (found.transition.sum(2) - found.starts_BTC)[:, 1:]
-    from_BTC = found.transition[:, 1:].sum(3) - found.ends_BTC[:, :-1] * inner_BT[..., None]
-    none_BTC = torch.zeros_like(found.starts_BTC[:, :1])  # with a single frame there is no boundary
-    return torch.cat([into_BTC, none_BTC], 1), torch.cat([from_BTC, none_BTC], 1)

@@ -10,6 +10,7 @@ shares that sum to 1. So they stay in [0, 1] and never are NaN, however large th
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from lab.core.words import plural
 from lab.rooms.semicrf.model.dual import exp, log, plus, real, reciprocal
 from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.problem import Posteriors, Problem, masked
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, by_sequence, masked
 from lab.rooms.semicrf.model.terms import Terms, unknown
 
 FAR = 1e9
@@ -134,7 +135,10 @@ def useful_ends(problem: Problem) -> tuple[Tensor, Tensor]:
         if t < frames:
             runs_TBC[t] = run_BC = torch.where(fits_TBC[t], run_BC + 1, torch.zeros_like(run_BC))
             starts_KBC = useful[t + 1 : t + 1 + longest] & (terms.lasting(t) == 0) & (steps_K11 <= run_BC)
-            useful[t] = reaching(terms, terms.opened(starts_KBC.double().log(), t) == 0, t)
+            starts_XBC = starts_KBC if problem.by_duration else starts_KBC.any(0, keepdim=True)
+            opened_XBC = (terms.opened(starts_XBC.double().log(), t) == 0).double()
+            leads = torch.matmul((terms.crossing(t) == 0).double(), opened_XBC.transpose(0, 1)[..., None])
+            useful[t] = leads[..., 0].sum(1) > 0  # a transition leads from the label to a segment
         useful[t] |= (problem.lengths_B == t)[:, None] & closes_C
         useful[t] &= (problem.lengths_B >= t)[:, None]
         if t:
@@ -142,20 +146,10 @@ def useful_ends(problem: Problem) -> tuple[Tensor, Tensor]:
     return useful[: frames + 1], runs_TBC
 
 
-def reaching(terms: Terms, starts_KBC: Tensor, t: int) -> Tensor:
-    """Which labels a transition leads from, to segments that may start with frame t: (B, C) bool."""
-    follows = (terms.crossing(t) == 0).double()
-    if terms.problem.by_duration:
-        return torch.einsum("kbd,akcd->bc", starts_KBC.double(), follows) > 0
-    return torch.matmul(follows, starts_KBC.any(0).double()[..., None])[..., 0] > 0
-
-
 def onward(terms: Terms, alpha_BC: Tensor, t: int) -> Tensor:
-    """gamma: what goes on from boundary t, (B, C), or (K, B, C) with transitions by duration."""
-    crossing = terms.crossing(t)
-    if terms.problem.by_duration:
-        return terms.opened(logsumexp(plus(alpha_BC[:, None, :, None], crossing), 2).transpose(0, 1), t)
-    return terms.opened(logsumexp(plus(alpha_BC[:, :, None], crossing), 1), t)
+    """gamma: what goes on from boundary t, (X, B, C)."""
+    sent = logsumexp(plus(alpha_BC[:, None, :, None], terms.crossing(t)), 2)
+    return terms.opened(sent.transpose(0, 1), t)
 
 
 def posteriors(problem: Problem) -> Posteriors:
@@ -194,7 +188,8 @@ def counted(state: LogState, passed: Passed | None) -> Posteriors:
         begun = (problem.lengths_B == t) & usable_B
         ends_TBC[t - 1] += torch.where(begun[:, None], final_BC, torch.zeros_like(final_BC))
         if not problem.by_duration and t < frames:
-            into = shares(plus(state.alpha[t][:, :, None], terms.crossing(t)), 1) * starts_TBC[t][:, None]
+            crossing = terms.crossing(t)[:, 0]
+            into = shares(plus(state.alpha[t][:, :, None], crossing), 1) * starts_TBC[t][:, None]
             ends_TBC[t - 1] += into.sum(-1)
             (crossed[:, t] if problem.per_frame else crossed).add_(into)
         reach = min(longest, t)
@@ -208,13 +203,31 @@ def counted(state: LogState, passed: Passed | None) -> Posteriors:
             segment[:, t - 1 - shorter_K, shorter_K] = split_KBC.transpose(0, 1)
         if problem.by_duration:
             _cross(state, t, split_KBC, ends_TBC, crossed)
+    never_TBC = torch.isneginf(real(terms.frame_TBC)) | ~terms.inside_TB[..., None]
+    own = [crossed] if segment is None else [crossed, segment]
+    return assembled(
+        problem, state.log_z_B, usable_B, never_TBC, (starts_TBC, ends_TBC, duration, *own)
+    )  # shares of NaN are NaN
+
+
+def assembled(
+    problem: Problem, log_z_B: Tensor, usable_B: Tensor, never_TBC: Tensor, counts: Sequence[Tensor]
+) -> Posteriors:
+    """Posteriors of starts, ends and durations, time or duration first, and of transitions and segments.
+
+    Labels are what started less what ended, and exactly 0 where they are never. Counts of sequences that are
+    not usable may be anything, and become 0. Labels beyond the problem's pad the counts.
+    """
+    starts_TBC, ends_TBC, duration_KBC, *own = counts
     label_TBC = (starts_TBC - torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])).cumsum(0)
-    counts = [x.transpose(0, 1) for x in (label_TBC, starts_TBC, ends_TBC, duration)] + [crossed]
-    counts = [of_usable(x, usable_B) for x in counts]  # shares of NaN are NaN
-    counts[0] = masked(problem, counts[0]).masked_fill(torch.isneginf(real(problem.score_BTC)), 0.0)
-    checked = mass(real(counts[0]), problem.lengths_B, real(state.log_z_B))
-    own = [] if segment is None else [of_usable(segment, usable_B)]
-    return Posteriors.of_parts([state.log_z_B, *counts, *own, *checked])
+    rows = (label_TBC.masked_fill(never_TBC, 0.0), starts_TBC, ends_TBC, duration_KBC)
+    labels = problem.shape[3]
+    found = [x.transpose(0, 1)[..., :labels] for x in rows] + [own[0][..., :labels, :labels]]
+    found += [segment[..., :labels] for segment in own[1:]]
+    if not bool(usable_B.all()):
+        found = [torch.where(by_sequence(usable_B, count), count, torch.zeros_like(count)) for count in found]
+    checked = mass(real(found[0]), problem.lengths_B, real(log_z_B))
+    return Posteriors.of_parts([log_z_B, *found, *checked])
 
 
 def is_far(value: Tensor) -> Tensor:
@@ -268,17 +281,17 @@ def crossed_shape(problem: Problem) -> tuple[int, ...]:
     return (*more, labels, labels)
 
 
-def of_usable(count: Tensor, usable_B: Tensor) -> Tensor:
-    """Zeros for the sequences that have no counts."""
-    return torch.where(usable_B.view(-1, *(1,) * (count.dim() - 1)), count, torch.zeros_like(count))
-
-
 def _window(state: LogState, t: int, reach: int) -> Tensor:
     """Row k-1: what came in at boundary t-k, plus its frames up to t; (reach, B, C)."""
     content = state.frame_TBC[t - reach : t].flip(0).cumsum(0)
-    if state.gamma[0].dim() == 2:
-        return plus(torch.stack(state.gamma[t - reach : t]).flip(0), content)
-    return plus(torch.stack([state.gamma[t - k][k - 1] for k in range(1, reach + 1)]), content)
+    return plus(by_rows(state.gamma[t - reach : t][::-1]), content)
+
+
+def by_rows(latest: list[Tensor]) -> Tensor:
+    """Row k-1 of what each of the latest boundaries holds for segments of k frames: (k, ...) of (X, ...)."""
+    if len(latest[0]) == 1:
+        return torch.cat(latest)
+    return torch.stack([value[k] for k, value in enumerate(latest)])
 
 
 def _cross(state: LogState, t: int, split_KBC: Tensor, ends_TBC: Tensor, crossed: Tensor) -> None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
 from lab.rooms.semicrf.model.terms import Terms, unknown
@@ -43,21 +44,18 @@ Sum = Callable[[Tensor, int], Tensor]
 def log_partition(problem: Problem, over: Sum = safe_logsumexp) -> Tensor:
     """log Z (B,), float64, differentiable: alpha[t, c] from all alpha[t-k, c'] as the definition says."""
     unknown_B = unknown(Terms(problem))
-    return torch.stack(
-        [
-            _nan(problem.rows(unknown_B.new_tensor([b], dtype=torch.int64)))
-            if unknown_B[b]
-            else _log_partition_one(problem, b, over)
-            for b in range(problem.shape[0])
-        ]
+    each = (
+        _nan(problem.rows([b])) if unknown_B[b] else _log_partition_one(problem, b, over)
+        for b in range(problem.shape[0])
     )
+    return torch.stack(list(each))
 
 
 def _nan(problem: Problem) -> Tensor:
     """NaN, whose gradient by every input is NaN, and 0 where the incoming one is."""
     total = torch.stack([value.sum().double() for value in problem.floats()]).sum()
     if total.requires_grad:
-        total.register_hook(lambda grad: grad * math.nan if grad else grad)  # type: ignore[no-untyped-call]
+        total.register_hook(lambda grad: torch.where(grad == 0, grad, grad * math.nan))  # type: ignore[no-untyped-call]
     return total + math.nan
 
 
@@ -106,31 +104,19 @@ LARGE = 1e6
 """Scores beyond it would leave too few digits of float64 to what stands beside them."""
 
 
-@torch.enable_grad()
 def tops(problem: Problem, b: int) -> Tensor:
     """The largest score of each frame (T,) among labels that a segmentation gives it; 0 if none is large."""
-    score_TC = frames_masked(problem)[b].detach()
+    one = problem.detached().rows([b])
+    score_TC = frames_masked(one)[0]
     large = torch.nan_to_num(score_TC, nan=0, posinf=0, neginf=0).abs() > LARGE
-    if not bool(large.any()):
-        return torch.zeros_like(score_TC[:, 0])
-    counted = problem.allowed()
-    counted.score_BTC.requires_grad_()
-    log_count = _log_partition_one(counted, b)
-    if not bool(torch.isfinite(log_count)):
-        return torch.zeros_like(score_TC[:, 0])
-    (share_BTC,) = torch.autograd.grad(log_count, counted.score_BTC)
-    top_T = score_TC.masked_fill(share_BTC[b] == 0, -float("inf")).amax(-1)
-    return torch.where(torch.isfinite(top_T), top_T, torch.zeros_like(top_T))
+    return log_domain.tops(one)[0] if bool(large.any()) else torch.zeros_like(score_TC[:, 0])
 
 
 @torch.enable_grad()
 def posteriors(problem: Problem) -> Posteriors:
     """All expected counts by autograd, sequence by sequence."""
     plain = problem.detached()
-    batch = problem.shape[0]
-    done = [
-        _counts_of_one(plain.rows(torch.tensor([b], device=plain.lengths_B.device))) for b in range(batch)
-    ]
+    done = [_counts_of_one(plain.rows([b])) for b in range(problem.shape[0])]
     log_z_B, *counts = (torch.cat(column) for column in zip(*done, strict=True))
     checked = mass(counts[0], problem.lengths_B, log_z_B)
     return Posteriors.of_parts([log_z_B, *counts, *checked])
@@ -167,17 +153,22 @@ def segmentations(length: int, longest: int, labels: int) -> Iterator[list[Segme
                 yield [*head, (length - duration, length, label)]
 
 
-def path_score(problem: Problem, b: int, path: Sequence[Segment]) -> Tensor:
-    """The score of one segmentation of sequence `b`, a float64 scalar."""
-    score_TC = problem.score_BTC[b].double()
-    total = problem.start_C.double()[path[0][2]] + problem.end_C.double()[path[-1][2]]
+def path_terms(problem: Problem, b: int, path: Sequence[Segment]) -> Iterator[Tensor]:
+    """What one segmentation of sequence `b` adds up, in float64: scalars, and the frames of each segment."""
+    yield problem.start_C.double()[path[0][2]]
+    yield problem.end_C.double()[path[-1][2]]
     previous = None
     for start, end, label in path:
-        total = total + score_TC[start:end, label].sum() + segment_score(problem, b, start, end)[label]
+        yield problem.score_BTC[b, start:end, label].double()
+        yield segment_score(problem, b, start, end)[label]
         if previous is not None:
-            total = total + transition_score(problem, b, start, end).double()[previous, label]
+            yield transition_score(problem, b, start, end).double()[previous, label]
         previous = label
-    return total
+
+
+def path_score(problem: Problem, b: int, path: Sequence[Segment]) -> Tensor:
+    """The score of one segmentation of sequence `b`, a float64 scalar."""
+    return torch.stack([term.sum() for term in path_terms(problem, b, path)]).sum()
 
 
 def enumerate_segmentations(problem: Problem, b: int) -> tuple[list[list[Segment]], Tensor]:
@@ -198,7 +189,7 @@ def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
     """
     scores, paths = [], []
     for b in range(problem.shape[0]):
-        one = problem.detached().rows(torch.tensor([b], device=problem.lengths_B.device))
+        one = problem.detached().rows([b])
         score_B, _, starts_BTC, ends_BTC, *_ = _counts_of_one(one, best)
         scores.append(float(score_B))
         ends = (ends_BTC[0].nonzero()[:, 0] + 1).tolist()

@@ -14,14 +14,18 @@ this decides is marked `forced`. Up to the first of these the result is that of 
 from __future__ import annotations
 
 import heapq
+import operator
 from collections import deque
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lab.errors import BadDataError, UsageError
 from lab.rooms.semicrf.model.decoding import reject_nan
+from lab.rooms.semicrf.model.log_domain import Sum
+from lab.rooms.semicrf.model.naive import LARGE
 from lab.rooms.semicrf.model.problem import make_problem
 
 BEGIN = -1
@@ -57,7 +61,10 @@ class OnlineDecoder:
         *,
         lag: int | None = None,
     ) -> None:
-        """Raises UsageError for shapes that do not fit or a negative lag, BadDataError for NaN and +inf."""
+        """Raises UsageError for shapes that do not fit or a negative lag, TypeError for one that is no whole
+        number, BadDataError for NaN and +inf.
+        """
+        lag = None if lag is None else operator.index(lag)
         if lag is not None and lag < 0:
             raise UsageError(f"lag must be 0 or more frames, got {lag}")
         one = duration_KC.new_zeros(1, 1, duration_KC.shape[-1])
@@ -72,7 +79,7 @@ class OnlineDecoder:
         self.lag, shape = lag, self._duration.shape
         self.frames = 0
         self.score: float | None = None
-        self._offset = 0.0
+        self._offset = Sum(torch.zeros((), dtype=torch.float64))
         # Survivors: row j holds those whose open segment ends at boundary `frames` + j.
         self._value = np.full(shape, -np.inf)
         self._parent = np.full(shape, BEGIN)  # the node before the open segment
@@ -92,11 +99,14 @@ class OnlineDecoder:
         """Take the next frames, (C,) or (t, C), and return what became final; chunks change nothing.
 
         Raises BadDataError for NaN or +inf, or where no segmentation fits the frames so far, UsageError for
-        another shape or after `finish`.
+        another shape, for what is not a tensor of real numbers, or after `finish`.
         """
         labels = self._duration.shape[1]
         if self.score is not None:
             raise UsageError("this stream is finished", fix="a new OnlineDecoder for the next")
+        if not isinstance(score_tC, Tensor) or score_tC.is_complex():
+            kind = getattr(score_tC, "dtype", type(score_tC).__name__)
+            raise UsageError(f"frames must be a tensor of real numbers, got {kind}")
         if score_tC.shape[-1:] != (labels,) or score_tC.dim() > 2:
             raise UsageError(f"frames must be ({labels},) or (t, {labels}), got {tuple(score_tC.shape)}")
         chunk_tC = score_tC.detach().double().cpu().numpy().reshape(-1, labels)
@@ -121,7 +131,7 @@ class OnlineDecoder:
             value = self._stopped() + self._end
         self._require(value)
         row, label = (int(at) for at in np.unravel_index(int(value.argmax()), value.shape))
-        self.score = float(value[row, label]) + self._offset
+        self.score = float(value[row, label] + self._offset.total())
         way = self._path(int(self._survivors()[row, label]))
         done = self._emitted(way, forced=False)
         if row == 0:
@@ -152,17 +162,29 @@ class OnlineDecoder:
             self._first = np.concatenate([self._first[1:], self._first[:1]])
         coming = gamma + self._duration
         better = coming >= self._value
-        self._value = np.where(better, coming, self._value) + frame_C
+        self._value = self._added(np.where(better, coming, self._value), frame_C)
         self._parent = np.where(better, parent, self._parent)
         self._first = np.where(better, first, self._first)
         self.frames += 1
         self._require(self._value)
         if self.frames % REBASED == 0:
-            best = float(self._value.max())
-            self._offset, self._value = self._offset + best, self._value - best
+            self._value = self._value - self._taken_out(self._value.max())
         own_C = self.frames * len(frame_C) + np.arange(len(frame_C))
         self._first[0] = np.where(self._first[0] == OPEN, own_C, self._first[0])
         self._parents.append(self._parent[0].copy())
+
+    def _added(self, value: np.ndarray, frame_C: np.ndarray) -> np.ndarray:
+        """The values with a frame, less its best score where that is large: 1e30 would swallow all others."""
+        top = frame_C.max(initial=-np.inf, where=(value > -np.inf).any(0))
+        if np.isfinite(top) and abs(top) > LARGE:
+            frame_C = frame_C - self._taken_out(top)
+        added: np.ndarray = value + frame_C
+        return added
+
+    def _taken_out(self, shift: float) -> float:
+        """A number that all values lose."""
+        self._offset.add(torch.tensor(shift, dtype=torch.float64))
+        return shift
 
     def _settle(self) -> list[Final]:
         """What all survivors agree on, then what is due; and the survivors that enter the next frame."""

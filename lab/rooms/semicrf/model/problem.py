@@ -1,14 +1,14 @@
 """What every backend computes: the model, its conventions, and the checked inputs.
 
-Segments (s, t, c) tile a sequence of length L: label c, frames s+1..t, duration k = t - s in 1..K. The score
-of a segmentation is the sum over its segments of the frames' scores of c and `duration_KC[k-1, c]`, plus
-`transition_CC[i, j]` between neighbouring segments, plus `start_C` of the first and `end_C` of the last
-label. The first segment has no transition. A transition may also depend on the duration k of the segment it
-leads to (`transition_KCC[k-1, i, j]`) or on the sequence and that segment's first frame, counted from 0
-(`transition_BTCC[b, s, i, j]`, whose row s = 0 is not read). Three more terms are optional:
-`seg_start_BTC[b, s, c]` of segments whose first frame is s, `seg_end_BTC[b, t-1, c]` of those whose last
-frame is t-1, and `segment_BTKC[b, s, k-1, c]` of one segment. Any of these may be -inf, which forbids exactly
-that.
+Segments (s, t, c) tile a sequence of length L (`lengths_B`; T where it is None): label c, frames s+1..t,
+duration k = t - s in 1..K. The score of a segmentation is the sum over its segments of the frames' scores of
+c, `score_BTC`, and `duration_KC[k-1, c]`, plus `transition_CC[i, j]` between neighbouring segments, plus
+`start_C` of the first and `end_C` of the last label. The first segment has no transition. A transition may
+also depend on the duration k of the segment it leads to (`[k-1, i, j]`, (K, C, C)) or on the sequence and
+that segment's first frame, counted from 0 (`[b, s, i, j]`, (B, T, C, C), whose row s = 0 is not read). Three
+more terms are optional: `seg_start_BTC[b, s, c]` of segments whose first frame is s, `seg_end_BTC[b, t-1, c]`
+of those whose last frame is t-1, and `segment_BTKC[b, s, k-1, c]` of one segment. Any of these may be -inf,
+which forbids exactly that.
 """
 
 from __future__ import annotations
@@ -82,12 +82,18 @@ class Problem:
         """The values of `names()`: five, and those terms of single segments that are given."""
         return attrgetter(*self.names())(self)
 
+    def arguments(self) -> dict[str, Any]:
+        """The model as the functions in api.py take it."""
+        values = dict(zip(self.names(), self.floats(), strict=True))
+        return {"transition_CC": values.pop("transition"), **values, "lengths_B": self.lengths_B}
+
     def with_floats(self, values: Sequence[Tensor]) -> Problem:
         """The same model with other values, in the order of `names()`."""
         return replace(self, **dict(zip(self.names(), values, strict=True)))
 
-    def rows(self, index: Tensor) -> Problem:
-        """The same model over some sequences of the batch."""
+    def rows(self, which: Tensor | list[int]) -> Problem:
+        """The same model over some sequences of the batch, by their numbers or a mask."""
+        index = torch.as_tensor(which, device=self.lengths_B.device)
         own = ["score_BTC", "lengths_B", *self.names()[5:]]
         own += ["transition"] if self.transition.dim() > 3 else []
         own += ["duration_KC"] if self.duration_KC.dim() > 2 else []
@@ -98,14 +104,8 @@ class Problem:
 
     def allowed(self) -> Problem:
         """0 for every score that is not -inf, float64: log Z is the log of the number of segmentations."""
-        return self.with_floats(
-            [
-                torch.zeros_like(real(value), dtype=torch.float64).masked_fill(
-                    torch.isneginf(real(value)), -torch.inf
-                )
-                for value in self.detached().floats()
-            ]
-        )
+        values = map(real, self.detached().floats())
+        return self.with_floats([(~torch.isneginf(value)).double().log() for value in values])
 
 
 FLOATS = tuple(field.name for field in fields(Problem) if field.name not in ("lengths_B", "given_B"))
@@ -153,16 +153,10 @@ class Posteriors:
 
     def counts(self, problem: Problem) -> tuple[Tensor, ...]:
         """The count that belongs to each of `problem.floats()`."""
-        own = {
-            "score_BTC": self.label_BTC,
-            "start_C": self.start_BC(),
-            "end_C": self.end_BC(problem.lengths_B),
-            "duration_KC": self.duration_BKC,
-            "transition": self.transition,
-            "seg_start_BTC": self.starts_BTC,
-            "seg_end_BTC": self.ends_BTC,
-            "segment_BTKC": self.segment_BTKC,
-        }
+        first_BC, last_BC = self.starts_BTC[:, 0], self.end_BC(problem.lengths_B)
+        extras = (self.starts_BTC, self.ends_BTC, self.segment_BTKC)
+        every = (self.label_BTC, self.transition, self.duration_BKC, first_BC, last_BC, *extras)
+        own = dict(zip(FLOATS, every, strict=True))
         return tuple(own[name] for name in problem.names())  # type: ignore[misc]  # given with its scores
 
     def replace_rows(self, rows: Tensor, counts: Posteriors) -> None:
@@ -172,21 +166,18 @@ class Posteriors:
             if value is not None:
                 value[rows] = getattr(counts, name).to(value.dtype)
 
-    def nan_where_unknown(self) -> Posteriors:
-        """The same, with NaN for the counts of sequences whose log Z is NaN: zeros would look right."""
+    def given_out(self) -> Posteriors:
+        """The same after the audit: probabilities without what rounding takes beyond 0 and 1; and NaN for the
+        counts of sequences whose log Z is NaN: zeros would look right.
+        """
         unknown_B = torch.isnan(self.log_z_B)
         counts = {name: getattr(self, name) for name in COUNTS if not name.startswith("mass")}
+        known = {name: value for name, value in counts.items() if value is not None}
+        held = {n: x.clamp(0, 1) if n in PROBABILITIES else x for n, x in known.items()}
         return replace(
             self,
-            **{
-                name: value.masked_fill(unknown_B.view(-1, *(1,) * (value.dim() - 1)), float("nan"))
-                for name, value in counts.items()
-                if value is not None
-            },
+            **{n: x.masked_fill(by_sequence(unknown_B, x), float("nan")) for n, x in held.items()},
         )
-
-    def start_BC(self) -> Tensor:
-        return self.starts_BTC[:, 0]
 
     def end_BC(self, lengths_B: Tensor) -> Tensor:
         last_B11 = (lengths_B - 1)[:, None, None]
@@ -197,12 +188,16 @@ PARTS = (
     *("log_z_B", "label_BTC", "starts_BTC", "ends_BTC", "duration_BKC", "transition", "segment_BTKC"),
     *("mass_error_B", "mass_frame_B"),
 )
+PROBABILITIES = ("label_BTC", "starts_BTC", "ends_BTC", "segment_BTKC")
 COUNTS = tuple(f.name for f in fields(Posteriors) if f.name not in ("log_z_B", "imbalance_B", "fetched"))
+
+NAMES = ("score", "transition", "duration", "start", "end", "seg_start", "seg_end", "segment")
+"""Of FLOATS, in messages."""
 
 
 def make_problem(
     score_BTC: Tensor,
-    transition: Tensor,
+    transition_CC: Tensor,
     duration_KC: Tensor,
     lengths_B: Tensor | None = None,
     start_C: Tensor | None = None,
@@ -219,10 +214,10 @@ def make_problem(
     of native/cuda.py lengths that lie on a GPU also go as they are given, which saves two launches and a copy
     of the scores: the kernels see to those that are out of range.
     """
-    given = {"score": score_BTC, "transition": transition, "duration": duration_KC}
-    own = {"seg_start": seg_start_BTC, "seg_end": seg_end_BTC, "segment": segment_BTKC}
-    for name, value in {**given, "start": start_C, "end": end_C, **own}.items():
-        if not isinstance(value, Tensor) and (value is not None or name in given):
+    extras = (seg_start_BTC, seg_end_BTC, segment_BTKC)
+    values = (score_BTC, transition_CC, duration_KC, start_C, end_C, *extras)
+    for name, value in zip(NAMES, values, strict=True):
+        if not isinstance(value, Tensor) and (value is not None or name in NAMES[:3]):
             raise UsageError(f"{name} must be a tensor, got {type(value).__name__}")
         if value is not None and value.is_complex():
             raise UsageError(f"{name} must be real, got {value.dtype}")
@@ -234,10 +229,10 @@ def make_problem(
     if duration_KC.dim() != 2 or duration_KC.shape[1] != labels or duration_KC.shape[0] < 1:
         raise UsageError(f"duration must be (K, {labels}), got {tuple(duration_KC.shape)}")
     longest, pairs = duration_KC.shape[0], (labels, labels)
-    if tuple(transition.shape) not in {pairs, (longest, *pairs), (batch, frames, *pairs)}:
+    if tuple(transition_CC.shape) not in {pairs, (longest, *pairs), (batch, frames, *pairs)}:
         raise UsageError(
             f"transition must be (C, C), (K, C, C) or (B, T, C, C) with B={batch}, T={frames}, K={longest}, "
-            f"C={labels}, got {tuple(transition.shape)}"
+            f"C={labels}, got {tuple(transition_CC.shape)}"
         )
     if not score_BTC.is_floating_point():
         raise UsageError(f"score must be floating point, got {score_BTC.dtype}")
@@ -245,27 +240,20 @@ def make_problem(
         zero_C = default(score_BTC, labels)
         start_C, end_C = zero_C if start_C is None else start_C, zero_C if end_C is None else end_C
     per_frame = (batch, frames, labels)
-    for name, value, shape in (
-        ("start", start_C, (labels,)),
-        ("end", end_C, (labels,)),
-        ("seg_start", seg_start_BTC, per_frame),
-        ("seg_end", seg_end_BTC, per_frame),
-        ("segment", segment_BTKC, (batch, frames, longest, labels)),
-    ):
+    shapes = ((labels,), (labels,), per_frame, per_frame, (batch, frames, longest, labels))
+    for name, value, shape in zip(NAMES[3:], (start_C, end_C, *extras), shapes, strict=True):
         if value is not None and tuple(value.shape) != shape:
             raise UsageError(f"{name} must be {shape}, got {tuple(value.shape)}")
     given_B = None
     if for_kernels and isinstance(lengths_B, Tensor) and lengths_B.is_cuda:
-        check_kind_of_lengths(lengths_B, batch)
-        given_B = lengths_B.detach().to(score_BTC.device, torch.int64)
+        given_B = whole_lengths(lengths_B, batch).detach().to(score_BTC.device)
         held_B = given_B.clamp(1, frames)
     else:
         held_B, wild_B = checked_lengths(lengths_B, batch, frames, score_BTC.device)
         if wild_B is not None:
             score_BTC = score_BTC.masked_fill(wild_B[:, None, None], float("nan"))
-    end_C = nan_if_spoiled(end_C, tuple(x for x in (transition, duration_KC, start_C) if x.dim() < 4))
-    extras = (seg_start_BTC, seg_end_BTC, segment_BTKC)
-    return Problem(score_BTC, transition, duration_KC, held_B, start_C, end_C, *extras, given_B)
+    end_C = nan_if_spoiled(end_C, tuple(x for x in (transition_CC, duration_KC, start_C) if x.dim() < 4))
+    return Problem(score_BTC, transition_CC, duration_KC, held_B, start_C, end_C, *extras, given_B)
 
 
 def default(score_BTC: Tensor, labels: int) -> Tensor:
@@ -296,13 +284,15 @@ def constant(device: torch.device, dtype: torch.dtype, size: int, value: int) ->
 def nan_if_spoiled(end_C: Tensor, others: tuple[Tensor, ...]) -> Tensor:
     """`end_C`, or NaN where another parameter holds a NaN or +inf, which a short sequence might not use.
 
-    On the CPU, and without a branch on a value, which `vmap` and `compile` could not take. On a GPU it would
-    be launches in every call: there the parameter itself reaches log Z wherever it is used.
+    On the CPU, and by a sum where `vmap` takes no branch on a value. On a GPU it would be launches in every
+    call: there the parameter itself reaches log Z wherever it is used.
     """
     if end_C.is_cuda:
         return end_C
     with torch.no_grad():
         highest = torch.cat([value.reshape(-1) for value in others]).max()
+        if not hidden(highest) and highest < torch.inf:
+            return end_C  # itself: changes of it in place are seen
         zero = torch.maximum(highest, torch.zeros_like(highest)) * 0  # or NaN
     return end_C + zero
 
@@ -319,16 +309,16 @@ def checked_lengths(
         if device.type == "cuda" and not is_recorded():
             return constant(device, torch.int64, batch, frames), None
         return torch.full((batch,), frames, dtype=torch.int64, device=device), None
-    check_kind_of_lengths(lengths_B, batch)
-    if hidden(lengths_B) and lengths_B.device.type == "cpu":
-        return lengths_B.to(torch.int64), None
-    if lengths_B.device.type == "cpu":
+    lengths_B = whole_lengths(lengths_B, batch)
+    whole_B = onto(lengths_B, device)
+    if lengths_B.device.type != "cpu":
+        return held_in_range(whole_B, frames)
+    if not hidden(lengths_B):
         if int(lengths_B.min()) < 1:
             raise UsageError(f"lengths must be positive, got min={int(lengths_B.min())}")
         if int(lengths_B.max()) > frames:
             raise UsageError(f"lengths cannot exceed T={frames}, got max={int(lengths_B.max())}")
-        return onto(lengths_B, device).to(torch.int64), None
-    return held_in_range(onto(lengths_B, device).to(torch.int64), frames)
+    return whole_B, None
 
 
 def held_in_range(lengths_B: Tensor, frames: int) -> tuple[Tensor, Tensor]:
@@ -337,14 +327,15 @@ def held_in_range(lengths_B: Tensor, frames: int) -> tuple[Tensor, Tensor]:
     return held_B, held_B != lengths_B
 
 
-def check_kind_of_lengths(lengths_B: object, batch: int) -> None:
-    """Raises UsageError for what is not a tensor of `batch` integers; values are not read."""
+def whole_lengths(lengths_B: object, batch: int) -> Tensor:
+    """As int64. Raises UsageError for what is not a tensor of `batch` integers; values are not read."""
     if not isinstance(lengths_B, Tensor):
         kind = type(lengths_B).__name__
         raise UsageError(f"lengths must be a tensor, got {kind}", fix="torch.tensor(lengths)")
     whole = not (lengths_B.is_floating_point() or lengths_B.is_complex() or lengths_B.dtype == torch.bool)
     if tuple(lengths_B.shape) != (batch,) or not whole:
         raise UsageError(f"lengths must be {batch} integers, got {lengths_B.dtype} {tuple(lengths_B.shape)}")
+    return lengths_B.to(torch.int64)
 
 
 def hidden(value: Tensor) -> bool:
@@ -363,6 +354,11 @@ def onto(value: Tensor, device: torch.device) -> Tensor:
     return value.to(device, non_blocking=device.type == "cuda")
 
 
+def by_sequence(value_B: Tensor, like_BX: Tensor) -> Tensor:
+    """A value per sequence in the dimensions of another tensor, (B, 1, ...)."""
+    return value_B.view(-1, *(1,) * (like_BX.dim() - 1))
+
+
 def frames_masked(problem: Problem) -> Tensor:
     """Scores as float64 (B, T, C) with zeros in the padding, so that nothing there (NaN too) is ever used."""
     return masked(problem, problem.score_BTC)
@@ -370,13 +366,13 @@ def frames_masked(problem: Problem) -> Tensor:
 
 def masked(problem: Problem, value_BTX: Tensor) -> Tensor:
     """Float64, with zeros at the frames of the padding."""
-    inside_BT = inside(problem)
+    inside_BT = inside(problem.shape[1], problem.lengths_B)
     value = wide(value_BTX)
     kept = inside_BT.view(*inside_BT.shape, *(1,) * (value.dim() - 2))
     return torch.where(kept, value, torch.zeros_like(value))
 
 
-def inside(problem: Problem) -> Tensor:
-    """Which frames belong to their sequence, (B, T) bool."""
-    frame_T = torch.arange(problem.shape[1], device=problem.lengths_B.device)
-    return frame_T < problem.lengths_B[:, None]
+def inside(frames: int, lengths_B: Tensor, device: torch.device | None = None) -> Tensor:
+    """Which frames belong to their sequence, (B, T) bool, on `device`; lengths may lie on the CPU."""
+    lengths_B = onto(lengths_B, device or lengths_B.device)
+    return torch.arange(frames, device=lengths_B.device) < lengths_B[:, None]

@@ -49,13 +49,22 @@ def listed(
 
 
 def segments_of(labels_BT: Tensor, starts_BT: Tensor | None, lengths: list[int]) -> list[list[Segment]]:
-    """The maximal runs of one label, or what begins where `starts_BT` is True (and with the first frame)."""
+    """The maximal runs of one label, or what begins where `starts_BT` is True (and with the first frame).
+
+    Raises UsageError where the label changes inside such a segment.
+    """
     begins_BT = torch.ones_like(labels_BT, dtype=torch.bool)
     begins_BT[:, 1:] = labels_BT[:, 1:] != labels_BT[:, :-1] if starts_BT is None else starts_BT[:, 1:] != 0
-    found = []
+    found: list[list[Segment]] = []
     for labels_T, begins_T, length in zip(labels_BT.tolist(), begins_BT.tolist(), lengths, strict=True):
         starts = [t for t in range(length) if begins_T[t]]
         ends = [*starts[1:], length]
+        inside = next((t for t in range(1, length) if not begins_T[t] and labels_T[t] != labels_T[t - 1]), 0)
+        if inside:
+            raise UsageError(
+                f"sequence {len(found)}: the label changes inside a segment, at frame {inside}",
+                fix="mark that frame in starts, or leave starts out",
+            )
         found.append([(s, e, labels_T[s]) for s, e in zip(starts, ends, strict=True)])
     return found
 

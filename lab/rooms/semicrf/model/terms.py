@@ -13,12 +13,13 @@ class Terms:
     """The log scores that a message meets on its way; one of a single segment that is not given is no step.
 
     A message leaves boundary t (`first` or `onward`, which includes the score of a start there) for segments
-    of 1..K frames (`lasting`), gathers the frames, and arrives at the boundary after frame t (`closed`).
+    of 1..K frames (`lasting`), gathers the frames, and arrives at the boundary after frame t (`closed`). What
+    leaves is (X, B, C): X is K where the transition depends on the duration of the segment, else 1.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.inside_TB = inside(problem).t()
+        self.inside_TB = inside(problem.shape[1], problem.lengths_B).t()
         self.frame_TBC = masked(problem, problem.score_BTC).transpose(0, 1).contiguous()
         self.opens_TBC, self.closes_TBC = (
             None if value is None else masked(problem, value).transpose(0, 1).contiguous()
@@ -30,10 +31,9 @@ class Terms:
         self.transition = canonical(problem.transition)
 
     def first(self) -> Tensor:
-        """gamma at boundary 0: (B, C), or (K, B, C) where the transition depends on the duration."""
-        batch, _, longest, labels = self.problem.shape
-        shape = (longest, batch, labels) if self.problem.by_duration else (batch, labels)
-        return self.opened(self.start_C.expand(shape), 0)
+        """gamma at boundary 0, (X, B, C)."""
+        batch, _, _, labels = self.problem.shape
+        return self.opened(self.start_C.expand(self.transition.shape[2], batch, labels), 0)
 
     def opened(self, gamma: Tensor, t: int) -> Tensor:
         """With the score of segments that start with frame t; after the last frame there is none."""
@@ -60,15 +60,13 @@ class Terms:
         return torch.where(fits_KB[..., None], segment_KBC, torch.zeros_like(segment_KBC))
 
     def crossing(self, t: int) -> Tensor:
-        """The transition into segments that start with frame t: (B or 1, C, C), or with K after the first."""
+        """The transition into segments that start with frame t: (B or 1, X, C, C)."""
         if self.problem.per_frame:
             row = min(t, len(self.inside_TB) - 1)
             here = wide(self.transition[:, row])
             within = (self.inside_TB[row] & (row > 0)).view(-1, 1, 1, 1)  # row 0 is not read
-            here = torch.where(within, here, torch.zeros_like(here))
-        else:
-            here = wide(self.transition[:, 0])
-        return here if self.problem.by_duration else here[:, 0]
+            return torch.where(within, here, torch.zeros_like(here))
+        return wide(self.transition[:, 0])
 
     def arriving(self, t: int, reach: int) -> Tensor:
         """The score of each duration of a segment that ends at boundary t: (reach, B or 1, C)."""

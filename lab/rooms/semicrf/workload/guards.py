@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.head import gold_score, inside, place_in_segment, run_starts
+from lab.rooms.semicrf.model.head import gold_score, place_in_segment, run_starts
+from lab.rooms.semicrf.model.problem import inside
 
 NEG_INF, EPSILON, MESSAGE, LOG_MARGINAL = -1e9, 1e-10, 1e6, 80.0
 

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from lab.core.words import plural
+from lab.errors import UsageError
 from lab.rooms.semicrf.config import TrainConfig
 from lab.rooms.semicrf.workload.common import log, set_up_logging, write_environment
 from lab.rooms.semicrf.workload.corpus.load import load_corpus
@@ -54,6 +55,9 @@ def run(
 ) -> None:
     """Train, choose the best epoch on dev, score it on test. Raises StepFailed for a loss not finite."""
     corpus = load_corpus(config)
+    if len(corpus.train) < context.world_size:
+        few = f"{plural(len(corpus.train), 'training utterance')} for {plural(context.world_size, 'rank')}"
+        raise UsageError(few, fix="fewer --ranks, or more data")
     tagger = make_tagger(config, corpus, model, backend).to(device)
     task = TrainingTask(config, model, backend, corpus, tagger, context, device)
     optimizer, schedule = make_optimizer(tagger, config)

@@ -21,6 +21,7 @@ import numpy as np, torch
 import lab.rooms.nan.watch.kernel as kernel
 import lab.rooms.nan.watch.kernel_counter as counting
 from lab.rooms.nan.watch.count import plain_counts
+from lab.rooms.nan.watch.native import layout
 generator = torch.Generator().manual_seed(0)
 def check(tensors, dtype):
     table = counting._table(tensors, [x.numel() for x in tensors], dtype)
@@ -76,7 +77,7 @@ one, other = (130, 64, 200, 66), (64, 130, 200, 66)
 took_after = [call(one), call(one), call(other), call(other, gap=True), call(other)]
 took_after += [call((63, 130)), call((63, 130))]
 # C knows a list with gaps for another one at once; the plain form finds that out while it looks.
-in_c = counting._layout([torch.ones(4)])[1] is not None
+in_c = counting._layout([torch.ones(4)], counting.reading())[1] is not None
 assert took_after == ([0, 1, 1, 1, 2, 2, 2] if in_c else [0, 1, 1, 2, 3, 3, 3])
 assert took == ([True, True] if in_c else [True, False, True])
 
@@ -99,9 +100,30 @@ for some in (*lists, made(2)):
     some[0][:] = float("nan") if some is lists[2] else 1
     looked.append((some, counter.begin(some)))
     assert looked[-1][1].bad()
-(groups,) = counter._known.values()
-assert [len(group._buffers) for group in groups] == [1]
+(known,) = counter._known.values()
+assert [len(room.free) for group in known.groups for room in group._rooms.values()] == [1]
 assert all(np.array_equal(one.rows(), plain_counts(some)) for some, one in looked)
+
+# Lists of as many tensors, now of this kind, now of that, some of whose memory begins elsewhere or nowhere.
+base, counter = torch.randn(4096, generator=generator), counting.KernelCounter()
+def parts(begin, count, dtype, shape):
+    return [base[begin + 64 * n :][:64].view(shape).to(dtype) for n in range(count)]
+kinds = [((4, 16), torch.float32), ((16, 4), torch.float32), ((4, 16), torch.float16)]
+for turn in range(16):
+    shape, dtype = kinds[0 if turn < 6 else turn % 3]
+    some = parts(4 * turn, 5, dtype, shape)
+    some[turn % 5][0, turn % 4] = (1.0, float("nan"), float("-inf"))[turn % 3]
+    if turn == 14:  # one whose memory is its own
+        some[2].untyped_storage().resize_(0)
+        try:
+            counter(some)
+        except ValueError:
+            continue
+        raise AssertionError("memory that was freed was read")
+    assert np.array_equal(counter(some), plain_counts(some)), turn
+    assert np.array_equal(counter(some[::-1]), plain_counts(some[::-1])), turn
+if in_c and layout.body_at() != layout.NO_BODY:
+    assert any(one.noted for one in counter._known.values())
 
 # A view with the bit of a sign that torch has not turned yet has other infinities than its memory.
 up = torch.full((64,), float("inf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -45,7 +46,10 @@ def test_an_output_that_is_called_like_a_mask_is_no_mask(name):
     assert w.status == "bad" and w.first.leaf == name and w.first.how == "output"
 
 
-@pytest.mark.parametrize("bad", [float("nan"), complex(0, float("nan")), complex(float("inf"), 0)], ids=str)
+BAD_NUMBERS = [float("nan"), complex(0, float("nan")), complex(float("inf"), 0), np.float64("nan")]
+
+
+@pytest.mark.parametrize("bad", BAD_NUMBERS, ids=repr)
 def test_a_number_of_python_counts_in_every_forward(bad):
     given = iter([type(bad)(1), type(bad)(2), type(bad)(1), bad])
     model = Gives(lambda x: (x, next(given)))
@@ -103,8 +107,10 @@ class Holder:
         lambda x: (x, float("nan")),
         lambda x: [[[[[x * float("nan")]]]]],
         lambda x: {"a": Holder({"b": (x * float("inf"),)})},
+        lambda x: {"a": x * float("nan")}.values(),
+        lambda x: {"a": x * float("nan")}.items(),
     ],
-    ids=["object", "set", "python float", "deep", "object in a dict"],
+    ids=["object", "set", "python float", "deep", "object in a dict", "values of a dict", "items of a dict"],
 )
 def test_bad_numbers_in_objects_sets_and_plain_floats_are_seen(give):
     assert watched(Gives(give), torch.ones(2)).status == "bad"
@@ -116,10 +122,16 @@ def test_bad_numbers_in_objects_sets_and_plain_floats_are_seen(give):
         (lambda x: (x, (y for y in [x * float("nan")])), "a generator"),
         (lambda x: (x, x.numpy() * float("nan")), "a numpy array"),
         (lambda x: [[[[[[[[x * float("nan")]]]]]]]], "deeper than"),
+        (lambda x: memoryview(x.numpy()), "memoryview"),
     ],
-    ids=["generator", "numpy", "too deep"],
+    ids=["generator", "numpy", "too deep", "memory"],
 )
 def test_what_cannot_be_looked_into_is_named_and_never_clean(give, why):
     w = watched(Gives(give), torch.ones(2))
     assert w.status == "partly-seen" and not w.clean
     assert any(why in sentence for sentence in w.not_seen())
+
+
+@pytest.mark.parametrize("harmless", [range(3), slice(2), ..., bytearray(2), torch.float16, None], ids=repr)
+def test_what_holds_no_number_is_no_gap(harmless):
+    assert watched(Gives(lambda x: (x, harmless)), torch.ones(2)).status == "clean"

@@ -41,7 +41,7 @@ print(json.dumps([torch.__version__, {fault: run(fault) for fault in faults}]))
 )
 def test_a_guard_under_torch_1_12_names_stage_and_step():
     done = subprocess.run(
-        [os.environ["LAB_PYTHON_TORCH112"], "-c", PROGRAM], capture_output=True, text=True, timeout=120
+        [os.environ["LAB_PYTHON_TORCH112"], "-c", PROGRAM], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     version, found = json.loads(done.stdout)

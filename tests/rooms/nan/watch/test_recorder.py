@@ -158,6 +158,30 @@ def test_inputs_made_in_inference_mode_are_watched_outside_of_it():
     assert watched(Body(after=lambda x: x / 0), x).first.how == "between"
 
 
+@pytest.mark.parametrize("begins", [0, 3])
+def test_a_part_that_runs_in_inference_mode_is_counted_from_its_second_forward_on(begins):
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.step = nn.Linear(4, 4), nn.Linear(4, 4), -1
+
+        def forward(self, x):
+            self.step += 1
+            with torch.inference_mode(self.step >= begins):
+                hidden = self.first(x * float("nan") if self.step == 5 else x)
+                out = torch.nan_to_num(self.second(hidden))
+                hidden.zero_() if self.step >= begins else None  # which no version tells
+            return out.clone()
+
+    model = Partly()
+    with torch.no_grad(), lab.nan.watch(model) as w:
+        for _ in range(7):
+            model(torch.ones(1, 4))
+    assert [step.number for step in w.steps if step.bad_leaves] == [5]
+    assert (w.first.module, w.first.how, w.first.before) == ("", "between", "first")
+    assert not w.failed and (w.unknown > 0) == (begins > 0)
+
+
 def test_letting_go_of_references_midway_changes_no_finding():
     model = tiny(layers=6)
     ids, mask = prompt()
@@ -297,3 +321,24 @@ def test_memory_is_weighed_in_every_thread():
             thread.start()
             thread.join()
     assert w.status == "clean" and w.forwards == 3 and not w.notes
+
+
+class Wrapped(nn.Linear):
+    def __init__(self, wrap):
+        super().__init__(64, 64)
+        self.wrap = wrap
+
+    def forward(self, x):
+        x = [*x.values()] if isinstance(x, dict) else x
+        return self.wrap(super().forward(x if isinstance(x, torch.Tensor) else x[0]))
+
+
+@pytest.mark.parametrize("wrap", [lambda h: h, lambda h: (h,), lambda h: [h], lambda h: {"h": h}])
+def test_what_containers_hold_is_weighed(wrap, monkeypatch):
+    model, x, counts = nn.Sequential(*(Wrapped(wrap) for _ in range(200))), torch.ones(256, 64), []
+    with lab.nan.watch(model, keep_rows=False, budget_bytes=1 << 20) as w, torch.no_grad():
+        absorb = w._absorb
+        monkeypatch.setattr(w, "_absorb", lambda lane, last: (counts.append(last), absorb(lane, last)))
+        for _ in range(3):
+            model(x)
+    assert counts.count(True) == 3 and counts[-2:] == [False, True] and w.status == "clean"

@@ -17,8 +17,8 @@ from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 @pytest.fixture
 def alone(monkeypatch):
     """Threads that the test runner or tests before left do not count."""
-    count, others = threading.active_count, threading.active_count() - 1
-    monkeypatch.setattr(threading, "active_count", lambda: count() - others)
+    others = {*threading.enumerate()} - {threading.current_thread()}
+    monkeypatch.setattr(threading, "active_count", lambda: len({*threading.enumerate()} - others))
 
 
 @pytest.mark.usefixtures("alone")

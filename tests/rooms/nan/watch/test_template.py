@@ -74,3 +74,35 @@ def test_a_forward_with_another_structure_is_read_one_by_one_and_becomes_the_nex
     given = [leaves["", "in", leaf] for leaf in ("extra", "extra[0]", "extra[1]")]
     assert given == [2, 4, 1]
     assert leaves["first", "in", "args[0]"] == 13
+
+
+KINDS = {
+    "sparse": lambda one: one.to_sparse(),
+    "csr": lambda one: one.detach().to_sparse_csr(),
+    "conj": lambda one: one.to(torch.complex64).conj(),
+    "jagged": lambda one: torch.nested.as_nested_tensor([*one.detach().split(2)], layout=torch.jagged),
+    "float8": lambda one: one.to(torch.float8_e5m2),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("observer", ["watch", "guard"])
+@pytest.mark.parametrize("bad_at", [None, 5, 6])
+def test_a_tensor_of_another_kind_in_the_place_of_a_usual_one_is_counted(kind, observer, bad_at):
+    class Changes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.number = nn.Linear(4, 4), nn.Identity(), 0
+
+        def forward(self, x):
+            y = self.first(x) / (0 if self.number == bad_at else 1)
+            self.second(KINDS[kind](y) if self.number % 4 > 1 else y * 1)
+            return torch.nan_to_num(y) * 0
+
+    model = Changes()
+    with getattr(lab.nan, observer)(model) as w:
+        for model.number in range(8):
+            model(torch.linspace(-1, 1, 16).view(4, 4))
+    assert w.not_seen() == [] and w.status == ("clean" if bad_at is None else "bad")
+    found = w.first.place if bad_at is not None else ""
+    assert bad_at is None or "after first, before second" in found, found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
@@ -207,3 +208,44 @@ def test_a_server_that_never_ends_keeps_its_bad_forwards_and_the_newer_ones(monk
     numbers = [step.number for step in w.steps]
     assert len(numbers) <= 20 and numbers[0] == 3 and numbers[-1] == 99
     assert w.forwards == 100 and w.first_step.number == 3
+
+
+@pytest.mark.parametrize(
+    "observer",
+    [lab.nan.watch, lab.nan.guard, partial(lab.nan.guard, on_bad="replay")],
+    ids=["watch", "guard", "replay"],
+)
+def test_a_module_whose_forward_is_called_directly_is_not_passed_over(observer):
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.by = nn.Linear(4, 4), 1
+
+        def forward(self, x):
+            return self.layer(x) / self.by
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.last = Inner(), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.last(self.inner.forward(x))
+
+    model = Outer()
+    with observer(model) as w:
+        for number in range(12):
+            model.inner.by = 0 if number == 10 else 1
+            model(torch.ones(2, 4))
+    assert "inner was not called" in w.first.unsure
+
+
+def test_a_module_that_came_in_unseen_is_not_passed_over_for_the_code_around_it():
+    model = Body()
+    with torch.no_grad(), lab.nan.watch(model) as w:
+        for step in range(4):
+            if step == 2:
+                model._modules["first"] = nn.Linear(4, 4)
+                model.first.bias.fill_(float("nan"))
+            model(torch.ones(2, 4))
+    assert w.first.how == "unknown" and "first, which became part of the model unseen" in w.first.unsure

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -21,7 +22,7 @@ from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
-compiled = pytest.mark.skipif(native.reason_without_cpu_form() is not None, reason="no compiled form here")
+compiled = pytest.mark.skipif(native.missing_reason("cpu") is not None, reason="no compiled form here")
 NAMES = ("score", "transition", "duration", "start", "end")
 
 
@@ -144,7 +145,7 @@ def test_messages_that_do_not_add_up_are_noticed(tmp_path, monkeypatch):
     (tmp_path / "vectors.h").write_bytes(SOURCE.with_name("vectors.h").read_bytes())
     (tmp_path / SOURCE.name).write_text(text.replace(walked, fault))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    faulty = native_cpu.typed(built(tmp_path / SOURCE.name))
+    faulty = built(tmp_path / SOURCE.name)
     monkeypatch.setattr(native_cpu, "library", lambda: faulty)
     problem = random_problem(2, 12, 4, 3, seed=3)
     problem.lengths_B[:] = torch.tensor([11, 12])
@@ -186,6 +187,19 @@ def test_more_than_there_are_needs_no_more_room_than_there_are(backend):
     assert [len(one) for one in found] == [
         len(naive.enumerate_segmentations(problem, b)[0]) for b in range(2)
     ]
+
+
+def test_whole_numbers_of_every_kind_count_and_others_are_refused(backend):
+    problem = random_problem(1, 9, 2, 2, scale=0.3)
+    found = call(api.kbest, problem, count=5, backend=backend)
+    drawn = call(api.sample, problem, samples=5, seed=3, backend=backend)
+    for kind in (np.int64, np.uint8, torch.tensor):
+        assert call(api.kbest, problem, count=kind(5), backend=backend) == found
+        assert call(api.sample, problem, samples=kind(5), seed=kind(3), backend=backend) == drawn
+    for name, function in (("count", api.kbest), ("samples", api.sample), ("seed", api.sample)):
+        for other in (3.0, None, "3"):
+            with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+                call(function, problem, backend=backend, **{name: other})
 
 
 def test_counts_that_make_no_sense_are_refused(backend):

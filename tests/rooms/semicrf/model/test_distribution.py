@@ -3,7 +3,9 @@ large."""
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,9 +14,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf.model import api, information, naive  # noqa: E402
+from lab.rooms.semicrf.model import api, decoding, information, naive  # noqa: E402
 from lab.rooms.semicrf.model.distribution import SegmentDistribution  # noqa: E402
 from lab.rooms.semicrf.model.head import SemiCRF  # noqa: E402
+from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from tests.rooms.semicrf.problems import extended_problem, random_problem  # noqa: E402
 
@@ -23,8 +26,11 @@ INF = math.inf
 
 
 def of(problem, **kw):
-    given = {name: getattr(problem, name) for name in problem.names()}
-    return SegmentDistribution(**given, lengths_B=problem.lengths_B, **kw)
+    return SegmentDistribution(**arguments_of(problem), **kw)
+
+
+def arguments_of(problem):
+    return {name: getattr(problem, name) for name in (*problem.names(), "lengths_B")}
 
 
 def listing(problem, b):
@@ -182,6 +188,17 @@ def test_labels_mean_their_maximal_runs_or_what_starts_say():
     for b in range(2):
         score = naive.path_score(problem, b, split[b]) - naive.log_partition(problem)[b]
         assert p.log_prob(split)[b].item() == pytest.approx(score.item(), abs=1e-12)
+
+
+def test_a_label_that_changes_inside_a_segment_is_refused_but_not_in_the_padding():
+    problem = replace(random_problem(2, 6, 3, 3, seed=2), lengths_B=torch.tensor([6, 4]))
+    labels = torch.tensor([[0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 1, 2]])
+    starts = torch.tensor([[1, 1, 0, 1, 1, 0], [1, 0, 1, 0, 0, 0]])
+    right = of(problem).log_prob([[(0, 1, 0), (1, 3, 1), (3, 4, 1), (4, 6, 2)], [(0, 2, 0), (2, 4, 0)]])
+    assert torch.equal(of(problem).log_prob(labels, starts), right)
+    starts[0, 1] = 0
+    with pytest.raises(UsageError, match="sequence 0: the label changes inside a segment, at frame 1"):
+        of(problem).log_prob(labels, starts)
 
 
 def test_a_segment_longer_than_k_has_probability_0():
@@ -468,6 +485,53 @@ def test_what_was_computed_before_a_change_or_without_gradients_is_not_taken_for
         assert p.log_prob(p.argmax()).item() == pytest.approx(p.topk(1)[0][0][0], abs=1e-12)
 
 
+@pytest.mark.parametrize("name", ["score_BTC", "transition", "duration_KC", "start_C", "end_C", "lengths_B"])
+def test_a_change_of_any_input_in_place_is_followed(name):
+    given = arguments_of(random_problem(2, 5, 3, 2, seed=1))
+    p = SegmentDistribution(**given)
+    before = p.partition, p.entropy(), p.marginals
+    given[name][0] -= 1
+    fresh = SegmentDistribution(**given)
+    found, right = ((x.partition, x.entropy(), x.marginals) for x in (p, fresh))
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(found, before, strict=True))
+    assert torch.equal(p.log_prob(p.argmax()), fresh.log_prob(fresh.argmax()))
+
+
+def test_what_was_computed_before_an_input_wanted_a_gradient_is_not_taken_for_later():
+    given = arguments_of(random_problem(1, 4, 2, 2))
+    p = SegmentDistribution(**given)
+    assert not p.partition.requires_grad and not p.entropy().requires_grad
+    given["duration_KC"].requires_grad_()
+    (found,) = torch.autograd.grad(p.partition.sum() + p.entropy().sum(), given["duration_KC"])
+    fresh = SegmentDistribution(**given)
+    (right,) = torch.autograd.grad(fresh.partition.sum() + fresh.entropy().sum(), given["duration_KC"])
+    assert torch.equal(found, right) and float(right.abs().max()) > 0
+
+
+def test_a_distribution_is_read_in_inference_mode_and_after_it():
+    p, fresh = (of(random_problem(1, 4, 2, 2)) for _ in range(2))
+    with torch.inference_mode():
+        inside = p.partition, p.entropy(), p.marginals
+    for found in (inside, (p.partition, p.entropy(), p.marginals)):
+        right = fresh.partition, fresh.entropy(), fresh.marginals
+        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p))])
+def test_a_copy_is_made_after_something_was_computed_and_computes_its_own(copied):
+    given = arguments_of(random_problem(1, 4, 2, 2))
+    given["end_C"].requires_grad_()
+    p = SegmentDistribution(**given)
+    before = p.partition
+    other = copied(p)
+    with torch.no_grad():
+        other.problem.end_C.add_(1)
+    assert torch.equal(p.partition, before)
+    torch.testing.assert_close(other.partition, before + 1, atol=1e-12, rtol=0)
+    assert torch.autograd.grad(other.partition.sum(), other.problem.end_C)[0].sum() == pytest.approx(1)
+
+
 def test_changing_what_a_distribution_returned_does_not_change_the_distribution():
     p = of(random_problem(1, 4, 2, 2))
     right = p.entropy(), p.partition.clone()
@@ -526,6 +590,39 @@ def test_draws_of_a_distribution_are_those_of_its_model_and_repeat_with_their_se
     assert drawn == p.sample(400, seed=3)[0] != p.sample(400, seed=4)[0]
     surprise = -math.fsum(p.log_prob([path]).item() for path in drawn) / 400
     assert abs(surprise - p.entropy().item()) < 0.25  # 5 standard deviations of the mean
+
+
+@pytest.mark.parametrize("bad", [math.nan, INF])
+@pytest.mark.parametrize("forbidden", [False, True], ids=["p has it", "p forbids it"])
+@pytest.mark.parametrize("by_duration", [False, True])
+def test_against_a_model_that_is_none_nothing_is_known(bad, forbidden, by_duration):
+    problem = random_problem(2, 4, 3, 2, by_duration=by_duration, seed=3)
+    problem.lengths_B[:] = 4
+    for frame in range(4):
+        p, q = (replace(problem, score_BTC=problem.score_BTC.clone()) for _ in range(2))
+        q.score_BTC[0, frame, 0] = bad
+        if forbidden:
+            p.score_BTC[0, frame, 0] = -INF
+        for found, clean in (
+            (of(p).cross_entropy(of(q)), of(p).cross_entropy(of(problem))),
+            (of(p).kl(of(q)), of(p).kl(of(problem))),
+        ):
+            assert math.isnan(found[0]) and found[1].item() == pytest.approx(clean[1].item(), abs=1e-12)
+
+
+@pytest.mark.skipif(native.missing_reason("cpu") is not None, reason="no compiled form here")
+def test_a_distribution_decodes_and_draws_by_its_own_backend(monkeypatch):
+    problem, asked = random_problem(2, 9, 3, 2, seed=8), []
+    inputs = (*problem.floats()[:3], problem.lengths_B)
+    ends = {"start_C": problem.start_C, "end_C": problem.end_C}
+    is_compiled = decoding.is_compiled
+    monkeypatch.setattr(decoding, "is_compiled", lambda *given: asked.append(given[1]) or is_compiled(*given))
+    for backend in ("torch", "native"):
+        p = of(problem, backend=backend)
+        expected = api.sample(*inputs, **ends, samples=50, seed=3, backend=backend)
+        asked.clear()
+        assert p.sample(50, seed=3) == expected and [one[0][1] for one in p.topk(2)] == p.argmax()
+        assert set(asked) == {backend}
 
 
 def test_float32_inputs_have_float64_information():
@@ -697,6 +794,8 @@ def test_an_annotation_that_says_nothing_has_probability_1_and_a_whole_one_that_
     [
         (torch.ones(1, 4, 2), None, "allowed must be bool"),
         (torch.ones(1, 4).bool(), None, "allowed must be bool"),
+        ([[[True] * 2] * 4], None, "allowed must be a tensor, got list"),
+        (None, [[0] * 4], "boundaries must be a tensor, got list"),
         (None, torch.full((1, 4), 2), "boundaries must be -1, 0 or"),
         (None, torch.ones(1, 4).bool(), "boundaries must be -1, 0 or"),
         (None, torch.zeros(4, dtype=torch.int64), "boundaries must be -1, 0 or"),

@@ -227,6 +227,7 @@ def test_the_published_gold_score_is_that_of_maximal_runs():
     assert float(found) == pytest.approx(float(right), abs=1e-10)
 
 
+@pytest.mark.skipif(not hasattr(torch, "func"), reason="torch older than 2.0 has no where() on meta")
 @pytest.mark.parametrize("over_long", ["split", "mask"])
 def test_lengths_may_stay_on_the_cpu_while_all_else_is_elsewhere(over_long):
     """The meta device stands in for a GPU: it computes nothing and refuses to mix devices."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 import re
@@ -196,13 +197,41 @@ def test_the_module_refuses_the_same_lengths_in_loss_and_decoding(lengths, words
             call()
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32, torch.int64])
+WHOLE = [torch.uint8, torch.int16, torch.int32, torch.int64]
+# Newer versions of torch have them, and can neither compare nor add them.
+WHOLE += [getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
 def test_integers_of_any_width_are_lengths(dtype):
     problem = random_problem(3, 6, 3, 3)
     given = (problem.score_BTC, problem.transition, problem.duration_KC)
     assert torch.equal(
         api.log_partition(*given, problem.lengths_B.to(dtype)), api.log_partition(*given, problem.lengths_B)
     )
+
+
+@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_integers_of_any_width_are_lengths_labels_and_starts_of_the_module(dtype, validate):
+    made = SemiCRF(3, 4, 5, validate=validate)
+    hidden, lengths = torch.randn(3, 6, 5), torch.tensor([6, 4, 1])
+    labels, starts = torch.tensor([[0, 0, 1, 2, 2, 0]] * 3), torch.tensor([[1, 0, 1, 1, 1, 1]] * 3)
+    right = made.loss(hidden, lengths, labels, starts.bool())
+    assert torch.equal(made.loss(hidden, lengths.to(dtype), labels.to(dtype), starts.to(dtype)), right)
+    assert made.decode(hidden, lengths.to(dtype)) == made.decode(hidden, lengths)
+    seen = made.distribution(hidden, lengths.to(dtype))
+    made(hidden, lengths.to(dtype))["partition"].sum().backward()
+    by_marks = [seen.log_prob_partial(boundaries_BT=marks) for marks in (starts, starts.to(dtype))]
+    assert torch.equal(*by_marks)
+
+
+@pytest.mark.parametrize("name", ["labels", "starts"])
+def test_labels_and_starts_that_are_no_whole_numbers_are_an_error_in_words(name):
+    given = {"labels": torch.zeros(2, 5, dtype=torch.int64), "starts": torch.ones(2, 5, dtype=torch.bool)}
+    given[name] = given[name].float()
+    with pytest.raises(UsageError, match=f"{name} must be integers.*, got torch.float32"):
+        SemiCRF(3, 2).loss(torch.randn(2, 5, 3), None, given["labels"], given["starts"])
 
 
 def test_lengths_that_cannot_be_read_are_held_within_the_tensor_and_named():
@@ -292,3 +321,11 @@ def test_a_parameter_that_is_nan_is_named_by_the_validation_points():
         made.duration_KC[2, 1] = math.nan
     with pytest.raises(RuntimeError, match=r"Non-finite partition .* duration has 1 NaN, 0 Inf\]"):
         made.loss(torch.randn(2, 2, 3), None, torch.zeros(2, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ["log_partition", "posteriors", "marginals", "viterbi", "kbest", "entropy"])
+def test_every_function_is_shown_with_the_models_arguments_by_name(name):
+    given = inspect.signature(getattr(api, name)).parameters
+    assert list(given)[:4] == ["score_BTC", "transition_CC", "duration_KC", "lengths_B"]
+    assert {"start_C", "end_C", "seg_start_BTC", "seg_end_BTC", "segment_BTKC", "backend"} <= given.keys()
+    assert all(one.kind is one.KEYWORD_ONLY for one in list(given.values())[4:])

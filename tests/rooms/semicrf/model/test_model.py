@@ -133,7 +133,7 @@ def test_nothing_of_the_padding_is_read(kind):
         assert all(torch.equal(a, b) for a, b in zip(found.parts(), right.parts(), strict=True))
     assert paths.viterbi(spoilt)[1] == paths.viterbi(problem)[1]
     assert paths.sample(spoilt, 3, 1) == paths.sample(problem, 3, 1)
-    assert paths.kbest(spoilt, 2) == paths.kbest(problem, 2)
+    assert paths.best(spoilt, 2) == paths.best(problem, 2)
 
 
 def poisoned(problem):
@@ -177,7 +177,7 @@ def test_best_paths_and_the_k_best_are_those_of_all_segmentations(kind):
     problem = extended_problem(3, 5, 3, 2, kind=kind, terms=ALL, masked=0.2, seed=8)
     best_B, best = paths.viterbi(problem)
     naive_B, naive_best = naive.viterbi(problem)
-    for b, found in enumerate(paths.kbest(problem, 5)):
+    for b, found in enumerate(paths.best(problem, 5)):
         every, scores = naive.enumerate_segmentations(problem, b)
         right = [s for s in scores.sort(descending=True).values.tolist()[:5] if s > -math.inf]
         assert [score for score, _ in found] == pytest.approx(right, abs=1e-12)
@@ -255,10 +255,10 @@ def test_a_fault_in_the_counts_of_single_segments_is_seen_and_mended(name):
         ("seg_start_BTC", (2, 5, 2)),
         ("seg_end_BTC", (2, 6, 3)),
         ("segment_BTKC", (2, 6, 2, 3)),
-        ("transition", (2, 5, 2, 2)),
+        ("transition_CC", (2, 5, 2, 2)),
     ],
 )
 def test_a_term_of_another_shape_is_refused_in_words(name, shape):
     problem = extended_problem(2, 6, 3, 2, kind="frame", terms=ALL, seed=13)
     with pytest.raises(UsageError, match=name.split("_")[0]):
-        make_problem(**{**inputs_of(problem, "transition"), name: torch.zeros(shape)})
+        make_problem(**{**inputs_of(problem), name: torch.zeros(shape)})

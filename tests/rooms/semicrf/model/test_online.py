@@ -194,6 +194,19 @@ def test_a_long_stream_keeps_its_digits(monkeypatch):
     assert other.score == pytest.approx(decoder.score, abs=1e-9)
 
 
+@pytest.mark.parametrize("large", [-1e30, 1e30, 1e12])
+def test_a_frame_of_large_scores_swallows_nothing_of_the_others(large):
+    for seed in range(10):
+        problem = random_problem(1, 12, 3, 3, seed=seed)
+        problem.transition.fill_diagonal_(-INF)  # neighbours of one label may swap durations: a tie
+        problem.score_BTC[0, [0, 5, 11]] = torch.tensor([[large], [-large], [large]]).double()
+        problem.score_BTC[0, 8, 0] = -1e30
+        score, best = api.viterbi(**inputs_of(problem))
+        done, decoder = decoded(problem)
+        assert [tuple(x[:3]) for x in done] == best[0]
+        assert decoder.score == score.item()
+
+
 def test_one_label_one_frame_and_no_frame_are_streams_too():
     one = OnlineDecoder(torch.zeros(1, 1), torch.zeros(2, 1), lag=0)
     assert one.finish() == [] and one.score == 0
@@ -228,6 +241,12 @@ def test_what_cannot_be_decoded_is_named():
         done.finish()
     with pytest.raises(UsageError, match="lag must be 0 or more"):
         OnlineDecoder(torch.zeros(2, 2), torch.zeros(3, 2), lag=-1)
+    for lag in (math.nan, 1.5):  # no number is below nan, so it never forced
+        with pytest.raises(TypeError, match="integer"):
+            OnlineDecoder(torch.zeros(2, 2), torch.zeros(3, 2), lag=lag)
+    for frames in (torch.zeros(2, dtype=torch.complex64), [0.0, 0.0]):
+        with pytest.raises(UsageError, match="frames must be a tensor of real numbers, got"):
+            OnlineDecoder(torch.zeros(2, 2), torch.zeros(3, 2)).push(frames)
     with pytest.raises(UsageError, match="cannot depend on the frame"):
         OnlineDecoder(torch.zeros(1, 1, 2, 2), torch.zeros(3, 2))
     over = OnlineDecoder(torch.zeros(2, 2), torch.zeros(3, 2))

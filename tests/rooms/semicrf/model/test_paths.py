@@ -52,7 +52,7 @@ def test_ties_go_to_the_shortest_segment_and_the_smallest_label():
 @pytest.mark.parametrize("by_duration", [False, True])
 def test_the_k_best_are_the_first_of_all(by_duration):
     problem = random_problem(2, 5, 3, 2, masked=0.2, by_duration=by_duration, seed=1)
-    for b, found in enumerate(paths.kbest(problem, 6)):
+    for b, found in enumerate(paths.best(problem, 6)):
         all_paths, scores = naive.enumerate_segmentations(problem, b)
         ranked = sorted((-s, i) for i, s in enumerate(scores.tolist()) if s > -math.inf)[:6]
         assert [score for score, _ in found] == pytest.approx([-s for s, _ in ranked], abs=1e-12)
@@ -63,12 +63,19 @@ def test_the_k_best_are_the_first_of_all(by_duration):
 
 
 @pytest.mark.parametrize("by_duration", [False, True])
+def test_the_first_of_the_k_best_is_viterbis_to_the_last_bit(by_duration):
+    problem = random_problem(4, 40, 9, 5, masked=0.2, by_duration=by_duration, seed=4)
+    score_B, best = paths.viterbi(problem)
+    assert [found[0] for found in paths.best(problem, 6)] == list(zip(score_B.tolist(), best, strict=True))
+
+
+@pytest.mark.parametrize("by_duration", [False, True])
 @pytest.mark.parametrize("shape", [(2, 5, 3, 2), (2, 4, 6, 3), (1, 6, 1, 3), (1, 1, 2, 1)], ids=str)
 def test_ties_of_the_k_best_go_to_the_smaller_label_then_duration_from_the_end(shape, by_duration):
     random = random_problem(*shape, masked=0.2, by_duration=by_duration, seed=1)
     floats = [value.round() for value in random.floats()]
     problem = api.make_problem(*floats[:3], random.lengths_B, *floats[3:])
-    for b, found in enumerate(paths.kbest(problem, 12)):
+    for b, found in enumerate(paths.best(problem, 12)):
         every, scores = naive.enumerate_segmentations(problem, b)
         backwards = [[(label, end - start) for start, end, label in reversed(path)] for path in every]
         order = sorted(zip((-scores).tolist(), backwards, every, strict=True))[:12]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.semicrf.model.derivatives import autograd  # noqa: E402
+from lab.rooms.semicrf.model.native import choose  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native  # noqa: E402
+from lab.rooms.semicrf.model.native import decode as native_decode  # noqa: E402
 from lab.rooms.semicrf.workload import check as workload_check  # noqa: E402
 from lab.rooms.semicrf.workload.checks import accuracy, decoding, hostile  # noqa: E402
 from lab.rooms.semicrf.workload.checks import subject as subjects  # noqa: E402
@@ -42,6 +45,22 @@ def test_a_check_that_crashes_is_a_failed_row_and_the_others_go_on(monkeypatch):
     assert "fell over" in rows[0]["text"]
 
 
+@pytest.mark.skipif(choose.missing_reason("cpu") is not None, reason="nothing can be compiled here")
+def test_a_check_fails_when_draws_prefer_short_segments(monkeypatch):
+    """The labels of the frames alone hardly show it."""
+    whole = native_decode.draws
+
+    def tilted(problem, samples, seed):
+        longer_K1 = torch.arange(problem.shape[2], dtype=torch.float64)[:, None]
+        return whole(replace(problem, duration_KC=problem.duration_KC - 3 * longer_K1), samples, seed)
+
+    (row,) = decoding.sampling(subjects.Subject("auto", CPU, 1, 2025))
+    assert row["verdict"] == "pass"
+    monkeypatch.setattr(native_decode, "draws", tilted)
+    (row,) = decoding.sampling(subjects.Subject("auto", CPU, 1, 2025))
+    assert row["verdict"] == "fail"
+
+
 def failed_checks(backend="auto"):
     subject = subjects.Subject(backend, CPU, batches=12, seed=1)
     rows = [row for one in (accuracy.audit, hostile.hostile) for row in one(subject)]
@@ -58,6 +77,37 @@ def test_a_check_fails_when_one_durations_count_is_dropped(monkeypatch):
 
     monkeypatch.setattr(native, "backward", dropping)
     assert "hostile batches" in failed_checks("native")
+
+
+@pytest.mark.parametrize(("axis", "beyond"), [(0, 256), (1, 2500), (2, 512), (3, 48)])
+def test_a_check_fails_when_only_large_problems_go_wrong(monkeypatch, axis, beyond):
+    """By many sequences, frames, durations or labels."""
+    whole = native.forward
+
+    def wrong(problem, keep=True):
+        state = whole(problem, keep)
+        if problem.shape[axis] > beyond:
+            state.log_z_B[-1] += 1e-3
+        return state
+
+    monkeypatch.setattr(native, "forward", wrong)
+    subject = subjects.Subject("native", CPU, 1, 1)
+    check = accuracy.accuracy if axis == 3 else accuracy.accuracy_long
+    assert "fail" in {row["verdict"] for row in check(subject) if row["check"] == "log Z"}
+
+
+@pytest.mark.skipif(choose.missing_reason("cpu") is not None, reason="nothing can be compiled here")
+def test_a_check_fails_when_a_duration_beyond_a_hundred_frames_is_off(monkeypatch):
+    whole = native.forward
+
+    def wrong(problem, keep=True):
+        duration_KC = problem.duration_KC.clone()
+        duration_KC[300:] += 0.01
+        return whole(replace(problem, duration_KC=duration_KC), keep)
+
+    monkeypatch.setattr(native, "forward", wrong)
+    rows = accuracy.accuracy_long(subjects.Subject("native", CPU, 1, 1))
+    assert {row["shape"] for row in rows if row["verdict"] == "fail"} == {"1x3000x700x5"}
 
 
 def test_a_check_fails_when_the_audit_is_gone(monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.core.run import Run  # noqa: E402
-from lab.errors import StepFailed  # noqa: E402
+from lab.errors import StepFailed, UsageError  # noqa: E402
 from lab.rooms import semicrf  # noqa: E402
 from lab.rooms.semicrf.config import PRESETS, TrainConfig  # noqa: E402
 from lab.rooms.semicrf.workload import train as workload_train  # noqa: E402
@@ -188,6 +188,12 @@ def test_a_gradient_that_is_not_finite_is_never_applied_and_ends_the_training_wi
     assert "epoch 1, step " in caught.value.where and "train_00003" in caught.value.where
     assert all(bool(torch.isfinite(value).all()) for value in taggers[0].state_dict().values())
     assert not (tmp_path / "result.json").exists()
+
+
+def test_more_ranks_than_utterances_are_refused(tmp_path):
+    many = RankContext(rank=8, local_rank=8, world_size=9)
+    with pytest.raises(UsageError, match="training utterances for 9 ranks"):
+        workload_train.run(LEAST, "semicrf", "torch", tmp_path, many, CPU)
 
 
 def test_two_ranks_over_gloo_train_one_model(tmp_path):

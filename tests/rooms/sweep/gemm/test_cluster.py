@@ -20,6 +20,7 @@ def until(true, seconds: float) -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.usefixtures("cluster_alone")
 def test_an_analysis_is_spread_over_tasks_and_put_together(tmp_path):
     sweep = write_sweep(tmp_path / "recorded", ranks=2)
     out = tmp_path / "out"

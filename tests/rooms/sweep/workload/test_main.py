@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed here")
 
 from lab.rooms.sweep.workload.main import report_step  # noqa: E402
+from tests.conftest import free_port  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[4]
@@ -169,10 +169,8 @@ def test_a_rank_that_fails_alone_tells_the_person_and_its_log(tmp_path: Path) ->
 
 
 def test_a_rank_that_waits_for_its_peers_stops_within_two_seconds(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    alone = environment(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    alone = environment(RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", **address)
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
         out = tmp_path / number.name
         process = subprocess.Popen(command(out, WORKLOAD, ()), env=alone, stderr=subprocess.DEVNULL)

@@ -109,7 +109,7 @@ def test_on_a_machine_without_gpus_the_run_ends_with_1_and_says_so(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     answer = json.loads(done.stdout)
     assert done.returncode == 1 and answer["tested"] == [] and answer["status"] == "fail", done.stderr

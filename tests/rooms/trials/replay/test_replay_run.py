@@ -33,7 +33,7 @@ print("went on to the end")
 def lab(cwd, *words, **env):
     command = [sys.executable, "-m", "lab", "run", "-q", "-o", "out", "replay", *words]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **env}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
 
 
 def test_a_seeded_program_is_bitwise_and_is_ended_after_its_steps(tmp_path):

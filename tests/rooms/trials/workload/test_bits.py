@@ -116,6 +116,6 @@ print("equal")
 def test_the_kernel_agrees():
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "ignore", "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=900
     )
     assert done.stdout == "equal\n", done.stderr

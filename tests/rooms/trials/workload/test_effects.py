@@ -26,8 +26,8 @@ print("loss:", 1 if switch else "nan")
 
 def run(cwd, *words):
     command = [sys.executable, "-m", "lab", "run", "-q", "-o", "out", "trials", *words]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}  # TF32 is a GPU's
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=900)
     with (cwd / "out/tables/trials.csv").open() as file:
         return json.loads(done.stdout), list(csv.DictReader(file)), done
 

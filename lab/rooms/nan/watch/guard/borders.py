@@ -7,6 +7,7 @@ tensors, so that nothing is left on what the program can copy or save.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,9 +34,9 @@ MOST_NODES = 200_000  # of a graph that is searched for the uses of a tensor
 class Border:
     """One tensor that a module put out. It must not hold its node: the node's hook holds the border."""
 
-    producer: str
-    parent: str  # of the producer: its own code may use the tensor too
-    consumers: tuple[str, ...]  # modules that took it, the outermost first
+    producer: int  # modules by their numbers: their names may change
+    parent: int  # of the producer: its own code may use the tensor too
+    consumers: tuple[int, ...]  # modules that took it, the outermost first
     root_leaf: str | None  # the name it has among the model's own outputs
     output_nr: int
     saved: Any  # of its forward, for a replay
@@ -55,6 +56,7 @@ class Borders:
         self.names: list[str] = []
         self.ended = False
         self.entered: list[Entered] = []
+        self.losses: list[Any] = []  # the nodes that the step's backwards began at
         self._forgotten = 0
         self._plans: dict[int, tuple[list[Any], list[Planned]]] = {}
 
@@ -118,9 +120,9 @@ class Borders:
         again = forward.phase == "recompute"
         roots = [leaf for leaf in outs if forward.calls[batch.leaf_call[leaf]][1] < 0 and not again]
         return Border(
-            self.names[at],
-            self.names[forward.calls[parent][0]] if parent >= 0 else self.names[at],
-            tuple(self.names[batch.labels[leaf][0]] for leaf in takers),
+            at,
+            forward.calls[parent][0] if parent >= 0 else at,
+            tuple(batch.labels[leaf][0] for leaf in takers),
             batch.labels[roots[0]][2] if roots else None,
             tensor.output_nr,
             forward.saved if roots else None,
@@ -179,6 +181,31 @@ class Borders:
         """All counts of the step are in: let go of its nodes, which backward has already emptied."""
         self._forgotten += len(self.entered)
         self.entered.clear()
+        self.losses.clear()
+
+    def outside_use(self, parameter: Tensor | None) -> str:
+        """Whether code outside of the model's forward may have given a weight its gradient, in words."""
+        if _current_node is None:
+            return "this torch does not tell whether the program's own code uses it beside the model, too"
+        for node in self._reached(self.losses, stop=self._roots()):
+            if parameter is not None and getattr(node, "variable", None) is parameter:
+                return "the program's own code uses it beside the model (a penalty, a gradient of gradients)"
+        return ""
+
+    def _roots(self) -> set[Any]:
+        """The nodes of what the model gave out in this step."""
+        return {node for border, node in self.entered if border.root_leaf is not None}
+
+    def _reached(self, begin: Iterable[Any], stop: Collection[Any] = ()) -> set[Any]:
+        """All nodes of the graphs below these, but for those below `stop`."""
+        met, todo = set[Any](), deque(begin)
+        while todo and len(met) < MOST_NODES:
+            node = todo.popleft()
+            if node in met or node in stop:
+                continue
+            met.add(node)
+            todo += [after for after, _ in node.next_functions if after is not None]
+        return met
 
     def place(self, one: Taken) -> tuple[str, str, str, str]:
         """(stage, module, place, why unsure) of a bad gradient at a border."""
@@ -186,26 +213,23 @@ class Borders:
         if entered is None:
             return "act_grads", "", "in backward", "its step was over when it was counted"
         border = entered[0]
-        uses = self._uses(entered)
+        uses, outside = self._uses(entered), self._is_used_outside(entered)
         if border.root_leaf is not None and uses <= 0 and not border.consumers:
             return "loss", "", "in the loss: the gradient that enters the model is bad, its output is not", ""
-        module = border.consumers[-1] if border.consumers else border.parent
+        producer, parent = self.names[border.producer], self.names[border.parent]
+        takers = [self.names[at] for at in border.consumers]
+        module = takers[-1] if takers else parent
         if border.hooked:
-            of = f"the gradient of {_named(border.producer)}'s output"
+            of = f"the gradient of {_named(producer)}'s output"
             return "act_grads", module, f"in backward: first seen in {of}", HOOKED
-        if uses == 1 and border.root_leaf is None:
-            of = f"the gradient of {_named(border.producer)}'s output"
+        if uses == 1 and border.root_leaf is None and not outside:
+            of = f"the gradient of {_named(producer)}'s output"
             return "act_grads", module, f"in backward of {_named(module)}: first seen in {of}", ""
-        outer = border.consumers[0] if border.consumers else border.parent
-        how = f"is used in {uses} places" if uses > 1 else "may be used elsewhere too"
-        takers = ", ".join(map(_named, dict.fromkeys(border.consumers))) or "none that is a module"
-        unsure = f"{_named(border.producer)}'s output {how} (taken by: {takers}); a replay names the operator"
-        return (
-            "act_grads",
-            outer,
-            f"in backward, between {_named(outer)} and {_named(border.producer)}",
-            unsure,
-        )
+        outer = takers[0] if takers else parent
+        how = f"is used in {uses} places" if uses > 1 and not outside else "may be used elsewhere too"
+        taken = ", ".join(map(_named, dict.fromkeys(takers))) or "none that is a module"
+        unsure = f"{_named(producer)}'s output {how} (taken by: {taken}); a replay names the operator"
+        return "act_grads", outer, f"in backward, between {_named(outer)} and {_named(producer)}", unsure
 
     def _of(self, one: Taken) -> Entered | None:
         at = one.key - self._forgotten
@@ -216,18 +240,18 @@ class Borders:
         border, entered_node = entered
         if entered_node is None:
             return -1
-        found, met = 0, set[Any]()
-        todo = deque(node for one, node in self.entered if one.root_leaf is not None)
-        while todo and len(met) < MOST_NODES:
-            node = todo.popleft()
-            if node in met:
-                continue
-            met.add(node)
-            for after, number in node.next_functions:
-                if after is not None:
-                    found += after is entered_node and number == border.output_nr
-                    todo.append(after)
-        return found if entered_node in met else -1
+        met = self._reached(self._roots())
+        uses = (
+            after is entered_node and number == border.output_nr
+            for node in met
+            for after, number in node.next_functions
+        )
+        return sum(uses) if entered_node in met else -1
+
+    def _is_used_outside(self, entered: Entered) -> bool:
+        """Whether the program's own code takes this output too, past what the model gave out."""
+        roots = self._roots()
+        return entered[1] not in roots and entered[1] in self._reached(self.losses, stop=roots)
 
 
 def _no_numbers(_: None) -> Tensor:

@@ -31,9 +31,10 @@ class _Guards:
         if model is not None:
             self.guard = EndsByRaising(model, optimizers or None, scaler, **self.options).__enter__()
 
-    def end(self) -> None:
+    def end(self, kind: type[BaseException] | None = None) -> None:
+        """Training has ended, by an exception of this kind if there is one, which passes on."""
         if self.guard is not None:
-            self.guard.__exit__(None, None, None)
+            self.guard.__exit__(kind)
 
 
 class EndsByRaising(Guard):
@@ -94,7 +95,7 @@ def lightning_callback(**options: Any) -> Any:
             self._guards.end()
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            self._guards.end()
+            self._guards.end(type(exception))
 
         def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
             self._guards.end()

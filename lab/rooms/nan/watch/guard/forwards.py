@@ -7,19 +7,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.count import Counter, all_clean
 from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.guard.borders import Borders
+from lab.rooms.nan.watch.guard.borders import Border, Borders
 from lab.rooms.nan.watch.guard.events import FROM_WEIGHTS, Event
-from lab.rooms.nan.watch.guard.headroom import Headroom
+from lab.rooms.nan.watch.guard.gradients import Collector
+from lab.rooms.nan.watch.guard.headroom import FIRST_STEPS, SHARES, Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, named
+from lab.rooms.nan.watch.guard.parameters import ParameterHooks
 from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.reactions import Reactions
+from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.guard.weights import Weights
 from lab.rooms.nan.watch.lane import Lane
 from lab.rooms.nan.watch.native.passing import Passing
-from lab.rooms.nan.watch.recorder import RECOMPUTE
+from lab.rooms.nan.watch.phases import RECOMPUTE
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.template import Template
@@ -28,7 +32,10 @@ from lab.rooms.nan.watch.watch import Watch
 
 SHARDED = ("FSDP", "tensor parallel")
 FIRST_ASKED, ASK_EVERY = 2, 64  # updates, before and between looks at a GPU's free memory
+MOST_BORDERS = 20_000  # gradients at borders that are remembered within a step
+MOST_LOST = 10_000  # steps with forwards that could not be counted, of which the reason is kept
 FREE_PART = 4  # one part in so many of it may be held
+OVERWRITTEN = "tensors were overwritten in place before being counted"
 OUTSIDE = "the program itself calls it: the batch held it, or code between the model's modules made it"
 
 
@@ -75,6 +82,7 @@ class GuardedWatch(Watch):
         self._listener = listener
         self._clean = passing.cleaning("forward") if passing is not None else lambda _: -1
         self._whole = passing.whole("forward") if passing is not None else _unknown
+        self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
         self._plans: dict[str, Plan] = {}  # by phase
         # Each forward is looked at when it ends: before the program can write to anything.
         self._patient, self._reacts = False, listener.reacts
@@ -114,13 +122,44 @@ class GuardedWatch(Watch):
         if left is None:
             del events[end:]
             return False
-        for tensor, border in left:
-            self._journal.within(self._borders.hook, tensor, border)
+        self.hook_left(left)
         lane.close()
         self.forwards += 1
         next(self._numbers)
         self._journal.within(self._listener.forward_ends, forward)
         return True
+
+    @passes_on
+    def hook_left(self, left: list[tuple[Tensor, Border]]) -> None:
+        """The outputs whose nodes got no hook on the short way."""
+        for tensor, border in left:
+            self._journal.within(self._borders.hook, tensor, border)
+
+    def goes_usual_ways(self, scaling: Scaling, collector: Collector, parameters: ParameterHooks) -> None:
+        """From now on forwards that are as those before go through calls.c from begin to end."""
+        told = self._listener, self._journal, self._headroom, scaling, collector, parameters, self._borders
+        asked = parameters.counted, self._numbers, self._is_calm, self._whole, Forward
+        phases, limits = ("forward", "prefill", "decode"), (FIRST_STEPS, SHARES, MOST_BORDERS)
+        seam.usual(self._lanes, (self, *map(vars, (self, *told)), *asked, *phases, *limits))
+
+    def detach(self) -> None:
+        seam.usual(self._lanes, None)
+        super().detach()
+
+    def _take_one(self, forward: Forward) -> None:
+        unknown = self.unknown
+        super()._take_one(forward)
+        why = forward.failed or (OVERWRITTEN if self.unknown > unknown else "")
+        if why and len(self.lost) < MOST_LOST:
+            self.lost[forward.update] = why[:200]
+
+    @passes_on
+    def _aside(
+        self, lane: Lane, why: str, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
+    ) -> Any:
+        if len(self.lost) < MOST_LOST:
+            self.lost[self._journal.step] = why
+        return super()._aside(lane, why, inner, module, args, kwargs)
 
     def _learn_plan(self, forward: Forward, batch: Batch) -> None:
         """Forwards that equal this one may be over at once, if there is no more to note of each."""
@@ -144,6 +183,7 @@ class GuardedWatch(Watch):
     def take(self, forward: Forward, seen: Seen) -> None:
         clean = all_clean(seen.counts)
         if not clean and (seen.counts[:, :3] > 0).any():
+            self.name_anew()  # torch does not tell of all that leave the model or move in it
             super().take(forward, seen)
         else:
             self.forwards += forward.phase != RECOMPUTE
@@ -186,8 +226,12 @@ class GuardedWatch(Watch):
         """What weights and buffers hold now that is bad."""
         return self._explainer.check_weights(self._count)
 
+    def weights_of_others(self) -> list[dict[str, Any]]:
+        """Bad weights of modules other than the one that a birth was seen in, which it may have used."""
+        return self._explainer.bad_weights
+
     def module_called(self, name: str) -> nn.Module | None:
-        return self._modules[self._names.index(name)] if name in self._names else None
+        return self.modules.named(name)
 
 
 def _unknown(*_: Any) -> None:
@@ -213,10 +257,10 @@ class BadForwards:
         moment = forward.time - 0.5
         self._weights.read_what_was_updated(before=moment)
         number = forward.update if forward.update >= 0 else self._journal.step
-        if birth.how == "weights":
-            for one in self._watch.read_weights_again():
-                inf = one["posinf"] + one["neginf"]
-                self._weights.was_bad(one["name"], one["nan"], inf, before=False, moment=moment - 0.25)
+        again = self._watch.read_weights_again if birth.how == "weights" else self._watch.weights_of_others
+        for one in again():
+            inf = one["posinf"] + one["neginf"]
+            self._weights.was_bad(one["name"], one["nan"], inf, before=False, moment=moment - 0.25)
         outside = OUTSIDE if birth.how == "given" and birth.module else ""
         unsure = birth.unsure or outside or self._maybe_another_rank(birth)
         event = Event(moment, number, *_stage_and_place(birth, step.phase), name=birth.leaf, unsure=unsure)

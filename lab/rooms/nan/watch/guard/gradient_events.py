@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from lab.rooms.nan.watch.guard.borders import Borders
@@ -12,7 +14,6 @@ from lab.rooms.nan.watch.guard.journal import Journal, named
 from lab.rooms.nan.watch.guard.parameters import Unhooked
 from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.weights import Weights
-from lab.rooms.nan.watch.watch import Watch
 
 
 class GradientEvents:
@@ -26,11 +27,13 @@ class GradientEvents:
         weights: Weights,
         headroom: Headroom,
         strategy: Strategy,
-        watch: Watch,
+        forward_doubt: Callable[[int], str],
+        name_anew: Callable[[], None],
     ) -> None:
         self._journal, self._collector, self._borders = journal, collector, borders
         self._weights, self._headroom, self._strategy = weights, headroom, strategy
-        self._watch = watch
+        self._forward_doubt = forward_doubt  # why the forwards of a step may have made what its loss shows
+        self._name_anew = name_anew  # modules that have moved
         self.unknown = 0  # tensors that could not be counted in time
 
     def settle(self) -> None:
@@ -44,6 +47,7 @@ class GradientEvents:
         bad = rows[:, :3].sum(axis=1) > 0
         if not bad.any():
             return
+        self._name_anew()
         self._weights.read_what_was_updated(before=taken[0].time)
         for at in np.flatnonzero(bad):
             self._was_bad(taken[at], rows[at])
@@ -59,13 +63,15 @@ class GradientEvents:
         if one.stage == "act_grads":
             return (*self._borders.place(one), "")
         if one.stage == "loss":
-            unsure = "" if self._watch.called else "no forward of this model was seen, which may have made it"
-            return "loss", "", f"in the loss ({one.key})" if one.key else "in the loss", unsure, ""
+            place = f"in the loss ({one.key})" if one.key else "in the loss"
+            return "loss", "", place, self._forward_doubt(one.step), ""
         name = self._weights.names.get(int(one.key), "?")
         owners = self._weights.owners.get(int(one.key), [""])
         module = owners[0]
         if one.stage == "param_grads":
             unsure = f"{name} is shared by {', '.join(map(named, owners))}" if len(owners) > 1 else ""
+            if outside := self._borders.outside_use(self._weights.parameter(name)):
+                unsure = outside
             if self._weights.has_hooks(name):
                 unsure = f"the program has a hook on {name}, which may have made it"
             place = f"in backward of {named(module)}: the gradient of {name}"

@@ -219,6 +219,10 @@ class Collector:
             self.unread[why] = self.unread.get(why, 0) + 1
         return parts
 
+    def all_clean(self) -> bool:
+        """Whether all that was counted and not asked for is known to be clean, without a wait."""
+        return all(not one.late and one.counted.known_clean() for one in self._groups)
+
     def turned_out_clean(self) -> bool:
         """Whether a GPU has found nothing bad in all that was taken, after the wait for that."""
         self.flush()

@@ -24,29 +24,29 @@ from lab.rooms.nan.watch.count import Counter, beginning, reads_only
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of
-from lab.rooms.nan.watch.guard.forwards import BadForwards, GuardedWatch
+from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, BadForwards, GuardedWatch
 from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
 from lab.rooms.nan.watch.guard.gradients import Collector
-from lab.rooms.nan.watch.guard.headroom import Headroom
+from lab.rooms.nan.watch.guard.headroom import FIRST_STEPS, SHARES, Headroom
 from lab.rooms.nan.watch.guard.journal import Journal
 from lab.rooms.nan.watch.guard.losses import Losses
 from lab.rooms.nan.watch.guard.parameters import ParameterHooks
 from lab.rooms.nan.watch.guard.ranks import strategy_of
 from lab.rooms.nan.watch.guard.reactions import GRADIENT_STAGES, Reactions
 from lab.rooms.nan.watch.guard.record import write
-from lab.rooms.nan.watch.guard.scaling import Scaling
+from lab.rooms.nan.watch.guard.scalers import scalers
+from lab.rooms.nan.watch.guard.scaling import Scaling, is_enabled, leaves_out
 from lab.rooms.nan.watch.guard.surrounded import Surrounded
-from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
-from lab.rooms.nan.watch.guard.weights import Weights
+from lab.rooms.nan.watch.guard.updates import SQUARES, parameters_of, state_tensors
+from lab.rooms.nan.watch.guard.weights import READ_EVERY, READ_FIRST, Weights
 from lab.rooms.nan.watch.native.passing import Passing, looks
+from lab.rooms.nan.watch.phases import RECOMPUTE
 from lab.rooms.nan.watch.plain import is_unbuilt
-from lab.rooms.nan.watch.recorder import RECOMPUTE
 from lab.rooms.nan.watch.shared import after_update, backwards, before_update, rehooked
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 WRITE_EVERY = 50  # updates between two records
-MOST_BORDERS = 20_000  # gradients at borders that are remembered within a step
 
 
 class Guard:
@@ -84,18 +84,26 @@ class Guard:
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._on_gpu = on_gpu = device.type == "cuda"
         self.counter, count = self._chosen(device, counter)
-        self.passing = passing = self._short_cuts(device, counter)
+        self.passing = passing = self.headroom.passing = self._short_cuts(device, counter)
         self.collector = Collector(beginning(count), journal, reads_only=reads_only(count), passing=passing)
         self.borders = Borders(self.collector)
         self.watch = GuardedWatch(model, count, journal, self.borders, self.headroom, self, passing)
-        self.borders.names = self.watch._names
-        self.losses = Losses(journal, self.collector, self.scaling, on_gpu=on_gpu)
+        self.borders.names = self.watch.modules.names
+        self.losses = Losses(journal, self.collector, self.scaling, self.borders, on_gpu=on_gpu)
         self.weights = Weights(
             model, count, journal, self.headroom, _as_list(optimizer), on_gpu=on_gpu, passing=passing
         )
+        self.weights.updating = lambda: self._begins_with[0]
         self.parameters = ParameterHooks(model, journal, self.collector, self.weights, self.strategy)
         self.gradients = GradientEvents(
-            journal, self.collector, self.borders, self.weights, self.headroom, self.strategy, self.watch
+            journal,
+            self.collector,
+            self.borders,
+            self.weights,
+            self.headroom,
+            self.strategy,
+            self._forward_doubt,
+            self._name_anew,
         )
         self.reactions = Reactions(
             journal,
@@ -109,14 +117,17 @@ class Guard:
         self.reactions.watch = self.watch
         self._bad_forwards = BadForwards(self.watch, journal, self.weights, self.reactions, self.strategy)
         self._usual: Callable[[Any], list[Tensor] | None] = lambda _: None
+        self._around_update: tuple[Callable[..., None], ...] = self._before_update, self._after_update
         if passing is not None and not self.strategy.reduces:
             known = self.weights.names, self.weights.versions_after, self.parameters.counted
             self._usual = partial(passing.looks.usual, *known)
+            self._around_update = self._short_around_update(passing)
         self._handles: list[Any] = []
         self._updated_by: set[int] = set()  # the optimizers of the step that has just ended
         self._begun_at: dict[int, int] = {}  # optimizer -> the step in which its update began
         self._begins_with: tuple[Any, list[Tensor]] = None, []  # the optimizer whose update runs, its weights
         self._forward_since_update = False
+        self.unseen_forwards = 0  # updates whose gradients came from no forward that was seen
         self._entered = self._unbuilt = self._writing = False  # unbuilt: some weights are lazy
 
     def _chosen(self, device: torch.device, counter: str | None) -> tuple[str, Counter]:
@@ -139,6 +150,18 @@ class Guard:
         found = looks() if device.type == "cpu" and counter is None else None
         return Passing(found) if found is not None else None
 
+    def _short_around_update(self, passing: Passing) -> tuple[Callable[..., None], ...]:
+        """The same around an update, in C as long as there is nothing to say."""
+        common = vars(self), vars(self.journal), vars(self.collector)
+        versions = self.weights.versions_after
+        known = vars(self.parameters), self.weights.names, versions, self.parameters.counted
+        around = map(vars, (self.weights, self.headroom, self.scaling, self.borders))
+        limits: Any = READ_FIRST, READ_EVERY, WRITE_EVERY, FIRST_STEPS, SHARES, (None, [])
+        return (
+            passing.update_begins(self._before_update, *common, *known),
+            passing.update_ended(self._after_update, *common, *around, versions, SQUARES, *limits),
+        )
+
     # Entering and leaving
 
     def __enter__(self) -> Guard:
@@ -148,14 +171,24 @@ class Guard:
         self.weights.learn_names()
         self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
         self.watch.__enter__()
+        if self.passing is not None and before_update.exists and self.on_bad != "replay":
+            self.watch.goes_usual_ways(self.scaling, self.collector, self.parameters)
         self.journal.safely(self.weights.begin, self.watch.weights, self.watch.sentinels)
         self.journal.safely(self._attach)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object = None, *_: object) -> None:
         if self.journal.ended:
             return
-        self.journal.safely(self._last_look)
+        try:
+            self.journal.safely(self._last_look)
+        except Exception:  # a reaction's; the program's own exception, if there is one, is the one to pass on
+            if kind is None:
+                raise
+        finally:
+            self._end()
+
+    def _end(self) -> None:
         self.journal.ended = self.borders.ended = True
         if self.passing is not None:
             self.passing.end()
@@ -165,10 +198,11 @@ class Guard:
         self._begins_with = None, []
         self.parameters.remove()
         self.reactions.forget()
-        before_update.remove(self._before_update)
-        after_update.remove(self._after_update)
+        before_update.remove(self._around_update[0])
+        after_update.remove(self._around_update[1])
         rehooked.take_off()
-        backwards.remove(self.losses.begins, self.losses.ended)
+        backwards.remove(*self.losses.around)
+        scalers.remove(self)
         self.watch.__exit__()
         self.journal.safely(self.settle)
         self.journal.safely(self._write)
@@ -176,8 +210,8 @@ class Guard:
     def _attach(self) -> None:
         self.parameters.attach()
         if before_update.exists:
-            before_update.add(self._before_update)
-            after_update.add(self._after_update)
+            before_update.add(self._around_update[0])
+            after_update.add(self._around_update[1])
             rehooked.put_on()
         else:
             self.note(
@@ -186,7 +220,8 @@ class Guard:
             )
             kinds = {type(one) for one in self.weights.optimizers}
             self._handles += [Surrounded(kind, self._before_update, self._after_update) for kind in kinds]
-        backwards.add(self.losses.begins, self.losses.ended)
+        backwards.add(*self.losses.around)
+        scalers.add(self, self.scaling.scaler)
 
     # What it found
 
@@ -224,7 +259,7 @@ class Guard:
     @property
     def skipped_steps(self) -> int:
         """Steps that the scaler left out."""
-        return self.reactions.skipped_steps
+        return self.scaling.skipped
 
     @property
     def ended(self) -> bool:
@@ -258,11 +293,16 @@ class Guard:
         trained = any(self.seen[stage] for stage in GRADIENT_STAGES) or self.step
         if trained and not self.watch.called:
             found.insert(0, "gradients were seen, but no forward of this model: is it compiled?")
+        elif self.unseen_forwards:
+            times = plural(self.unseen_forwards, "update")
+            found.insert(0, f"{times} took gradients of no forward that was seen: is it compiled?")
+        found += [why] if (why := self._waits()) else []
         if self.unknown:
             found.append(f"{plural(self.unknown, 'gradient')} overwritten before being counted")
         found += [
             f"{plural(times, 'tensor')} not counted: {why}" for why, times in self.collector.unread.items()
         ]
+        found += sorted(self.weights.unread_state)
         if self.failed:
             found.append(f"the guard failed {plural(self.failed, 'time')}: {'; '.join(self.notes[-3:])}")
         return found
@@ -281,7 +321,16 @@ class Guard:
         left_out = f"; {plural(skipped, 'step')} left out by the scaler" if skipped else ""
         reads, unread = self.weights.reads, self.weights.unread
         read = f"; weights, buffers and state read after {reads} of them" if unread else ""
-        return f"{status}: {plural(self.step, 'update')}{left_out}{read}"
+        waits = f"; {why}" if (why := self._waits()) else ""
+        return f"{status}: {plural(self.step, 'update')}{left_out}{waits}{read}"
+
+    def _waits(self) -> str:
+        """Whether bad gradients were met that a scaler has not decided on."""
+        steps = [one.number for one in self.reactions.waiting()]
+        if not steps:
+            return ""
+        which = f"step {steps[0]}" + (f" and {len(steps) - 1} more" if steps[1:] else "")
+        return f"bad gradients in {which} wait for the scaler: its step, or its update, did not come"
 
     def settle(self) -> None:
         """Wait for all counts so far and take them in."""
@@ -300,6 +349,11 @@ class Guard:
         self.weights.learn_names()
         self.parameters.attach()
 
+    def _name_anew(self) -> None:
+        """What is bad is told by the names of now."""
+        self.watch.name_anew()
+        self.weights.name_anew()
+
     @passes_on
     def forward_begins(self, forward: Forward, module: nn.Module, args: Any, kwargs: Any) -> None:
         forward.update = self.journal.step
@@ -311,8 +365,8 @@ class Guard:
         if not self._forward_since_update:
             self._forward_since_update = True
             self.parameters.forget()
-        if self.scaling.scaler is not None and self.scaling.skipped_one():
-            self._left_out()
+        if self.scaling.scaler is not None:
+            self._decide()
         if not before_update.exists:
             self._look_for_update()
         if self.on_bad == "replay":
@@ -331,8 +385,19 @@ class Guard:
         self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
         self.parameters.attach()
 
+    def _forward_doubt(self, step: int) -> str:
+        """Why a bad loss of this step may have come from a forward that was not seen; "" if it did not."""
+        if step in self.watch.lost:
+            why = self.watch.lost[step]
+            return f"a forward of this step could not be counted in full, and may have made it: {why}"
+        if not self.watch.called or (step == self.step and not self._forward_since_update):
+            return "no forward of this model was seen before it, which may have made it"
+        return ""
+
     def forward_was_bad(self, step: Step, forward: Forward) -> None:
         self._bad_forwards.take(step, forward)
+        if self.ended:  # inside of this forward: nothing comes that would keep it
+            self.reactions.keep()
 
     # Updates
 
@@ -348,7 +413,9 @@ class Guard:
         self._goes_on(optimizer)
         self._begins_with = optimizer, parameters
         if self.reacts:
-            self.react_if_bad()
+            self._settle_safely()
+            self.journal.within(self._decide_by, optimizer, self.step)
+            self.reactions.before_update(self.journal.open.get(self.step))
         elif self.collector.waits:
             self._settle_safely()
 
@@ -361,9 +428,11 @@ class Guard:
             self._begins_with = optimizer, parameters
             self.journal.within(self._look_before_update, parameters)
             if self.reacts:
+                self.journal.within(self._decide_by, optimizer, self.step)
                 self.reactions.before_update(self.journal.open.get(self.step))
         else:
             self._begun_at.pop(id(optimizer), None)  # of one that is gone, by the same id
+            self.scaling.met_stranger(optimizer)
 
     @passes_on
     def _after_update(self, optimizer: Any, *_: Any) -> None:
@@ -396,8 +465,15 @@ class Guard:
             self.journal.step -= 1
         else:
             self._updated_by.clear()
+            if not self._forward_since_update:
+                self._without_forward()
         self._updated_by.add(id(optimizer))
         self._begun_at[id(optimizer)] = self.journal.step
+
+    @hidden
+    def _without_forward(self) -> None:
+        """No forward was seen since the last update: if backward made gradients, one was compiled."""
+        self.unseen_forwards += bool(self.borders.losses) and not self.borders.entered
 
     def _look_before_update(self, parameters: list[Tensor]) -> None:
         self.weights.before_update(parameters)
@@ -418,24 +494,34 @@ class Guard:
         # With a closure, forward and backward ran inside of the update; on a GPU the counts are ready by now.
         if self.collector.waits:
             self._settle_safely()
-        if self.reacts:
+        if self.journal.open and self.scaling.running is not None and leaves_out(optimizer):
+            return  # a fused one, which runs in any case
+        if not self.reacts:
+            self._end_step(optimizer)
+            return
+        try:
             self.react_if_bad()
+        finally:  # the update is over, whatever the reaction raises
+            self.reactions.forget()
+            self._end_step(optimizer)
+
+    @passes_on
+    def _end_step(self, optimizer: Any) -> None:
         if self.headroom.latest or self.journal.step not in self.headroom.calm:
             self._note_magnitudes(optimizer)
         self.journal.step += 1
         self._forward_since_update = False
-        self.scaling.stepped()
-        if self.reacts:
-            self.reactions.forget()
+        self.scaling.stepped(optimizer)
         self.borders.step_ended()
         if self.journal.open:
+            self.journal.within(self._decide_by, optimizer, self.journal.step - 1)
             self._keep()
         if self.journal.step % WRITE_EVERY == 0:
             self._write()
 
     @hidden
     def _note_magnitudes(self, optimizer: Any) -> None:
-        if self.headroom.has_points(self.passing, self.journal.step):
+        if self.headroom.has_points(self.journal.step):
             states = (one for _, one in state_tensors(optimizer) if one.dim())
             self.journal.within(self.headroom.step_ends, self, states)
 
@@ -447,15 +533,91 @@ class Guard:
     def _keep(self) -> None:
         self.reactions.keep()
 
+    # Scalers
+
+    @passes_on
+    def scaler_scales(self, scaler: Any) -> None:
+        self.losses.scaled_by(scaler)
+
+    @passes_on
+    def scaler_begins(self, scaler: Any, optimizer: Any) -> bool:
+        if self.journal.ended or not is_enabled(scaler):
+            return False
+        return bool(self.journal.within(self._scaler_begins, scaler, optimizer))
+
+    @passes_on
+    def scaler_ended(self, scaler: Any, optimizer: Any, ours: bool, returned: bool) -> None:
+        try:
+            if returned and not self.journal.ended and is_enabled(scaler):
+                self.journal.within(self._scaler_ended, scaler, optimizer, ours)
+        finally:
+            if ours:
+                self.scaling.running = None
+
+    @passes_on
+    def scaler_updates(self, scaler: Any) -> None:
+        if not self.journal.ended and is_enabled(scaler):
+            self.journal.within(self._scaler_updates, scaler)
+
+    @passes_on
+    def _scaler_begins(self, scaler: Any, optimizer: Any) -> bool:
+        ours = self._is_ours(optimizer, parameters_of(optimizer))
+        self.scaling.begins(scaler, optimizer, self.journal.step if ours else None)
+        return ours
+
+    @passes_on
+    def _scaler_ended(self, scaler: Any, optimizer: Any, ours: bool) -> None:
+        if not ours:
+            self.scaling.ended_other(scaler, optimizer, self.journal.step)
+        elif self.scaling.ended(scaler, optimizer):
+            self._left_out(scaler, id(optimizer))
+
+    @passes_on
+    def _scaler_updates(self, scaler: Any) -> None:
+        if untold := self.scaling.untold(scaler):
+            self._left_out_by_itself(scaler, untold)
+
     @hidden
-    def _left_out(self) -> None:
-        """The scaler left the last step out."""
+    def _left_out_by_itself(self, scaler: Any, untold: list[int]) -> None:
+        """The program, and not the scaler, left out what the scaler had found infinities in."""
+        self.settle()
+        for optimizer in untold if self.reactions.waiting() else ():  # else it is another model's
+            self._left_out(scaler, optimizer)
+
+    @hidden
+    def _left_out(self, scaler: Any, optimizer: int) -> None:
+        """A scaler left out the update of an optimizer, in a step of its own or in one of several."""
         self.settle()
         if self.passing is not None:
             self.passing.forget_peaks()
-        self.reactions.leave_out()
+        if self._updated_by and not self._forward_since_update and optimizer not in self._updated_by:
+            self.journal.step -= 1
+        else:
+            self._updated_by.clear()
+        self._updated_by.add(optimizer)
+        number = self.journal.step
         self.journal.step += 1
+        self._forward_since_update = False
         self.borders.step_ended()
+        self.reactions.leave_out(self.scaling.left_out(optimizer, scaler, number))
+
+    @passes_on
+    def _decide(self) -> None:
+        """A forward begins, or the block ends."""
+        if self.journal.open and self.scaling.left_others_out():
+            self.reactions.expect_since(self.scaling.decided)
+        self.scaling.decides(self.journal.step)
+        if self.journal.open:
+            self._keep()
+
+    @hidden
+    def _decide_by(self, optimizer: Any, step: int) -> None:
+        """An optimizer updates, or has, in this step: what is bad and it takes is left out by no scaler."""
+        if step not in self.journal.open or not self.scaling.active:
+            return
+        takes_bad = self.weights.would_take_bad(parameters_of(optimizer))
+        if self.scaling.running is None or (takes_bad and not leaves_out(optimizer)):
+            self.scaling.past(step, takes_bad)
 
     def _is_updating(self) -> bool:
         """Whether an optimizer given runs this forward in its own step, and writes weights in between."""
@@ -471,7 +633,7 @@ class Guard:
         self.weights.updated_by(*self.weights.optimizers)
         self.weights.read()
         self.journal.step += 1
-        self.scaling.stepped()
+        self.scaling.stepped(None)
         self.reactions.keep()
 
     def _read_what_was_updated(self) -> None:
@@ -487,10 +649,8 @@ class Guard:
             self._read_what_was_updated()
         elif not self.journal.open:  # no optimizer of torch has run, but the program may have written weights
             self.weights.read()
-        if self.scaling.scaler is not None and self.scaling.skipped_one():
-            self._left_out()
         self.settle()
-        self.reactions.keep()
+        self._decide()
 
     def stops_the_program(self) -> None:
         """A reaction is about to raise in the program; a `with` block ends by that alone."""

@@ -29,6 +29,7 @@ class Journal:
         self.failed = 0  # times that something in the guard failed
         self.dropped = 0  # events beyond those that a step keeps
         self.ended = False  # the guard
+        self.reaction: BaseException | None = None  # what the program's own reaction raised last: it passes
         self.now: Callable[[], int] = itertools.count(1).__next__  # the next moment; events are ordered by it
 
     def event(
@@ -80,6 +81,8 @@ class Journal:
         except NonFiniteError:
             raise
         except Exception as error:
+            if error is self.reaction:
+                raise
             self.failure(getattr(work, "__name__", "the guard"), error)
             return None
 

@@ -2,57 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
+from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.guard.scaling import Scaling, find_scaler, scale_of
+from lab.rooms.nan.watch.guard.scaling import Scaling, factors_of, is_scale_of
 from lab.rooms.nan.watch.shared import TAKES_OFF, rehooked
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 _in_backward = getattr(torch._C, "_current_graph_task_id", None)
 _OLD = _in_backward is None  # such a torch may run backward in another thread
-MOST_LOOKS = 3  # for the scaler behind a loss, each of which goes through all objects of the program
+MOST_LOSSES = 1000  # of one step whose graphs are kept: without what these saved, which backward let go
+
+# When it began, how many gradients had passed then, and what scaled the loss if a scaler did.
+Begun = tuple[int, int] | tuple[int, int, Any]
 
 
 class Losses:
     """Takes the loss of each backward that made gradients of this model."""
 
-    def __init__(self, journal: Journal, collector: Collector, scaling: Scaling, *, on_gpu: bool) -> None:
+    def __init__(
+        self, journal: Journal, collector: Collector, scaling: Scaling, borders: Borders, *, on_gpu: bool
+    ) -> None:
         self._journal, self._collector, self._scaling = journal, collector, scaling
         # On a GPU gradients come in autograd's own threads.
         self._passed = collector.anywhere if on_gpu or _OLD else collector.here
         self._clean = collector.passing.cleaning("loss") if collector.passing is not None else None
-        self._looks_for_scaler = MOST_LOOKS
+        self._looks_for_scaler = 0  # 1: one scales of which it is not known whether it is this model's
+        self._used: dict[int, ref[Any]] = {}  # those scalers, by id
+        self._borders = borders
+        self.around: tuple[Callable[..., Any], Callable[..., Any]] = self.begins, self.ended
+        passing = collector.passing
+        if passing is not None and not (on_gpu or _OLD or TAKES_OFF):
+            own = vars(collector), vars(journal)
+            begins = passing.loss_begins(self.begins, *own, vars(self))
+            self.around = begins, passing.loss_ended(self.ended, *own, borders.losses, MOST_LOSSES)
 
     @passes_on
-    def begins(self, tensors: Any) -> tuple[int, int] | None:
-        """(when, how many gradients had passed); None inside of a backward, as a checkpoint runs one."""
+    def begins(self, tensors: Any) -> Begun | None:
+        """What `ended` needs to know; None inside of a backward, as a checkpoint runs one."""
         if self._journal.ended or (_in_backward is not None and _in_backward() != -1):
             return None
         try:
             if TAKES_OFF:
                 rehooked.put_on()
-            if self._scaling.scaler is None and self._looks_for_scaler and (scale := scale_of(tensors)):
-                self._look_for_scaler(scale)
-            return self._journal.now(), self._passed()
+            begun = self._journal.now(), self._passed()
+            found = self._scaler_of(tensors) if self._looks_for_scaler else None
+            if found is None:
+                return begun
+            self._scaling.candidates[get_ident()] = found
+            return *begun, found
         except Exception as error:  # a note, never an exception in the program
             self._journal.failure("a backward begins", error)
             return None
 
     @passes_on
-    def ended(self, tensors: Any, begun: tuple[int, int] | None) -> None:
+    def ended(self, tensors: Any, begun: Begun | None) -> None:
         """The loss belongs to this model if gradients of it passed; and then all of them are counted."""
-        if begun is None or self._journal.ended:
+        if begun is None:
+            return
+        if len(begun) > 2:
+            self._scaling.candidates.pop(get_ident(), None)
+        if self._journal.ended:
             return
         try:
             if self._passed() == begun[1]:
                 return
+            if len(begun) > 2:
+                self._meet(begun[2])
             # One look is enough for a clean one: magnitudes of losses are of no interest.
             one = [*tensors] if isinstance(tensors, (tuple, list)) else [tensors]
+            if len(self._borders.losses) < MOST_LOSSES:
+                for tensor in one:
+                    if (node := getattr(tensor, "grad_fn", None)) is not None:
+                        self._borders.losses.append(node)
             if self._clean is None or self._clean(one) < 0:
                 self._take(one, begun[0])
             if self._collector.waits:
@@ -61,13 +92,39 @@ class Losses:
             self._journal.failure("a backward ends", error)
 
     @hidden
+    def _meet(self, scaler: Any) -> None:
+        self._scaling.met(scaler)
+        used = [found for one in [*self._used.values()] if (found := one()) is not None]
+        self._looks_for_scaler = int(not all(map(self._scaling.knows, used)))
+
+    @hidden
     def _take(self, tensors: list[Any], moment: int) -> None:
         for tensor in tensors:
             if isinstance(tensor, Tensor):
                 made_by = tensor.grad_fn.name() if tensor.grad_fn is not None else ""
                 self._collector.take("loss", made_by, tensor, moment)
 
+    @passes_on
+    def scaled_by(self, scaler: Any) -> None:
+        """A scaler scales something."""
+        if id(scaler) not in self._used:
+            self._used[id(scaler)] = ref(scaler, partial(self._forget, id(scaler)))
+            self._looks_for_scaler |= not self._scaling.knows(scaler)
+
+    def _forget(self, key: int, gone: ref[Any]) -> None:
+        if self._used.get(key) is gone:  # another may have its id by now
+            del self._used[key]
+
     @hidden
-    def _look_for_scaler(self, scale: int) -> None:
-        self._looks_for_scaler -= 1
-        self._scaling.adopt(find_scaler(scale))
+    def _scaler_of(self, losses: Any) -> Any:
+        """The one that scaled these."""
+        if not (factors := factors_of(losses)):
+            return None
+        used = [found for one in [*self._used.values()] if (found := one()) is not None]
+        for copied in (
+            (False, True) if self._scaling.scaler is None else (False,)
+        ):  # to compare may wait for a GPU
+            for one in used:
+                if is_scale_of(one, factors, copied=copied):
+                    return one
+        return None

@@ -41,7 +41,7 @@ class ParameterHooks:
         self._reduces_at_once = strategy.reduces_at_once
         self._handles: list[Any] = []
         self._kept_nodes: list[Any] = []
-        self._hooked: set[int] = set()
+        self._hooked: dict[int, ref[Tensor]] = {}  # by id: one that is gone may leave its id to another
         self.counted: dict[int, Identity] = {}  # weight -> its gradient that was counted last
         passing = collector.passing
         self._hook_made = (
@@ -53,9 +53,13 @@ class ParameterHooks:
     def attach(self) -> None:
         """Hook every weight that needs gradients and has no hook yet."""
         for parameter in self._model.parameters():
-            if parameter.requires_grad and id(parameter) not in self._hooked and not is_unbuilt(parameter):
+            if parameter.requires_grad and not self._is_hooked(parameter) and not is_unbuilt(parameter):
                 self._hook(parameter)
-                self._hooked.add(id(parameter))
+                self._hooked[id(parameter)] = ref(parameter)
+
+    def _is_hooked(self, parameter: Tensor) -> bool:
+        known = self._hooked.get(id(parameter))
+        return known is not None and known() is parameter
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -134,7 +138,7 @@ class ParameterHooks:
             stage = "after_reduce" if self._strategy.reduces else "clipped"
             self._collector.take(stage, id(parameter) if known else Unhooked(id(parameter)), grad)
             self.counted[id(parameter)] = seen
-            if id(parameter) not in self._hooked:
+            if not self._is_hooked(parameter):
                 self.attach()
         self._collector.flush()
 

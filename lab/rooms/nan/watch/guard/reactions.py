@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from lab.rooms.nan.watch.explain import NOT_CALLED
 from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import Event, GuardStep, Op
 from lab.rooms.nan.watch.guard.journal import Journal, named
@@ -18,6 +19,7 @@ from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError
 
 MOST_STEPS = 64  # with something bad that are kept
+MOST_EXPECTED = 128  # steps whose bad gradients may turn out to be an alarm
 MOST_SAVED = 8  # forwards of a step that can be run again
 GRADIENT_STAGES = ("loss", "act_grads", "param_grads", "after_reduce", "clipped")
 OnBad = str | Callable[[GuardStep], None]
@@ -43,8 +45,8 @@ class Reactions:
         self._scaling, self._borders = scaling, borders
         self._kept, self._stops = kept, stops
         self.watch: Any = None  # which forwards are run again under
-        self.skipped_steps = 0  # which the scaler left out
         self._reacted: set[int] = set()
+        self._expected: list[tuple[int, list[Event]]] = []  # of the last steps that were left out
         self._saved: list[Saved] = []
 
     @hidden
@@ -70,16 +72,44 @@ class Reactions:
                 self._react(step)
                 self._kept()
 
-    def leave_out(self) -> None:
-        """The scaler left this step out: what its gradients held is expected, unless it goes on so."""
-        self.skipped_steps += 1
-        step = self._journal.open.get(self._journal.step)
-        if step is not None and not self._scaling.alarm():
-            step.events = [one for one in step.events if not _is_expected(one)]
-            step.skipped = True
-            if not step.events:
-                del self._journal.open[self._journal.step]
+    def leave_out(self, since: int) -> None:
+        """A scaler left a step out: what its gradients held is expected, unless it goes on so.
+
+        since: the first step of the row that it belongs to.
+        """
+        journal = self._journal
+        if self._scaling.alarm():
+            for at, events in self._expected:
+                if at >= since:  # the first of the row is the first that was bad
+                    journal.open.setdefault(at, GuardStep(at)).events += events
+            self._expected.clear()
+            self._scaling.decided = journal.step
+        else:
+            self.expect_since(self._scaling.decided)
         self.keep()
+
+    def expect_since(self, number: int) -> None:
+        """Bad gradients of this step and those after it are expected: by them a scaler finds its scale."""
+        for at in sorted(self._journal.open):
+            if at >= number:
+                self._expect(self._journal.open[at])
+
+    def _expect(self, step: GuardStep) -> None:
+        expected = [one for one in step.events if _is_expected(one)]
+        if not expected:
+            return
+        self._expected = [*self._expected, (step.number, expected)][-MOST_EXPECTED:]
+        step.events = [one for one in step.events if not _is_expected(one)]
+        step.skipped = True
+        if not step.events:
+            del self._journal.open[step.number]
+            if step in self._journal.steps:  # asked for before the scaler was known
+                self._journal.steps.remove(step)
+
+    def waiting(self) -> list[GuardStep]:
+        """Steps with something bad of which a scaler has not said yet whether it leaves them out."""
+        found = [one for _, one in sorted(self._journal.open.items()) if one not in self._journal.steps]
+        return [one for one in found if one.events and self._may_be_left_out(one)]
 
     def before_update(self, step: GuardStep | None) -> None:
         """React where it can still come before the update."""
@@ -89,10 +119,9 @@ class Reactions:
             self._react(step)
 
     def _may_be_left_out(self, step: GuardStep) -> bool:
-        """Whether a scaler may still leave this step out: only its gradients were bad, and no update came."""
-        journal = self._journal
-        waits = step.number >= journal.step and self._scaling.active and not journal.ended
-        return waits and all(map(_is_expected, step.events))
+        """Whether a scaler may still leave this step out: only its gradients were bad."""
+        may = self._scaling.may_leave_out(step.number, self._journal.step)
+        return may and all(map(_is_expected, step.events))
 
     def _react(self, step: GuardStep) -> None:
         if step.number in self._reacted:
@@ -100,7 +129,8 @@ class Reactions:
         self._reacted.add(step.number)
         try:
             self._do(step)
-        except BaseException:
+        except BaseException as error:
+            self._journal.reaction = error
             self._stops()
             raise
 
@@ -139,7 +169,7 @@ class Reactions:
         scope = birth.module if birth.how != "unknown" else birth.module.rpartition(".")[0]
         op, missing = self._attempt(forward_op, saved, self.watch, scope)
         event.op, event.op_missing = op, missing
-        if op is not None and event.unsure:
+        if op is not None and event.unsure and NOT_CALLED not in event.unsure:  # which it does not see either
             event.module, event.place, event.unsure = op.module, f"in forward of {named(op.module)}", ""
 
     def _attempt(

@@ -242,7 +242,7 @@ if TorchDispatchMode is not None and _sequence is not None:
         ) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.modules = modules or {}  # sequence number of a node -> module of its forward
-            self._names, self._path, self._scope = watch._names, path, scope
+            self._names, self._path, self._scope = watch.modules.names, path, scope
             self._first: Op | None = None  # finite in, not finite out
             self._nan: Op | None = None  # no NaN in, NaN out
 

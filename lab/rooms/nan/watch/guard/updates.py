@@ -12,7 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import LBFGS
 
+from lab.rooms.nan.watch.leaves import Unseen, leaves
 from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.plain import ORDINARY, REAL, all_plain, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
@@ -20,23 +22,35 @@ from lab.rooms.nan.watch.quiet import quiet
 Named = tuple[str, Tensor]
 State = tuple[int, str]  # the id of a weight, and what of it the optimizer keeps
 Label = TypeVar("Label")
+SHARED = 0  # in place of a weight's id: a state of all weights
+MOST_OF_ONE = 10_000  # tensors that are kept of one weight
 SMALL, KIND = 1 << 18, attrgetter("dtype", "device")
 SQUARES = dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"), True)
 
 
-def state_tensors(optimizer: Any) -> Iterator[tuple[State, Tensor]]:
-    """Every state of an optimizer that is a tensor of floating or complex numbers."""
+def state_tensors(optimizer: Any, unread: set[str] | None = None) -> Iterator[tuple[State, Tensor]]:
+    """Every state of an optimizer that is a tensor of floating or complex numbers, in containers too.
+
+    What is not looked into is added to `unread`, by its reason.
+    """
     for parameter, state in list(getattr(optimizer, "state", {}).items()):
-        if not isinstance(state, dict):
-            continue
-        for key, value in state.items():
-            if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
-                yield (id(parameter), key), value
+        # LBFGS keeps what belongs to all weights with the first of them.
+        of = id(parameter) if isinstance(parameter, Tensor) and not isinstance(optimizer, LBFGS) else SHARED
+        kept = leaves(state, "" if isinstance(parameter, Tensor) else str(parameter))
+        for met, (name, one) in enumerate(kept):
+            if met >= MOST_OF_ONE or isinstance(one, Unseen):
+                why = one.why if isinstance(one, Unseen) else f"more than {MOST_OF_ONE} tensors"
+                if unread is not None:
+                    unread.add(f"{name} in an optimizer's state not looked into: {why}")
+                if met >= MOST_OF_ONE:
+                    break
+            else:
+                yield (of, name), one
 
 
 def state_name(state: State, names: dict[int, str]) -> str:
     """In words: the weight's name, and what is kept of it."""
-    return f"{names.get(state[0], '?')}: {state[1]}"
+    return f"{'all weights' if state[0] == SHARED else names.get(state[0], '?')}: {state[1]}"
 
 
 def parts_of(named: Iterable[tuple[Label, Tensor]]) -> list[tuple[Label, Tensor]]:

@@ -10,9 +10,10 @@ used it, may be missed; `reads` says after how many updates they were read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from torch import Tensor, nn
@@ -63,14 +64,17 @@ class Weights:
         self._model, self._count, self._journal = model, count, journal
         self._headroom, self._on_gpu, self._passing = headroom, on_gpu, passing
         self.optimizers = optimizers  # those given to the guard
+        self._known: dict[int, ref[Tensor]] = {}  # weights that have names, by id
         self.names: dict[int, str] = {}
         self.owners: dict[int, list[str]] = {}
         self._modules: Sequence[tuple[str, nn.Module]] = ()
+        self.updating: Callable[[], Any] = lambda: None  # the optimizer whose step runs: one with a closure
         self.updates = self.reads = 0  # so far, and after how many of these weights were read
         self._counted_in = -1  # the step of the last of these
         self._since_read = 0  # updates
         self._updated_by: dict[int, Any] = {}  # the optimizers of these, by id
         self._updated_at, self._updated_step = 0, 0  # when the last update ended, and in which step
+        self.unread_state: set[str] = set()  # what of it was not looked into
         self._bad: set[str] = set()
         self._infinite_buffers: set[str] = set()  # from the start on: sentinels
         self.versions_after: dict[int, int] = {}  # at the end of the last update
@@ -80,12 +84,20 @@ class Weights:
     def learn_names(self) -> None:
         """Of all weights that the model has now; one that is shared has several owners."""
         self._modules = [*self._model.named_modules()]
+        self._forget_the_dead()
+        names, owners = dict[int, str](), dict[int, list[str]]()
         for name, module in self._modules:
             for own, parameter in module.named_parameters(recurse=False):
-                self.names.setdefault(id(parameter), f"{name}.{own}".lstrip("."))
-                owners = self.owners.setdefault(id(parameter), [])
-                if name not in owners:
-                    owners.append(name)
+                names.setdefault(id(parameter), f"{name}.{own}".lstrip("."))
+                owners.setdefault(id(parameter), []).append(name)
+                self._known.setdefault(id(parameter), ref(parameter))
+        self.names.update(names), self.owners.update(owners)
+
+    def _forget_the_dead(self) -> None:
+        """Weights that were replaced and are gone: another may have their id."""
+        for key in [key for key, one in self._known.items() if one() is None]:
+            for known in (self._known, self.names, self.owners, self.versions_after):
+                known.pop(key, None)
 
     def begin(self, bad: Sequence[dict[str, Any]], sentinels: Iterable[str]) -> None:
         """The guard begins; these weights are bad already, and these buffers infinite."""
@@ -180,12 +192,15 @@ class Weights:
         self._written_before_update.clear()
 
     def _read(self, late: float, buffers: bool) -> None:
-        states = [one for by in self._updated_by.values() for one in state_tensors(by)]
+        states = [one for by in self._updated_by.values() for one in state_tensors(by, self.unread_state)]
         weights = named_weights(self._walk())
         states, weights = parts_of(states), parts_of(weights)
+        rows = quiet(self._count, [one for _, one in (*states, *weights)])
+        if (rows[:, :3] > 0).any() and self.name_anew():
+            self._read(late, buffers)
+            return
         self._journal.seen["opt_state"] += len(states)
         self._journal.seen["weights_after"] += len(weights)
-        rows = quiet(self._count, [one for _, one in (*states, *weights)])
         for stage, of, some in (
             ("opt_state", states, rows[: len(states)]),
             ("weights_after", weights, rows[len(states) :]),
@@ -196,14 +211,28 @@ class Weights:
             self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
         if late >= 0 or not self._on_gpu:
             for label in negative_squares(states, self._passing):
-                name = state_name(label, self.names)
-                self._event("opt_state", name, None, None, why="a sum of squares is below zero")
+                if label[1] != "sum" or self._is_of_adagrad(label[0]):
+                    name = state_name(label, self.names)
+                    self._event("opt_state", name, None, None, why="a sum of squares is below zero")
+
+    def _is_of_adagrad(self, weight: int) -> bool:
+        """Whether what an optimizer calls `sum` is one of squares; others sum gradients (dual averaging)."""
+        kinds = (by for by in self._updated_by.values() if "adagrad" in type(by).__name__.lower())
+        return any(id(one) == weight for by in kinds for one in by.state)
 
     def _walk(self) -> Sequence[tuple[str, nn.Module]]:
         """All modules; those of last time if torch would have said that one came."""
         if not new_module.exists:
             self._modules = [*self._model.named_modules()]
         return self._modules
+
+    def name_anew(self) -> bool:
+        """Whether modules have left the model or moved in it, which torch may not tell; learn their names."""
+        known = [(name, id(one)) for name, one in self._modules]
+        moved = known != [(name, id(one)) for name, one in self._model.named_modules()]
+        if moved:
+            self.learn_names()
+        return moved
 
     def _judge_states(self, states: Sequence[tuple[State, Tensor]], rows: np.ndarray) -> None:
         for at in _bad(rows[: len(states)]):
@@ -268,17 +297,23 @@ class Weights:
 
     def _may_be_updated(self, name: str) -> bool:
         """Whether an optimizer that has updated since weights were read has this one, as far as is known."""
-        optimizers, parameter = self._updated_by.values(), self._parameter(name)
+        optimizers, parameter = self._updated_by.values(), self.parameter(name)
         return not optimizers or any(one is parameter for by in optimizers for one in parameters_of(by))
 
     def _gradient_that_went_bad(self, name: str) -> Tensor | None:
         """The gradient that the last update used, if it is bad though all that was counted was finite."""
-        grad = getattr(self._parameter(name), "grad", None)
+        grad = getattr(self.parameter(name), "grad", None)
         if grad is None or self._since_read != 1:
             return None
         parts = quiet(as_counted, grad)[0]
         bad = [one for one, row in zip(parts, quiet(self._count, parts), strict=True) if row[:3].sum() > 0]
         return bad[0] if bad else None
+
+    def would_take_bad(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether an update of these weights would be by gradients that are bad."""
+        grads = [one.grad for one in parameters if one.grad is not None]
+        parts = [part for one in grads for part in quiet(as_counted, one)[0]]
+        return bool(parts) and bool((quiet(self._count, parts)[:, :3] > 0).any())
 
     def _span(self) -> str:
         """If weights were not read after every update: since when this may be."""
@@ -287,7 +322,7 @@ class Weights:
         return f"made in one of the last {self._since_read} updates: weights are not read after each"
 
     def _why(self, name: str) -> str:
-        parameter = self._parameter(name)
+        parameter = self.parameter(name)
         found = (why_not_finite(one, parameter) for one in (*self._updated_by.values(), *self.optimizers))
         return next((why for why in found if why), "")
 
@@ -299,28 +334,33 @@ class Weights:
         place = f"{WORDS['weights_before']}: {name}"
         step = self._journal.step
         event = Event(moment, step, "weights_before", owner(name), place, name, float(nan), float(inf))
-        if not before and self._was_written_before_update(name):
-            event.step = self._written_before_update[id(self._parameter(name))]
+        updating = self.updating()
+        if not before and any(one is self.parameter(name) for one in parameters_of(updating)):
+            event.stage, event.place = "weights_after", f"{WORDS['weights_after']} {name}"
+            event.why = why_not_finite(updating, self.parameter(name))
+            event.unsure = "" if event.why else UNEXPLAINED
+        elif not before and self._was_written_before_update(name):
+            event.step = self._written_before_update[id(self.parameter(name))]
             event.why = "written by other code than the optimizer, before the update"
         elif not before:
             event.why = CHANGED
         self._journal.add(event)
 
     def _was_written_before_update(self, name: str) -> bool:
-        return id(self._parameter(name)) in self._written_before_update
+        return id(self.parameter(name)) in self._written_before_update
 
     def _written_since_update(self, name: str) -> bool:
         """Whether a weight was written to after the last update, as far as torch counts."""
-        tensor = self._parameter(name)
+        tensor = self.parameter(name)
         if tensor is None:
             return False
         return self.versions_after.get(id(tensor), version(tensor)) != version(tensor)
 
     def has_hooks(self, name: str) -> bool:
         """Whether the program has put a hook on this weight's gradient."""
-        return bool(getattr(self._parameter(name), "_backward_hooks", None))
+        return bool(getattr(self.parameter(name), "_backward_hooks", None))
 
-    def _parameter(self, name: str) -> nn.Parameter | None:
+    def parameter(self, name: str) -> nn.Parameter | None:
         return dict(self._model.named_parameters()).get(name)
 
 

@@ -13,7 +13,6 @@ import threading
 from array import array
 from collections.abc import Callable
 from functools import cache
-from operator import is_
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -21,7 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.rooms.nan.watch.leaves import CACHES, STAYS, as_passed
 from lab.rooms.nan.watch.native.find import calls_library
+from lab.rooms.nan.watch.native.layout import (
+    NO_BODY,
+    as_numbers,
+    body_at,
+    inner_at,
+    negative_at,
+    place_of,
+    type_at,
+    version_at,
+)
 from lab.rooms.nan.watch.native.passing import _exchange as exchange
 
 GLOBAL_HOOKS = (
@@ -52,49 +62,54 @@ class Reading:
 
     def __init__(self, loaded: ctypes.PyDLL) -> None:
         matched, unwritten, described = (loaded.calls_function(which) for which in (4, 5, 6))
+        noted, moved = (loaded.calls_function(which) for which in (9, 10))
         # (tensors) -> their shapes and types for `unpacked`, if all are plain
         self.shapes: Callable[[list[Tensor]], bytes | None] = loaded.calls_function(7)
         # (events, shape, calls, places, tensors) -> the tensors, or None: see `template`
         self.matched: Callable[..., list[Tensor] | None] = matched
         # (tensors) -> whether surely none of these was ever written
         self.unwritten: Callable[[list[Tensor]], int] = unwritten
-        # (tensors) -> (layout, addresses) if all are plain and dense
+        # (tensors) -> (types, devices and shapes; addresses) if all are plain and dense
         self.described: Callable[[list[Tensor]], tuple[bytes, bytes] | None] = described
+        # (tensors) -> by what the next tells equal lists, if that is known of this torch
+        self.noted: Callable[[list[Tensor]], bytes | None] = noted
+        # (tensors, noted, least) -> their addresses if they are as noted, none below the least, and 16
+        # divides each
+        self.moved: Callable[[list[Tensor], bytes, int], bytes | None] = moved
 
 
 class Calls:
     """The functions of calls.c around a module's call."""
 
-    def __init__(self, loaded: ctypes.PyDLL, patched: Callable[..., Any]) -> None:
+    def __init__(self, loaded: ctypes.PyDLL, patched: FunctionType) -> None:
         self._original = loaded.calls_original
         # (module, *args, **kwargs): the call
         self.called: Callable[..., Any] = loaded.calls_function(0)
-        # (lanes, lane, events, weigh_at, straight): a forward begins in this thread that only collects
+        # (lanes, lane, events, weigh_at): a forward begins in this thread that only collects
         self.arm: Callable[..., None] = loaded.calls_function(1)
         self.disarm: Callable[[Any], None] = loaded.calls_function(2)  # (lane): it is over
         self.changed: Callable[[], None] = loaded.calls_function(3)  # the table has
-        replace = getattr(ctypes.pythonapi, "PyFunction_SetVectorcall", None)  # Python 3.12
-        if replace is not None:
-            replace.restype, replace.argtypes = None, [ctypes.py_object, ctypes.c_void_p]
-            replace(patched, loaded.calls_vectorcall())
+        # (lanes, what a usual forward in them takes, or None at its end): see calls.c
+        self.usual: Callable[[Any, tuple[Any, ...] | None], None] = loaded.calls_function(8)
+        _replace_vectorcall(patched, loaded.calls_vectorcall())
 
     def begin(self, original: Callable[..., Any]) -> None:
         """The patch is made: `original` is what `nn.Module.__call__` was."""
-        self._is_torchs = _AS_EXPECTED and original in _OWN_CALLS
-        self._original(original)
+        self._original(original, _AS_EXPECTED and original in _OWN_CALLS)
 
-    def may_go_straight(self) -> bool:
-        """Whether in a forward that begins now a module's `forward` may stand for torch's call of it.
 
-        Not while a profiler or debugger looks at frames, which would miss torch's.
-        """
-        return (
-            self._is_torchs
-            and sys.getprofile() is None
-            and sys.gettrace() is None
-            and (_compiling is not None or "torch._dynamo" not in sys.modules)
-            and all(map(is_, map(_MODULE.get, GLOBAL_HOOKS), _HOOKS))
-        )
+def _replace_vectorcall(function: FunctionType, way: int) -> None:
+    """From now on a call of this function runs `way`; its code is for those who run it by themselves."""
+    replace = getattr(ctypes.pythonapi, "PyFunction_SetVectorcall", None)  # Python 3.12
+    if replace is not None:
+        replace.restype, replace.argtypes = None, [ctypes.py_object, ctypes.c_void_p]
+        replace(function, way)
+        return
+    usual = getattr(ctypes.pythonapi, "_PyFunction_Vectorcall", None)
+    if usual is not None:
+        place = place_of(ctypes.cast(usual, ctypes.c_void_p).value or 0, function)
+        if place > 0:
+            ctypes.c_void_p.from_address(id(function) + place).value = way
 
 
 def unpacked(shapes: bytes) -> list[tuple[torch.Size, torch.dtype]]:
@@ -113,7 +128,7 @@ def ordinary(module: nn.Module) -> type[nn.Module] | None:
     return None if any(hasattr(kind, name) for name in OWN_HOOKS) else kind
 
 
-def seam_calls(table: Any, in_python: Callable[..., Any], patched: Callable[..., Any]) -> Calls | None:
+def seam_calls(table: Any, in_python: Callable[..., Any], patched: FunctionType) -> Calls | None:
     """Once per process: `table` and `in_python` are those of `seam`, and `patched` becomes the short way."""
     loaded = _loaded()
     if loaded is None:
@@ -121,7 +136,9 @@ def seam_calls(table: Any, in_python: Callable[..., Any], patched: Callable[...,
     hooks = _HOOKS if _AS_EXPECTED else [{}] * len(GLOBAL_HOOKS)
     questions = (torch._C._get_tracing_state, _compiling)
     types = FunctionType, CALL_IMPL, object.__getattribute__
-    loaded.calls_begin((table, in_python, *types, *questions, *hooks), _tracing_state())
+    state = _MODULE, sys.modules, sys.getprofile, sys.gettrace
+    passed = STAYS, as_passed, dict.fromkeys(CACHES)
+    loaded.calls_begin((table, in_python, *types, *questions, *hooks, *state, *passed), _tracing_state())
     return Calls(loaded, patched)
 
 
@@ -147,10 +164,13 @@ def _loaded() -> ctypes.PyDLL | None:
     locked.calls_function.restype, locked.calls_function.argtypes = ctypes.py_object, [ctypes.c_ssize_t]
     locked.calls_vectorcall.restype, locked.calls_vectorcall.argtypes = ctypes.c_void_p, []
     locked.calls_begin.restype, locked.calls_begin.argtypes = None, [ctypes.py_object, ctypes.c_void_p]
-    locked.calls_original.restype, locked.calls_original.argtypes = None, [ctypes.py_object]
+    locked.calls_original.restype, locked.calls_original.argtypes = None, [ctypes.py_object, ctypes.c_int]
     locked.calls_prepare.restype = None
-    locked.calls_prepare.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t]
-    locked.calls_prepare((Tensor, nn.Parameter, Tensor.is_neg), exchange(), _inner_at())
+    locked.calls_prepare.argtypes = [ctypes.py_object, *[ctypes.c_void_p] * 2, ctypes.c_ssize_t]
+    places = as_numbers(type_at(), inner_at(), *version_at(), *negative_at(), *body_at())
+    locked.calls_prepare(
+        (Tensor, nn.Parameter, Tensor.is_neg), exchange(), places, len(body_at()) - len(NO_BODY)
+    )
     return locked
 
 
@@ -169,11 +189,3 @@ def _tracing_state() -> int | None:
     if traces != (torch._C._get_tracing_state() is not None):
         return None
     return ctypes.cast(state, ctypes.c_void_p).value
-
-
-def _inner_at() -> int:
-    """Where in a tensor's object the address of torch's own one stands, in bytes; 0 if it is not found."""
-    tensor = torch.empty(0)
-    words = ctypes.string_at(id(tensor), type(tensor).__basicsize__)
-    inner = int(tensor._cdata).to_bytes(ctypes.sizeof(ctypes.c_void_p), sys.byteorder)
-    return max(0, words.find(inner))

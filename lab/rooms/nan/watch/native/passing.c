@@ -3,62 +3,17 @@
  *
  * Everything here is a short cut that may always say "not certain": then, and after any error, the Python beside it
  * (`slow`, or the caller) does the same thing in full. The answers are equal; only the way is shorter.
- *
- * CPython's functions are declared by hand and found in the running interpreter: all belong to its stable interface,
- * so one library serves every Python, and compiling it needs no headers. Every function here is called with the
- * interpreter's lock held.
  */
-#include <stdint.h>
-#include <string.h>
+#include "objects.h"
 
-typedef struct Object PyObject;
-typedef intptr_t Size;
-typedef struct {
-    const char *name;
-    PyObject *(*function)(PyObject *, PyObject *);
-    int flags;
-    const char *doc;
-} PyMethodDef;
-extern PyObject _Py_NoneStruct;
-extern PyObject *PyCFunction_NewEx(PyMethodDef *, PyObject *own, PyObject *module);
-extern PyObject *PyErr_Occurred(void);
-extern PyObject *PyList_GetItem(PyObject *, Size), *PyList_New(Size);
-extern PyObject *PyLong_FromLongLong(long long), *PyLong_FromVoidPtr(void *);
-extern PyObject *PyObject_CallFunctionObjArgs(PyObject *, ...), *PyObject_GetAttr(PyObject *, PyObject *);
-extern PyObject *PyObject_CallMethodObjArgs(PyObject *, PyObject *, ...);
-extern PyObject *PyObject_Type(PyObject *), *PyTuple_GetItem(PyObject *, Size), *PyTuple_New(Size);
-extern PyObject *PyUnicode_InternFromString(const char *), *PyWeakref_NewRef(PyObject *, PyObject *);
-extern PyObject *PyDict_GetItemWithError(PyObject *, PyObject *), *PyDict_New(void);
-extern Size PyDict_Size(PyObject *), PyList_Size(PyObject *), PyTuple_Size(PyObject *);
-extern int PyDict_Next(PyObject *, Size *, PyObject **, PyObject **), PyDict_SetItem(PyObject *, PyObject *, PyObject *);
-extern int PyList_Append(PyObject *, PyObject *);
-extern int PyObject_IsInstance(PyObject *, PyObject *), PyObject_IsTrue(PyObject *);
-extern int PyTuple_SetItem(PyObject *, Size, PyObject *);
-extern long long PyLong_AsLongLong(PyObject *);
-extern unsigned long PyThread_get_thread_ident(void);
-extern void PyErr_Clear(void), Py_DecRef(PyObject *), Py_IncRef(PyObject *);
+extern PyObject *PyLong_FromLongLong(long long), *PyWeakref_NewRef(PyObject *, PyObject *);
+extern int PyMapping_Check(PyObject *), PyNumber_Check(PyObject *), PyObject_IsInstance(PyObject *, PyObject *);
+extern int PyDict_DelItem(PyObject *, PyObject *), PySet_Add(PyObject *, PyObject *), PySet_Clear(PyObject *);
 extern void *PyEval_SaveThread(void), *PyLong_AsVoidPtr(PyObject *);
 extern void PyEval_RestoreThread(void *);
-#define NONE (&_Py_NoneStruct)
+#define PY_NE 3
 #define METH_O 0x0008
 #define METH_VARARGS 0x0001
-
-/* DLPack 1.x, as torch gives it since 2.10: all that is asked of a tensor's memory, in one call. */
-typedef struct {
-    void *data;
-    int32_t device_type, device_id;
-    int32_t ndim;
-    uint8_t code, bits;
-    uint16_t lanes;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} DLTensor;
-#define ON_CPU 1
-#define CODE_INT 0
-#define CODE_UINT 1
-#define CODE_FLOAT 2
-#define CODE_BFLOAT 4
-#define CODE_BOOL 6
 
 #define FORMATS 4        /* half, bfloat16, float, double: as counts.c has them */
 #define LOW (1ULL << 40) /* below it lie the heaps of some Pythons, and what was freed: at its offset from 0 */
@@ -69,15 +24,17 @@ typedef struct {
 #define PEAKS 16   /* (stage, format), as doubles: the largest magnitude */
 #define THREADS 64 /* (identity, tensors that passed in it) */
 #define MOST_THREADS 32
+#define POINTS 128 /* how many, and for each its step and what the peaks were then */
+#define MOST_POINTS 8
+#define STAGES 6
 
 typedef int64_t (*Count)(int64_t, const uint64_t *, const int64_t *, int, int, double *);
 static Count count_tensors;
-static int (*dltensor)(void *, DLTensor *);
-static PyObject *tensor_type, *parameter_type, *list_type, *dict_type, *filled_type, *bool_type, *dtypes[FORMATS];
+static PyObject *list_type, *dict_type, *filled_type, *bool_type, *dtypes[FORMATS];
 static PyObject *numel, *data_ptr, *is_contiguous, *detach, *contiguous, *storage_offset, *current_task, *current_node;
 enum { QUESTIONS, OPERATORS, TRANSFORMS, ALL, TRACE = ALL, INFERENCE, STATES };
 static PyObject *modes[STATES]; /* what tells whether a program has switched on what sees these, or is in such a state */
-static PyObject *name_version, *name_dtype, *name_is_cpu, *name_is_nested, *name_grad, *name_compiling, *name_initialized;
+static PyObject *name_is_cpu, *name_is_nested, *name_grad, *name_compiling, *name_initialized;
 static PyObject *name_grad_fn, *name_output_nr, *name_hooks, *name_share, *name_register, *name_groups, *name_params;
 static PyObject *name_parameters, *name_buffers;
 
@@ -102,20 +59,6 @@ static int truth_of(PyObject *found)
     if (found)
         Py_DecRef(found);
     return true_;
-}
-
-static PyObject *type_of(PyObject *object)
-{
-    PyObject *type = PyObject_Type(object);
-    Py_DecRef(type); /* the object keeps it */
-    return type;
-}
-
-/* Whether it is exactly a torch.Tensor or a Parameter. */
-static int is_ordinary(PyObject *tensor)
-{
-    PyObject *type = type_of(tensor);
-    return type == tensor_type || type == parameter_type;
 }
 
 /* Where the numbers of a dense tensor on the CPU lie. 0: not certain. */
@@ -228,11 +171,6 @@ static int is_clean(int64_t *memory, int64_t stage, PyObject *tensor, uint64_t *
     if (copy)
         Py_DecRef(copy);
     return clean;
-}
-
-static int version_of(PyObject *tensor, int64_t *version)
-{
-    return number_of(PyObject_GetAttr(tensor, name_version), version);
 }
 
 /* One more tensor has passed in this thread. 0: there are too many threads to tell. */
@@ -389,22 +327,25 @@ static PyObject *clean(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(written_of(memory_in(args), stage_in(args), PyTuple_GetItem(args, 2)));
 }
 
-/* (torch.compiler, torch.cuda, args, kwargs): whether a forward begins in which nothing is special: no compiler, trace,
- * capture, backward, transform or inference mode sees it, and what it is given is truth, None and tensors that were never
- * written. */
+/* (torch.compiler, torch.cuda, what tells whether a graph is captured there or None, names of caches: dict, args, kwargs):
+ * whether a forward begins in which nothing is special: no compiler, trace, capture, backward, transform or inference mode
+ * sees it, and what it is given is caches, truth, None and tensors that were never written. */
 static PyObject *calm(PyObject *module, PyObject *given)
 {
-    PyObject *args = PyTuple_GetItem(given, 2), *kwargs = PyTuple_GetItem(given, 3), *name, *value;
+    PyObject *capturing = PyTuple_GetItem(given, 2), *caches = PyTuple_GetItem(given, 3), *name, *value;
+    PyObject *args = PyTuple_GetItem(given, 4), *kwargs = PyTuple_GetItem(given, 5);
     Size at = 0, count = PyTuple_Size(args);
     int64_t task = 0;
     int is_calm = is_quiet(QUESTIONS, ALL) && is_quiet(TRACE, STATES) &&
                   number_of(PyObject_CallFunctionObjArgs(current_task, NULL), &task) && task == -1 &&
                   !truth_of(PyObject_GetAttr(PyTuple_GetItem(given, 0), name_compiling)) &&
-                  !truth_of(PyObject_GetAttr(PyTuple_GetItem(given, 1), name_initialized));
+                  (!truth_of(PyObject_GetAttr(PyTuple_GetItem(given, 1), name_initialized)) ||
+                   (!PyErr_Occurred() && capturing != NONE && !truth_of(PyObject_CallFunctionObjArgs(capturing, NULL))));
     for (; is_calm && at < count; at++)
         is_calm = is_unwritten(PyTuple_GetItem(args, at));
     for (at = 0; is_calm && PyDict_Next(kwargs, &at, &name, &value);)
-        is_calm = is_unwritten(value);
+        is_calm = is_unwritten(value) ||
+                  (PyDict_GetItemWithError(caches, name) && !PyObject_IsInstance(value, tensor_type));
     PyErr_Clear();
     return PyLong_FromLongLong(is_calm);
 }
@@ -466,7 +407,7 @@ static int note(PyObject *versions, PyObject *parameter, int64_t version)
 }
 
 /* args: (parameters: list, versions). Whether `done` says so of the version of each. */
-static PyObject *of_versions(PyObject *args, int (*done)(PyObject *, PyObject *, int64_t))
+static int of_versions(PyObject *args, int (*done)(PyObject *, PyObject *, int64_t))
 {
     PyObject *parameters = PyTuple_GetItem(args, 0), *versions = PyTuple_GetItem(args, 1);
     Size count = PyList_Size(parameters);
@@ -477,21 +418,19 @@ static PyObject *of_versions(PyObject *args, int (*done)(PyObject *, PyObject *,
         all = is_ordinary(parameter) && version_of(parameter, &version) && done(versions, parameter, version);
     }
     PyErr_Clear();
-    return PyLong_FromLongLong(all);
+    return all;
 }
 
 /* Whether each one's version is the one noted. */
-static PyObject *unwritten(PyObject *module, PyObject *args) { return of_versions(args, is_noted); }
+static PyObject *unwritten(PyObject *module, PyObject *args) { return PyLong_FromLongLong(of_versions(args, is_noted)); }
 
 /* Notes each one's; whether all are there. */
-static PyObject *note_versions(PyObject *module, PyObject *args) { return of_versions(args, note); }
+static PyObject *note_versions(PyObject *module, PyObject *args) { return PyLong_FromLongLong(of_versions(args, note)); }
 
-/* (names, versions, counted, optimizer): all parameters of an optimizer as a list, if one of them has a name, none was
- * written since its version was noted, and each one's gradient is the one that was counted; None if not, or not certain. */
-static PyObject *usual(PyObject *module, PyObject *args)
+/* All parameters of an optimizer as a list, if one of them has a name, none was written since its version was noted, and
+ * each one's gradient is the one that was counted; None if not, or not certain. */
+static PyObject *usual_of(PyObject *names, PyObject *versions, PyObject *counted, PyObject *optimizer)
 {
-    PyObject *names = PyTuple_GetItem(args, 0), *versions = PyTuple_GetItem(args, 1);
-    PyObject *counted = PyTuple_GetItem(args, 2), *optimizer = PyTuple_GetItem(args, 3);
     PyObject *groups = is_quiet(QUESTIONS, OPERATORS) ? PyObject_GetAttr(optimizer, name_groups) : NULL;
     PyObject *found = PyList_New(0);
     int as_usual = found && groups && type_of(groups) == list_type, ours = 0;
@@ -518,6 +457,15 @@ static PyObject *usual(PyObject *module, PyObject *args)
     return nothing();
 }
 
+/* (names, versions, counted, optimizer): `usual_of`. */
+static PyObject *usual(PyObject *module, PyObject *args)
+{
+    return usual_of(PyTuple_GetItem(args, 0), PyTuple_GetItem(args, 1), PyTuple_GetItem(args, 2), PyTuple_GetItem(args, 3));
+}
+
+/* Whether what was raised is no failure, but Ctrl-C or what else ends the program: that passes. */
+static int is_interrupted(void) { return PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception); }
+
 /* plan: list of (place, border, carrier or None). A carrier is a tensor, whose dict of hooks the node of the tensor at
  * that place shares, or a hook for the node itself. The (tensor, border) that got none. */
 static PyObject *left_by(PyObject *tensors, PyObject *plan)
@@ -525,7 +473,7 @@ static PyObject *left_by(PyObject *tensors, PyObject *plan)
     Size count = PyList_Size(plan);
     PyObject *left = PyList_New(0);
     int quiet = is_quiet(QUESTIONS, OPERATORS);
-    for (Size at = 0; at < count; at++) {
+    for (Size at = 0; left && at < count; at++) {
         PyObject *one = PyList_GetItem(plan, at), *carrier = PyTuple_GetItem(one, 2);
         PyObject *tensor = PyList_GetItem(tensors, (Size)PyLong_AsLongLong(PyTuple_GetItem(one, 0)));
         PyObject *node = tensor && quiet ? PyObject_GetAttr(tensor, name_grad_fn) : NULL;
@@ -535,7 +483,10 @@ static PyObject *left_by(PyObject *tensors, PyObject *plan)
             number_of(PyObject_GetAttr(tensor, name_output_nr), &number) && !number &&
             (own = PyObject_GetAttr(tensor, name_hooks)) == NONE)
             done = PyObject_CallMethodObjArgs(node, is_ordinary(carrier) ? name_share : name_register, carrier, NULL);
-        if (node != NONE && !done) {
+        if (node != NONE && !done && is_interrupted()) {
+            Py_DecRef(left);
+            left = NULL;
+        } else if (node != NONE && !done) {
             PyObject *pair = PyTuple_New(2), *border = PyTuple_GetItem(one, 1);
             PyErr_Clear();
             Py_IncRef(tensor), Py_IncRef(border);
@@ -558,7 +509,7 @@ static PyObject *whole(PyObject *module, PyObject *args)
 {
     PyObject *tensors = PyTuple_GetItem(args, 2);
     PyObject *left = written_of(memory_in(args), stage_in(args), tensors) ? NULL : left_by(tensors, PyTuple_GetItem(args, 3));
-    return left ? left : nothing();
+    return left ? left : is_interrupted() ? NULL : nothing();
 }
 
 /* (tensors: list, plan): `left_by`. */
@@ -630,6 +581,16 @@ static int is_whole(PyObject *tensor)
            (about.code == CODE_INT || about.code == CODE_UINT || about.code == CODE_BOOL);
 }
 
+/* Whether a value is None, or a number of Python's that is no NaN. */
+static int is_plain_number(PyObject *value)
+{
+    if (value == NONE)
+        return 1;
+    double number = PyNumber_Check(value) && !PyMapping_Check(value) ? PyFloat_AsDouble(value) : NAN;
+    PyErr_Clear(); /* one that has no size as a double: -1 */
+    return number == number;
+}
+
 /* Whether all tensors of a dict are surely finite, and those below zero at none of the names in `squares` (or NULL).
  * met: ids of those that were looked at already, or NULL. While large ones are read other threads run, which may write to
  * the dict. */
@@ -639,8 +600,8 @@ static int is_sound(int64_t *memory, int64_t stage, PyObject *held, PyObject *sq
     int sound = type_of(held) == dict_type;
     Size count = sound ? PyDict_Size(held) : 0, at = 0, looked = 0;
     for (uint64_t address; sound && PyDict_Next(held, &at, &name, &value); looked++) {
-        if (!is_ordinary(value)) { /* what is no tensor is not read */
-            sound = PyObject_IsInstance(value, tensor_type) == 0;
+        if (!is_ordinary(value)) { /* a number is not read; a state in a list or an object is, elsewhere */
+            sound = PyObject_IsInstance(value, tensor_type) == 0 && (!squares || is_plain_number(value));
             continue;
         }
         if (met && known_of(met, value))
@@ -703,10 +664,292 @@ static PyObject *sound(PyObject *module, PyObject *args)
     return PyLong_FromLongLong(all);
 }
 
+/* What the guard does around an update and a backward, where nothing is to be said of it: what `slow` does without its
+ * frames. All is asked before anything is changed. */
+static const char *const spelled[] = {
+    "ended", "step", "open", "_forward_since_update", "reacts", "_begins_with", "_begun_at", "_updated_by", "last", "waits",
+    "latest", "_counted_in", "updates", "_since_read", "_updated_step", "_updated_at", "_stepped",
+    "_forgotten", "entered", "now", "own", "taken", "lists", "__name__", "every", "magnitudes_every", "_modules",
+    "reads", "state", "_written_before_update", "losses", "_looks_for_scaler"};
+enum { ENDED, STEP, OPEN, SINCE_UPDATE, REACTS, BEGINS_WITH, BEGUN_AT, UPDATED_BY, LAST, WAITS,
+       LATEST, COUNTED_IN, UPDATES, SINCE_READ, UPDATED_STEP, UPDATED_AT, STEPPED,
+       FORGOTTEN, ENTERED, NOW, OWN, TAKEN, LISTS, NAME, EVERY, MAGNITUDES_EVERY, MODULES,
+       READS, STATE, WRITTEN, LOSSES, LOOKS, SPELLED };
+/* What is done to a loss that was scaled: `LINEAR` of ../guard/scaling.py. */
+static const char *const linear[] = {"MulBackward0", "DivBackward0", "AddBackward0", "SubBackward0", "NegBackward0", "SumBackward0",
+                                     "MeanBackward0", "StackBackward0"};
+#define LINEAR ((int)(sizeof linear / sizeof *linear))
+static PyObject *spelt[SPELLED], *names_linear[LINEAR];
+
+/* What an object's own dict has under a name, borrowed; NULL if nothing. To ask the object takes three times the lines of
+ * the processor's cache. */
+static PyObject *of(PyObject *held, int name) { return PyDict_GetItemWithError(held, spelt[name]); }
+
+static int set(PyObject *held, int name, PyObject *value) { return !PyDict_SetItem(held, spelt[name], value); }
+
+/* The same, of a value that is given away. */
+static int give(PyObject *held, int name, PyObject *value)
+{
+    int done = value && set(held, name, value);
+    if (value)
+        Py_DecRef(value);
+    return done;
+}
+
+static int give_number(PyObject *held, int name, int64_t number) { return give(held, name, PyLong_FromLongLong(number)); }
+
+static int number_in(PyObject *held, int name, int64_t *number)
+{
+    PyObject *found = of(held, name);
+    *number = found ? PyLong_AsLongLong(found) : -1;
+    return found != NULL;
+}
+
+static PyObject *pair_of(PyObject *first, PyObject *second)
+{
+    PyObject *found = PyTuple_New(2);
+    if (!found)
+        return NULL;
+    Py_IncRef(first), Py_IncRef(second);
+    PyTuple_SetItem(found, 0, first), PyTuple_SetItem(found, 1, second);
+    return found;
+}
+
+/* Whether the guard has not ended, nothing waits to be counted, and nobody reacts. */
+static int is_at_rest(PyObject *journal, PyObject *collector, PyObject *guard)
+{
+    return of(journal, ENDED) == FALSE && of(collector, WAITS) == FALSE && of(guard, REACTS) == FALSE;
+}
+
+static int note_begin(PyObject *guard, PyObject *journal, PyObject *parameters, PyObject *optimizer, PyObject *found)
+{
+    PyObject *id = PyLong_FromVoidPtr(optimizer), *updated_by = of(guard, UPDATED_BY), *begun_at = of(guard, BEGUN_AT);
+    PyObject *step = of(journal, STEP);
+    int done = id && step && updated_by && begun_at && !PySet_Clear(updated_by) && !PySet_Add(updated_by, id) &&
+               !PyDict_SetItem(begun_at, id, step) && set(parameters, LAST, NONE) &&
+               give(guard, BEGINS_WITH, pair_of(optimizer, found));
+    if (id)
+        Py_DecRef(id);
+    return done;
+}
+
+/* own: (slow, dicts of guard, journal, collector and parameters, names, versions, counted). An optimizer's update begins. */
+static PyObject *update_begins(PyObject *own, PyObject *args)
+{
+    PyObject *guard = PyTuple_GetItem(own, 1), *journal = PyTuple_GetItem(own, 2), *optimizer = PyTuple_GetItem(args, 0);
+    PyObject *found = NULL;
+    if (is_at_rest(journal, PyTuple_GetItem(own, 3), guard) && of(guard, SINCE_UPDATE) == TRUE)
+        found = usual_of(PyTuple_GetItem(own, 5), PyTuple_GetItem(own, 6), PyTuple_GetItem(own, 7), optimizer);
+    int done = found && found != NONE && note_begin(guard, journal, PyTuple_GetItem(own, 4), optimizer, found);
+    if (found)
+        Py_DecRef(found);
+    return done ? nothing() : call_slow(own, 0, optimizer);
+}
+
+/* What `update_ended` has, in this order; dicts of objects from the guard's to that of the borders. */
+enum { END_SLOW, END_MEMORY, END_STAGE, END_GUARD, END_JOURNAL, END_COLLECTOR, END_WEIGHTS, END_HEADROOM, END_SCALING, END_BORDERS,
+       END_VERSIONS, END_SQUARES, END_READ_FIRST, END_READ_EVERY, END_WRITE_EVERY, END_FIRST_STEPS, END_SHARES, END_NOTHING, END };
+typedef struct {
+    PyObject *own[END], *optimizer;
+    int64_t *memory, step, updates, since, forgotten, reads, magnitudes_every;
+} Update;
+
+static int64_t limit(const Update *update, int which) { return PyLong_AsLongLong(update->own[which]); }
+
+/* What is due to magnitudes at the end of this step: nothing, their point, or that they are forgotten. -1: shares, too, or
+ * not certain. `Headroom.has_points` in ../guard/headroom.py. */
+enum { NO_POINT, POINT, FORGET };
+static int point_of(Update *update)
+{
+    int64_t every, step = update->step, *magnitudes = &update->magnitudes_every;
+    if (!number_in(update->own[END_HEADROOM], EVERY, &every) || !number_in(update->own[END_HEADROOM], MAGNITUDES_EVERY, magnitudes))
+        return -1;
+    if (!every)
+        return NO_POINT;
+    if (step <= limit(update, END_FIRST_STEPS) || step % (every * limit(update, END_SHARES)) == 0)
+        return -1;
+    if (step % *magnitudes == 0)
+        return update->memory[POINTS] < MOST_POINTS ? POINT : -1;
+    return (step + 1) % *magnitudes == 0 ? FORGET : NO_POINT;
+}
+
+/* Whether after this update nothing is sampled, written or told. */
+static int is_plain_step(Update *update)
+{
+    PyObject **own = update->own, *with = of(own[END_GUARD], BEGINS_WITH), *begun_at = of(own[END_GUARD], BEGUN_AT);
+    PyObject *open = of(own[END_JOURNAL], OPEN), *latest = of(own[END_HEADROOM], LATEST), *known;
+    int64_t counted_in;
+    return with && PyTuple_GetItem(with, 0) == update->optimizer && open && !PyDict_Size(open) && latest && !PyDict_Size(latest) &&
+           begun_at && (known = known_of(begun_at, update->optimizer)) && number_in(own[END_JOURNAL], STEP, &update->step) &&
+           PyLong_AsLongLong(known) == update->step && number_in(own[END_WEIGHTS], COUNTED_IN, &counted_in) &&
+           counted_in != update->step && number_in(own[END_WEIGHTS], UPDATES, &update->updates) &&
+           number_in(own[END_WEIGHTS], SINCE_READ, &update->since) && number_in(own[END_WEIGHTS], READS, &update->reads) &&
+           number_in(own[END_BORDERS], FORGOTTEN, &update->forgotten) && (update->step + 1) % limit(update, END_WRITE_EVERY);
+}
+
+/* Whether all that was updated since weights were read last, and all weights and buffers, are as they should be: `read` of
+ * ../guard/weights.py. */
+static int is_read(Update *update, PyObject *by)
+{
+    int64_t stage = limit(update, END_STAGE), *memory = update->memory, seen[] = {memory[SEEN + stage], memory[SEEN + stage + 1]};
+    PyObject *key, *optimizer, *modules = of(update->own[END_WEIGHTS], MODULES);
+    PyObject *state = PyObject_GetAttr(update->optimizer, spelt[STATE]), *states = PyList_New(0);
+    int sound = state && states && modules && type_of(modules) == list_type && is_quiet(QUESTIONS, ALL) && !PyList_Append(states, state);
+    if (state)
+        Py_DecRef(state);
+    for (Size at = 0; sound && PyDict_Next(by, &at, &key, &optimizer);)
+        if (optimizer != update->optimizer) {
+            state = PyObject_GetAttr(optimizer, spelt[STATE]);
+            sound = state && !PyList_Append(states, state);
+            if (state)
+                Py_DecRef(state);
+        }
+    sound = sound && are_states_sound(memory, stage, states, update->own[END_SQUARES]) &&
+            are_weights_sound(memory, stage + 1, modules);
+    if (!sound)
+        memcpy(&memory[SEEN + stage], seen, sizeof seen); /* the caller counts them all */
+    if (states)
+        Py_DecRef(states);
+    PyErr_Clear();
+    return sound;
+}
+
+/* The update is over, and with it the step. */
+static void note_end(Update *update, PyObject *by, PyObject *entered, int reads, int point)
+{
+    PyObject **own = update->own, *key = PyLong_FromVoidPtr(update->optimizer), *losses = of(own[END_BORDERS], LOSSES);
+    int64_t *points = update->memory + POINTS, words = STAGES * FORMATS;
+    PyDict_DelItem(of(own[END_GUARD], BEGUN_AT), key);
+    set(own[END_GUARD], BEGINS_WITH, own[END_NOTHING]);
+    give_number(own[END_WEIGHTS], UPDATED_STEP, update->step), give_number(own[END_WEIGHTS], COUNTED_IN, update->step);
+    give_number(own[END_WEIGHTS], UPDATES, update->updates + 1);
+    give_number(own[END_WEIGHTS], SINCE_READ, reads ? 0 : update->since + 1);
+    give(own[END_WEIGHTS], UPDATED_AT, PyObject_CallFunctionObjArgs(of(own[END_JOURNAL], NOW), NULL));
+    if (reads) {
+        give_number(own[END_WEIGHTS], READS, update->reads + 1);
+        PyDict_Clear(by), PyDict_Clear(of(own[END_WEIGHTS], WRITTEN));
+    } else
+        PyDict_SetItem(by, key, update->optimizer);
+    if (point == POINT) {
+        int64_t *row = points + 1 + points[0]++ * (1 + words);
+        row[0] = update->step;
+        memcpy(row + 1, update->memory + PEAKS, (size_t)words * sizeof *row);
+    }
+    if (point != NO_POINT)
+        memset(update->memory + PEAKS, 0, (size_t)words * sizeof *points);
+    give_number(own[END_JOURNAL], STEP, update->step + 1);
+    set(own[END_GUARD], SINCE_UPDATE, FALSE), set(own[END_SCALING], STEPPED, TRUE);
+    give_number(own[END_BORDERS], FORGOTTEN, update->forgotten + PyList_Size(entered));
+    PyList_SetSlice(entered, 0, PyList_Size(entered), NULL);
+    PyList_SetSlice(losses, 0, PyList_Size(losses), NULL);
+    Py_DecRef(key);
+}
+
+/* An optimizer's update has ended. */
+static PyObject *update_ended(PyObject *tuple, PyObject *args)
+{
+    Update update = {.optimizer = PyTuple_GetItem(args, 0)};
+    PyObject **own = update.own, *noted = NULL;
+    for (int at = 0; at < END; at++)
+        own[at] = PyTuple_GetItem(tuple, at);
+    update.memory = PyLong_AsVoidPtr(own[END_MEMORY]);
+    PyObject *entered = of(own[END_BORDERS], ENTERED), *by = of(own[END_WEIGHTS], UPDATED_BY);
+    int point = NO_POINT, reads = 0, done = entered && by && is_at_rest(own[END_JOURNAL], own[END_COLLECTOR], own[END_GUARD]) &&
+                                            is_plain_step(&update) && (point = point_of(&update)) >= 0;
+    if (done) {
+        reads = update.updates < limit(&update, END_READ_FIRST) || update.updates % limit(&update, END_READ_EVERY) == 0;
+        done = (!reads || is_read(&update, by)) &&
+               (noted = pair_of(PyTuple_GetItem(of(own[END_GUARD], BEGINS_WITH), 1), own[END_VERSIONS])) && of_versions(noted, note);
+    }
+    if (done)
+        note_end(&update, by, entered, reads, point);
+    if (noted)
+        Py_DecRef(noted);
+    return done ? nothing() : call_slow(tuple, END_SLOW, update.optimizer);
+}
+
+/* How many tensors have passed in this thread, and what its own list took; -1: not certain. */
+static int64_t passed_here(int64_t *memory, PyObject *collector)
+{
+    PyObject *lists = of(collector, LISTS), *own = lists ? PyObject_GetAttr(lists, spelt[OWN]) : NULL;
+    int64_t taken, thread = (int64_t)PyThread_get_thread_ident(), found = own && number_of(PyObject_GetAttr(own, spelt[TAKEN]), &taken) ? taken : -1;
+    for (int64_t *one = memory + THREADS; found >= 0 && one < memory + THREADS + 2 * MOST_THREADS && one[0]; one += 2)
+        found += one[0] == thread ? one[1] : 0;
+    if (own)
+        Py_DecRef(own);
+    return found;
+}
+
+/* Whether a loss is surely not what a scaler made: `factors_of` in ../guard/scaling.py. */
+static int is_unscaled(PyObject *loss)
+{
+    static PyObject *known; /* the type of a node that is not linear */
+    PyObject *node = is_ordinary(loss) ? PyObject_GetAttr(loss, name_grad_fn) : NULL, *type = node ? type_of(node) : NULL;
+    if (type && type != known) {
+        PyObject *name = PyObject_GetAttr(type, spelt[NAME]);
+        int is_other = name != NULL;
+        for (int at = 0; is_other && at < LINEAR; at++)
+            is_other = PyObject_RichCompareBool(name, names_linear[at], PY_NE) == 1;
+        if (is_other) {
+            Py_IncRef(type);
+            known = type; /* types of nodes live for ever */
+        } else
+            type = NULL;
+        if (name)
+            Py_DecRef(name);
+    }
+    if (node)
+        Py_DecRef(node);
+    return type != NULL;
+}
+
+/* own: (slow, memory, dicts of collector, journal and losses). A backward of this loss begins: (when, how many tensors had passed). */
+static PyObject *loss_begins(PyObject *own, PyObject *loss)
+{
+    PyObject *collector = PyTuple_GetItem(own, 2), *journal = PyTuple_GetItem(own, 3), *found = NULL;
+    int64_t task, passed, looks;
+    if (of(journal, ENDED) == FALSE && number_in(PyTuple_GetItem(own, 4), LOOKS, &looks) && number_of(PyObject_CallFunctionObjArgs(current_task, NULL), &task) && task == -1 &&
+        (!looks || is_unscaled(loss)) &&
+        (passed = passed_here(PyLong_AsVoidPtr(PyTuple_GetItem(own, 1)), collector)) >= 0) {
+        PyObject *now = of(journal, NOW), *moment = now ? PyObject_CallFunctionObjArgs(now, NULL) : NULL;
+        PyObject *count = PyLong_FromLongLong(passed);
+        found = moment && count ? pair_of(moment, count) : NULL;
+        if (moment)
+            Py_DecRef(moment);
+        if (count)
+            Py_DecRef(count);
+    }
+    return found ? found : call_slow(own, 0, loss);
+}
+
+/* own: (slow, memory, stage, dicts of collector and journal, losses: list, how many of these are kept). args: (loss, what
+ * `loss_begins` gave). It has ended: a loss whose gradients passed is looked at, and its node kept, if no scaler is to be met by it. */
+static PyObject *loss_ended(PyObject *own, PyObject *args)
+{
+    PyObject *loss = PyTuple_GetItem(args, 0), *begun = PyTuple_GetItem(args, 1), *collector = PyTuple_GetItem(own, 3);
+    PyObject *losses = PyTuple_GetItem(own, 5), *node = NULL;
+    int64_t *memory = PyLong_AsVoidPtr(PyTuple_GetItem(own, 1)), version;
+    uint64_t address;
+    int done = begun != NONE && PyTuple_Size(begun) == 2 && of(PyTuple_GetItem(own, 4), ENDED) == FALSE && of(collector, WAITS) == FALSE &&
+               passed_here(memory, collector) > PyLong_AsLongLong(PyTuple_GetItem(begun, 1)) && is_ordinary(loss) &&
+               is_quiet(QUESTIONS, ALL) && version_of(loss, &version) && (node = PyObject_GetAttr(loss, name_grad_fn)) &&
+               is_clean(memory, PyLong_AsLongLong(PyTuple_GetItem(own, 2)), loss, &address);
+    if (done && node != NONE && PyList_Size(losses) < PyLong_AsLongLong(PyTuple_GetItem(own, 6)))
+        PyList_Append(losses, node);
+    if (node)
+        Py_DecRef(node);
+    PyErr_Clear();
+    return done ? nothing() : PyObject_CallFunctionObjArgs(PyTuple_GetItem(own, 0), loss, begun, NULL);
+}
+
 static PyMethodDef hooks[] = {
     {"accumulated", accumulated, METH_O, 0},
     {"entered", entered, METH_O, 0},
     {"began", began, METH_O, 0},
+    {"update_begins", update_begins, METH_VARARGS, 0},
+    {"update_ended", update_ended, METH_VARARGS, 0},
+    {"loss_begins", loss_begins, METH_O, 0},
+    {"loss_ended", loss_ended, METH_VARARGS, 0},
 };
 static PyMethodDef looks[] = {
     {"clean", clean, METH_VARARGS, 0},
@@ -729,8 +972,8 @@ PyObject *passing_hook(Size which, PyObject *own) { return PyCFunction_NewEx(&ho
 PyObject *passing_look(Size which) { return PyCFunction_NewEx(&looks[which], NULL, NULL); }
 
 /* known: (Tensor, Parameter, list, dict, defaultdict, bool, 4 dtypes, 6 methods of Tensor, 7 questions or None).
- * Once. */
-void passing_begin(PyObject *known, void *counting, void *exchange)
+ * memory_places: as `take_places` has them. Once. */
+void passing_begin(PyObject *known, void *counting, void *exchange, const int64_t *memory_places)
 {
     PyObject **places[] = {&tensor_type, &parameter_type, &list_type, &dict_type, &filled_type, &bool_type, &dtypes[0],
                            &dtypes[1],   &dtypes[2],      &dtypes[3], &numel,         &data_ptr,     &is_contiguous,
@@ -755,6 +998,11 @@ void passing_begin(PyObject *known, void *counting, void *exchange)
     name_initialized = PyUnicode_InternFromString("_initialized");
     name_groups = PyUnicode_InternFromString("param_groups");
     name_params = PyUnicode_InternFromString("params");
+    for (int at = 0; at < LINEAR; at++)
+        names_linear[at] = PyUnicode_InternFromString(linear[at]);
+    for (int at = 0; at < SPELLED; at++)
+        spelt[at] = PyUnicode_InternFromString(spelled[at]);
+    take_places(memory_places);
     count_tensors = (Count)counting;
     dltensor = (int (*)(void *, DLTensor *))exchange;
 }

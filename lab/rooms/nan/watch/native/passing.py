@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.native.find import library, passing_library
+from lab.rooms.nan.watch.native.layout import as_numbers, inner_at, type_at, version_at
 from lab.rooms.nan.watch.plain import in_transform
 
 # As passing.c has them.
-OFF, SEEN, PEAKS, THREADS, MOST_THREADS = 0, 1, 16, 64, 32
+OFF, SEEN, PEAKS, THREADS, MOST_THREADS, POINTS, MOST_POINTS = 0, 1, 16, 64, 32, 128, 8
 STAGES = ("forward", "act_grads", "param_grads", "loss", "opt_state", "weights_after")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NAMES = tuple(str(one).removeprefix("torch.") for one in DTYPES)
@@ -66,10 +67,11 @@ class Looks:
         self.usual: Callable[..., list[Tensor] | None] = looks[8]
         # (memory, stage, tensors, plan) -> as `carried` if all are clean and none was ever written, else None
         self.whole: Callable[..., list[tuple[Tensor, Any]] | None] = looks[9]
-        # (args, kwargs) -> whether nothing is special about a forward that begins
+        # (args, kwargs) -> whether nothing is special about a forward that begins where CUDA is not in use
         around = getattr(torch, "compiler", None), torch.cuda
-        self.calm: Callable[[tuple[Any, ...], dict[str, Any]], int] = partial(looks[10], *around)
-
+        self.calm: Callable[[tuple[Any, ...], dict[str, Any]], int] = partial(looks[10], *around, None, {})
+        # (what tells whether a graph is captured, names of caches, args, kwargs) -> the same, CUDA or not
+        self.calm_anywhere: Callable[..., int] = partial(looks[10], *around)
         # (memory, first stage of two, states of optimizers, squares, named modules) -> whether all that they
         # keep and hold is surely finite, and no square below zero
         self.sound: Callable[..., int] = looks[11]
@@ -91,12 +93,14 @@ def looks() -> Looks | None:
     locked.passing_hook.restype = locked.passing_look.restype = ctypes.py_object
     locked.passing_hook.argtypes = [ctypes.c_ssize_t, ctypes.py_object]
     locked.passing_look.argtypes = [ctypes.c_ssize_t]
-    locked.passing_begin.argtypes = [ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p]
+    locked.passing_begin.argtypes = [ctypes.py_object, *[ctypes.c_void_p] * 3]
+    locked.passing_begin.restype = None
     methods = (getattr(Tensor, name) for name in METHODS)
     asked = (getattr(torch._C, name, None) for name in QUESTIONS)
     kinds = (Tensor, torch.nn.Parameter, list, dict, defaultdict, bool)
     known = (*kinds, *DTYPES, *methods, in_transform, *asked)
-    locked.passing_begin(known, ctypes.cast(counts.count_tensors, ctypes.c_void_p), _exchange())
+    counting = ctypes.cast(counts.count_tensors, ctypes.c_void_p)
+    locked.passing_begin(known, counting, _exchange(), as_numbers(type_at(), inner_at(), *version_at()))
     return Looks(locked)
 
 
@@ -122,7 +126,7 @@ class Passing:
 
     def __init__(self, found: Looks) -> None:
         self.looks = found
-        self._memory = np.zeros(THREADS + 2 * MOST_THREADS, np.int64)
+        self._memory = np.zeros(POINTS + 1 + MOST_POINTS * (1 + len(PLACES)), np.int64)
         self.address = self._memory.ctypes.data
         self.passes = partial(found.passes, self.address, STAGES.index("act_grads"))
         # How many gradients have passed: in this thread, or (True) anywhere.
@@ -141,6 +145,22 @@ class Passing:
         """A hook on a node: its gradient is clean and (border, node) enters `entered`, or `slow` runs."""
         stage = STAGES.index("act_grads")
         return self.looks.hook(2, self.address, stage, slow, border, entered, self._memory)
+
+    def update_begins(self, slow: Hook, *own: Any) -> Hook:
+        """Before an optimizer's step: as `slow`, or `slow` is called. See passing.c."""
+        return self.looks.hook(3, slow, *own)
+
+    def update_ended(self, slow: Hook, *own: Any) -> Hook:
+        """After it, in the same way."""
+        return self.looks.hook(4, slow, self.address, STAGES.index("opt_state"), *own)
+
+    def loss_begins(self, slow: Callable[..., Any], *own: Any) -> Callable[..., Any]:
+        """When a backward begins: as `slow`, or that is called. See passing.c."""
+        return self.looks.hook(5, slow, self.address, *own)
+
+    def loss_ended(self, slow: Callable[..., Any], *own: Any) -> Callable[..., Any]:
+        """When it has ended, in the same way."""
+        return self.looks.hook(6, slow, self.address, STAGES.index("loss"), *own)
 
     def cleaning(self, stage: str) -> Callable[[list[Tensor]], int]:
         """`clean` of one stage, without another frame of Python."""
@@ -176,6 +196,19 @@ class Passing:
         found = [(*PLACES[at], peaks[at]) for at in self._peaks.nonzero()[0].tolist()]
         self.forget_peaks()
         return found
+
+    def take_points(self) -> list[tuple[int, list[tuple[str, str, float]]]]:
+        """(step, its largest magnitudes) of steps whose peaks were kept since this was asked last."""
+        count = int(self._memory[POINTS])
+        if not count:
+            return []
+        rows = self._memory[POINTS + 1 :].reshape(MOST_POINTS, -1)[:count]
+        steps, peaks = rows[:, 0].tolist(), np.ascontiguousarray(rows[:, 1:]).view(np.float64).tolist()
+        self._memory[POINTS] = 0
+        return [
+            (step, [(*place, one) for place, one in zip(PLACES, row, strict=True) if one])
+            for step, row in zip(steps, peaks, strict=True)
+        ]
 
     def forget_peaks(self) -> None:
         self._peaks.fill(0)

@@ -8,7 +8,7 @@ that costs a training step less time, and torch 1.12 knows no other.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,31 +23,30 @@ from lab.rooms.semicrf.model.problem import Posteriors, Problem, checked_lengths
 Alarm = Callable[[Posteriors], None]
 
 
+@dataclass(eq=False)
 class Call:
     """What a function needs beside tensors; and in a training step what its forward pass leaves for backward.
 
     Under a torch.func transform nothing is left: the tensors of the backward pass have more dimensions there.
     """
 
-    def __init__(
-        self, engine: Any, alarm: Alarm | None, names: tuple[str, ...], given_B: Tensor | None = None
-    ) -> None:
-        self.engine, self.alarm, self.names, self.given_B = engine, alarm, names, given_B
-        self.keeps = False
-        self.version = 0
-        self.problem: Problem | None = None
-        self.state: Any = None
-        self.found: Posteriors | None = None
+    engine: Any
+    alarm: Alarm | None
+    names: tuple[str, ...]
+    given_B: Tensor | None = None
+    found: Posteriors | None = None
+    keeps: bool = False
+    version: int = 0
+    problem: Problem | None = None
+    state: Any = None
 
-    def problem_of(self, lengths_B: Tensor, floats: Sequence[Tensor]) -> Problem:
-        given = {name: value.detach() for name, value in zip(self.names, floats, strict=True)}
+    def model(self, lengths_B: Tensor, floats: Sequence[Tensor]) -> Problem:
+        """Of inputs in the order of `names`, or of what belongs to them."""
+        given = dict(zip(self.names, floats, strict=True))
         return Problem(lengths_B=lengths_B, given_B=self.given_B, **given)
 
-    def counts(self, problem: Problem, state: Any) -> Posteriors:
-        return self.differentiated(problem, state, None)[0]
-
     def differentiated(
-        self, problem: Problem, state: Any, grad_B: Tensor | None
+        self, problem: Problem, state: Any, grad_B: Tensor | None = None
     ) -> tuple[Posteriors, list[Tensor] | None]:
         """The counts; and the gradients for `grad_B` where the form made them beside sound counts."""
         own: list[Tensor] | None = None
@@ -62,23 +61,25 @@ class Call:
         mended = finish(problem, found)  # waits for a GPU, so the gradients are queued before
         return found, None if mended else own
 
-    def solved(self, problem: Problem) -> Posteriors:
-        if self.engine is naive:
-            return naive.posteriors(problem)
-        return self.counts(problem, self.engine.forward(problem, keep=True))
-
     def again(self, found: Posteriors | None = None) -> Call:
-        call = Call(self.engine, self.alarm, self.names, self.given_B)
-        call.found = found
-        return call
+        return Call(self.engine, self.alarm, self.names, self.given_B, found)
 
 
-class LogPartition(torch.autograd.Function):
+class Folded(torch.autograd.Function):
+    """A function that torch.func.vmap takes."""
+
+    @classmethod
+    def vmap(cls, info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
+        outputs = folded(cls, info.batch_size, dims[1:], call, tensors)
+        return (outputs, (0,) * len(outputs)) if cls is not LogPartition else (outputs[0], 0)
+
+
+class LogPartition(Folded):
     """(call, lengths_B, *floats) -> log Z (B,)."""
 
     @staticmethod
     def forward(call: Call, lengths_B: Tensor, *floats: Tensor) -> Tensor:
-        problem = call.problem_of(lengths_B, floats)
+        problem = call.model(lengths_B, [value.detach() for value in floats])
         state = call.engine.forward(problem, keep=call.keeps)
         if call.keeps:
             call.problem, call.state, call.version = problem, state, state.log_z_B._version
@@ -98,7 +99,7 @@ class LogPartition(torch.autograd.Function):
         call, problem = ctx.call, ctx.call.problem
         # The output is the state's own log Z: changed in place by the caller, it says nothing of the counts.
         if problem is None or call.state.log_z_B._version != call.version:
-            problem = call.problem_of(lengths_B, floats)
+            problem = call.model(lengths_B, floats).detached()
             found = expected_counts(call.again(), lengths_B, floats)
         else:
             further = torch.is_grad_enabled()
@@ -114,23 +115,19 @@ class LogPartition(torch.autograd.Function):
     def jvp(ctx: Any, _call: None, _lengths: None, *moves: Tensor | None) -> Tensor:
         lengths_B, *floats = ctx.saved_tensors
         found = expected_counts(ctx.call.again(), lengths_B, floats)
-        moved = dict(zip(ctx.call.names, given(moves, floats), strict=True))
-        return expected_score(Problem(lengths_B=lengths_B, **moved), found)
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
-        log_z, dim = folded(LogPartition, info.batch_size, dims[1:], call, tensors)
-        return log_z[0], dim[0]
+        return expected(ctx.call.model(lengths_B, given(moves, floats)), found)
 
 
-class ExpectedCounts(torch.autograd.Function):
+class ExpectedCounts(Folded):
     """(call, lengths_B, *floats) -> log Z, the counts in the order of `second.Counts`, and the mass."""
 
     @staticmethod
     def forward(call: Call, lengths_B: Tensor, *floats: Tensor) -> tuple[Tensor, ...]:
-        found = call.found
-        if found is None:
-            found = call.solved(call.problem_of(lengths_B, floats))
+        found, problem = call.found, call.model(lengths_B, [value.detach() for value in floats])
+        if found is None and call.engine is naive:
+            found = naive.posteriors(problem)
+        elif found is None:
+            found, _ = call.differentiated(problem, call.engine.forward(problem, keep=True))
         return tuple(value.detach() for value in found.parts())
 
     @staticmethod
@@ -155,22 +152,18 @@ class ExpectedCounts(torch.autograd.Function):
     def jvp(ctx: Any, _call: None, _lengths: None, *moves: Tensor | None) -> Any:
         problem, found = saved(ctx)
         direction = problem.with_floats(given(moves, problem.floats()))
-        log_z_B = expected_score(direction, found)
+        log_z_B = expected(direction, found)
         change = tangents(ctx.call, problem, possible(found, spread(direction, found)))
         pairs = zip(change, found.parts()[1:-2], strict=True)
         return (log_z_B, *(move.to(count.dtype) for move, count in pairs), None, None)
 
-    @staticmethod
-    def vmap(info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
-        return folded(ExpectedCounts, info.batch_size, dims[1:], call, tensors)
 
-
-class Tangents(torch.autograd.Function):
+class Tangents(Folded):
     """(call, lengths_B, *floats, *direction) -> the derivative of the counts in that direction."""
 
     @staticmethod
     def forward(call: Call, lengths_B: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        problem = call.problem_of(lengths_B, tensors[: len(call.names)])
+        problem = call.model(lengths_B, tensors[: len(call.names)]).detached()
         try:
             direction = [value.detach() for value in tensors[len(call.names) :]]
         except RuntimeError as error:  # autograd's own batched tensors have no detach, nor numbers
@@ -186,27 +179,17 @@ class Tangents(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise third_derivative()
+        raise UsageError(
+            "log Z of a semi-CRF has two derivatives here, and this would be the third",
+            fix='backend="naive", which autograd differentiates as often as you like, on small inputs',
+        )
 
-    @staticmethod
-    def jvp(ctx: Any, *moves: Tensor) -> Any:
-        raise third_derivative()
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, call: Call, *tensors: Tensor) -> Any:
-        return folded(Tangents, info.batch_size, dims[1:], call, tensors)
+    jvp = backward
 
 
 def given(moves: Sequence[Tensor | None], floats: Sequence[Tensor]) -> list[Tensor]:
     """0 for what does not move."""
     return [torch.zeros_like(x) if move is None else move for x, move in zip(floats, moves, strict=True)]
-
-
-def third_derivative() -> UsageError:
-    return UsageError(
-        "log Z of a semi-CRF has two derivatives here, and this would be the third",
-        fix='backend="naive", which autograd differentiates as often as you like, on small inputs',
-    )
 
 
 def applied_the_older_way(function: Any) -> Any:
@@ -229,18 +212,14 @@ def applied(function: Any, *inputs: Any) -> Any:
     return (function if transforming() else OLDER[function]).apply(*inputs)
 
 
-def no_tangents() -> bool:
-    """Whether no forward-mode differentiation is going on."""
-    return bool(torch.autograd.forward_ad._current_level < 0)
-
-
 def log_partition(engine: Any, alarm: Alarm | None, problem: Problem) -> Tensor:
     """log Z (B,), twice differentiable in `problem.floats()`."""
     floats = problem.floats()
     call = Call(engine, alarm, problem.names(), problem.given_B)
     log_z_B: Tensor
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in floats)
-    if not wanted and not transforming() and no_tangents():
+    forward_mode = torch.autograd.forward_ad._current_level >= 0
+    if not (wanted or forward_mode or transforming()):
         log_z_B = engine.forward(problem.detached(), keep=False).log_z_B.detach()
         return log_z_B
     call.keeps = wanted and not transforming()
@@ -258,10 +237,8 @@ def expected_counts(call: Call, lengths_B: Tensor, floats: Sequence[Tensor]) -> 
 
 
 def saved(ctx: Any) -> tuple[Problem, Posteriors]:
-    names = ctx.call.names
-    lengths_B, *tensors = ctx.saved_tensors
-    given = dict(zip(names, tensors[: len(names)], strict=True))
-    return Problem(lengths_B=lengths_B, **given), Posteriors.of_parts(tensors[len(names) :])
+    (lengths_B, *tensors), count = ctx.saved_tensors, len(ctx.call.names)
+    return ctx.call.model(lengths_B, tensors[:count]), Posteriors.of_parts(tensors[count:])
 
 
 def tangents(call: Call, problem: Problem, direction: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -335,24 +312,32 @@ def gradients(
     def of(given: Tensor, count: Tensor) -> Tensor:
         if given.dim() < count.dim():  # shared by the sequences
             return (grad_B @ count.double().flatten(1)).reshape(count.shape[1:]).to(given.dtype)
-        weight = grad_B.to(count.dtype).reshape(-1, *(1,) * (count.dim() - 1))
+        weight = grad_B.to(count.dtype).view(-1, *(1,) * (count.dim() - 1))
         return (count * weight).to(given.dtype)
 
     inputs = zip(problem.floats(), found.counts(problem), wanted, strict=True)
     return [of(given, count) if want else None for given, count, want in inputs]
 
 
-def expected_score(problem: Problem, found: Posteriors) -> Tensor:
-    """<theta, counts> (B,): a score of -inf, or with a count of zero, adds zero."""
+ROUNDING, FAR = 1e-12, 1e4
+"""What a label's count may be off by, as a difference of sums; and scores that this must not weigh."""
+
+
+def expected(scores: Problem, found: Posteriors) -> Tensor:
+    """<scores, counts> (B,): a score that is not used adds zero, finite or not. NaN where log Z is."""
     total_B = torch.zeros_like(found.log_z_B)
-    for value, count in zip(problem.floats(), found.counts(problem), strict=True):
-        never = (count == 0) | torch.isneginf(value)
-        score = torch.where(never, torch.zeros_like(count, dtype=torch.float64), value.double())
-        total_B = total_B + (score * count).flatten(1).sum(1)
-    return total_B
+    for at, (score, count) in enumerate(zip(scores.floats(), found.counts(scores), strict=True)):
+        count, none = count.double(), count == 0
+        if at == 0:
+            none = none | ((count < ROUNDING) & ~(score.detach().abs() <= FAR))
+        value = torch.where(none, torch.zeros_like(count), score.double())
+        total_B = total_B + (value * count).flatten(1).sum(1)
+    return total_B.masked_fill(torch.isnan(found.log_z_B), torch.nan)
 
 
-def folded(function: Any, size: int, dims: Sequence[Any], call: Call, tensors: Sequence[Tensor]) -> Any:
+def folded(
+    function: Any, size: int, dims: Sequence[Any], call: Call, tensors: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
     """A vmapped call: one larger batch where only sequences differ; one call each where the parameters do."""
     values = tensors[1:]
     names = [*call.names, *(["direction"] * (len(values) - len(call.names)))]
@@ -362,17 +347,12 @@ def folded(function: Any, size: int, dims: Sequence[Any], call: Call, tensors: S
         for name, value, dim in zip(names, values, dims[1:], strict=True)
     ]
     if any(dim is not None and not alone for dim, alone in zip(dims[1:], own, strict=True)):
+        pairs = list(zip(tensors, dims, strict=True))
         each = [
-            applied(
-                function,
-                call.again(),
-                *(x if dim is None else x.select(dim, n) for x, dim in zip(tensors, dims, strict=True)),
-            )
+            outputs_of(function, call, [x if dim is None else x.select(dim, n) for x, dim in pairs])
             for n in range(size)
         ]
-        each = [(one,) if isinstance(one, Tensor) else one for one in each]
-        outputs = tuple(torch.stack(column) for column in zip(*each, strict=True))
-        return outputs, (0,) * len(outputs)
+        return tuple(map(torch.stack, zip(*each, strict=True)))
 
     def flat(value: Tensor, dim: int | None) -> Tensor:
         many = value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
@@ -384,7 +364,10 @@ def folded(function: Any, size: int, dims: Sequence[Any], call: Call, tensors: S
     ]
     batch, frames = joined[1].shape[:2]
     joined[0], _ = checked_lengths(joined[0], batch, frames, joined[1].device)
-    found = applied(function, call.again(), *joined)
-    found = (found,) if isinstance(found, Tensor) else found
-    outputs = tuple(value.reshape(size, -1, *value.shape[1:]) for value in found)
-    return outputs, (0,) * len(outputs)
+    found = outputs_of(function, call, joined)
+    return tuple(value.reshape(size, -1, *value.shape[1:]) for value in found)
+
+
+def outputs_of(function: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    found: Any = applied(function, call.again(), *tensors)
+    return (found,) if isinstance(found, Tensor) else found

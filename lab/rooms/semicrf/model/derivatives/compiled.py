@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,14 +19,14 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model.derivatives import autograd, second
 from lab.rooms.semicrf.model.log_domain import crossed_shape
-from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, make_problem, onto
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem, onto
 
 compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)
-INPUTS = (*FLOATS, "lengths_B")
+INPUTS = tuple(field.name for field in fields(Problem) if field.name != "given_B")
 SCHEMA = (
     ", ".join(f"Tensor{'' if at < 3 else '?'} {name}" for at, name in enumerate(INPUTS)) + ", str backend"
 )
-Given = dict[str, Tensor | None]
+"""The arguments of `make_problem`, in its order."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -51,9 +52,9 @@ def uncompiled(reason: str) -> Callable[[F], F]:
     return decorate
 
 
-def log_partition(given: Given, backend: str) -> Tensor:
+def log_partition(backend: str, *model: Any, **terms: Any) -> Tensor:
     """As in api.py."""
-    inputs = in_order(given)
+    inputs = in_order(*model, **terms)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         log_z_B: Tensor = torch.ops.lab.semicrf_counts(*inputs, backend)[0]
         return log_z_B
@@ -61,25 +62,25 @@ def log_partition(given: Given, backend: str) -> Tensor:
     return log_z_B
 
 
-def posteriors(given: Given, backend: str) -> Posteriors:
+def posteriors(backend: str, *model: Any, **terms: Any) -> Posteriors:
     """As in api.py."""
-    return Posteriors.of_parts(torch.ops.lab.semicrf_counts(*in_order(given), backend))
+    return Posteriors.of_parts(torch.ops.lab.semicrf_counts(*in_order(*model, **terms), backend))
 
 
-def in_order(given: Given) -> list[Tensor | None]:
-    unknown = [name for name in given if name not in INPUTS]
+def in_order(
+    score_BTC: Any, transition_CC: Any, duration_KC: Any, lengths_B: Any = None, **terms: Any
+) -> list[Tensor | None]:
+    """A model as the operators take it."""
+    unknown = [name for name in terms if name not in INPUTS[4:]]
     if unknown:
         raise TypeError(f"unexpected keyword arguments: {', '.join(unknown)}")
-    return [given.get(name) for name in INPUTS]
+    return [score_BTC, transition_CC, duration_KC, lengths_B, *map(terms.get, INPUTS[4:])]
 
 
 def register(log_z: Callable[[Problem, str], Tensor], counts: Callable[[Problem, str], Posteriors]) -> None:
     """Define the operators by the functions that solve a checked problem; nothing where torch is too old."""
     if not hasattr(getattr(torch, "library", None), "custom_op"):
         return
-
-    def log_z_of(*inputs: Any) -> Tensor:
-        return owned(log_z(checked(inputs), inputs[-1]))
 
     def counts_of(*inputs: Any) -> list[Tensor]:
         found = counts(checked(inputs), inputs[-1])
@@ -94,21 +95,24 @@ def register(log_z: Callable[[Problem, str], Tensor], counts: Callable[[Problem,
         operator.register_fake(fake)
         return operator
 
-    define("semicrf_log_z", f"({SCHEMA}) -> Tensor", log_z_of, lambda *inputs: shapes(inputs)[0])
+    define(
+        "semicrf_log_z",
+        f"({SCHEMA}) -> Tensor",
+        lambda *inputs: owned(log_z(checked(inputs), inputs[-1])),
+        lambda *inputs: shapes(inputs)[0],
+    )
     define(
         "semicrf_tangents",
         f"(Tensor[] direction, {SCHEMA}) -> Tensor[]",
         tangents_of,
-        lambda direction, *inputs: [
-            torch.empty(value.shape, dtype=torch.float64, device=value.device) for value in direction
-        ],
+        lambda direction, *inputs: [x.new_empty(x.shape, dtype=torch.float64) for x in direction],
     )
     # A compiled backward pass refuses a second derivative only where it reads an input that has one.
     depends = define(
         "semicrf_depends",
         "(Tensor grad_B, Tensor[] inputs) -> Tensor",
         lambda grad_B, inputs: owned(grad_B),
-        lambda grad_B, inputs: torch.empty(grad_B.shape, dtype=grad_B.dtype, device=grad_B.device),
+        lambda grad_B, inputs: grad_B.new_empty(grad_B.shape),
     )
     depends.register_autograd(
         lambda ctx, grad_B: (grad_B, [None] * ctx.inputs),
@@ -119,21 +123,19 @@ def register(log_z: Callable[[Problem, str], Tensor], counts: Callable[[Problem,
 
 
 def checked(inputs: Sequence[Any]) -> Problem:
-    given = dict(zip(INPUTS, inputs, strict=False))
-    return make_problem(given.pop("score_BTC"), **given).detached()
+    return make_problem(*inputs[: len(INPUTS)]).detached()
 
 
 def unchecked(inputs: Sequence[Any]) -> Problem:
     """The problem of inputs that were checked, without a look at their values."""
-    given = dict(zip(INPUTS, inputs, strict=False))
-    score_BTC, lengths_B = given["score_BTC"], given["lengths_B"]
+    score_BTC, transition, duration_KC, lengths_B, *ends, opens, closes, segment = inputs[: len(INPUTS)]
     zero_C = score_BTC.new_zeros(score_BTC.shape[2])
+    start_C, end_C = (zero_C if value is None else value for value in ends)
     if lengths_B is None:
         lengths_B = torch.full(score_BTC.shape[:1], score_BTC.shape[1], dtype=torch.int64)
-    given["lengths_B"] = onto(lengths_B, score_BTC.device).to(torch.int64)
-    for name in ("start_C", "end_C"):
-        given[name] = zero_C if given[name] is None else given[name]
-    return Problem(**given)
+    lengths_B = onto(lengths_B, score_BTC.device).to(torch.int64)
+    extras = (opens, closes, segment)
+    return Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C, *extras)
 
 
 def owned(value: Tensor) -> Tensor:
@@ -147,14 +149,7 @@ def shapes(inputs: Sequence[Any]) -> list[Tensor]:
     batch, frames, longest, labels = problem.shape
     per_frame = (batch, frames, labels)
     own = [] if problem.segment_BTKC is None else [(batch, frames, longest, labels)]
-    counts = [
-        per_frame,
-        per_frame,
-        per_frame,
-        (batch, longest, labels),
-        (batch, *crossed_shape(problem)),
-        *own,
-    ]
+    counts = [*[per_frame] * 3, (batch, longest, labels), (batch, *crossed_shape(problem)), *own]
     new = problem.score_BTC.new_empty
     values = [new(shape, dtype=torch.float64) for shape in ((batch,), *counts, (batch,))]
     return [*values, new((batch,), dtype=torch.int64)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model.dual import STEP
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised
-from lab.rooms.semicrf.model.problem import Problem
+from lab.rooms.semicrf.model.problem import Problem, by_sequence
 from lab.rooms.semicrf.model.terms import canonical
 
 Counts = Sequence[Tensor]
@@ -29,10 +29,10 @@ def tangents(problem: Problem, direction: Counts) -> list[Tensor]:
     """
     top_B = torch.stack([value.detach().double().abs().flatten(1).amax(1) for value in direction]).amax(0)
     step_B = STEP / torch.where(top_B > 0, top_B, torch.ones_like(top_B))
-    moved = moving(problem, [scaled(value.double(), step_B) for value in direction])
+    moved = moving(problem, [value.double() * by_sequence(step_B, value) for value in direction])
     found = torch_factorised.backward(torch_factorised.forward(moved, keep=True))
     pairs = zip(found.parts()[1:-2], direction, strict=True)
-    return [scaled(count.imag, 1 / step_B).reshape(given.shape) for count, given in pairs]
+    return [(count.imag * by_sequence(1 / step_B, count)).reshape(given.shape) for count, given in pairs]
 
 
 def moving(problem: Problem, step: Counts) -> Problem:
@@ -41,6 +41,8 @@ def moving(problem: Problem, step: Counts) -> Problem:
     zero_BTC = torch.zeros_like(step[0])
     opens, closes = (zero_BTC if x is None else x for x in (problem.seg_start_BTC, problem.seg_end_BTC))
     transition = canonical(problem.transition)
+    if problem.per_frame:  # row 0 is not read: of a single frame the shape would no longer say so
+        transition = torch.cat([torch.zeros_like(transition[:, :1]), transition[:, 1:]], 1)
     steps = step[4].reshape(batch, *transition.shape[1:])
     return replace(
         problem,
@@ -57,7 +59,3 @@ def moving(problem: Problem, step: Counts) -> Problem:
 
 def dual(value: Tensor, step: Tensor) -> Tensor:
     return torch.complex(value.double(), step)
-
-
-def scaled(value_BX: Tensor, by_B: Tensor) -> Tensor:
-    return value_BX * by_B.view(-1, *(1,) * (value_BX.dim() - 1))

@@ -29,7 +29,7 @@ def audit(problem: Problem, chain: Chain, z_B: Tensor, gain_B: Tensor) -> Tensor
     this weight (`met`). Every message that can be reached at all must exceed that by the margin; a
     message that is not finite is flagged too.
     """
-    frame_TBC, gamma = real(chain.frame_TBC), real(chain.gamma)
+    frame_TBC, gamma_TXBC = real(chain.frame_TBC), real(chain.gamma_TXBC)
     z_B, margin = real(z_B), MARGIN_LOG2 + (TANGENT_LOG2 if z_B.is_complex() else 0)
     power_TBC = frame_TBC.log2().clamp(min=-2000.0).cumsum(0)
     power_TBC = torch.cat([torch.zeros_like(power_TBC[:1]), power_TBC])
@@ -39,12 +39,9 @@ def audit(problem: Problem, chain: Chain, z_B: Tensor, gain_B: Tensor) -> Tensor
     reached, reached_z_B = support(problem)
     rows = torch.arange(len(z_B), device=z_B.device)
     inside_TB = torch.arange(len(lost_TB), device=z_B.device)[:, None] < problem.lengths_B
-    inside, bound = inside_TB[..., None], lost_TB[..., None]
-    if problem.by_duration:
-        inside, bound = inside[:, None], bound[:, None]
-    bad = inside & (~torch.isfinite(gamma) | (reached & (gamma.log2() < bound)))
-    bad_B = bad.flatten(3).any(-1).any(1).any(0) if problem.by_duration else bad.any(-1).any(0)
-    bad_B = bad_B | (gain_B > 700)  # exp overflows, and would meet a zero
+    low = reached & (gamma_TXBC.log2() < lost_TB[:, None, :, None])
+    bad = inside_TB[:, None, :, None] & (~torch.isfinite(gamma_TXBC) | low)
+    bad_B = bad.any(-1).any(1).any(0) | (gain_B > 700)  # exp overflows, and would meet a zero
     return bad_B | ~torch.isfinite(z_B) | (reached_z_B & (z_B.log2() < lost_TB[problem.lengths_B, rows]))
 
 
@@ -53,8 +50,7 @@ def met(chain: Chain, problem: Problem) -> Tensor:
 
     They wait for up to K frames. A weight may be lost before or after the power moves into it.
     """
-    tops = log2_of_top(chain.gamma)
-    tops_TB = (tops.amax(1) if problem.by_duration else tops) + chain.exponent_TB
+    tops_TB = log2_of_top(chain.gamma_TXBC).amax(1) + chain.exponent_TB
     highest_TB = highest(tops_TB, problem.shape[2])
     moved_TB = torch.exp2(-chain.exponent_TB.diff(dim=0)).log1p() / math.log(2)
     ahead_TB = (highest_TB - chain.exponent_TB)[:-1].clamp(min=0) + moved_TB
@@ -78,7 +74,7 @@ def log2_of_top(message: Tensor) -> Tensor:
 
 
 def support(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Which messages no -inf forbids: (T+1, ..., B, C), or one True for all; and z's (B,)."""
+    """Which messages no -inf forbids: (T+1, X, B, C), or those of all labels alike; and z's (B,)."""
     rows = torch.arange(problem.shape[0], device=problem.lengths_B.device)
     labels = problem.shape[3]
     if not any(bool(torch.isneginf(real(value)).any()) for value in problem.floats()):
@@ -87,4 +83,4 @@ def support(problem: Problem) -> tuple[Tensor, Tensor]:
         )
     weights = weigh(problem.allowed())  # 0 and 1
     chain = walk(weights, problem.shape[2], saturate=True)
-    return chain.gamma > 0, (chain.alpha_TBC[problem.lengths_B, rows] * weights.end_C).sum(-1) > 0
+    return chain.gamma_TXBC > 0, (chain.alpha_TBC[problem.lengths_B, rows] * weights.end_C).sum(-1) > 0

@@ -7,9 +7,7 @@ from torch import Tensor
 
 from lab.rooms.semicrf.model.dual import real, reciprocal
 from lab.rooms.semicrf.model.factorised.messages import EVERY, State, rescale
-from lab.rooms.semicrf.model.factorised.weights import one_by_one
-from lab.rooms.semicrf.model.ledger import mass
-from lab.rooms.semicrf.model.log_domain import crossed_shape, of_usable
+from lab.rooms.semicrf.model.log_domain import assembled, crossed_shape
 from lab.rooms.semicrf.model.problem import Posteriors
 
 CHUNK = 64
@@ -79,10 +77,10 @@ class Counts:
         chain = self.state.chain
         first = last - last % EVERY
         self.exponent_TB[first : last + 1] = self.exponent_TB[last + 1] + rescale(
-            self.beta_TBC[last + 1], self.frame_TBC[last]
+            self.beta_TBC[last + 1, None], self.frame_TBC[last]
         )
         rows = slice(first, last + 1)
-        gamma, rest = self.scaled(chain.gamma[rows], rows, rows)
+        gamma, rest = self.scaled(chain.gamma_TXBC[rows], rows, rows)
         # A factor beyond float64 meets a zero, or what is lost and flagged: held below infinity for the
         # product.
         self.gamma, self.first = held(gamma * rest), first
@@ -110,59 +108,40 @@ class Counts:
         if problem.by_duration:
             torch.mul(eta_KBC, gamma, out=self.begun_KBC)
             self.starts_TBC[s] = self.begun.sum(0)[: eta_KBC[0].numel()].view_as(self.starts_TBC[s])
-            eta_KBC = weights.opened(eta_KBC, s)
-            transition = weights.crossing(s)
-            if len(transition) == 1:
-                self.beta_TBC[s] = one_by_one(eta_KBC.transpose(0, 1).flatten(1), weights.matrices[1])
-            else:
-                self.beta_TBC[s] = torch.einsum("kbj,bkij->bi", eta_KBC, transition)
-            self.transition += torch.einsum("bi,kbj->bkij", self.alpha[s - self.first], eta_KBC)
-            return
-        batch, labels = self.eta_TBC.shape[1:]
-        eta_BC = self.products.sum(0)[: batch * labels].view(batch, labels)
-        self.eta_TBC[s] = eta_BC
-        eta_BC = weights.opened(eta_BC, s)
-        transition = weights.crossing(s)
-        backward_E = transition.transpose(1, 2).expand(batch, labels, labels)
-        torch.bmm(eta_BC[:, None], backward_E, out=self.beta_TBC[s][:, None])
+            eta_XBC = weights.opened(eta_KBC, s)
+            self.transition += torch.einsum("bi,kbj->bkij", self.alpha[s - self.first], eta_XBC)
+        else:
+            _, batch, labels = eta_KBC.shape
+            eta_XBC = self.products.sum(0)[: batch * labels].view(1, batch, labels)
+            self.eta_TBC[s] = eta_XBC[0]
+            eta_XBC = weights.opened(eta_XBC, s)
+        rows, crossing = eta_XBC.transpose(0, 1), weights.crossing(s)
+        torch.bmm(
+            rows.reshape(len(rows), 1, -1), weights.side(crossing, True), out=self.beta_TBC[s].unsqueeze(1)
+        )
         if problem.per_frame and s:
-            self.transition[:, s] = self.alpha[s - self.first][:, :, None] * eta_BC[:, None] * transition
+            self.transition[:, s] = self.alpha[s - self.first][:, :, None] * rows * crossing[:, 0]
 
     def posteriors(self) -> Posteriors:
-        chain, weights = self.state.chain, self.state.weights
-        frames, labels = len(self.eta_TBC), self.state.problem.shape[3]
+        problem, chain, weights = self.state.problem, self.state.chain, self.state.weights
+        frames = len(self.eta_TBC)
         starting, ending = slice(0, frames), slice(1, frames + 1)
-        if not weights.by_duration:
-            gamma_TBC, rest = self.scaled(chain.gamma[:-1], starting, starting)
+        if not problem.by_duration:
+            gamma_TBC, rest = self.scaled(chain.gamma_TXBC[:-1, 0], starting, starting)
             eta_TBC = self.eta_TBC * rest
             self.starts_TBC = gamma_TBC * eta_TBC
         if weights.transition is not None:
-            if not weights.by_duration:
+            if not problem.by_duration:
                 alpha_TBC, _ = self.scaled(chain.alpha_TBC[:-1], starting, starting)
-                self.cross(alpha_TBC, self.opened(eta_TBC))
-            self.transition *= weights.transition
+                opens_TBC = weights.opens_TBC
+                self.cross(alpha_TBC, eta_TBC if opens_TBC is None else eta_TBC * opens_TBC)
+            self.transition *= weights.transition if problem.by_duration else weights.transition[:, 0]
         alpha_TBC, rest = self.scaled(chain.alpha_TBC[1:], ending, ending)
         ends_TBC = alpha_TBC * (self.beta_TBC[1:] * rest)
-        before_TBC = torch.cat([torch.zeros_like(ends_TBC[:1]), ends_TBC[:-1]])
-        label_TBC = (self.starts_TBC - before_TBC).cumsum(0)
-        label_TBC = label_TBC.masked_fill(weights.frame_TBC == 0, 0.0)  # -inf and padding: exactly never
-        rows = (label_TBC, self.starts_TBC, ends_TBC, self.duration * weights.duration_KBC)
-        own = [x.transpose(0, 1)[..., :labels] for x in rows]
-        own += [self.transition[..., :labels, :labels]]
-        own += [] if self.segment is None else [self.segment[..., :labels]]
-        if not bool(self.usable_B.all()):  # nothing was divided by z: messages may be anything
-            own = [of_usable(count, self.usable_B) for count in own]
-        label_BTC, starts_BTC, ends_BTC, duration_BKC, transition, *segment = own
-        log_z_B = self.state.log_z_B
-        checked = mass(real(label_BTC), self.state.problem.lengths_B, real(log_z_B))
-        counts = (label_BTC, starts_BTC, ends_BTC, duration_BKC, transition)
-        return Posteriors(log_z_B, *counts, *checked, segment_BTKC=next(iter(segment), None))
-
-    def opened(self, eta_TBC: Tensor) -> Tensor:
-        """What follows each boundary, with the weight of the start there."""
-        if self.state.problem.seg_start_BTC is None:
-            return eta_TBC
-        return torch.stack([self.state.weights.opened(eta_BC, s) for s, eta_BC in enumerate(eta_TBC)])
+        own = [self.transition] if self.segment is None else [self.transition, self.segment]
+        counts = (self.starts_TBC, ends_TBC, self.duration * weights.duration_KBC, *own)
+        # Of the sequences that are not usable nothing was divided by z: messages may be anything.
+        return assembled(problem, self.state.log_z_B, self.usable_B, weights.frame_TBC == 0, counts)
 
     def cross(self, alpha_TBC: Tensor, eta_TBC: Tensor) -> None:
         """Sum of alpha[s] eta[s] over s, in chunks of one fixed size: padding then cannot move a bit.

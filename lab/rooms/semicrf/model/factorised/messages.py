@@ -17,10 +17,10 @@ EVERY = 8
 
 @dataclass
 class Chain:
-    """Messages of the pass from the left: row t of `alpha_TBC` and `gamma` in units of 2^exponent_TB[t]."""
+    """Messages of the pass from the left: rows t of both in units of 2^exponent_TB[t]."""
 
     alpha_TBC: Tensor
-    gamma: Tensor
+    gamma_TXBC: Tensor
     exponent_TB: Tensor
     frame_TBC: Tensor
 
@@ -60,10 +60,9 @@ def walk(weights: Weights, longest: int, saturate: bool = False) -> Chain:
     return Chain(alpha_TBC, torch.stack(gamma), exponent_TB, frame_TBC)
 
 
-def rescale(message: Tensor, frame_BC: Tensor) -> Tensor:
+def rescale(message_XBC: Tensor, frame_BC: Tensor) -> Tensor:
     """Move the power of two of each sequence's largest message into the next frame's weights; returns it."""
-    message = real(message)
-    top_B = message.amax(-1) if message.dim() == 2 else message.amax((0, 2))
+    top_B = real(message_XBC).amax((0, 2))
     _, power_B = torch.frexp(top_B)
     usable = torch.isfinite(top_B) & (top_B > 0)
     power_B = torch.where(usable, power_B, torch.zeros_like(power_B))

@@ -27,6 +27,8 @@ class Weights:
 
     terms: Terms
     frame_TBC: Tensor
+    opens_TBC: Tensor | None
+    closes_TBC: Tensor | None
     duration_KBC: Tensor
     transition: Tensor | None
     shift_TB: Tensor | None
@@ -36,55 +38,53 @@ class Weights:
     most_shift_B: Tensor
     gain_B: Tensor
 
-    @property
-    def by_duration(self) -> bool:
-        return self.terms.problem.by_duration
-
     def first(self) -> Tensor:
-        """gamma at boundary 0: (B, C), or (K, B, C) where the transition depends on the duration."""
-        shape = (len(self.duration_KBC), *self.frame_TBC.shape[1:])
-        return self.opened(self.start_C.expand(shape if self.by_duration else shape[1:]).contiguous(), 0)
+        """gamma at boundary 0, (X, B, C) as in `Terms`."""
+        ways = self.terms.transition.shape[2]
+        return self.opened(self.start_C.expand(ways, *self.frame_TBC.shape[1:]).contiguous(), 0)
 
     def onward(self, alpha_BC: Tensor, t: int) -> Tensor:
-        """gamma from alpha at boundary t: (B, C), or (K, B, C) with transitions by duration."""
-        transition = self.crossing(t)
-        if not self.by_duration:
-            left = torch.bmm(alpha_BC[:, None], transition.expand(len(alpha_BC), -1, -1))[:, 0]
-        elif len(transition) == 1:
-            left = one_by_one(alpha_BC, self.matrices[0]).view(len(alpha_BC), *transition.shape[1::2])
-            left = left.transpose(0, 1).contiguous()
-        else:
-            left = torch.einsum("bi,bkij->kbj", alpha_BC, transition)
-        return self.opened(left, t)
+        """gamma from alpha at boundary t, (X, B, C): a product per sequence, for one of all rows would add up
+        in an order of the batch's.
+        """
+        sent = torch.bmm(alpha_BC.unsqueeze(1), self.side(self.crossing(t), False))
+        return self.opened(sent.view(len(alpha_BC), -1, alpha_BC.shape[1]).transpose(0, 1).contiguous(), t)
 
     def crossing(self, t: int) -> Tensor:
-        """The transition into segments that start with frame t: (B or 1, C, C), or with K after the first."""
+        """The transition into segments that start with frame t: (B or 1, X, C, C)."""
         if self.transition is not None:
             return self.transition
         assert self.shift_TB is not None
         row = min(t, len(self.shift_TB) - 1)
-        return exp(padded(self.terms.crossing(row) - self.shift_TB[row, :, None, None], self.more, rows=True))
+        shift = self.shift_TB[row, :, None, None, None]
+        return exp(padded(self.terms.crossing(row) - shift, self.more, rows=True))
+
+    def side(self, crossing: Tensor, back: bool) -> Tensor:
+        """A crossing for messages from the left, (B, C, X C), or from the right, (B, X C, C)."""
+        return self.sides[back] if crossing is self.transition else side_of(crossing, back)
 
     @cached_property
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        """Of one transition by duration, for messages from the left (C, K C) and from the right (K C, C)."""
+    def sides(self) -> list[Tensor]:
         assert self.transition is not None
-        transition_KCC = self.transition[0]
-        return transition_KCC.transpose(0, 1).flatten(1), transition_KCC.transpose(1, 2).flatten(0, 1)
+        batch = self.frame_TBC.shape[1]
+        return [side_of(self.transition, back).expand(batch, -1, -1) for back in (False, True)]
 
     def opened(self, message: Tensor, t: int) -> Tensor:
         """With the weight of segments that start with frame t."""
-        if self.terms.opens_TBC is not None and t < len(self.frame_TBC):
-            message = message * exp(padded(self.terms.opens_TBC[t], self.more, value=0))
-        if self.shift_TB is not None and 0 < t < len(self.frame_TBC):
-            message = message * self.shift_TB[t].exp()[:, None]
+        if self.opens_TBC is not None and t < len(self.opens_TBC):
+            message = message * self.opens_TBC[t]
+        if self.shift_TB is not None and 0 < t < len(self.shift_TB):
+            message = message * self.paid_TB1[t]
         return message
+
+    @cached_property
+    def paid_TB1(self) -> Tensor:
+        assert self.shift_TB is not None
+        return self.shift_TB.exp()[..., None]
 
     def closed(self, message_BC: Tensor, t: int) -> Tensor:
         """With the weight of segments that end with frame t."""
-        if self.terms.closes_TBC is None:
-            return message_BC
-        return message_BC * exp(padded(self.terms.closes_TBC[t], self.more, value=0))
+        return message_BC if self.closes_TBC is None else message_BC * self.closes_TBC[t]
 
     def lasting(self, t: int) -> Tensor | None:
         """The weights of the segments that start with frame t beside their duration's: (K, B, C), or None."""
@@ -109,14 +109,22 @@ def weigh(problem: Problem) -> Weights:
     end_shift = finite_or_zero(real(terms.end_C).max())
     shift_TB, transition = None, None
     if problem.per_frame:
-        shift_TB, shift = row_shifts(terms), torch.zeros_like(end_shift)
+        rows = (terms.crossing(t) for t in range(problem.shape[1]))
+        shift_TB = torch.stack([finite_or_zero(real(row).amax((1, 2, 3))) for row in rows])  # paid by starts
+        shift = torch.zeros_like(end_shift)
     else:
         shift = finite_or_zero(real(terms.transition).max())
         transition = exp(padded(terms.crossing(0) - shift, more, rows=True))
+    opens_TBC, closes_TBC = (
+        None if value is None else exp(padded(value, more, value=0))
+        for value in (terms.opens_TBC, terms.closes_TBC)
+    )
     row = (problem.lengths_B - 1)[None]
     return Weights(
         terms,
-        exp(padded(terms.frame_TBC - top_TB[..., None], more)) * frames_inside(problem),
+        exp(padded(terms.frame_TBC - top_TB[..., None], more)) * terms.inside_TB.double()[..., None],
+        opens_TBC,
+        closes_TBC,
         exp(padded(terms.duration_KBC + shift, more)),  # all but the first pay a transition
         transition,
         shift_TB,
@@ -126,12 +134,6 @@ def weigh(problem: Problem) -> Weights:
         top_TB.abs().amax(0),
         gain(terms, shift, shift_TB),
     )
-
-
-def row_shifts(terms: Terms) -> Tensor:
-    """The largest transition at each frame, (T, B): taken from the transitions, paid by the starts."""
-    largest = [finite_or_zero(real(terms.crossing(t)).amax((1, 2))) for t in range(len(terms.frame_TBC))]
-    return torch.stack(largest)
 
 
 def gain(terms: Terms, shift: Tensor, shift_TB: Tensor | None) -> Tensor:
@@ -148,17 +150,10 @@ def gain(terms: Terms, shift: Tensor, shift_TB: Tensor | None) -> Tensor:
     return total_B
 
 
-def one_by_one(row_BN: Tensor, matrix_NM: Tensor) -> Tensor:
-    """(B, M): each row times the matrix. One product of all rows would add up in an order of the batch's."""
-    return torch.bmm(row_BN[:, None], matrix_NM.expand(len(row_BN), -1, -1))[:, 0]
+def side_of(crossing: Tensor, back: bool) -> Tensor:
+    return crossing.transpose(2, 3).flatten(1, 2) if back else crossing.transpose(1, 2).flatten(2)
 
 
 def padded(score: Tensor, more: int, rows: bool = False, value: float = -torch.inf) -> Tensor:
     """`more` labels, forbidden unless `value` says else, in the last or (`rows`) the last two dimensions."""
     return torch.nn.functional.pad(score, (0, more, 0, more) if rows else (0, more), value=value)
-
-
-def frames_inside(problem: Problem) -> Tensor:
-    """1 for a sequence's frames, 0 for its padding, (T, B, 1): all messages after the end are zero."""
-    frame_T1 = torch.arange(problem.shape[1], device=problem.lengths_B.device)[:, None]
-    return (frame_T1 < problem.lengths_B).double()[..., None]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from lab.core import compiled
 from lab.core.compiled import Compiling
-from lab.errors import LabError
 
 log = logging.getLogger("lab.semicrf")
 SOURCE = Path(__file__).with_name("semicrf.cpp")
@@ -45,7 +44,3 @@ def built(source: Path = SOURCE) -> ctypes.CDLL:
 def folder() -> Path:
     """The folder for compiled libraries, created if necessary. Raises MissingError if it cannot be."""
     return compiled.folder(TORCH)
-
-
-def not_kept(why: str, place: Path | str) -> LabError:
-    return compiled.not_kept(why, place, TORCH)

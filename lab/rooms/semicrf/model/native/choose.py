@@ -20,40 +20,32 @@ log = logging.getLogger("lab.semicrf")
 
 def engine_for(score_BTC: Tensor) -> Any:
     """The module with `forward(problem, keep)` and `backward(state)`. Raises MissingError."""
-    if not score_BTC.is_cuda:
+    kind = score_BTC.device.type
+    if kind == "cpu":
         return native_cpu
-    reason = reason_without_gpu_form()
+    reason = missing_reason(kind)
     if reason:
-        raise MissingError(f"no compiled form on this GPU: {reason}", fix="backend='torch' or 'auto'")
+        raise MissingError(f"no compiled form for {kind}: {reason}", fix="backend='torch' or 'auto'")
     from lab.rooms.semicrf.model.native import cuda as native_cuda
 
     return native_cuda
 
 
-def missing_reason(score_BTC: Tensor) -> str | None:
-    """Why there is no compiled form for these scores, or None."""
-    kind = score_BTC.device.type
-    if kind not in ("cpu", "cuda"):
-        return f"no compiled form for {kind}"
-    return reason_without_gpu_form() if kind == "cuda" else reason_without_cpu_form()
-
-
 @functools.cache
-def reason_without_cpu_form() -> str | None:
-    """Compiles the library if necessary."""
-    try:
-        native_cpu.library()
-    except MissingError as error:
-        log.debug("no C++ form of the semi-CRF, using torch: %s", error)
-        return str(error)
-    return None
+def missing_reason(kind: str) -> str | None:
+    """Why there is no compiled form for a kind of device, or None; compiles that for a CPU if necessary."""
+    reason: str | None = None
+    if kind == "cuda":
+        from lab.rooms.semicrf.model.native import cuda as native_cuda
 
-
-@functools.cache
-def reason_without_gpu_form() -> str | None:
-    from lab.rooms.semicrf.model.native import cuda as native_cuda
-
-    reason = native_cuda.available()
+        reason = native_cuda.available()
+    elif kind == "cpu":
+        try:
+            native_cpu.library()
+        except MissingError as error:
+            reason = str(error)
+    else:
+        reason = "there is none for it"
     if reason:
-        log.debug("no CUDA form of the semi-CRF, using torch: %s", reason)
+        log.debug("no compiled form of the semi-CRF for %s, using torch: %s", kind, reason)
     return reason

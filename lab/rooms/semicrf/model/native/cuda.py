@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,11 @@ from lab.rooms.semicrf.model.ledger import imbalance
 from lab.rooms.semicrf.model.native import cuda_driver
 from lab.rooms.semicrf.model.native.cuda_driver import Machine
 from lab.rooms.semicrf.model.native.cuda_plan import (
+    SEMICRF,
     Plan,
     Shape,
     Sizes,
+    Source,
     plan_counts,
     plan_gradients,
     plan_messages,
@@ -35,7 +36,7 @@ from lab.rooms.semicrf.model.native.cuda_plan import (
 )
 from lab.rooms.semicrf.model.problem import MAX_LABELS, Posteriors, Problem
 
-SOURCE = Path(__file__).with_name("semicrf.cu")
+SOURCE = SEMICRF
 SIZES, CROWDED = Sizes(), Sizes(threads=128)
 MOST_BLOCKS = 65535
 """Of threads, in a grid's second and third dimension."""
@@ -96,15 +97,20 @@ def supports(problem: Problem) -> str | None:
 
 
 def forward(
-    problem: Problem, keep: bool = True, count: bool = True, behind: Callable[[State], None] | None = None
+    problem: Problem,
+    keep: bool = True,
+    count: bool = True,
+    behind: Callable[[State], None] | None = None,
+    real: torch.dtype | None = None,
 ) -> State:
     """log Z (B,); with `keep` both passes run side by side and leave what `backward` needs, and with `count`
-    the counts are queued behind them and the messages given up. So is what `behind` queues.
+    the counts are queued behind them and the messages given up. So is what `behind` queues. The passes
+    compute in `real`, which is the type of the inputs as they are read if not given.
     """
     inputs = as_read(problem)
-    sizes = sizes_for(inputs, 2 if keep else 1)
-    shape, bound = shape_of(*problem.shape, inputs.score_BTC.dtype, sizes), bound_inputs(inputs)
-    state = State(inputs, machine_for(inputs, sizes), shape, bound, keep, bound["log_z"], None)
+    sizes, real = sizes_for(inputs, 2 if keep else 1), real or inputs.score_BTC.dtype
+    shape, bound = shape_of(*problem.shape, real, sizes), bound_inputs(inputs)
+    state = State(inputs, machine_for(inputs, SOURCE, sizes, real), shape, bound, keep, bound["log_z"], None)
     run_messages(state)
     flags = state.machine.fetched(state.buffer("flags"))
     if keep and count:
@@ -205,32 +211,32 @@ def at_once(device: torch.device) -> int:
     return 2 * torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def machine_for(problem: Problem, sizes: Sizes) -> Machine:
-    """The kernels for this problem's device, type and number of labels; compiled once. Raises LabError."""
-    score_BTC = problem.score_BTC
-    return compiled_machine(score_BTC.device, score_BTC.dtype, sizes.padded(problem.shape[3]), sizes)
+def machine_for(problem: Problem, source: Source, sizes: Sizes, real: torch.dtype) -> Machine:
+    """The kernels of a source that compute in `real`, for this problem's device, type and number of labels.
+
+    They are compiled once. Raises LabError.
+    """
+    score_BTC, used = problem.score_BTC, sizes.used(problem.shape[3])
+    return compiled_machine(score_BTC.device, source, score_BTC.dtype, sizes.padded(used), sizes, real, used)
 
 
 @functools.cache
-def compiled_machine(device: torch.device, dtype: torch.dtype, wide: int, sizes: Sizes) -> Machine:
-    return built(device, SOURCE, defines(dtype, wide, sizes))
-
-
-def built(device: torch.device, source: Path, constants: dict[str, object]) -> Machine:
-    """The kernels of a source for a device, from the cache of compiled ones if they are there."""
+def compiled_machine(device: torch.device, source: Source, *what: Any) -> Machine:
+    """From the cache of compiled ones if it is there; `what` is `defines`'."""
     path = cuda_driver.find_nvrtc()
     if path is None:
         raise UsageError(f"the CUDA kernels cannot run here: {available()}", fix="backend='torch' or 'auto'")
     target = cuda_driver.architecture(cuda_driver.nvrtc(path), torch.cuda.get_device_capability(device))
-    return Machine(device, cuda_driver.compiled(path, source.read_text(), target, constants))
+    return Machine(device, cuda_driver.compiled(path, source.text, target, defines(*what)))
 
 
-def defines(dtype: torch.dtype, wide: int, sizes: Sizes) -> dict[str, object]:
-    """The constants that the source takes from the compiler's command line."""
-    double = dtype == torch.float64
-    real = "double" if double else "float"
-    numbers = {"N": sizes.block, "THREADS": sizes.threads, "TILE": sizes.tile, "STAGE": sizes.stage}
-    return {"REAL": real, "DOUBLE": int(double), "CP": wide, "PARTS": sizes.parts_at(wide), **numbers}
+def defines(
+    dtype: torch.dtype, wide: int, sizes: Sizes, real: torch.dtype | None = None, used: int | None = None
+) -> dict[str, object]:
+    """The constants that a source takes from the compiler's command line, for inputs of a type."""
+    given, computed = ("double" if one == torch.float64 else "float" for one in (dtype, real or dtype))
+    types = {"GIVEN": given, "REAL": computed, "DOUBLE": int(computed == "double")}
+    return {**types, "CP": wide, "USED": used or wide, **sizes.constants(wide)}
 
 
 def as_read(problem: Problem) -> Problem:
@@ -241,10 +247,9 @@ def as_read(problem: Problem) -> Problem:
     dtype = torch.float64 if problem.score_BTC.dtype == torch.float64 else torch.float32
 
     def plain(value: Tensor) -> Tensor:
-        ready = value.dtype == dtype and value.is_contiguous() and not value.requires_grad
-        return (
-            value if ready else value.detach().to(dtype).contiguous()
-        )  # a call that does nothing has a price
+        if value.dtype == dtype and value.is_contiguous() and not (value.requires_grad or value.is_neg()):
+            return value  # a call that does nothing has a price
+        return value.detach().resolve_neg().to(dtype).contiguous()
 
     score_BTC, transition_CC, duration_KC, start_C, end_C = map(plain, problem.floats())
     lengths_B, given_B = problem.lengths_B.contiguous(), problem.given_B

@@ -200,7 +200,7 @@ def argument_addresses(plan: Plan, slots: np.ndarray) -> Iterator[Any]:
     """For each launch of a plan the addresses of its slots. An int is read from a slot's first 4 bytes."""
     at = slots.ctypes.data
     for launch in plan.launches:
-        count = len(launch.args)
+        count = len(launch.parameters)
         yield (ctypes.c_void_p * count)(*range(at, at + 8 * count, 8))
         at += 8 * count
 

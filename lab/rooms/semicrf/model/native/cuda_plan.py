@@ -1,22 +1,56 @@
-"""Which kernels of semicrf.cu run on what, decided by the shape alone: nothing here touches a GPU.
+"""Which kernels of a source run on what, decided by the shape alone: nothing here touches a GPU.
 
-A plan names its arguments: numbers, places in a workspace, and tensors that the caller binds. It is made once
-per shape; a call then allocates, adds addresses and launches, so that little of the host's time is spent on
-a problem that the GPU does in a third of a millisecond.
+A kernel's parameters say what it takes: numbers of the shape or of its launch, places in a workspace, and
+tensors that the caller binds, all by their names. A plan is made once per shape; a call then allocates, adds
+addresses and launches, so that little of the host's time is spent on a problem that the GPU does in a third
+of a millisecond.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 ALIGNED_BYTES = 256
-BYTES = {torch.float64: 8, torch.float32: 4, torch.int32: 4, torch.int64: 8}
+BYTES = {torch.float64: 8, torch.float32: 4, torch.int32: 4, torch.int64: 8, torch.uint8: 1}
+TYPES = {
+    "double": torch.float64,
+    "Frame": torch.float64,
+    "int": torch.int32,
+    "i64": torch.int64,
+    "u64": torch.int64,
+    "u8": torch.uint8,
+}
+"""Of a buffer's numbers, by what the kernels call it; REAL is the shape's."""
+KERNEL = re.compile(r"KERNEL\((\w+)[\w, ]*\) (\w+)\(([^)]*)\)")
+PARAMETER = re.compile(r"(\w+)\W+(\w+)\s*(?:,|$)")
+
+
+class Source:
+    """A CUDA C source of this folder behind device.h, and its kernels."""
+
+    def __init__(self, name: str) -> None:
+        self.path = Path(__file__).with_name(name)
+
+    @functools.cached_property
+    def text(self) -> str:
+        return self.path.with_name("device.h").read_text() + self.path.read_text()
+
+    @functools.cached_property
+    def kernels(self) -> dict[str, tuple[str, dict[str, str]]]:
+        """By name: the constant that says how many threads it takes, and its parameters' types by name."""
+        found = KERNEL.findall(self.text)
+        return {
+            name: (threads, {one: kind for kind, one in PARAMETER.findall(given)})
+            for threads, name, given in found
+        }
 
 
 @dataclass(frozen=True)
@@ -47,8 +81,14 @@ class Sizes:
     def padded(self, labels: int) -> int:
         return next(self.narrowest * more for more in (1, 2, 4) if labels <= self.narrowest * more)
 
-    def parts_at(self, wide: int) -> int:
-        return self.parts * self.narrowest // wide
+    def used(self, labels: int) -> int:
+        """Labels that kernels go through one by one: fewer, and without a rest."""
+        return min(ceiling(labels, 8) * 8, self.padded(labels))
+
+    def constants(self, wide: int) -> dict[str, int]:
+        """What the source takes besides types and labels."""
+        numbers = {"N": self.block, "THREADS": self.threads, "TILE": self.tile, "STAGE": self.stage}
+        return {**numbers, "PARTS": self.parts * self.narrowest // wide}
 
     def far_blocks(self, longest: int) -> int:
         """How many blocks back a segment of K frames can start."""
@@ -82,6 +122,12 @@ class Shape:
     def tiles(self) -> int:
         return ceiling(self.frames, self.sizes.tile)
 
+    def numbers(self) -> dict[str, int]:
+        """By the kernels' names."""
+        names = ("batch", "frames", "longest", "labels", "blocks", "tiles")
+        more = {"far_blocks": self.far, "CP": self.wide, "THREADS": self.sizes.threads}
+        return {name: getattr(self, name) for name in names} | more
+
 
 @functools.lru_cache(maxsize=64)
 def shape_of(batch: int, frames: int, longest: int, labels: int, real: torch.dtype, sizes: Sizes) -> Shape:
@@ -107,17 +153,18 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel; an argument is a number, the name of a buffer or of a tensor to be bound, or nothing.
+    """A kernel; `numbers` are what it is given beside the plan's. `made` adds its threads and parameters.
 
     A run of kernels that go `aside` may overlap what follows them, up to the first one that `joins`.
     """
 
     kernel: str
     grid: tuple[int, ...]
-    threads: int
-    args: tuple[str | int | None, ...]
+    numbers: Mapping[str, int] = field(default_factory=dict)
     aside: bool = False
     joins: bool = False
+    threads: int = 0
+    parameters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,52 +188,42 @@ class Plan:
 
 
 def made(
-    workspace: str, wanted: dict[str, Wanted], launches: list[Launch], before: Plan | None = None
+    workspace: str,
+    source: Source,
+    shape: Shape,
+    wanted: Mapping[str, tuple[int, ...]],
+    launches: list[Launch],
+    numbers: Mapping[str, int],
+    before: Plan | None = None,
 ) -> Plan:
-    """A plan; buffers of the plan `before` it can be named too."""
-    buffers, size = placed(wanted)
-    where = {
-        name: (plan.workspace, at.offset) for plan in (before,) if plan for name, at in plan.buffers.items()
-    }
+    """A plan with buffers of the `wanted` shapes; those of the plan `before` it can be named too."""
+    kernels = {launch.kernel: source.kernels[launch.kernel] for launch in launches}
+    types = {name: kind for _, parameters in kernels.values() for name, kind in parameters.items()}
+    kinds, known = {**TYPES, "REAL": shape.real}, {**shape.numbers(), **numbers}
+    buffers, size = {}, 0
+    for name, at in wanted.items():
+        buffers[name] = Buffer(kinds[types[name]], at, size)
+        size += ceiling(buffers[name].bytes, ALIGNED_BYTES) * ALIGNED_BYTES
+    where = {name: (before.workspace, at.offset) for name, at in before.buffers.items()} if before else {}
     where |= {name: (workspace, at.offset) for name, at in buffers.items()}
-    names: dict[str, int] = {}
-    pairs = [resolved(arg, where, names) for launch in launches for arg in launch.args]
-    offsets, bases = zip(*pairs, strict=True)
-    return Plan(
-        workspace,
-        buffers,
-        size,
-        tuple(launches),
-        tuple(names),
-        np.array(offsets, np.int64).astype(np.uint64),
-        np.array(bases, np.intp),
-    )
-
-
-Wanted = tuple[torch.dtype, tuple[int, ...]]
-
-
-def placed(wanted: dict[str, Wanted]) -> tuple[dict[str, Buffer], int]:
-    """Buffers one after the other, aligned; and their bytes."""
-    buffers, at = {}, 0
-    for name, (dtype, shape) in wanted.items():
-        buffers[name] = Buffer(dtype, shape, at)
-        at += ceiling(buffers[name].bytes, ALIGNED_BYTES) * ALIGNED_BYTES
-    return buffers, at
-
-
-def resolved(
-    arg: str | int | None, where: dict[str, tuple[str, int]], names: dict[str, int]
-) -> tuple[int, int]:
-    """An offset or number, and the index of the address it is added to; new names are numbered from 1."""
-    if not isinstance(arg, str):
-        return arg or 0, 0
-    base, offset = where.get(arg, (arg, 0))
-    return offset, names.setdefault(base, len(names) + 1)
+    names, offsets, bases, whole = {"": 0}, [], [], []
+    for launch in launches:
+        threads, parameters = kernels[launch.kernel]
+        own = {**known, **launch.numbers}
+        whole.append(replace(launch, threads=own[threads], parameters=tuple(parameters)))
+        for name in parameters:
+            base, offset = ("", own[name]) if name in own else where.get(name, (name, 0))
+            offsets.append(offset)
+            bases.append(names.setdefault(base, len(names)))
+    values = np.array(offsets, np.int64).astype(np.uint64)
+    return Plan(workspace, buffers, size, tuple(whole), tuple(names)[1:], values, np.array(bases, np.intp))
 
 
 def ceiling(amount: int, each: int) -> int:
     return -(-amount // each)
+
+
+SEMICRF = Source("semicrf.cu")
 
 
 @functools.lru_cache(maxsize=64)
@@ -196,106 +233,42 @@ def plan_messages(shape: Shape, directions: int, saturate: bool = False) -> Plan
     To be bound: score, transition, duration, start, end, lengths; log_z (B,) is written, and so are z_value,
     z_power, flags and count of each lane (direction of a sequence). With `saturate` weights are 0 and 1.
     """
-    sizes, keep = shape.sizes, directions == 2
-    rows = (shape.far + 2) * sizes.block
-    programs, lanes = ceiling(rows, sizes.table_rows), shape.batch * directions
-    wanted = {
-        **weight_buffers(shape, rows, programs),
-        **message_buffers(shape, lanes, keep),
-        "z_value": (torch.float64, (lanes,)),
-        **dict.fromkeys(("z_power", "flags", "count"), (torch.int32, (lanes,))),
-    }
+    sizes, wide, keep, staged = shape.sizes, shape.wide, directions == 2, shape.far > shape.sizes.stage
+    rows, lanes = (shape.far + 2) * sizes.block, shape.batch * directions
     all_frames = shape.batch * shape.frames
-    numbers = (shape.labels, shape.longest, rows, sizes.table_rows, int(saturate), programs, all_frames)
-    weigh = Launch(
-        "prepare",
-        (programs + ceiling(all_frames, sizes.threads),),
-        sizes.threads,
-        (*("transition", "duration", "start", "end", *WEIGHTS, "score", "tops"), *numbers),
-    )
-    walk = staged(shape, directions, programs, saturate) if shape.far > sizes.stage else []
-    walk = walk or [pass_on(shape, directions, programs, saturate, None)]
-    if shape.far > sizes.stage:
-        wanted |= stage_buffers(shape, lanes)
-    return made("messages", wanted, [weigh, *walk])
-
-
-WEIGHTS = ("onward", "table", "first", "last", "slack", "shift")
-KEPT = ("source", "arrived", "exponent")
-STAGES = ("outside", "stage_reals", "stage_ints", "stage_tops")
-
-
-def weight_buffers(shape: Shape, rows: int, programs: int) -> dict[str, Wanted]:
-    real, wide = shape.real, shape.wide
-    return {
-        "onward": (real, (2, wide, wide)),
-        "table": (real, (rows, wide)),
-        "first": (real, (wide,)),
-        "last": (real, (wide,)),
-        "slack": (real, (programs,)),
-        "shift": (torch.float64, (1,)),
-        "tops": (real, (shape.batch, shape.frames)),
+    programs, most = ceiling(rows, sizes.table_rows), ceiling(shape.far, sizes.stage)
+    padded, stages, stage_rows = lanes * shape.blocks * sizes.block, lanes * staged, sizes.stage * sizes.block
+    wanted = {
+        "onward": (2, wide, wide),
+        "table": (rows, wide),
+        **dict.fromkeys(("first", "last"), (wide,)),
+        "slack": (programs,),
+        "shift": (1,),
+        "tops": (shape.batch, shape.frames),
+        "gathered": (padded, wide),
+        "product": (lanes * shape.blocks, wide),
+        **dict.fromkeys(("source", "arrived"), (padded * keep, wide)),
+        "exponent": (padded * keep,),
+        **dict.fromkeys(("z_value", "z_power", "flags", "count"), (lanes,)),
+        "outside": (stages, stage_rows, wide),
+        "stage_reals": (stages, 6, wide),
+        "stage_ints": (stages, 7, wide),
+        "stage_tops": (stages, 2),
     }
-
-
-def message_buffers(shape: Shape, lanes: int, keep: bool) -> dict[str, Wanted]:
-    rows, real = lanes * shape.blocks * shape.sizes.block, shape.real
-    found: dict[str, Wanted] = {
-        "gathered": (real, (rows, shape.wide)),
-        "product": (real, (lanes * shape.blocks, shape.wide)),
-    }
-    if keep:
-        found |= {"source": (real, (rows, shape.wide)), "arrived": (real, (rows, shape.wide))}
-        found["exponent"] = (torch.int32, (rows,))
-    return found
-
-
-def stage_buffers(shape: Shape, lanes: int) -> dict[str, Wanted]:
-    stage, parts = shape.sizes.stage, ceiling(shape.far, shape.sizes.stage)
-    rows = stage * shape.sizes.block
-    return {
-        "outside": (shape.real, (lanes, rows, shape.wide)),
-        "stage_reals": (shape.real, (lanes, 6, shape.wide)),
-        "stage_ints": (torch.int32, (lanes, 7, shape.wide)),
-        "stage_tops": (torch.float64, (lanes, 2)),
-        "partial": (shape.real, (lanes, parts, rows, shape.wide)),
-        "betweens": (shape.real, (lanes, parts, shape.wide)),
-    }
-
-
-def pass_on(shape: Shape, directions: int, slacks: int, saturate: bool, begin: int | None) -> Launch:
-    """The passes through all blocks, or through the stage that begins with a block."""
-    keep, staging = directions == 2, begin is not None
-    buffers = (
-        *("score", "tops", *WEIGHTS, "lengths", "gathered", "product"),
-        *(name if keep else None for name in KEPT),
-        *("z_value", "z_power", "log_z", "flags", "count"),
-        *(name if staging else None for name in STAGES),
-    )
-    counts = (shape.frames, shape.labels, shape.far, shape.blocks, slacks)
-    numbers = (*counts, int(keep), int(saturate), int(staging), begin or 0)
-    return Launch("messages", (shape.batch, directions), shape.sizes.threads, (*buffers, *numbers))
-
-
-def staged(shape: Shape, directions: int, slacks: int, saturate: bool) -> list[Launch]:
-    """Stage after stage; what earlier ones bring into a stage is summed before it."""
-    found, stage, most = [], shape.sizes.stage, ceiling(shape.far, shape.sizes.stage)
-    for begin in range(0, shape.blocks, stage):
-        parts, lanes = min(most, begin // stage), (shape.batch, directions)
-        if parts:
-            args = ("table", "lengths", "gathered", "product", "partial", "betweens")
-            numbers = (shape.frames, shape.blocks, shape.far, begin, parts)
-            found += [
-                Launch("outside_parts", (*lanes, stage * parts), shape.wide, (*args, *numbers)),
-                Launch(
-                    "outside_sums",
-                    (*lanes, stage),
-                    shape.wide,
-                    ("lengths", "partial", "betweens", "outside", shape.frames, begin, parts),
-                ),
-            ]
-        found.append(pass_on(shape, directions, slacks, saturate, begin))
-    return found
+    if staged and shape.blocks > sizes.stage:
+        wanted |= {"partial": (lanes, most, stage_rows, wide), "betweens": (lanes, most, wide)}
+    grid = (shape.batch, directions)
+    launches = [Launch("prepare", (programs + ceiling(all_frames, sizes.threads),))]
+    for begin in range(0, shape.blocks, sizes.stage) if staged else [0]:
+        parts = min(most, begin // sizes.stage)
+        numbers = {"begin": begin, "parts": parts}
+        if parts:  # what earlier stages bring into a stage is summed before it
+            launches.append(Launch("outside_parts", (*grid, sizes.stage * parts), numbers))
+            launches.append(Launch("outside_sums", (*grid, sizes.stage), numbers))
+        launches.append(Launch("messages", grid, numbers))
+    numbers = {"rows": rows, "rows_each": sizes.table_rows, "programs": programs, "all_frames": all_frames}
+    numbers |= {"keep": int(keep), "saturate": int(saturate), "staged": int(staged)}
+    return made("messages", SEMICRF, shape, wanted, launches, numbers)
 
 
 @functools.lru_cache(maxsize=64)
@@ -305,91 +278,30 @@ def plan_counts(shape: Shape) -> Plan:
     To be bound besides: label, starts_out, ends_out (B, T, C), duration_out (B, K, C), transition_out
     (B, C, C), mass_error, mass_frame, imbalance (B,).
     """
-    sizes, batch, tiles = shape.sizes, shape.batch, shape.tiles
-    near_chunks = ceiling(shape.blocks, sizes.near_blocks)
-    each = max(sizes.count_blocks, shape.far // 2)  # by K alone: padding must not regroup a sum
-    chunks, crossings = ceiling(shape.blocks, each), ceiling(shape.frames, sizes.count_frames)
-    real, wide, double = shape.real, shape.wide, torch.float64
-    wanted: dict[str, Wanted] = {
-        **dict.fromkeys(("totals", "before", "begun", "ended"), (double, (batch, tiles, wide))),
-        **dict.fromkeys(("tile_error", "tile_range"), (double, (batch, tiles))),
-        "tile_frame": (torch.int64, (batch, tiles)),
-        "near": (real, (batch, near_chunks, sizes.block, wide)),
-        "apart": (real, (batch, chunks, shape.far, 2 * sizes.block, wide)),
-        "crossed": (real, (batch, crossings, wide, wide)),
+    sizes, batch, tiles, wide, far = shape.sizes, shape.batch, shape.tiles, shape.wide, shape.far
+    crossings = ceiling(shape.frames, sizes.count_frames)
+    each = max(sizes.count_blocks, far // 2)  # by K alone: padding must not regroup a sum
+    near_chunks, chunks = ceiling(shape.blocks, sizes.near_blocks), ceiling(shape.blocks, each)
+    wanted = {
+        **dict.fromkeys(("totals", "before", "begun", "ended"), (batch, tiles, wide)),
+        **dict.fromkeys(("tile_error", "tile_range", "tile_frame"), (batch, tiles)),
+        "near": (batch, near_chunks, sizes.block, wide),
+        "apart": (batch, chunks, far, 2 * sizes.block, wide),
+        "crossed": (batch, crossings, wide, wide),
     }
     launches = [
-        *(replace(one, aside=True) for one in duration_launches(shape, near_chunks, chunks, each)),
-        *label_launches(shape),
-        *transition_launches(shape, crossings),
-        audit_launch(shape),
+        Launch("near_durations", (near_chunks, batch), {"each": sizes.near_blocks}, aside=True),
+        *([Launch("far_durations", (chunks, batch, far), {"each": each}, aside=True)] if far else []),
+        Launch("sum_durations", (shape.longest, batch), aside=True),
+        Launch("label_totals", (tiles, batch)),
+        Launch("label_sums", (batch,)),
+        Launch("label_counts", (tiles, batch)),
+        Launch("transitions", (crossings, batch), {"each": sizes.count_frames}),
+        Launch("sum_transitions", (shape.labels, batch)),
+        Launch("audit", (batch,), joins=True),
     ]
-    return made("counts", wanted, launches, plan_messages(shape, 2))
-
-
-BOTH = ("exponent", "z_value", "z_power", "lengths")
-"""What all counts read besides some of the messages."""
-
-
-def label_launches(shape: Shape) -> list[Launch]:
-    messages, grid = ("source", "arrived", *BOTH), (shape.tiles, shape.batch)
-    outputs = ("label", "starts_out", "ends_out", "tile_error", "tile_frame", "tile_range", "begun", "ended")
-    return [
-        Launch("label_totals", grid, shape.wide, (*messages, "totals", shape.frames, shape.blocks)),
-        Launch("label_sums", (shape.batch,), shape.wide, ("totals", "before", shape.tiles)),
-        Launch(
-            "label_counts",
-            grid,
-            shape.wide,
-            (*messages, "before", *outputs, shape.frames, shape.labels, shape.blocks),
-        ),
-    ]
-
-
-def duration_launches(shape: Shape, near_chunks: int, chunks: int, each: int) -> list[Launch]:
-    batch, wide, far = shape.batch, shape.wide, shape.far
-    numbers = (shape.frames, shape.labels, shape.blocks, shape.sizes.near_blocks)
-    near = Launch(
-        "near_durations",
-        (near_chunks, batch),
-        wide,
-        (*("score", "tops", "source", *BOTH, "near"), *numbers),
-    )
-    apart = Launch(
-        "far_durations",
-        (chunks, batch, far),
-        wide,
-        ("gathered", "product", *BOTH, "apart", shape.frames, shape.blocks, each),
-    )
-    together = Launch(
-        "sum_durations",
-        (shape.longest, batch),
-        wide,
-        ("near", "apart", "table", "duration_out", shape.labels, shape.longest, near_chunks, chunks, far),
-    )
-    return [near, *([apart] if far else []), together]
-
-
-def transition_launches(shape: Shape, crossings: int) -> list[Launch]:
-    numbers = (shape.frames, shape.blocks, shape.sizes.count_frames)
-    grid = (crossings, shape.batch)
-    return [
-        Launch("transitions", grid, shape.sizes.threads, ("arrived", *BOTH, "crossed", *numbers)),
-        Launch(
-            "sum_transitions",
-            (shape.labels, shape.batch),
-            shape.wide,
-            ("crossed", "onward", "transition_out", shape.labels, crossings),
-        ),
-    ]
-
-
-def audit_launch(shape: Shape) -> Launch:
-    tiles = ("tile_error", "tile_frame", "tile_range", "begun", "ended")
-    counts = ("starts_out", "ends_out", "duration_out", "transition_out", "z_value", "lengths")
-    numbers = (shape.frames, shape.labels, shape.longest, shape.tiles)
-    args = (*tiles, *counts, "mass_error", "mass_frame", "imbalance", *numbers)
-    return Launch("audit", (shape.batch,), shape.sizes.threads, args, joins=True)
+    numbers = {"near_chunks": near_chunks, "chunks": chunks, "crossings": crossings}
+    return made("counts", SEMICRF, shape, wanted, launches, numbers, plan_messages(shape, 2))
 
 
 SCORES_EACH = 8
@@ -404,20 +316,8 @@ def plan_gradients(shape: Shape, stride: int) -> Plan:
     """
     threads, scores = shape.sizes.threads, shape.frames * shape.labels
     shared = (shape.longest + shape.labels + 2) * shape.labels
-    counts = ("duration_out", "transition_out", "starts_out", "ends_out", "lengths", "log_z", "by_log_z")
-    outputs = ("by_duration", "by_transition", "by_start", "by_end")
     launches = [
-        Launch(
-            "score_gradients",
-            (ceiling(scores, threads * SCORES_EACH), shape.batch),
-            threads,
-            ("label", "log_z", "by_log_z", "by_score", scores, stride),
-        ),
-        Launch(
-            "shared_gradients",
-            (ceiling(shared, threads),),
-            threads,
-            (*counts, *outputs, shape.batch, shape.frames, shape.labels, shape.longest, stride),
-        ),
+        Launch("score_gradients", (ceiling(scores, threads * SCORES_EACH), shape.batch)),
+        Launch("shared_gradients", (ceiling(shared, threads),)),
     ]
-    return made("gradients", {}, launches)
+    return made("gradients", SEMICRF, shape, {}, launches, {"scores": scores, "stride": stride})

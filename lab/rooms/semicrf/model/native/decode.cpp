@@ -14,9 +14,9 @@ constexpr double LARGE = 1e6;   // a sum that holds more would lose digits of wh
 constexpr int64_t REBASED = 64; // a power of two
 constexpr double ROUNDED = 1e-15;
 
-struct Model {
-    int64_t longest, labels, wide, nv;
-    const double *transition, *duration, *start, *end;  // (C, C), (K, C), (C,), (C,)
+struct Model : Batch {
+    int64_t wide, nv;
+    explicit Model(const Batch& x) : Batch(x), wide(x.padded()), nv(wide / LANES) {}
 };
 
 // The model for the pass: labels padded to whole vectors, with -inf; durations from the longest to the shortest.
@@ -396,20 +396,19 @@ Path deviated(const Choices& choices, Path& parent, const Deviation& from, bool 
 }
 
 struct Found {
-    double* score;      // (count,), -inf where there is none
-    int32_t *segments;  // (count, T, 2)
-    int32_t* sizes;     // (count,)
+    int64_t count;
+    double* score;   // (B, count), -inf where there is none
+    int32_t* marks;  // (B, count, T): label + 1 where a segment ends with that frame, else 0 as before
 };
 
-void best_one(const Model& m, const Tables& tables, const Sequence& q, const Rows& rows, double* worth, int64_t count,
-              int64_t frames, const Found& to) {
+void best_one(const Model& m, const Tables& tables, const Sequence& q, const Rows& rows, double* worth, int64_t count, double* score,
+              int32_t* marks) {
     if (count > 1) best_messages<true>(m, tables, q, rows);
     else best_messages<false>(m, tables, q, rows);
     const auto flat = [](const V* row) { return reinterpret_cast<const double*>(row); };
     const Choices choices{m, q, flat(rows.alpha), flat(rows.gamma), flat(rows.second), tables.into.get(), worth};
     std::vector<Path> paths;
-    std::fill_n(to.score, count, -INF);
-    std::fill_n(to.sizes, count, 0);
+    std::fill_n(score, count, -INF);
     for (int64_t n = 0; n < count; ++n) {
         const bool more = n + 1 < count;
         if (n == 0) paths.push_back(best_path(choices, more));
@@ -419,48 +418,27 @@ void best_one(const Model& m, const Tables& tables, const Sequence& q, const Row
             paths.push_back(deviated(choices, paths[size_t(from.path)], from, more));
         }
         if (!(paths.back().score > -INF)) return;
-        to.score[n] = paths.back().score;
+        score[n] = paths.back().score;
         const std::vector<int32_t>& chosen = paths.back().chosen;
-        to.sizes[n] = int32_t(chosen.size() / 2);
         int64_t t = q.length;
         for (size_t i = 0; i < chosen.size(); i += 2) {
-            to.segments[size_t(n * frames * 2) + i] = int32_t(t);
-            to.segments[size_t(n * frames * 2) + i + 1] = chosen[i];
+            marks[n * m.frames + t - 1] = chosen[i] + 1;
             t -= chosen[i + 1] + 1;
         }
     }
 }
 
-Model model_of(int64_t longest, int64_t labels, const double* transition, const double* duration, const double* start,
-               const double* end) {
-    const int64_t wide = (labels + PADDED - 1) / PADDED * PADDED;
-    return {longest, labels, wide, wide / LANES, transition, duration, start, end};
-}
-
 }  // namespace
 
-// All arrays are contiguous and hold float64 unless said otherwise; scores and model as in semicrf.cpp.
-// Segments are pairs (end, label) from the last one on, (B, count, T, 2) int32 of which the first `sizes` (B, count) int32 are written.
-// Returns 0, or 1 where there is not enough memory.
-extern "C" {
-
-// The `count` best segmentations of each sequence -> score (B, count), -inf where there is none; segments and sizes.
-int lab_semicrf_best(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
-                     int64_t count, const void* score, const int64_t* lengths, const double* transition,
-                     const double* duration, const double* start, const double* end, double* best, int32_t* segments,
-                     int32_t* sizes) {
+// The `count` best segmentations of each sequence. Returns 0, or 1 where there is not enough memory.
+extern "C" int lab_semicrf_best(const Batch* x, const Found* to) {
     return guarded([&] {
-        const Model m = model_of(longest, labels, transition, duration, start, end);
+        const Model m(*x);
         const Tables tables(m);
-        threads = std::max<int64_t>(1, std::min(threads, batch));
-        const int64_t size = Rows::size(m, frames, count > 1), room = std::max(longest, labels) + PADDED;
-        const Vectors memory = vectors(size * threads);
-        std::vector<double> worth(size_t(room * threads));
-        in_turns(batch, threads, [&](int64_t b, int64_t thread) {
-            const Found to{best + b * count, segments + b * count * frames * 2, sizes + b * count};
-            best_one(m, tables, {score, single != 0, b, frames, labels, lengths[b]}, Rows(m, frames, memory.get() + thread * size),
-                     worth.data() + thread * room, count, frames, to);
+        const int64_t size = Rows::size(m, m.frames, to->count > 1), room = (std::max(m.longest, m.labels) + PADDED) / LANES + 1;
+        in_turns(m, size + room, [&](int64_t b, V* memory) {
+            best_one(m, tables, m.sequence(b), Rows(m, m.frames, memory), reinterpret_cast<double*>(memory + size), to->count,
+                     to->score + b * to->count, to->marks + b * to->count * m.frames);
         });
     });
-}
 }

@@ -7,9 +7,10 @@ A call waits for the device only for what it returns. Draws walk back through th
 from __future__ import annotations
 
 import functools
+import weakref
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,16 +21,16 @@ from lab.rooms.semicrf.model.native.cuda_plan import (
     Plan,
     Shape,
     Sizes,
-    Wanted,
+    Source,
     ceiling,
     made,
     plan_messages,
     shape_of,
 )
-from lab.rooms.semicrf.model.native.decode import MOST_HELD_BYTES, Decoded
+from lab.rooms.semicrf.model.native.path import Decoded, PathList
 from lab.rooms.semicrf.model.problem import Problem
 
-SOURCE = Path(__file__).with_name("decode.cu")
+SOURCE = Source("decode.cu")
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,48 @@ class DecodeSizes(Sizes):
     tile_bytes: int = 16384
     """Shared memory for the rows that a walk back goes through."""
     apart: int = 32
-    """Threads of a draw: a warp, whose lanes look at a label each."""
+    """Threads that a walk of a draw has to itself: a warp, not to wait for what the others bring."""
+    draws: int = 5
+    """Draws whose choices a thread makes at once."""
+    choice_bytes: int = 2**28
+    """Memory for the choices of a group of draws, if it is more than one."""
 
-    def walk_rows(self, wide: int) -> int:
-        return self.tile_bytes // (8 * wide) // 2 * 2
+    def constants(self, wide: int) -> dict[str, int]:
+        numbers = {"N": self.block, "THREADS": self.threads, "APART": self.apart, "DRAWS": self.draws}
+        return {**numbers, "TILE": self.tile_bytes // (8 * wide) // 2 * 2}
 
 
 SIZES = DecodeSizes()
 ROWS_EACH = 4
 """Boundaries whose labels before them a thread finds: RUN in decode.cu."""
-MOST_PINNED_BYTES = MOST_HELD_BYTES
-"""Results up to this size are copied in one go, into pinned memory that torch keeps; of larger ones no more
-than the longest list."""
+MOST_GROUP = 65535
+"""Draws in a group: thread blocks in a grid's last dimension."""
+HELD: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
+"""Pinned memory of paths that somebody still has, by its address."""
+MOST_HELD_BYTES = 2**26
+"""Results up to this size are copied into pinned memory that torch keeps, while no more of it is held."""
 
 
-def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
+@dataclass(frozen=True)
+class Marked(Decoded):
+    """The same as the kernels leave it, in memory that may be pinned."""
+
+    pinned: bool = False
+
+    def paths(self) -> list[PathList]:
+        """In memory of their own: a copy, which can take long, or the pinned memory while there is room."""
+        rows = self.ends_BNT
+        whole = (
+            rows.base if isinstance(rows.base, np.ndarray) else rows
+        )  # what numpy's views of views hold on to
+        if not self.pinned or sum(one.nbytes for one in [*HELD.values()]) + whole.nbytes > MOST_HELD_BYTES:
+            rows = np.array(rows)
+        else:
+            HELD[whole.ctypes.data] = whole
+        return list(map(PathList, rows))
+
+
+def best(problem: Problem, count: int) -> tuple[Tensor, Marked]:
     """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last.
 
     Where a number is NaN, +inf or large the result is not `ordinary`.
@@ -64,29 +92,34 @@ def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
     plan = plan_best(shape_of(*model.shape, model.score_BTC.dtype, SIZES), count, doubles)
     workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
     machine_for(model).run(plan, **native_cuda.bound_inputs(model), best=workspace)
-    (score_BN, odd), decoded = fetched(plan, workspace, "scores", "odd")
-    return score_BN, replace(decoded, ordinary=not bool(odd.any()))
+    copy = Copied(plan, workspace, "scores")
+    score_BN, odd, ends_BNT = (copy.values(name) for name in ("scores", "odd", "ends"))
+    return torch.from_numpy(score_BN), Marked(ends_BNT, not odd.any(), copy.pinned)
 
 
-def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
+def draws(problem: Problem, samples: int, seed: int) -> tuple[Marked, Tensor]:
     """Exact draws; and the sequences that had none because underflow may have lost something, or a number is
     NaN or +inf, (B,) bool.
     """
-    model = problem.with_floats([value.detach().double().contiguous() for value in problem.floats()])
-    found: list[tuple[Plan, Tensor]] = []
+    model, double = replace(problem, given_B=None), torch.float64
+    if any(
+        value.dtype == double for value in problem.floats()
+    ):  # the kernels read one type, and compute in this
+        model = model.with_floats([value.detach().to(double) for value in problem.floats()])
+    found: list[Copied] = []
 
     def walk_back(state: native_cuda.State) -> None:
         plan = plan_draws(state.shape, samples, SIZES)
         workspace = torch.empty(plan.bytes, dtype=torch.uint8, device=model.score_BTC.device)
-        machine_for(model).run(plan, **state.bound, seed=Word(seed % 2**64), draws=workspace)
-        found.append((plan, workspace))
+        machine_for(state.problem).run(plan, **state.bound, seed=Word(seed % 2**64), draws=workspace)
+        found.append(Copied(plan, workspace, "flagged"))
 
-    state = native_cuda.forward(replace(model, given_B=None), count=False, behind=walk_back)
-    (flagged_BN,), decoded = fetched(*found[0], "flagged")
-    lost_B = (flagged_BN == 1).any(1)
+    state = native_cuda.forward(model, count=False, behind=walk_back, real=double)
+    flagged_BN, ends_BNT = (found[0].values(name) for name in ("flagged", "ends"))
+    lost_B = torch.from_numpy((flagged_BN == 1).any(1))
     if state.again is not None:
         lost_B[state.again.cpu()] = True
-    return decoded, lost_B
+    return Marked(ends_BNT, pinned=found[0].pinned), lost_B
 
 
 @dataclass(frozen=True)
@@ -102,86 +135,59 @@ class Word:
 @functools.lru_cache(maxsize=64)
 def plan_best(shape: Shape, count: int, doubles: bool) -> Plan:
     """The pass and the walks back. To be bound: score, transition, duration, start, end, lengths."""
-    sizes = shape.sizes
-    assert isinstance(sizes, DecodeSizes)
-    batch, frames, labels, wide, blocks = shape.batch, shape.frames, shape.labels, shape.wide, shape.blocks
-    slices = sizes.threads // wide
-    more, whole, double = count > 1, torch.int32, torch.float64
+    sizes, batch, frames, wide, more = shape.sizes, shape.batch, shape.frames, shape.wide, count > 1
     rows = wide + 2 + shape.longest + 2 * sizes.block  # durations that a block looks at, there or not
     programs, looking = ceiling(rows * wide, sizes.threads), ceiling(batch * frames, sizes.threads)
-    states, nodes = (batch, frames, labels), (batch, count, 2 * frames)
-    wanted: dict[str, Wanted] = {
-        "model": (double, (rows, wide)),
-        "gathered": (double, (batch, blocks * sizes.block, wide)),
-        "product": (double, (batch, blocks, wide)),
-        **dict.fromkeys(("lasts", "from"), (whole, states)),
-        "alpha": (double, states),
-        "gamma": (double, states if more else (0,)),
-        "best_score": (double, (batch,)),
-        "last_label": (whole, (batch,)),
-        **dict.fromkeys(("chosen", "boundary"), (whole, nodes)),
-        "other": (whole, nodes if more else (0,)),
-        **dict.fromkeys(("worth", "behind", "value", "step"), (double, nodes if more else (0,))),
-        **dict.fromkeys(("first", "roots", "parents", "used"), (whole, (batch, count))),
-        "scores": (double, (batch, count)),
-        "odd": (whole, (programs + looking,)),
-        "sizes": (whole, (batch, count)),
-        "segments": (whole, (batch, count, frames, 2)),
+    states, nodes = (batch, frames, shape.labels), (batch, count * more, 2 * frames)
+    wanted = {
+        "model": (rows, wide),
+        "gathered": (batch, shape.blocks * sizes.block, wide),
+        "product": (batch, shape.blocks, wide),
+        **dict.fromkeys(("lasts", "steps", "exits", "alpha"), states),
+        **dict.fromkeys(("hops", "gamma"), states if more else (0,)),
+        **dict.fromkeys(("best_score", "last_label"), (batch,)),
+        **dict.fromkeys(("chosen", "boundary"), nodes),
+        **dict.fromkeys(("first", "roots", "parents", "used"), (batch, count)),
     }
-    given = ("transition", "duration", "start", "end", "score", "lengths", "model", "odd")
-    inputs = ("score", "model", "lengths", "gathered", "product")
-    outcome = ("best_score", "last_label")
-    passed = (*inputs, "lasts", "alpha", *outcome, frames, labels, shape.longest, blocks)
-    nodes_of = ("chosen", "boundary", "other", "worth", "behind", "value", "step")
-    search = ("score", "model", "lengths", "lasts", "from", "alpha", "gamma", *nodes_of)
-    numbers = (frames, labels, shape.longest, count)
-    outputs = ("first", "roots", "parents", "used", "scores", "segments", "sizes", *numbers)
-    groups = ceiling(frames, ROWS_EACH * slices)
     launches = [
-        Launch(
-            "prepare",
-            (programs + looking,),
-            sizes.threads,
-            (*given, int(doubles), batch, frames, labels, shape.longest, rows, programs),
-        ),
-        Launch("best_messages", (batch,), sizes.threads, passed),
-        Launch(
-            "best_labels",
-            (groups, batch),
-            sizes.threads,
-            ("model", "alpha", "lengths", "from", "gamma", frames, labels, int(more)),
-        ),
-        Launch("best_path", (batch,), sizes.threads, (*search, *outcome, *outputs)),
+        Launch("prepare", (programs + looking,)),
+        Launch("best_messages", (batch,)),
+        Launch("best_labels", (ceiling(frames, ROWS_EACH * sizes.threads // wide), batch)),
+        Launch("best_path", (batch,)),
     ]
     if more:
-        each = (ceiling(frames, sizes.threads), 2, batch)
-        launches += [
-            Launch("other_choices", each, sizes.threads, (*search, "first", "parents", "used", *numbers)),
-            Launch("further_paths", (batch,), sizes.threads, (*search, *outputs)),
-        ]
-    return made("best", wanted, launches)
+        wanted |= dict.fromkeys(("other", "worth", "behind", "value", "step"), nodes)
+        launches.append(Launch("other_choices", (ceiling(frames, sizes.threads), 2, batch)))
+        launches.append(Launch("further_paths", (batch,)))
+    wanted |= {"scores": (batch, count), "odd": (programs + looking,), "ends": (batch, count, frames)}
+    numbers = {"count": count, "paths": count, "doubles": int(doubles), "rows": rows, "programs": programs}
+    return made("best", SOURCE, shape, wanted, launches, numbers)
 
 
 @functools.lru_cache(maxsize=64)
 def plan_draws(shape: Shape, samples: int, sizes: DecodeSizes) -> Plan:
     """Walks back through the messages of `plan_messages`. To be bound besides: seed, one int64."""
-    batch, frames, block = shape.batch, shape.frames, shape.sizes.block
-    whole = torch.int32
-    wanted: dict[str, Wanted] = {
-        **dict.fromkeys(("flagged", "sizes"), (whole, (batch, samples))),
-        "segments": (whole, (batch, samples, frames, 2)),
+    batch, frames, block, wide = shape.batch, shape.frames, shape.sizes.block, shape.wide
+    used = shape.sizes.used(shape.labels)
+    programs = ceiling(frames, ROWS_EACH * sizes.threads // wide)
+    group = max(1, min(samples, sizes.choice_bytes // (4 * batch * frames * used), MOST_GROUP))
+    wanted = {
+        "weighed": (batch, frames, wide, 2),
+        **dict.fromkeys(("contents", "odd"), (batch, programs)),
+        "follows": (batch, group, frames, used),
+        "flagged": (batch, samples),
+        "ends": (batch, samples, frames),
     }
-    stride = 2 * shape.blocks * block  # rows of both directions
-    model = ("score", "tops", "onward", "table", "last", "lengths", "source", "arrived", "exponent")
-    numbers = (frames, shape.labels, shape.longest, samples, stride, block)
-    walking = (*model, "z_value", "seed", "segments", "sizes", "flagged", *numbers)
-    checking = (*model, "transition", "duration", "start", "end", "segments", "sizes", "flagged", *numbers)
-    groups, rows = ceiling(samples * sizes.apart * 2, sizes.threads), ceiling(frames, sizes.threads)
-    launches = [
-        Launch("draws", (groups, batch), sizes.threads, walking),
-        Launch("check_draws", (rows, batch), sizes.threads, checking),
-    ]
-    return made("draws", wanted, launches, plan_messages(shape, 2))
+    launches = [Launch("weigh_frames", (programs, batch))]
+    for first in range(0, samples, group):
+        count = min(group, samples - first)
+        numbers = {"first": first, "group": count}
+        launches.append(Launch("draw_choices", (programs, batch, ceiling(count, sizes.draws)), numbers))
+        launches.append(Launch("draws", (count, batch), numbers))
+    launches.append(Launch("check_draws", (ceiling(frames, sizes.threads), batch)))
+    numbers = {"samples": samples, "programs": programs, "table_first": block, "THREADS": sizes.threads}
+    numbers["stride"] = 2 * shape.blocks * block  # rows of both directions
+    return made("draws", SOURCE, shape, wanted, launches, numbers, plan_messages(shape, 2))
 
 
 def as_read(problem: Problem) -> tuple[Problem, bool]:
@@ -192,48 +198,34 @@ def as_read(problem: Problem) -> tuple[Problem, bool]:
     parameters, score_BTC = problem.floats()[1:], found.score_BTC
     doubles = any(value.dtype != score_BTC.dtype for value in parameters)
     if doubles:
-        floats = [value.detach().double().contiguous() for value in parameters]
+        floats = [value.detach().resolve_neg().double().contiguous() for value in parameters]
         found = found.with_floats([score_BTC, *floats])
     return replace(found, given_B=None), doubles
 
 
-def fetched(plan: Plan, workspace: Tensor, *first: str) -> tuple[list[Tensor], Decoded]:
-    """The buffers `first` and the segmentations on the CPU; the plan's last ones, `first` before them."""
-    names = (*first, "sizes", "segments")
-    begin = plan.buffers[first[0]].offset
-    results = workspace[begin:]
-    if results.is_cuda and len(results) <= MOST_PINNED_BYTES:
-        pinned = torch.empty(len(results), dtype=torch.uint8, pin_memory=True)
-        pinned.copy_(results, non_blocking=True)
-        torch.cuda.current_stream(results.device).synchronize()
-        buffers = (replace(plan.buffers[name], offset=plan.buffers[name].offset - begin) for name in names)
-        *found, sizes_BN, segments_BNT2 = (buffer.view(pinned) for buffer in buffers)
-        return found, Decoded(segments_BNT2, sizes_BN, pinned=True)
-    *found, sizes_BN, segments_BNT2 = (plan.buffers[name].view(workspace) for name in names)
-    found, sizes_BN = [one.cpu() for one in found], sizes_BN.cpu()
-    return found, Decoded(segments_BNT2[:, :, : int(sizes_BN.max())].cpu(), sizes_BN)
+class Copied:
+    """A plan's buffers from `first` on, on their way to the CPU."""
+
+    def __init__(self, plan: Plan, workspace: Tensor, first: str) -> None:
+        self.plan, self.begin = plan, plan.buffers[first].offset
+        results = workspace[self.begin :]
+        self.pinned = results.is_cuda and len(results) <= MOST_HELD_BYTES
+        self.stream = torch.cuda.current_stream(results.device) if self.pinned else None
+        room = torch.empty(len(results), dtype=torch.uint8, pin_memory=self.pinned)
+        self.bytes = room.copy_(results, non_blocking=self.pinned).numpy()
+
+    def values(self, name: str) -> np.ndarray:
+        """A buffer, once it is there; torch's own views take longer than the draws of a short sequence."""
+        if self.stream is not None:
+            self.stream.synchronize()
+            self.stream = None
+        buffer = self.plan.buffers[name]
+        number = torch.empty(0, dtype=buffer.dtype).numpy().dtype
+        at = buffer.offset - self.begin
+        found: np.ndarray = self.bytes[at : at + buffer.bytes].view(number).reshape(buffer.shape)
+        return found
 
 
 def machine_for(problem: Problem) -> Machine:
-    """The kernels for this problem's device, type of scores and number of labels; compiled once.
-
-    Raises LabError.
-    """
-    score_BTC, labels = problem.score_BTC, problem.shape[3]
-    used = ceiling(labels, 8) * 8
-    return compiled_machine(score_BTC.device, score_BTC.dtype, SIZES.padded(labels), SIZES, used)
-
-
-@functools.cache
-def compiled_machine(
-    device: torch.device, dtype: torch.dtype, wide: int, sizes: DecodeSizes, used: int
-) -> Machine:
-    return native_cuda.built(device, SOURCE, defines(dtype, wide, sizes, used))
-
-
-def defines(dtype: torch.dtype, wide: int, sizes: DecodeSizes, used: int | None = None) -> dict[str, object]:
-    """The constants that the source takes from the compiler's command line."""
-    rows = sizes.walk_rows(wide)
-    numbers = {"THREADS": sizes.threads, "N": sizes.block, "TILE": rows, "APART": sizes.apart}
-    real = "double" if dtype == torch.float64 else "float"
-    return {"REAL": real, "CP": wide, "USED": used or wide, **numbers}
+    """The kernels for this problem's device, type of scores and number of labels. Raises LabError."""
+    return native_cuda.machine_for(problem, SOURCE, SIZES, problem.score_BTC.dtype)

@@ -7,6 +7,7 @@ decoding.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -17,9 +18,23 @@ One = TypeVar("One", covariant=True)
 
 
 class Listed(Sequence[One]):
-    """Its text and sums are a list's; without a hash, as every class that defines __eq__ alone."""
+    """Equal to the list of what it holds, and its text and sums are that list's; without a hash, as every
+    class that defines __eq__ alone. A class of these says what is at a place.
+    """
 
     __slots__ = ()
+
+    def at(self, place: int) -> One:
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> One: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[One]: ...
+    def __getitem__(self, index: int | slice) -> One | list[One]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        return self.at(range(len(self))[index])  # raises IndexError as a list does
 
     def __add__(self, other: Sequence[Any]) -> list[Any]:
         return [*self, *other]
@@ -27,21 +42,40 @@ class Listed(Sequence[One]):
     def __radd__(self, other: Sequence[Any]) -> list[Any]:
         return [*other, *self]
 
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, list | Listed) else NotImplemented
+
     def __repr__(self) -> str:
         return repr(list(self))
 
 
 class Path(Listed[Segment]):
-    """Segments that tile a sequence, in order; equal to the list of the same tuples.
+    """Segments that tile a sequence, in order, from label + 1 where one ends with a frame, else 0: looked for
+    when somebody asks.
 
     `end_n` and `label_n` (n,) int32 are the segments' ends (exclusive) and labels: a segment starts where the
     one before it ends. `array` is all three columns.
     """
 
-    __slots__ = ("end_n", "label_n")
+    __slots__ = ("columns", "ends_T")
 
-    def __init__(self, end_n: np.ndarray, label_n: np.ndarray) -> None:
-        self.end_n, self.label_n = end_n, label_n
+    def __init__(self, ends_T: np.ndarray) -> None:
+        self.ends_T = ends_T
+        self.columns: tuple[np.ndarray, np.ndarray] | None = None
+
+    def found(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.columns is None:
+            (last_n,) = self.ends_T.nonzero()
+            self.columns = (last_n + 1).astype(np.int32), self.ends_T[last_n].astype(np.int32) - 1
+        return self.columns
+
+    @property
+    def end_n(self) -> np.ndarray:
+        return self.found()[0]
+
+    @property
+    def label_n(self) -> np.ndarray:
+        return self.found()[1]
 
     @property
     def array(self) -> np.ndarray:
@@ -56,82 +90,36 @@ class Path(Listed[Segment]):
     def __len__(self) -> int:
         return len(self.end_n)
 
-    @overload
-    def __getitem__(self, index: int) -> Segment: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Segment]: ...
-    def __getitem__(self, index: int | slice) -> Segment | list[Segment]:
-        if isinstance(index, slice):
-            return self.tolist()[index]
-        at = range(len(self))[index]  # raises IndexError as a list does
-        return int(self.end_n[at - 1]) if at else 0, int(self.end_n[at]), int(self.label_n[at])
+    def at(self, place: int) -> Segment:
+        return int(self.end_n[place - 1]) if place else 0, int(self.end_n[place]), int(self.label_n[place])
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self.tolist())
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Path):
-            return np.array_equal(self.end_n, other.end_n) and np.array_equal(self.label_n, other.label_n)
-        return self.tolist() == other if isinstance(other, list) else NotImplemented
-
-
-class RowPath(Path):
-    """The same from rows (end, label), one for each segment, from the last one on, of which `size` are there:
-    they are turned round when somebody looks.
-    """
-
-    __slots__ = ("row_T2", "size")
-
-    def __init__(self, row_T2: np.ndarray, size: int) -> None:
-        self.row_T2, self.size = row_T2, size
-
-    @property
-    def end_n(self) -> np.ndarray:  # type: ignore[override]
-        return self.row_T2[: self.size, 0][::-1]
-
-    @property
-    def label_n(self) -> np.ndarray:  # type: ignore[override]
-        return self.row_T2[: self.size, 1][::-1]
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __reduce__(self) -> tuple[type[Path], tuple[np.ndarray, np.ndarray]]:
-        return Path, (self.end_n.copy(), self.label_n.copy())
+    def __reduce__(self) -> tuple[type[Path], tuple[np.ndarray]]:
+        return Path, (self.ends_T.copy(),)
 
 
 class PathList(Listed[Path]):
-    """The segmentations of a sequence, made when somebody looks at them; equal to the list of them."""
+    """The segmentations of a sequence, made when somebody looks at them."""
 
-    __slots__ = ("rows_NT2", "sizes")
+    __slots__ = ("ends_NT",)
 
-    def __init__(self, rows_NT2: np.ndarray, sizes: list[int]) -> None:
-        self.rows_NT2, self.sizes = rows_NT2, sizes
+    def __init__(self, ends_NT: np.ndarray) -> None:
+        self.ends_NT = ends_NT
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.ends_NT)
 
-    @overload
-    def __getitem__(self, index: int) -> Path: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Path]: ...
-    def __getitem__(self, index: int | slice) -> Path | list[Path]:
-        if isinstance(index, slice):
-            return list(self)[index]
-        at = range(len(self))[index]  # raises IndexError as a list does
-        return RowPath(self.rows_NT2[at], self.sizes[at])
+    def at(self, place: int) -> Path:
+        return Path(self.ends_NT[place])
 
     def __iter__(self) -> Iterator[Path]:
-        return map(RowPath, self.rows_NT2, self.sizes)
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, list | PathList) else NotImplemented
+        return map(Path, self.ends_NT)
 
 
 class ScoredPaths(Listed[tuple[float, Path]]):
-    """The best segmentations of a sequence with their scores, made when somebody looks at them; equal to the
-    list of the pairs.
-    """
+    """The best segmentations of a sequence with their scores, made when somebody looks at them."""
 
     __slots__ = ("paths", "scores")
 
@@ -141,18 +129,21 @@ class ScoredPaths(Listed[tuple[float, Path]]):
     def __len__(self) -> int:
         return len(self.scores)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[float, Path]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[float, Path]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[float, Path] | list[tuple[float, Path]]:
-        if isinstance(index, slice):
-            return list(self)[index]
-        at = range(len(self))[index]
-        return self.scores[at], self.paths[at]
+    def at(self, place: int) -> tuple[float, Path]:
+        return self.scores[place], self.paths.at(place)
 
     def __iter__(self) -> Iterator[tuple[float, Path]]:
         return zip(self.scores, self.paths, strict=False)  # fewer scores than paths where fewer are there
 
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, list | ScoredPaths) else NotImplemented
+
+@dataclass(frozen=True)
+class Decoded:
+    """Segmentations on the CPU: label + 1 where a segment ends with a frame, else 0."""
+
+    ends_BNT: np.ndarray
+    ordinary: bool = True
+    """Whether the form saw no number that is NaN, +inf or large, or did not look."""
+
+    def paths(self) -> list[PathList]:
+        """The segmentations of each sequence."""
+        return list(map(PathList, self.ends_BNT))

@@ -83,29 +83,27 @@ struct Model {
     double margin, shift;
     bool rounded = false;  // whether a weight is zero, though nothing forbids it
 
-    Model(int64_t longest, int64_t labels, const double* transition, const double* durations, const double* start,
-          const double* end, bool reach)
-        : longest(longest), labels(labels), wide((labels + PADDED - 1) / PADDED * PADDED), nv(wide / LANES),
-          onward(vectors(wide * nv)), back(vectors(wide * nv)), duration(vectors(longest * nv)),
-          first(vectors(nv)), last(vectors(nv)) {
-        double across = 0.0, ending = 0.0, most = 1.0;
-        across = finite_or_zero(maximum(transition, labels * labels));
-        ending = finite_or_zero(maximum(end, labels));
+    Model(const Batch& x, bool reach)
+        : longest(x.longest), labels(x.labels), wide(x.padded()), nv(wide / LANES), onward(vectors(wide * nv)),
+          back(vectors(wide * nv)), duration(vectors(longest * nv)), first(vectors(nv)), last(vectors(nv)) {
+        const double across = finite_or_zero(maximum(x.transition, labels * labels));
+        const double ending = finite_or_zero(maximum(x.end, labels));
+        double most = 1.0;
         std::vector<double> row(size_t(wide), -INF);
         for (int64_t c = 0; c < wide; ++c) {
-            fill(row, c < labels ? transition + c * labels : nullptr, 1);
+            fill(row, c < labels ? x.transition + c * labels : nullptr, 1);
             weigh(row, -across, reach, onward.get() + c * nv, 1);
-            fill(row, c < labels ? transition + c : nullptr, labels);
+            fill(row, c < labels ? x.transition + c : nullptr, labels);
             weigh(row, -across, reach, back.get() + c * nv, 1);
         }
         for (int64_t k = 0; k < longest; ++k) {
-            fill(row, durations + k * labels, 1);
+            fill(row, x.duration + k * labels, 1);
             weigh(row, across, reach, duration.get() + k, longest);  // all but the first pay a transition
             for (int64_t v = 0; v < nv; ++v) most = std::fmax(most, largest(duration[v * longest + k]));
         }
-        fill(row, start, 1);
+        fill(row, x.start, 1);
         weigh(row, -across, reach, first.get(), 1);
-        fill(row, end, 1);
+        fill(row, x.end, 1);
         weigh(row, -ending, reach, last.get(), 1);
         margin = most * MARGIN;
         shift = ending;
@@ -367,21 +365,16 @@ Found walk(const Model& m, const Sequence& s, bool reversed, const Kept& kept, c
     return found;
 }
 
-struct Tensors {  // of a batch, as torch holds them; see the functions at the end
-    int64_t batch, frames;
-    const void* score;
-    bool single;
-    const int64_t* lengths;
-    double *alpha, *gamma;
-    int32_t* exponent;
-    double *z, *log_z;
-    uint8_t* flagged;
+// Of a batch: rows of messages have `wide` labels and lie at multiples of 64 bytes; gamma follows alpha in memory.
+struct Messages {
+    double *alpha, *gamma;  // (B, T+1, wide), or null
+    int32_t* exponent;      // (B, T+1), or null
+    double *z, *log_z;      // (B,)
+    uint8_t* flagged;       // (B,)
 
-    int64_t length(int64_t b) const { return std::min(std::max<int64_t>(lengths[b], 1), frames); }
-    Sequence sequence(const Model& m, int64_t b) const { return {score, single, b, frames, m.labels, length(b)}; }
-    Kept kept(const Model& m, int64_t b) const {
+    Kept kept(const Batch& x, int64_t b) const {
         if (!alpha) return {nullptr, nullptr, nullptr};
-        const int64_t first = b * (frames + 1), at = first * m.nv;
+        const int64_t first = b * (x.frames + 1), at = first * x.padded() / LANES;
         auto rows = [at](double* of) { return reinterpret_cast<V*>(of) + at; };
         return {rows(alpha), rows(gamma), exponent + first};
     }
@@ -393,12 +386,12 @@ bool hidden(const Model& m, const Model& reach, const Sequence& s, bool reversed
     return walk<true>(reach, s, reversed, {nullptr, nullptr, nullptr}, own).nonzero != nonzero;
 }
 
-void forward_one(const Model& m, const Model& reach, const Tensors& x, int64_t b, const Scratch& own) {
-    Sequence s = x.sequence(m, b);
-    Found found = walk<false>(m, s, false, x.kept(m, b), own);
-    x.z[b] = found.z;
-    x.log_z[b] = std::log(found.z) + double(found.power) * LN2 + (found.log_shift + m.shift);
-    x.flagged[b] = found.bad || hidden(m, reach, s, false, found.nonzero, own);
+void forward_one(const Model& m, const Model& reach, const Batch& x, const Messages& to, int64_t b, const Scratch& own) {
+    Sequence s = x.sequence(b);
+    Found found = walk<false>(m, s, false, to.kept(x, b), own);
+    to.z[b] = found.z;
+    to.log_z[b] = std::log(found.z) + double(found.power) * LN2 + (found.log_shift + m.shift);
+    to.flagged[b] = found.bad || hidden(m, reach, s, false, found.nonzero, own);
 }
 
 // 64 well mixed bits (the finaliser of SplitMix64), or a vector of such.
@@ -410,14 +403,14 @@ inline Bits mixed(Bits x) {
 }
 constexpr uint64_t GOLDEN = 0x9e3779b97f4a7c15u;
 
-// Random numbers of one draw: they depend on the seed, the sequence's own scores and the draw's number alone.
+// Random numbers of one draw: they depend on the seed, the sequence's own scores and the draw's number, and belong to a boundary:
+// a draw comes by it once at most. decode.cu has the same.
 struct Random {
     uint64_t state;
 
     Random(uint64_t seed, uint64_t content, uint64_t number) : state(mixed(mixed(mixed(seed + GOLDEN) ^ content) + number * GOLDEN)) {}
-    double next() {  // in [0, 1)
-        state += GOLDEN;
-        return double(mixed(state) >> 11) * 0x1p-53;
+    double at(int64_t t, bool duration) const {  // in [0, 1)
+        return double(mixed(state + GOLDEN * uint64_t(2 * t + duration)) >> 11) * 0x1p-53;
     }
 };
 
@@ -443,8 +436,8 @@ inline V running_sum(V x) {
 // One draw on its way back: the label after boundary t, and where its next segment goes.
 struct Walk {
     Random random;
-    int64_t number, t, next;
-    int32_t* to;
+    int64_t t, next;
+    int32_t* marks;
 };
 
 // Draws stop at the weight that their random number falls on. Along the first one all weights of each choice are added up.
@@ -493,16 +486,14 @@ struct Drawing {
         exact = exact && adds_up(sum, whole);
         return last;
     }
-    // Without a branch, so that several draws' choices are made at once. NV: vectors of labels, where they are few.
-    template <int NV>
+    // Without a branch, so that several draws' choices are made at once.
     int64_t label(Walk& w) {
-        const int64_t nv = NV ? NV : m.nv;
         const double whole = w.next < 0 ? sum_of_labels(w.t, w.next) : message(from.gamma, w.t, w.next);
         const V *alpha = from.alpha + w.t * m.nv, *step = step_to(w.next);
-        const V target = all(w.random.next() * whole);
+        const V target = all(w.random.at(w.t, false) * whole);
         V sum = V{};
         int64_t found = m.wide;  // less each label up to which all weights come to more
-        for (int64_t v = 0; v < nv; ++v) {
+        for (int64_t v = 0; v < m.nv; ++v) {
             sum = all(sum[LANES - 1]) + running_sum(alpha[v] * step[v]);
             found -= count_above(sum, target);
         }
@@ -512,12 +503,8 @@ struct Drawing {
         while (found >= 0 && !(at(alpha, found) * at(step, found) > 0.0)) --found;
         return reached && found >= 0 ? found : if_exact(sum[LANES - 1], whole, found);
     }
-    template <int NV>
-    void choose_labels(std::vector<Walk>& walks) {
-        for (Walk& w : walks) w.next = label<NV>(w);
-    }
     int64_t duration(Walk& w) {
-        const double whole = message(from.alpha, w.t, w.next), target = w.random.next() * whole;
+        const double whole = message(from.alpha, w.t, w.next), target = w.random.at(w.t, true) * whole;
         const double* lasting = durations(w.next);
         double content = 1.0, sum = 0.0;
         int64_t last = -1;
@@ -530,30 +517,20 @@ struct Drawing {
         }
         return if_exact(sum, whole, last);
     }
-    // Ends and labels from the last segment on; one segment of every draw after the other: none waits for its own choices.
-    void draw(int64_t count, uint64_t seed, uint64_t content, int64_t frames, int32_t* segments, int32_t* sizes) {
+    // One segment of every draw after the other: none waits for its own choices.
+    void draw(int64_t count, uint64_t seed, uint64_t content, int64_t frames, int32_t* marks) {
         std::vector<Walk> walks;
-        for (int64_t n = 0; n < count; ++n)
-            walks.push_back({Random(seed, content, uint64_t(n)), n, s.length, -1, segments + n * frames * 2});
+        for (int64_t n = 0; n < count; ++n) walks.push_back({Random(seed, content, uint64_t(n)), s.length, -1, marks + n * frames});
         while (!walks.empty()) {
-            switch (m.nv) {
-                case 1: choose_labels<1>(walks); break;
-                case 2: choose_labels<2>(walks); break;
-                case 3: choose_labels<3>(walks); break;
-                case 4: choose_labels<4>(walks); break;
-                case 6: choose_labels<6>(walks); break;
-                default: choose_labels<0>(walks); break;
-            }
+            for (Walk& w : walks) w.next = label(w);
             for (size_t i = 0; i < walks.size() && exact;) {
                 Walk& w = walks[i];
-                *w.to++ = int32_t(w.t);
-                *w.to++ = int32_t(w.next);
+                w.marks[w.t - 1] = int32_t(w.next + 1);
                 w.t -= duration(w);
                 if (w.t > 0) {
                     ++i;
                     continue;
                 }
-                sizes[w.number] = int32_t((w.to - segments) / 2 - w.number * frames);
                 w = walks.back();
                 walks.pop_back();
             }
@@ -562,8 +539,12 @@ struct Drawing {
     }
     // All weights of each choice of a draw, added up, are the message. Some segments at a time: a product waits for the one
     // before it.
-    void prove(const int32_t* segments, int64_t size) {
+    void prove(const int32_t* marks) {
         constexpr int WAYS = 4;
+        std::vector<int64_t> ends;
+        for (int64_t t = s.length; t > 0; --t)
+            if (marks[t - 1]) ends.push_back(t);
+        const int64_t size = int64_t(ends.size());
         int64_t next = -1;
         for (int64_t first = 0; first < size && exact; first += WAYS) {
             int64_t reach[WAYS], least = m.longest;
@@ -571,11 +552,10 @@ struct Drawing {
             const double *lasting[WAYS], *places[WAYS];
             const int64_t apart = (from.gamma - from.scaled) * LANES;
             for (int way = 0; way < WAYS; ++way) {
-                const int32_t* one = segments + 2 * std::min(first + way, size - 1);
-                const int64_t t = one[0];
+                const int64_t t = ends[size_t(std::min(first + way, size - 1))];
                 if (next >= 0 && first + way < size)
                     exact = exact && adds_up(sum_of_labels(t, next), message(from.gamma, t, next));
-                next = one[1];
+                next = marks[t - 1] - 1;
                 wholes[way] = message(from.alpha, t, next);
                 contents[way] = 1.0;
                 lasting[way] = durations(next);
@@ -598,22 +578,29 @@ struct Drawing {
     }
 };
 
-// `count` draws of a sequence; -> whether something may have been lost.
-bool draw_one(const Model& m, const Model& reach, const double* lasting, const Sequence& s, uint64_t seed, int64_t count,
-              int64_t frames, V* rows, int32_t* segments, int32_t* sizes, const Scratch& own) {
-    std::fill_n(sizes, count, 0);
-    const Kept kept{rows, rows + (frames + 1) * m.nv, nullptr, rows + (2 * frames + 1) * m.nv};
+struct Draws {
+    int64_t count;
+    uint64_t seed;
+    uint8_t* flagged;  // (B,): something may have been lost, and nothing is drawn
+    int32_t* marks;    // (B, count, T): label + 1 where a segment ends with that frame, else 0 as before
+};
+
+void draw_one(const Model& m, const Model& reach, const double* lasting, const Batch& x, const Draws& to, int64_t b, V* rows,
+              const Scratch& own) {
+    const Sequence s = x.sequence(b);
+    int32_t* marks = to.marks + b * to.count * x.frames;
+    const Kept kept{rows, rows + (x.frames + 1) * m.nv, nullptr, rows + (2 * x.frames + 1) * m.nv};
     const Found found = walk<false>(m, s, false, kept, own);
-    if (found.bad || hidden(m, reach, s, false, found.nonzero, own)) return true;
-    if (!(found.z > 0.0) || count == 0) return false;
+    to.flagged[b] = found.bad || hidden(m, reach, s, false, found.nonzero, own);
+    if (to.flagged[b] || !(found.z > 0.0) || to.count == 0) return;
     Drawing drawing{m, s, kept, lasting};
-    drawing.draw(count, seed, drawing.content(own.rows), frames, segments, sizes);
-    if (drawing.exact) drawing.prove(segments, sizes[0]);
-    if (!drawing.exact) std::fill_n(sizes, count, 0);
-    return !drawing.exact;
+    drawing.draw(to.count, to.seed, drawing.content(own.rows), x.frames, marks);
+    if (drawing.exact) drawing.prove(marks);
+    if (!drawing.exact) std::fill_n(marks, to.count * x.frames, 0);
+    to.flagged[b] = !drawing.exact;
 }
 
-struct Counts {  // of a batch; label, starts, ends (B, T, C), duration (B, K, C), transition (B, C, C)
+struct Counts {  // of a batch; label, starts, ends (B, T, C) in a row, duration (B, K, C), transition (B, C, C); (B,)
     double *label, *starts, *ends, *duration, *transition, *mass_error;
     int64_t* mass_frame;
 };
@@ -621,7 +608,7 @@ struct Counts {  // of a batch; label, starts, ends (B, T, C), duration (B, K, C
 // Every count of one sequence, in one pass from the right. `window` holds beta[s + k] times the frames between.
 class Right {
     const Model& m;
-    const Tensors& x;
+    const Batch& x;
     const Counts& out;
     const int64_t b, nv, length;
     const Sequence s;
@@ -635,8 +622,8 @@ class Right {
     int64_t worst_frame = 0;
 
 public:
-    Right(const Model& m, const Tensors& x, const Counts& out, int64_t b, const Scratch& own)
-        : m(m), x(x), out(out), b(b), nv(m.nv), length(x.length(b)), s(x.sequence(m, b)), kept(x.kept(m, b)),
+    Right(const Model& m, const Batch& x, const Messages& from, const Counts& out, int64_t b, const Scratch& own)
+        : m(m), x(x), out(out), b(b), nv(m.nv), length(x.length(b)), s(x.sequence(b)), kept(from.kept(x, b)),
           window(own.window, std::min(m.longest, length), m.nv), highest(window.rows), counts(own.counts) {
         V* row = own.rows;
         for (V** each : {&scaled, &lost, &beta, &eta, &gamma, &alpha, &covered, &started}) {
@@ -647,8 +634,8 @@ public:
         left = crossed + m.wide * nv;
         right = left + CROSSED * nv;
         // z keeps a power of two of its own, which would underflow in a product with those of the messages.
-        z_power = exponent_of(x.z[b]);
-        inverse = 1.0 / (x.z[b] * power_of_two(-z_power));
+        z_power = exponent_of(from.z[b]);
+        inverse = 1.0 / (from.z[b] * power_of_two(-z_power));
     }
     static int64_t size(const Model& m) { return (m.longest + m.wide + 2 * CROSSED) * m.nv; }
 
@@ -824,39 +811,39 @@ private:
 void zeros(double* p, int64_t count) { std::memset(p, 0, sizeof(double) * size_t(count)); }
 
 // Nothing where nothing is feasible, and nothing yet for what is to be done again.
-void no_counts(const Model& m, const Tensors& x, const Counts& out, int64_t b) {
-    for (double* p : {out.label, out.starts, out.ends}) zeros(p + b * x.frames * m.labels, x.frames * m.labels);
-    zeros(out.duration + b * m.longest * m.labels, m.longest * m.labels);
-    zeros(out.transition + b * m.labels * m.labels, m.labels * m.labels);
+void no_counts(const Batch& x, const Counts& out, int64_t b) {
+    for (double* p : {out.label, out.starts, out.ends}) zeros(p + b * x.frames * x.labels, x.frames * x.labels);
+    zeros(out.duration + b * x.longest * x.labels, x.longest * x.labels);
+    zeros(out.transition + b * x.labels * x.labels, x.labels * x.labels);
     out.mass_error[b] = 0.0;
     out.mass_frame[b] = 0;
 }
 
-void backward_one(const Model& m, const Model& reach, const Tensors& x, const Counts& out, int64_t b,
+void backward_one(const Model& m, const Model& reach, const Batch& x, const Messages& from, const Counts& out, int64_t b,
                   const Scratch& own) {
-    if (x.flagged[b] || !(x.z[b] > 0.0)) return no_counts(m, x, out, b);
+    if (from.flagged[b] || !(from.z[b] > 0.0)) return no_counts(x, out, b);
     const int64_t after = x.length(b), padding = (x.frames - after) * m.labels;
     for (double* p : {out.label, out.starts, out.ends}) zeros(p + (b * x.frames + after) * m.labels, padding);
-    x.flagged[b] = Right(m, x, out, b, own).run(reach, own);
+    from.flagged[b] = Right(m, x, from, out, b, own).run(reach, own);
 }
 
-// `one(b, scratch, further)` for every sequence, on up to `threads` threads; `further` are `more` vectors.
+// `one(b, scratch, further)` for every sequence; `further` are `more` vectors.
 template <class One>
-void each(const Model& m, int64_t batch, int64_t frames, int64_t threads, int64_t more, const One& one) {
-    threads = std::max<int64_t>(1, std::min(threads, batch));
-    const int64_t window = Window::size(std::min(m.longest, frames), m.nv), counts = Right::size(m);
-    const int64_t rows = Scratch::ROWS_USED * m.nv, size = window + counts + rows + more;
-    Vectors memory = vectors(size * threads);
-    in_turns(batch, threads, [&](int64_t b, int64_t thread) {
+void each(const Batch& x, const Model& m, int64_t more, const One& one) {
+    const int64_t window = Window::size(std::min(m.longest, x.frames), m.nv), counts = Right::size(m);
+    const int64_t rows = Scratch::ROWS_USED * m.nv;
+    in_turns(x, window + counts + rows + more, [&](int64_t b, V* base) {
         Flushing flushing;
-        V* base = memory.get() + thread * size;
-        one(b, Scratch{base, base + window, base + window + counts}, base + size - more);
+        one(b, Scratch{base, base + window, base + window + counts}, base + window + counts + rows);
     });
 }
 
 // The worst error of what the counts of one sequence must add up to; NaN counts as infinitely wrong.
-double imbalance(int64_t frames, int64_t longest, int64_t labels, int64_t length, const double* label, const double* starts,
-                 const double* ends, const double* duration, const double* transition, double mass_error) {
+double imbalance(const Batch& x, const Counts& of, int64_t b) {
+    const int64_t frames = x.frames, longest = x.longest, labels = x.labels, length = x.lengths[b], rows = b * frames * labels;
+    const double *label = of.label + rows, *starts = of.starts + rows, *ends = of.ends + rows;
+    const double *duration = of.duration + b * longest * labels, *transition = of.transition + b * labels * labels;
+    const double mass_error = of.mass_error[b];
     double worst = mass_error, covered = 0.0, first = 0.0;
     auto note = [&worst](double error) { worst = std::fabs(error) <= worst ? worst : error == error ? std::fabs(error) : INF; };
     std::vector<double> sums(size_t(6 * labels), 0.0);
@@ -902,75 +889,45 @@ double imbalance(int64_t frames, int64_t longest, int64_t labels, int64_t length
 
 }  // namespace
 
-// All arrays are contiguous and hold float64 unless said otherwise. Rows of messages have `wide` labels, C padded to 8,
-// and lie at multiples of 64 bytes. gamma follows alpha in memory, starts and ends follow label.
-// Returns 0, or 1 where there is not enough memory.
+// Each returns 0, or 1 where there is not enough memory.
 extern "C" {
 
-// score (B, T, C), float32 where `single`; lengths (B,) int64; transition (C, C), duration (K, C), start, end (C,)
-// -> alpha, gamma (B, T+1, wide) and exponent (B, T+1) int32, or null; z, log_z (B,); flagged (B,) uint8
-int lab_semicrf_forward(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
-                        const void* score, const int64_t* lengths, const double* transition, const double* duration,
-                        const double* start, const double* end, double* alpha, double* gamma, int32_t* exponent,
-                        double* z, double* log_z, uint8_t* flagged) {
+int lab_semicrf_forward(const Batch* x, const Messages* to) {
     return guarded([&] {
         Flushing flushing;
-        Model m(longest, labels, transition, duration, start, end, false);
-        Model reach(longest, labels, transition, duration, start, end, true);
-        Tensors x{batch, frames, score, single != 0, lengths, alpha, gamma, exponent, z, log_z, flagged};
-        if (alpha) in_large_pages(alpha, 2 * batch * (frames + 1) * m.wide * int64_t(sizeof(double)));
-        each(m, batch, frames, threads, 0, [&](int64_t b, const Scratch& own, V*) { forward_one(m, reach, x, b, own); });
+        const Model m(*x, false), reach(*x, true);
+        if (to->alpha) in_large_pages(to->alpha, 2 * x->batch * (x->frames + 1) * m.wide * int64_t(sizeof(double)));
+        each(*x, m, 0, [&](int64_t b, const Scratch& own, V*) { forward_one(m, reach, *x, *to, b, own); });
+    });
+}
+
+// The same, after it -> the counts; flagged gains the sequences whose pass from the right may have lost something.
+int lab_semicrf_backward(const Batch* x, const Messages* from, const Counts* out) {
+    return guarded([&] {
+        Flushing flushing;
+        const Model m(*x, false), reach(*x, true);
+        in_large_pages(out->label, 3 * x->batch * x->frames * x->labels * int64_t(sizeof(double)));
+        each(*x, m, 0, [&](int64_t b, const Scratch& own, V*) { backward_one(m, reach, *x, *from, *out, b, own); });
     });
 }
 
 // The counts of a batch -> the worst error of each sequence, (B,).
-int lab_semicrf_audit(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, const int64_t* lengths,
-                      const double* label, const double* starts, const double* ends, const double* durations,
-                      const double* transitions, const double* mass_error, double* worst) {
+int lab_semicrf_audit(const Batch* x, const Counts* of, double* const* worst) {
     return guarded([&] {
         Flushing flushing;
-        const int64_t rows = frames * labels;
-        in_turns(batch, threads, [&](int64_t b, int64_t) {
-            worst[b] = imbalance(frames, longest, labels, lengths[b], label + b * rows, starts + b * rows, ends + b * rows,
-                                 durations + b * longest * labels, transitions + b * labels * labels, mass_error[b]);
-        });
+        in_turns(*x, 0, [&](int64_t b, V*) { (*worst)[b] = imbalance(*x, *of, b); });
     });
 }
 
-// The same, after it, and -> the counts; flagged gains the sequences whose pass from the right may have lost something.
-int lab_semicrf_backward(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
-                         const void* score, const int64_t* lengths, const double* transition, const double* duration,
-                         const double* start, const double* end, double* alpha, double* gamma, int32_t* exponent,
-                         double* z, double* log_z, uint8_t* flagged, double* label, double* starts, double* ends,
-                         double* durations, double* transitions, double* mass_error, int64_t* mass_frame) {
+int lab_semicrf_draw(const Batch* x, const Draws* to) {
     return guarded([&] {
         Flushing flushing;
-        Model m(longest, labels, transition, duration, start, end, false);
-        Model reach(longest, labels, transition, duration, start, end, true);
-        Tensors x{batch, frames, score, single != 0, lengths, alpha, gamma, exponent, z, log_z, flagged};
-        in_large_pages(label, 3 * batch * frames * labels * int64_t(sizeof(double)));
-        Counts out{label, starts, ends, durations, transitions, mass_error, mass_frame};
-        each(m, batch, frames, threads, 0, [&](int64_t b, const Scratch& own, V*) { backward_one(m, reach, x, out, b, own); });
-    });
-}
-
-// `count` draws of each sequence -> segments, pairs (end, label) from the last one on, (B, count, T, 2) int32 of which the first
-// `sizes` (B, count) int32 are written; none where nothing is feasible, or something may have been lost: `flagged` (B,) uint8.
-int lab_semicrf_draw(int64_t batch, int64_t frames, int64_t longest, int64_t labels, int64_t threads, int64_t single,
-                     int64_t count, const void* score, const int64_t* lengths, const double* transition,
-                     const double* duration, const double* start, const double* end, int64_t seed, uint8_t* flagged,
-                     int32_t* segments, int32_t* sizes) {
-    return guarded([&] {
-        Flushing flushing;
-        Model m(longest, labels, transition, duration, start, end, false);
-        Model reach(longest, labels, transition, duration, start, end, true);
-        Tensors x{batch, frames, score, single != 0, lengths, nullptr, nullptr, nullptr, nullptr, nullptr, flagged};
-        std::vector<double> lasting(size_t(labels * longest));  // D[c][k - 1]: a walk back stays with a label
-        for (int64_t c = 0; c < labels; ++c)
-            for (int64_t k = 0; k < longest; ++k) lasting[size_t(c * longest + k)] = m.duration[c / LANES * longest + k][c % LANES];
-        each(m, batch, frames, threads, (3 * frames + 1) * m.nv, [&](int64_t b, const Scratch& own, V* rows) {
-            flagged[b] = draw_one(m, reach, lasting.data(), x.sequence(m, b), uint64_t(seed), count, frames, rows,
-                                  segments + b * count * frames * 2, sizes + b * count, own);
+        const Model m(*x, false), reach(*x, true);
+        std::vector<double> lasting(size_t(m.labels * m.longest));  // D[c][k - 1]: a walk back stays with a label
+        for (int64_t c = 0; c < m.labels; ++c)
+            for (int64_t k = 0; k < m.longest; ++k) lasting[size_t(c * m.longest + k)] = m.duration[c / LANES * m.longest + k][c % LANES];
+        each(*x, m, (3 * x->frames + 1) * m.nv, [&](int64_t b, const Scratch& own, V* rows) {
+            draw_one(m, reach, lasting.data(), *x, *to, b, rows, own);
         });
     });
 }

@@ -19,13 +19,10 @@
 // Long durations go in stages of STAGE blocks: what blocks before a stage bring into it is summed by all
 // multiprocessors between the launches, instead of by the one block of threads that walks through time.
 //
-// Given by the compiler's command line: REAL (float or double), DOUBLE (whether REAL is double), CP (labels, padded
-// to 32, 64 or 128), N (a multiple of 4), THREADS (a multiple of CP, at least twice as many), TILE (frames in a tile
-// of counts), STAGE (blocks in a stage), PARTS (into which the blocks before one are divided, a multiple of THREADS / CP:
+// Given beside what device.h says: REAL (float or double), DOUBLE (whether it is double), GIVEN (the inputs' type), TILE (frames in
+// a tile of counts), STAGE (blocks in a stage), PARTS (into which the blocks before one are divided, a multiple of THREADS / CP:
 // sums are grouped by it, and so do not depend on the number of threads).
 
-typedef long long i64;
-#define SLICES (THREADS / CP)
 #define ROWS (CP / SLICES)
 #if DOUBLE
 #define TINY 2.2250738585072014e-308 /* 2^-1022: below it digits are lost */
@@ -42,57 +39,29 @@ typedef long long i64;
 #define HIGH 8 /* a message above 2^this loses more than the margin covers where its weight is below TINY */
 #define WILD 1e9 /* a larger score leaves its neighbours too few digits: the log domain sorts them apart */
 #define ROUNDING 9.765625e-4 /* 2^-10: a frame's mass off by less is rounding, and is divided out */
-#define INSIDE static __device__ __forceinline__
-#define HELD (CP < 64 ? CP : 1) /* values of other labels in registers at once; beside more transitions there is no room */
+#define HELD (CP < 64 ? USED : 1) /* values of other labels in registers at once; beside more transitions there is no room */
 #define AT_ONCE 4 /* steps without a branch between them */
 #define AHEAD (DOUBLE && CP > 64 ? 1 : 2) /* blocks of weights that find room in 48 KB */
-#ifndef LABELS_SYNC // a barrier of the first CP threads alone: of one warp it costs next to nothing
-#if CP == 32
-#define LABELS_SYNC() __syncwarp()
-#else
-#define LABELS_SYNC() asm volatile("bar.sync 1, %0;" ::"n"(CP) : "memory")
-#endif
-#endif
 
 template <typename Number> INSIDE bool is_finite(Number value) { return value - value == 0; }
 INSIDE bool forbidden(REAL score) { return score < -LARGEST; }
-#if DOUBLE
-INSIDE REAL larger(REAL a, REAL b) { return a > b ? a : b; } // fmax is no instruction of double, and minds NaN
-#else
-INSIDE REAL larger(REAL a, REAL b) { return fmaxf(a, b); }
-#endif
-INSIDE int smaller(int a, int b) { return a < b ? a : b; }
+INSIDE float larger(float a, float b) { return fmaxf(a, b); }
 // The larger of an error and a possible one; NaN is infinitely wrong.
-INSIDE double worse(double error, double other) {
-    return other == other ? (other > error ? other : error) : __longlong_as_double(0x7ff0000000000000LL);
-}
+INSIDE double worse(double error, double other) { return other == other ? (other > error ? other : error) : infinity(); }
 // 0, though the compiler cannot know.
-#if DOUBLE
-INSIDE REAL nothing_of(REAL value) { return __longlong_as_double(__double_as_longlong(value) & (i64)threadIdx.y); }
-#else
-INSIDE REAL nothing_of(REAL value) { return __int_as_float(__float_as_int(value) & (int)threadIdx.y); }
-#endif
-INSIDE double infinity() { return __longlong_as_double(0x7ff0000000000000LL); }
+INSIDE double nothing_of(double value) { return __longlong_as_double(__double_as_longlong(value) & (i64)threadIdx.y); }
+INSIDE float nothing_of(float value) { return __int_as_float(__float_as_int(value) & (int)threadIdx.y); }
 
 // floor(log2(value)) for a normal positive value; 0 for zero, denormals, inf and NaN.
-INSIDE int exponent_of_64(double value) {
+INSIDE int exponent_of(double value) {
     const int raw = (int)((__double_as_longlong(value) >> 52) & 2047);
     return raw == 0 || raw == 2047 ? 0 : raw - 1023;
 }
-INSIDE int exponent_of(REAL value) {
-#if DOUBLE
-    return exponent_of_64(value);
-#else
+INSIDE int exponent_of(float value) {
     const int raw = (__float_as_int(value) >> 23) & 255;
     return raw == 0 || raw == 255 ? 0 : raw - 127;
-#endif
 }
 
-// 2^exponent; 0 or the largest power where the type has none.
-INSIDE double power_of_two_64(int exponent) {
-    const int raw = exponent < -1023 ? 0 : exponent > 1023 ? 2046 : exponent + 1023;
-    return __longlong_as_double((i64)raw << 52);
-}
 INSIDE REAL power_of_two(int exponent) {
 #if DOUBLE
     return power_of_two_64(exponent);
@@ -107,15 +76,12 @@ struct Sequence {
 };
 
 INSIDE Sequence sequence_of(const i64* lengths, int b, int frames) {
-    const i64 given = lengths[b];
-    const int length = given < 0 ? 0 : given > frames ? frames : (int)given;
-    const int used = (length + N - 1) / N;
+    const int length = length_of(lengths, b, frames), used = (length + N - 1) / N;
     const Sequence found = {length, used, used * N};
     return found;
 }
 
 // The largest over a block's threads, in two short rounds instead of one long one.
-#define ROUND 16
 INSIDE double top_of_block(double own, double* shared) {
     __syncthreads(); // the shared row may still be read
     shared[threadIdx.x] = own;
@@ -138,7 +104,7 @@ INSIDE REAL weight_of(REAL score, double top, int saturate, int& rounded) {
 }
 
 // Rows of the duration table from `begin` on; the largest of this thread's weights and 1.
-INSIDE REAL table_rows(const REAL* duration, REAL* table, double top, int begin, int labels, int longest, int rows,
+INSIDE REAL table_rows(const GIVEN* duration, REAL* table, double top, int begin, int labels, int longest, int rows,
                        int rows_each, int saturate, int& rounded) {
     REAL largest = 1;
     for (int i = threadIdx.x; i < rows_each * CP; i += THREADS) {
@@ -152,11 +118,11 @@ INSIDE REAL table_rows(const REAL* duration, REAL* table, double top, int begin,
     return largest;
 }
 
-INSIDE void frame_top(const REAL* __restrict__ score, REAL* __restrict__ tops, i64 begin, i64 all_frames, int labels) {
+INSIDE void frame_top(In<GIVEN> score, Out<REAL> tops, i64 begin, i64 all_frames, int labels) {
     const i64 row = begin + threadIdx.x;
     if (row >= all_frames) return;
-    REAL top = score[row * labels];
-    for (int c = 1; c < labels; ++c) top = larger(score[row * labels + c], top);
+    REAL top = (REAL)score[row * labels];
+    for (int c = 1; c < labels; ++c) top = larger((REAL)score[row * labels + c], top);
     tops[row] = is_finite(top) ? top : 0;
 }
 
@@ -166,11 +132,10 @@ INSIDE void frame_top(const REAL* __restrict__ score, REAL* __restrict__ tops, i
 // forbids is below TINY. `onward` is E, then its
 // transpose. Programs beyond those for the table each take THREADS frames of all sequences, and write the largest score of
 // each over labels, 0 where it is not finite: every segmentation pays it alike.
-extern "C" __global__ void __launch_bounds__(THREADS) prepare(
-    const REAL* transition, const REAL* duration, const REAL* start, const REAL* end,
-    REAL* onward, REAL* table, REAL* first, REAL* last, REAL* slack, double* shift,
-    const REAL* __restrict__ score, REAL* __restrict__ tops,
-    int labels, int longest, int rows, int rows_each, int saturate, int programs, int all_frames) {
+KERNEL(THREADS) prepare(
+    const GIVEN* transition, const GIVEN* duration, const GIVEN* start, const GIVEN* end, REAL* onward, REAL* table, REAL* first,
+    REAL* last, REAL* slack, double* shift, In<GIVEN> score, Out<REAL> tops, int labels, int longest, int rows, int rows_each,
+    int saturate, int programs, int all_frames) {
     __shared__ double shared[THREADS];
     if (blockIdx.x >= programs) return frame_top(score, tops, (i64)(blockIdx.x - programs) * THREADS, all_frames, labels);
     double top = -infinity(), end_top = -infinity();
@@ -201,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prepare(
 // What a thread of `messages` knows of its place; frames origin to stop of the direction are the sequence's.
 struct Place {
     int c, slice, labels, direction, length, padded, origin, stop;
-    const REAL* score; // of the sequence, (frames, labels)
+    const GIVEN* score; // of the sequence, (frames, labels)
     const REAL* tops;
 };
 
@@ -226,24 +191,19 @@ INSIDE void frame_weights(const Place& at, int q, int saturate, REAL* weight) {
 
 // What blocks `nearest` to `farthest` before q bring into each frame of q. `between` is the product of the blocks before q from
 // some on up to `passed`, and becomes that up to `farthest`.
-INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __restrict__ table, int c, int q, int nearest,
+INSIDE void far_part(const REAL* gathered, const REAL* product, In<REAL> table, int c, int q, int nearest,
                      int farthest, int& passed, REAL& between, REAL (&sums)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) sums[i] = 0;
+    UNROLLED(i, 0, N) sums[i] = 0;
     for (int delta = nearest; delta <= farthest; ++delta) {
         const i64 p = q - delta;
         REAL rows[N];
-#pragma unroll
-        for (int m = 0; m < N; ++m) rows[m] = gathered[(p * N + m) * CP + c]; // not to wait for after the products
+        UNROLLED(m, 0, N) rows[m] = gathered[(p * N + m) * CP + c]; // not to wait for after the products
 #pragma unroll 8
         for (; passed < delta; ++passed) between *= product[(i64)(q - passed) * CP + c];
-#pragma unroll
-        for (int m = 0; m < N; ++m) rows[m] *= between;
-#pragma unroll
-        for (int x = 1; x < 2 * N; ++x) {
+        UNROLLED(m, 0, N) rows[m] *= between;
+        UNROLLED(x, 1, 2 * N) {
             const REAL step = table[((i64)delta * N + x) * CP + c];
-#pragma unroll
-            for (int i = 0; i < N; ++i) {
+            UNROLLED(i, 0, N) {
                 const int m = i + N - x; // the duration is p's distance and i + 1 - m: row delta * N + x
                 if (m >= 0 && m < N) sums[i] += rows[m] * step;
             }
@@ -253,7 +213,7 @@ INSIDE void far_part(const REAL* gathered, const REAL* product, const REAL* __re
 
 // What `reach` blocks before q, the nearest of which is q - 1, bring into q, in PARTS parts: a slice of the threads takes
 // each SLICES-th. The first part stays in the registers of slice 0.
-INSIDE void before_block(const REAL* gathered, const REAL* product, const REAL* __restrict__ table, int c, int slice, int q,
+INSIDE void before_block(const REAL* gathered, const REAL* product, In<REAL> table, int c, int slice, int q,
                          int reach, int there, REAL* parts, REAL (&sums)[N]) {
     const int each = (reach + PARTS - 1) / PARTS; // by K alone
     REAL between = 1;
@@ -262,8 +222,7 @@ INSIDE void before_block(const REAL* gathered, const REAL* product, const REAL* 
         REAL found[N];
         const int nearest = 1 + part * each, farthest = smaller(smaller(part * each + each, reach), there);
         far_part(gathered, product, table, c, q, nearest, farthest, passed, between, found);
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
+        UNROLLED(i, 0, N) {
             if (part) parts[((part - 1) * N + i) * CP + c] = found[i];
             else sums[i] = found[i];
         }
@@ -273,10 +232,9 @@ INSIDE void before_block(const REAL* gathered, const REAL* product, const REAL* 
 // What blocks before a stage, which begins with block `begin`, bring into its block begin + i, up to their own end: part
 // p is the p-th STAGE blocks before. partial (lanes, parts, STAGE, N, CP), betweens (lanes, parts, CP); grid (B,
 // directions, STAGE * parts), a thread for each label.
-extern "C" __global__ void __launch_bounds__(CP) outside_parts(
-    const REAL* __restrict__ table, const i64* __restrict__ lengths, const REAL* __restrict__ gathered,
-    const REAL* __restrict__ product, REAL* __restrict__ partial, REAL* __restrict__ betweens,
-    int frames, int blocks, int far_blocks, int begin, int parts) {
+KERNEL(CP) outside_parts(
+    In<REAL> table, In<i64> lengths, In<REAL> gathered, In<REAL> product, Out<REAL> partial, Out<REAL> betweens, int frames,
+    int blocks, int far_blocks, int begin, int parts) {
     const int b = blockIdx.x, i = blockIdx.z % STAGE, part = blockIdx.z / STAGE, c = threadIdx.x, q = begin + i;
     const i64 lane = (i64)b * gridDim.y + blockIdx.y;
     if (q >= sequence_of(lengths, b, frames).used) return;
@@ -287,30 +245,25 @@ extern "C" __global__ void __launch_bounds__(CP) outside_parts(
     far_part(gathered + lane * blocks * N * CP, products, table, c, q, nearest, farthest, passed, between, sums);
     for (; passed <= farthest; ++passed) between *= products[(i64)(q - passed) * CP + c];
     REAL* to = partial + (((lane * parts + part) * STAGE + i) * N) * CP + c;
-#pragma unroll
-    for (int m = 0; m < N; ++m) to[m * CP] = sums[m];
+    UNROLLED(m, 0, N) to[m * CP] = sums[m];
     if (i == 0) betweens[(lane * parts + part) * CP + c] = between; // the one whose part is whole where others need it
 }
 
 // All parts together, up to the boundary before the stage: outside (lanes, STAGE, N, CP); grid (B, directions, STAGE), a
 // thread for each label.
-extern "C" __global__ void __launch_bounds__(CP) outside_sums(
-    const i64* __restrict__ lengths, const REAL* __restrict__ partial, const REAL* __restrict__ betweens,
-    REAL* __restrict__ outside, int frames, int begin, int parts) {
+KERNEL(CP) outside_sums(
+    In<i64> lengths, In<REAL> partial, In<REAL> betweens, Out<REAL> outside, int frames, int begin, int parts) {
     const int i = blockIdx.z, c = threadIdx.x;
     const i64 lane = (i64)blockIdx.x * gridDim.y + blockIdx.y;
     if (begin + i >= sequence_of(lengths, blockIdx.x, frames).used) return;
     REAL sums[N];
-#pragma unroll
-    for (int m = 0; m < N; ++m) sums[m] = 0;
+    UNROLLED(m, 0, N) sums[m] = 0;
     for (int part = parts - 1; part >= 0; --part) {
         const REAL between = betweens[(lane * parts + part) * CP + c];
         const REAL* from = partial + (((lane * parts + part) * STAGE + i) * N) * CP + c;
-#pragma unroll
-        for (int m = 0; m < N; ++m) sums[m] = sums[m] * between + from[m * CP];
+        UNROLLED(m, 0, N) sums[m] = sums[m] * between + from[m * CP];
     }
-#pragma unroll
-    for (int m = 0; m < N; ++m) outside[((lane * STAGE + i) * N + m) * CP + c] = sums[m];
+    UNROLLED(m, 0, N) outside[((lane * STAGE + i) * N + m) * CP + c] = sums[m];
 }
 
 // What the first boundary of a direction brings, and by how much a message must exceed what may be lost.
@@ -328,21 +281,18 @@ struct Message {
 
 // The sum over labels of what they sent times their weights to this one, in a fixed order. It begins with a zero made of the
 // last value: else the compiler loads one, waits, multiplies it and loads the next.
-INSIDE REAL received(const REAL* sent, const REAL (&across)[CP]) {
+INSIDE REAL received(const REAL* sent, const REAL (&across)[USED]) {
     REAL from[HELD];
-#pragma unroll
-    for (int c = 0; c < HELD; ++c) from[c] = sent[c];
+    UNROLLED(c, 0, HELD) from[c] = sent[c];
     const REAL zero = nothing_of(from[HELD - 1]);
     REAL sums[4] = {zero, zero, zero, zero};
-#pragma unroll
-    for (int c = 0; c < CP; ++c) sums[c % 4] += (c < HELD ? from[c % HELD] : sent[c]) * across[c];
+    UNROLLED(c, 0, USED) sums[c % 4] += (c < HELD ? from[c % HELD] : sent[c]) * across[c];
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
 INSIDE REAL largest_of(const REAL* values) {
     REAL tops[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int c = 0; c < CP; ++c) tops[c % 4] = larger(tops[c % 4], values[c]);
+    UNROLLED(c, 0, CP) tops[c % 4] = larger(tops[c % 4], values[c]);
     return larger(larger(tops[0], tops[1]), larger(tops[2], tops[3]));
 }
 
@@ -350,8 +300,6 @@ struct Kept {
     REAL *gathered, *product, *source, *arrived;
     int* exponent;
 };
-
-INSIDE int higher(int a, int b) { return a > b ? a : b; }
 
 // The largest over labels of what each has, none of which is negative; `row` is room for them. Of one warp it is an instruction.
 #if CP == 32 && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -407,7 +355,7 @@ INSIDE void cross(Message& m, const Place& at, int f, const Entry& entry) {
 // into the frames after the next one, and moves up by one at each frame: so few steps are unrolled, and the instructions stay in
 // the nearest cache. `before` is room for the messages before the frames; the weights become what they are multiplied by.
 INSIDE void near_steps(Message& m, const Place& at, int q, const Entry& entry, const REAL (&sums)[N], const REAL (&near)[N],
-                       const REAL (&across)[CP], REAL* weight, REAL* before, REAL* sent, REAL* losses, const Kept& kept,
+                       const REAL (&across)[USED], REAL* weight, REAL* before, REAL* sent, REAL* losses, const Kept& kept,
                        bool keep, bool saturate) {
     const int c = at.c;
     const i64 row = (i64)q * N * CP + c;
@@ -415,12 +363,10 @@ INSIDE void near_steps(Message& m, const Place& at, int q, const Entry& entry, c
     int* exponent = kept.exponent + (i64)q * N;
     const int allowed = saturate ? 0 : ~0;
     REAL coming[N - 1], pending = sums[0];
-#pragma unroll
-    for (int j = 1; j < N; ++j) coming[j - 1] = fused(m.gamma, near[j], sums[j]);
+    UNROLLED(j, 1, N) coming[j - 1] = fused(m.gamma, near[j], sums[j]);
 #pragma unroll 1
     for (int begin = 0; begin < N; begin += AT_ONCE) {
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
+        UNROLLED(i, 0, AT_ONCE) {
             const int own = (begin + i) * CP + c, f = q * N + begin + i;
             const REAL w = rescaled(m, weight[own], entry, i % 2 == 0, allowed);
             REAL alpha = fused(m.gamma, near[0], pending) * w;
@@ -446,8 +392,7 @@ INSIDE void near_steps(Message& m, const Place& at, int q, const Entry& entry, c
             if (i % 4 == 3) m.most_lost = larger(top_of_labels(m.lost, losses), TINY);
             cross(m, at, f, entry);
             pending = coming[0] * w;
-#pragma unroll
-            for (int j = 1; j < N - 1; ++j) coming[j - 1] = fused(coming[j], w, m.gamma * near[j]);
+            UNROLLED(j, 1, N - 1) coming[j - 1] = fused(coming[j], w, m.gamma * near[j]);
         }
         arrived += AT_ONCE * CP;
         source += AT_ONCE * CP;
@@ -529,14 +474,11 @@ INSIDE Message taken_up(const Stages& stages, i64 lane, int c) {
 // flags: 1 something may have been lost, 2 some message is exactly zero. With `saturate`, weights are 0 and 1 and
 // messages are capped at 1: `count` then is the number of messages that can be reached at all. With `staged` a launch
 // takes the STAGE blocks from `begin` on, else all.
-extern "C" __global__ void __launch_bounds__(THREADS) messages(
-    const REAL* __restrict__ score, const REAL* __restrict__ tops, const REAL* __restrict__ onward,
-    const REAL* __restrict__ table, const REAL* __restrict__ first, const REAL* __restrict__ last,
-    const REAL* __restrict__ slack, const double* __restrict__ shift, const i64* __restrict__ lengths,
-    REAL* gathered, REAL* product, REAL* source, REAL* arrived, int* exponent,
-    double* z_value, int* z_power, double* log_z, int* flags, int* count,
-    REAL* outside, REAL* stage_reals, int* stage_ints, double* stage_tops,
-    int frames, int labels, int far_blocks, int blocks, int slacks, int keep, int saturate, int staged, int begin) {
+KERNEL(THREADS) messages(
+    In<GIVEN> score, In<REAL> tops, In<REAL> onward, In<REAL> table, In<REAL> first, In<REAL> last, In<REAL> slack,
+    In<double> shift, In<i64> lengths, REAL* gathered, REAL* product, REAL* source, REAL* arrived, int* exponent, double* z_value,
+    int* z_power, double* log_z, int* flags, int* count, REAL* outside, REAL* stage_reals, int* stage_ints, double* stage_tops,
+    int frames, int labels, int far_blocks, int blocks, int programs, int keep, int saturate, int staged, int begin) {
     __shared__ __align__(16) REAL sent[2 * CP];
     __shared__ __align__(16) REAL losses[CP];
     __shared__ REAL parts[(PARTS - 1) * N * CP], weights[AHEAD * N * CP];
@@ -556,15 +498,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
     const REAL *enter = direction ? last : first, *leave = direction ? first : last;
     Entry entry = {enter[c], 0, 0, 0, (far_blocks + 1) * N / 2};
     for (int i = 0; i < CP; ++i) entry.top = larger(entry.top, enter[i]);
-    for (int i = 0; i < slacks; ++i) {
+    for (int i = 0; i < programs; ++i) {
         entry.margin = larger(entry.margin, slack[i] < 0 ? -slack[i] : slack[i]);
         entry.rounded |= slack[i] < 0;
     }
-    REAL across[CP], near[N];
-#pragma unroll
-    for (int i = 0; i < CP; ++i) across[i] = onward[direction * CP * CP + i * CP + c];
-#pragma unroll
-    for (int i = 0; i < N; ++i) near[i] = table[(N + i) * CP + c];
+    REAL across[USED], near[N];
+    UNROLLED(i, 0, USED) across[i] = onward[direction * CP * CP + i * CP + c];
+    UNROLLED(i, 0, N) near[i] = table[(N + i) * CP + c];
     Message m = {origin == 0 ? entry.own : 0, TINY, TINY, origin == 0 ? entry.top : 0, 0, TINY, 1, 0, 0, 0, 0, 0, -(1 << 30), -(1 << 30)};
     double passed = 0; // by the last thread, and so is `wild`
     int wild = 0;
@@ -580,8 +520,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) messages(
                      sums);
         __syncthreads();
         if (slice == 0) {
-#pragma unroll
-            for (int i = 0; i < N; ++i) {
+            UNROLLED(i, 0, N) {
                 for (int part = 0; part < PARTS - 1; ++part) sums[i] += parts[(part * N + i) * CP + c];
                 if (begin) sums[i] += stages.outside[((q - begin) * N + i) * CP + c] * m.carry;
             }
@@ -632,7 +571,7 @@ struct Both {
 INSIDE Both both_of(const REAL* source, const REAL* arrived, const int* exponent, const double* z_value,
                     const int* z_power, const i64* lengths, int b, int frames, int blocks) {
     const double z = z_value[2 * b];
-    const int own = exponent_of_64(z); // joins the other powers of two: in a product with them it would underflow
+    const int own = exponent_of(z); // joins the other powers of two: in a product with them it would underflow
     const i64 left = (i64)2 * b * blocks * N;
     const Both found = {source, arrived, exponent, left, left + (i64)blocks * N, sequence_of(lengths, b, frames),
                         z > 0 && is_finite(z) ? 1 / (z * power_of_two_64(-own)) : 0, z_power[2 * b] + own};
@@ -668,10 +607,9 @@ INSIDE void boundary_counts(const Both& of, int f, int c, double& starts, double
 }
 
 // Starts less ends of each tile of frames, (B, tiles, CP); grid (tiles, B), a thread for each label.
-extern "C" __global__ void __launch_bounds__(CP) label_totals(
-    const REAL* __restrict__ source, const REAL* __restrict__ arrived, const int* __restrict__ exponent,
-    const double* __restrict__ z_value, const int* __restrict__ z_power, const i64* __restrict__ lengths,
-    double* __restrict__ totals, int frames, int blocks) {
+KERNEL(CP) label_totals(
+    In<REAL> source, In<REAL> arrived, In<int> exponent, In<double> z_value, In<int> z_power, In<i64> lengths, Out<double> totals,
+    int frames, int blocks) {
     const int tile = blockIdx.x, b = blockIdx.y, c = threadIdx.x;
     const Both of = both_of(source, arrived, exponent, z_value, z_power, lengths, b, frames, blocks);
     double total = 0;
@@ -685,8 +623,7 @@ extern "C" __global__ void __launch_bounds__(CP) label_totals(
 }
 
 // What tiles before each one add up to; grid (B), a thread for each label.
-extern "C" __global__ void __launch_bounds__(CP) label_sums(
-    const double* __restrict__ totals, double* __restrict__ before, int tiles) {
+KERNEL(CP) label_sums(In<double> totals, Out<double> before, int tiles) {
     const i64 at = (i64)blockIdx.x * tiles * CP + threadIdx.x;
     double sum = 0;
 #pragma unroll 8
@@ -701,13 +638,10 @@ extern "C" __global__ void __launch_bounds__(CP) label_sums(
 // and tile_frame, (B, tiles); the worst of what a posterior is beyond 0 to 1 to tile_range. `begun` and `ended` are the
 // tile's starts and ends, (B, tiles, CP). A mass that is off by rounding alone is what Z is, seen from there: the frame's counts are
 // divided by it. One that is off by more stays, for everybody to see. Grid (tiles, B), a thread for each label.
-extern "C" __global__ void __launch_bounds__(CP) label_counts(
-    const REAL* __restrict__ source, const REAL* __restrict__ arrived, const int* __restrict__ exponent,
-    const double* __restrict__ z_value, const int* __restrict__ z_power, const i64* __restrict__ lengths,
-    const double* __restrict__ before, REAL* __restrict__ label_out, REAL* __restrict__ starts_out,
-    REAL* __restrict__ ends_out, double* __restrict__ tile_error, i64* __restrict__ tile_frame,
-    double* __restrict__ tile_range, double* __restrict__ begun, double* __restrict__ ended,
-    int frames, int labels, int blocks) {
+KERNEL(CP) label_counts(
+    In<REAL> source, In<REAL> arrived, In<int> exponent, In<double> z_value, In<int> z_power, In<i64> lengths, In<double> before,
+    Out<REAL> label, Out<REAL> starts_out, Out<REAL> ends_out, Out<double> tile_error, Out<i64> tile_frame,
+    Out<double> tile_range, Out<double> begun, Out<double> ended, int frames, int labels, int blocks) {
     __shared__ double covered[TILE * (CP + 1)], errors[TILE], scale[TILE], ranges[CP];
     const int tile = blockIdx.x, b = blockIdx.y, c = threadIdx.x, first = tile * TILE;
     const int shown = smaller(TILE, frames - first);
@@ -741,7 +675,7 @@ extern "C" __global__ void __launch_bounds__(CP) label_counts(
     if (c < labels)
         for (int i = 0; i < shown; ++i) {
             const REAL share = (REAL)(covered[i * (CP + 1) + c] / scale[i]);
-            label_out[out + (i64)i * labels] = share;
+            label[out + (i64)i * labels] = share;
             range = worse(range, share > 1 ? share - 1 : -share);
         }
     ranges[c] = range;
@@ -760,16 +694,14 @@ extern "C" __global__ void __launch_bounds__(CP) label_counts(
 
 // Counts of durations whose ends lie `delta` blocks apart, over `each` blocks; `partial` is (B, chunks, far, 2N, CP),
 // row d of distance delta being duration delta * N + d - N + 2. Grid (chunks, B, far), a thread for each label.
-extern "C" __global__ void __launch_bounds__(CP) far_durations(
-    const REAL* __restrict__ gathered, const REAL* __restrict__ product, const int* __restrict__ exponent,
-    const double* __restrict__ z_value, const int* __restrict__ z_power, const i64* __restrict__ lengths,
-    REAL* __restrict__ partial, int frames, int blocks, int each) {
+KERNEL(CP) far_durations(
+    In<REAL> gathered, In<REAL> product, In<int> exponent, In<double> z_value, In<int> z_power, In<i64> lengths, Out<REAL> apart,
+    int frames, int blocks, int each) {
     const int chunk = blockIdx.x, b = blockIdx.y, delta = blockIdx.z + 1, c = threadIdx.x;
     const Both of = both_of(gathered, gathered, exponent, z_value, z_power, lengths, b, frames, blocks);
     const int used = of.own.used;
     REAL counts[2 * N];
-#pragma unroll
-    for (int d = 0; d < 2 * N; ++d) counts[d] = 0;
+    UNROLLED(d, 0, 2 * N) counts[d] = 0;
     for (int p = chunk * each; p < smaller((chunk + 1) * each, used - delta); ++p) {
         const int q = p + delta;
         REAL between = 1, rows[N];
@@ -777,37 +709,29 @@ extern "C" __global__ void __launch_bounds__(CP) far_durations(
         const int total = exponent[of.left + q * N - 1] + exponent[of.right + (used - q) * N - 1] - of.power;
         const REAL one = half_of(total), other = other_half_of(total) * of.inverse;
         between = held(between * one);
-#pragma unroll
-        for (int m = 0; m < N; ++m) rows[m] = held(gathered[(of.left + p * N + m) * CP + c] * between);
-#pragma unroll
-        for (int j = 0; j < N; ++j) { // the segment's last frame within block q
+        UNROLLED(m, 0, N) rows[m] = held(gathered[(of.left + p * N + m) * CP + c] * between);
+        UNROLLED(j, 0, N) { // the segment's last frame within block q
             const REAL head = gathered[(of.right + (used - 1 - q) * N + N - 1 - j) * CP + c] * other;
-#pragma unroll
-            for (int m = 0; m < N; ++m) counts[N - 1 + j - m] += rows[m] * head;
+            UNROLLED(m, 0, N) counts[N - 1 + j - m] += rows[m] * head;
         }
     }
-    REAL* to = partial + ((((i64)b * gridDim.x + chunk) * gridDim.z + blockIdx.z) * 2 * N) * CP + c;
-#pragma unroll
-    for (int d = 0; d < 2 * N; ++d) to[d * CP] = counts[d];
+    REAL* to = apart + ((((i64)b * gridDim.x + chunk) * gridDim.z + blockIdx.z) * 2 * N) * CP + c;
+    UNROLLED(d, 0, 2 * N) to[d * CP] = counts[d];
 }
 
 // Counts of durations that start and end in one block, over `each` blocks, (B, chunks, N, CP); grid (chunks, B), a thread
 // for each label.
-extern "C" __global__ void __launch_bounds__(CP) near_durations(
-    const REAL* __restrict__ score, const REAL* __restrict__ tops, const REAL* __restrict__ source,
-    const int* __restrict__ exponent, const double* __restrict__ z_value, const int* __restrict__ z_power,
-    const i64* __restrict__ lengths, REAL* __restrict__ partial,
-    int frames, int labels, int blocks, int each) {
+KERNEL(CP) near_durations(
+    In<GIVEN> score, In<REAL> tops, In<REAL> source, In<int> exponent, In<double> z_value, In<int> z_power, In<i64> lengths,
+    Out<REAL> near, int frames, int labels, int blocks, int each) {
     const int chunk = blockIdx.x, b = blockIdx.y, c = threadIdx.x;
     const Both of = both_of(source, source, exponent, z_value, z_power, lengths, b, frames, blocks);
     REAL counts[N];
-#pragma unroll
-    for (int k = 0; k < N; ++k) counts[k] = 0;
+    UNROLLED(k, 0, N) counts[k] = 0;
     for (int q = chunk * each; q < smaller((chunk + 1) * each, of.own.used); ++q) {
         REAL open[N];
         int had = 0; // the half of the power that `open` has
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
+        UNROLLED(i, 0, N) {
             const int f = q * N + i, g = of.own.padded - 1 - f;
             const int before = f > 0 ? exponent[of.left + f - 1] : 0, after = exponent[of.left + f];
             const int back = g > 0 ? exponent[of.right + g - 1] : 0, total = after + back - of.power;
@@ -820,28 +744,25 @@ extern "C" __global__ void __launch_bounds__(CP) near_durations(
             // Into the units after this frame, and the power's half from this frame on: for all labels alike.
             const int move = before - after + half(total) - had;
             if (move) {
-#pragma unroll
-                for (int m = 0; m < i; ++m) open[m] = moved(open[m], move);
+                UNROLLED(m, 0, i) open[m] = moved(open[m], move);
             }
             had = half(total);
             open[i] = moved(source[(of.left + f) * CP + c], before - after + had);
-#pragma unroll
-            for (int m = 0; m <= i; ++m) {
+            UNROLLED(m, 0, i + 1) {
                 open[m] = held(open[m] * w);
                 counts[i - m] += open[m] * beta;
             }
         }
     }
-    REAL* to = partial + ((i64)b * gridDim.x + chunk) * N * CP + c;
-#pragma unroll
-    for (int k = 0; k < N; ++k) to[k * CP] = counts[k];
+    REAL* to = near + ((i64)b * gridDim.x + chunk) * N * CP + c;
+    UNROLLED(k, 0, N) to[k * CP] = counts[k];
 }
 
 // Duration counts (B, K, C) from the partial sums: those within a block, and of both block distances that hold
 // duration k; grid (K, B), a thread for each label.
-extern "C" __global__ void __launch_bounds__(CP) sum_durations(
-    const REAL* __restrict__ near, const REAL* __restrict__ far, const REAL* __restrict__ table,
-    double* __restrict__ out, int labels, int longest, int near_chunks, int far_chunks, int far_blocks) {
+KERNEL(CP) sum_durations(
+    In<REAL> near, In<REAL> apart, In<REAL> table, Out<double> duration_out, int labels, int longest, int near_chunks, int chunks,
+    int far_blocks) {
     const int k = blockIdx.x + 1, b = blockIdx.y, c = threadIdx.x;
     const int high = (k - 2 + N) / N, d = (k - 2 + N) % N;
     double total = 0;
@@ -850,26 +771,24 @@ extern "C" __global__ void __launch_bounds__(CP) sum_durations(
         for (int chunk = 0; chunk < near_chunks; ++chunk)
             total += near[(((i64)b * near_chunks + chunk) * N + k - 1) * CP + c];
     }
-    for (int chunk = 0; chunk < far_chunks; ++chunk) {
-        const REAL* at = far + ((i64)b * far_chunks + chunk) * far_blocks * 2 * N * CP + c;
+    for (int chunk = 0; chunk < chunks; ++chunk) {
+        const REAL* at = apart + ((i64)b * chunks + chunk) * far_blocks * 2 * N * CP + c;
         if (high > 0 && high <= far_blocks) total += at[((i64)(high - 1) * 2 * N + d) * CP];
         if (high > 1 && d < N - 1) total += at[((i64)(high - 2) * 2 * N + d + N) * CP];
     }
     const double weight = table[(i64)(k + N - 1) * CP + c];
-    if (c < labels) out[((i64)b * longest + k - 1) * labels + c] = times(total, weight);
+    if (c < labels) duration_out[((i64)b * longest + k - 1) * labels + c] = times(total, weight);
 }
 
 // Sum over `each` boundaries s of alpha[s, from] eta[s, to] / z, (B, chunks, CP, CP); grid (chunks, B).
-extern "C" __global__ void __launch_bounds__(THREADS) transitions(
-    const REAL* __restrict__ arrived, const int* __restrict__ exponent, const double* __restrict__ z_value,
-    const int* __restrict__ z_power, const i64* __restrict__ lengths, REAL* __restrict__ partial,
-    int frames, int blocks, int each) {
+KERNEL(THREADS) transitions(
+    In<REAL> arrived, In<int> exponent, In<double> z_value, In<int> z_power, In<i64> lengths, Out<REAL> crossed, int frames,
+    int blocks, int each) {
     const int chunk = blockIdx.x, b = blockIdx.y, c = threadIdx.x % CP, slice = threadIdx.x / CP;
     __shared__ REAL alphas[8 * CP], etas[8 * CP];
     const Both of = both_of(arrived, arrived, exponent, z_value, z_power, lengths, b, frames, blocks);
     REAL sums[ROWS];
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) sums[r] = 0;
+    UNROLLED(r, 0, ROWS) sums[r] = 0;
     const int stop = smaller((chunk + 1) * each, of.own.length);
     for (int begin = chunk * each; begin < stop; begin += 8) {
         for (int e = threadIdx.x; e < 8 * CP; e += THREADS) {
@@ -883,28 +802,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) transitions(
             }
         }
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
+        UNROLLED(i, 0, 8) {
             const REAL eta = etas[i * CP + c];
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) sums[r] += alphas[i * CP + slice * ROWS + r] * eta;
+            UNROLLED(r, 0, ROWS) sums[r] += alphas[i * CP + slice * ROWS + r] * eta;
         }
         __syncthreads();
     }
-    REAL* to = partial + (((i64)b * gridDim.x + chunk) * CP + slice * ROWS) * CP + c;
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) to[r * CP] = sums[r];
+    REAL* to = crossed + (((i64)b * gridDim.x + chunk) * CP + slice * ROWS) * CP + c;
+    UNROLLED(r, 0, ROWS) to[r * CP] = sums[r];
 }
 
 // Transition counts (B, C, C) from the chunks' sums; grid (C, B), a thread for each label.
-extern "C" __global__ void __launch_bounds__(CP) sum_transitions(
-    const REAL* __restrict__ partial, const REAL* __restrict__ onward, double* __restrict__ out,
-    int labels, int chunks) {
+KERNEL(CP) sum_transitions(In<REAL> crossed, In<REAL> onward, Out<double> transition_out, int labels, int crossings) {
     const int row = blockIdx.x, b = blockIdx.y, c = threadIdx.x;
     double total = 0;
 #pragma unroll 4
-    for (int chunk = 0; chunk < chunks; ++chunk) total += partial[(((i64)b * chunks + chunk) * CP + row) * CP + c];
-    if (c < labels) out[((i64)b * labels + row) * labels + c] = times(total, onward[row * CP + c]);
+    for (int chunk = 0; chunk < crossings; ++chunk) total += crossed[(((i64)b * crossings + chunk) * CP + row) * CP + c];
+    if (c < labels) transition_out[((i64)b * labels + row) * labels + c] = times(total, onward[row * CP + c]);
 }
 
 // The sum over slices of what each thread has for its label, to all threads of the label.
@@ -929,12 +843,10 @@ INSIDE double over_labels(double own, double* shared) {
 
 // What the counts of a sequence must add up to, as they are returned: mass_error and mass_frame, the worst of its tiles,
 // and `imbalance`, the worst error of all identities; 0 where nothing is feasible. Grid (B).
-extern "C" __global__ void __launch_bounds__(THREADS) audit(
-    const double* __restrict__ tile_error, const i64* __restrict__ tile_frame, const double* __restrict__ tile_range,
-    const double* __restrict__ begun, const double* __restrict__ ended, const REAL* __restrict__ starts,
-    const REAL* __restrict__ ends, const double* __restrict__ duration, const double* __restrict__ transition,
-    const double* __restrict__ z_value, const i64* __restrict__ lengths, double* __restrict__ mass_error,
-    i64* __restrict__ mass_frame, double* __restrict__ imbalance, int frames, int labels, int longest, int tiles) {
+KERNEL(THREADS) audit(
+    In<double> tile_error, In<i64> tile_frame, In<double> tile_range, In<double> begun, In<double> ended, In<REAL> starts_out,
+    In<REAL> ends_out, In<double> duration_out, In<double> transition_out, In<double> z_value, In<i64> lengths,
+    Out<double> mass_error, Out<i64> mass_frame, Out<double> imbalance, int frames, int labels, int longest, int tiles) {
     __shared__ double shared[THREADS];
     const int b = blockIdx.x, c = threadIdx.x % CP, slice = threadIdx.x / CP;
     const int length = sequence_of(lengths, b, frames).length;
@@ -950,17 +862,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) audit(
         error = worse(error, tile_range[at]);
     }
     for (int k = slice; c < labels && k < longest; k += SLICES) {
-        const double count = duration[((i64)b * longest + k) * labels + c];
+        const double count = duration_out[((i64)b * longest + k) * labels + c];
         lasting += count;
         covered += count * (k + 1);
     }
     for (int other = slice; c < labels && other < labels; other += SLICES) {
-        into += transition[((i64)b * labels + other) * labels + c];
-        from += transition[((i64)b * labels + c) * labels + other];
+        into += transition_out[((i64)b * labels + other) * labels + c];
+        from += transition_out[((i64)b * labels + c) * labels + other];
     }
     const bool there = c < labels && length > 0;
-    const double began = there ? starts[(i64)b * frames * labels + c] : 0;
-    const double last = there ? ends[((i64)b * frames + length - 1) * labels + c] : 0;
+    const double began = there ? starts_out[(i64)b * frames * labels + c] : 0;
+    const double last = there ? ends_out[((i64)b * frames + length - 1) * labels + c] : 0;
     begun_all = over_slices(begun_all, shared);
     ended_all = over_slices(ended_all, shared);
     const double size = fmax(begun_all, 1.0);
@@ -989,27 +901,25 @@ INSIDE double weight_of(double log_z, double by_log_z) {
 }
 
 // The gradient of a loss by the scores: labels times that weight. Grid (any, B).
-extern "C" __global__ void __launch_bounds__(THREADS) score_gradients(
-    const REAL* __restrict__ label, const double* __restrict__ log_z, const double* __restrict__ by_log_z,
-    REAL* __restrict__ gradient, i64 count, int stride) {
+KERNEL(THREADS) score_gradients(
+    In<REAL> label, In<double> log_z, In<double> by_log_z, Out<REAL> by_score, i64 scores, int stride) {
     const int b = blockIdx.y;
     const REAL weight = (REAL)weight_of(log_z[b], by_log_z[b * stride]);
-    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < count; i += (i64)gridDim.x * THREADS)
-        gradient[b * count + i] = label[b * count + i] * weight;
+    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < scores; i += (i64)gridDim.x * THREADS)
+        by_score[b * scores + i] = label[b * scores + i] * weight;
 }
 
 // And by what all sequences share: the sum over them of their counts times that weight, in their order. Grid
 // (programs); indices go over durations, transitions, starts and ends.
-extern "C" __global__ void __launch_bounds__(THREADS) shared_gradients(
-    const double* __restrict__ duration, const double* __restrict__ transition, const REAL* __restrict__ starts,
-    const REAL* __restrict__ ends, const i64* __restrict__ lengths, const double* __restrict__ log_z,
-    const double* __restrict__ by_log_z, REAL* __restrict__ by_duration, REAL* __restrict__ by_transition,
-    REAL* __restrict__ by_start, REAL* __restrict__ by_end, int batch, int frames, int labels, int longest, int stride) {
+KERNEL(THREADS) shared_gradients(
+    In<double> duration_out, In<double> transition_out, In<REAL> starts_out, In<REAL> ends_out, In<i64> lengths, In<double> log_z,
+    In<double> by_log_z, Out<REAL> by_duration, Out<REAL> by_transition, Out<REAL> by_start, Out<REAL> by_end, int batch,
+    int frames, int labels, int longest, int stride) {
     __shared__ double weights[THREADS];
     __shared__ i64 lasts[THREADS];
     const i64 durations = (i64)longest * labels, transitions = (i64)labels * labels;
-    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x, other = i - durations - transitions; // starts and ends, from 0
-    const double* counts = i < durations ? duration + i : transition + (i - durations);
+    const i64 i = (i64)blockIdx.x * THREADS + threadIdx.x, other = i - durations - transitions; // starts_out and ends_out, from 0
+    const double* counts = i < durations ? duration_out + i : transition_out + (i - durations);
     const i64 step = i < durations ? durations : transitions;
     double sum = 0;
     for (int first = 0; first < batch; first += THREADS) {
@@ -1029,7 +939,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) shared_gradients(
         } else if (other < 2 * labels) {
             for (int b = 0; b < shown; ++b) {
                 const i64 row = other < labels ? (i64)(first + b) * frames : lasts[b];
-                const double count = other < labels ? starts[row * labels + other] : ends[row * labels + other - labels];
+                const double count = other < labels ? starts_out[row * labels + other] : ends_out[row * labels + other - labels];
                 if (weights[b] != 0) sum += count * weights[b];
             }
         }

@@ -106,15 +106,12 @@ Vectors vectors(int64_t count) {
     return Vectors(static_cast<V*>(p));
 }
 
-// One sequence's scores, (T, C): float64, or float32 where `single`. Of a batch's (B, T, C) the b-th, of `length` frames.
+// One sequence's scores, (T, C): float64, or float32 where `single`.
 struct Sequence {
     const void* score;
     int64_t length, labels;
     bool single;
 
-    Sequence(const void* scores, bool single, int64_t b, int64_t frames, int64_t labels, int64_t length)
-        : score(static_cast<const char*>(scores) + b * frames * labels * (single ? 4 : 8)), length(length), labels(labels),
-          single(single) {}
     double at(int64_t t, int64_t c) const {
         const int64_t i = t * labels + c;
         return single ? double(static_cast<const float*>(score)[i]) : static_cast<const double*>(score)[i];
@@ -128,9 +125,37 @@ struct Sequence {
     }
 };
 
-// `work(thread)` on up to `threads` threads.
-template <class Work>
-void on_threads(int64_t threads, const Work& work) {
+// What every function is given first, as Python lays it out: numbers of 64 bits and addresses. Arrays are contiguous, and hold
+// float64 unless said otherwise.
+struct Batch {
+    int64_t batch, frames, longest, labels, threads, single;
+    const void* score;       // (B, T, C), float32 where `single`
+    const int64_t* lengths;  // (B,)
+    const double *transition, *duration, *start, *end;  // (C, C), (K, C), (C,), (C,)
+
+    int64_t length(int64_t b) const { return std::min(std::max<int64_t>(lengths[b], 1), frames); }
+    int64_t padded() const { return (labels + PADDED - 1) / PADDED * PADDED; }
+    Sequence sequence(int64_t b) const {
+        const char* from = static_cast<const char*>(score) + b * frames * labels * (single ? 4 : 8);
+        return {from, length(b), labels, single != 0};
+    }
+};
+
+// `one(b, memory)` for every sequence, on up to x.threads threads; `memory` are a thread's `size` vectors. Throws bad_alloc where
+// one did.
+template <class One>
+void in_turns(const Batch& x, int64_t size, const One& one) {
+    const int64_t threads = std::max<int64_t>(1, std::min(x.threads, x.batch));
+    const Vectors memory = vectors(size * threads);
+    std::atomic<int64_t> next{0};
+    std::atomic<bool> enough{true};
+    const auto work = [&](int64_t thread) {
+        try {
+            for (int64_t b = next++; b < x.batch; b = next++) one(b, memory.get() + thread * size);
+        } catch (const std::bad_alloc&) {
+            enough = false;
+        }
+    };
     std::vector<std::thread> others;
     others.reserve(size_t(threads - 1));
     try {
@@ -140,20 +165,6 @@ void on_threads(int64_t threads, const Work& work) {
     }
     work(0);
     for (std::thread& other : others) other.join();
-}
-
-// `one(b, thread)` for every sequence, on up to `threads` threads. Throws bad_alloc where one did.
-template <class One>
-void in_turns(int64_t batch, int64_t threads, const One& one) {
-    std::atomic<int64_t> next{0};
-    std::atomic<bool> enough{true};
-    on_threads(std::max<int64_t>(1, std::min(threads, batch)), [&](int64_t thread) {
-        try {
-            for (int64_t b = next++; b < batch; b = next++) one(b, thread);
-        } catch (const std::bad_alloc&) {
-            enough = false;
-        }
-    });
     if (!enough) throw std::bad_alloc();
 }
 

@@ -9,7 +9,9 @@ once.
 
 from __future__ import annotations
 
+import itertools
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +20,13 @@ import torch
 from torch import Tensor
 
 from lab.core.words import plural
-from lab.rooms.semicrf.model.problem import onto
+from lab.rooms.semicrf.model.problem import inside
 
 DRIFT = 20.0  # the guide's threshold for transition and duration parameters
 NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native"}
+Range = tuple[float, float]
+"""From the smallest allowed number to the largest; NaN is in none."""
+FINITE = (-sys.float_info.max, sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,12 @@ class Point:
 
     name: str
     low_high: tuple[Tensor, Tensor]
-    bad: Callable[[float, float], bool]
+    allowed: Range
     error: Callable[[], Exception]
+
+    def check(self, low: float, high: float) -> None:
+        if not (self.allowed[0] <= low and high <= self.allowed[1]):
+            raise self.error()
 
 
 class Validator:
@@ -44,19 +53,15 @@ class Validator:
         self.points: list[Point] = []
         self.travelling: tuple[dict[int, Point], Tensor, Any] | None = None
 
-    def watch(
-        self, name: str, tensor: Tensor, bad: Callable[[float, float], bool], error: Callable[[], Exception]
-    ) -> None:
-        """Note the minimum and maximum of `tensor`; on a CPU raise `error()` at once if `bad(low, high)`."""
-        tensor = tensor.detach()
+    def watch(self, name: str, tensor: Tensor, allowed: Range, error: Callable[[], Exception]) -> None:
+        """Note the minimum and maximum of `tensor`; on a CPU raise `error()` at once if they are outside."""
         if tensor.numel() == 0:
             return
-        low, high = torch.aminmax(tensor)
+        point = Point(name, torch.aminmax(tensor.detach()), allowed, error)
         if tensor.device.type == "cpu":
-            if bad(float(low), float(high)):
-                raise error()
+            point.check(*map(float, point.low_high))
         else:
-            self.points.append(Point(name, (low, high), bad, error))
+            self.points.append(point)
 
     def settle(self, *, wait: bool = False) -> None:
         """Read what has arrived, then send what was noted since; with `wait` read that too."""
@@ -78,11 +83,10 @@ class Validator:
         event.synchronize()
         self.travelling = None
         found = dict(zip(points, arrived.tolist(), strict=True))
+        noted, self.points = self.points, []
         for at in sorted(found):
-            point, (low, high) = points[at], found[at]
-            if point.bad(low, high):
-                self.points = []
-                raise point.error()
+            points[at].check(*found[at])
+        self.points = noted
 
     def inputs(self, hidden: Tensor, lengths: Tensor | None, labels: Tensor, classes: int) -> None:
         """Shapes at once; lengths and labels as one point each. Labels past a sequence's end are ignored."""
@@ -90,21 +94,17 @@ class Validator:
             raise ValueError(f"hidden_states must be 3D (batch, T, features), got {hidden.dim()}D")
         frames = hidden.shape[1]
         if lengths is not None:
-            self.watch("lengths", lengths, lambda low, high: low < 1, lambda: _lengths_low(lengths))
-            self.watch(
-                "lengths", lengths, lambda low, high: high > frames, lambda: _lengths_high(lengths, frames)
-            )
-            within = torch.arange(frames, device=lengths.device) < lengths[:, None]
-            labels = torch.where(onto(within, labels.device), labels, torch.zeros_like(labels))
-        self.watch(
-            "labels", labels, lambda low, high: low < 0 or high >= classes, lambda: _labels(labels, classes)
-        )
+            self.watch("lengths", lengths, (1, frames), lambda: _lengths(lengths, frames))
+            within = inside(frames, lengths, labels.device)
+            labels = torch.where(within, labels, torch.zeros_like(labels))
+        self.watch("labels", labels, (0, classes - 1), lambda: _labels(labels, classes))
 
     def scores(self, hidden: Tensor, score: Tensor, *, projected: bool) -> None:
         """The scores: after the projection, if there is one, and before the prefix sums."""
         if projected:
-            self.watch("projection", score, _nan, lambda: _projection(hidden, score))
-        self.watch("cumulative scores", score, _nan_or_plus_inf, lambda: _cumulative(score))
+            self.watch("projection", score, (-math.inf, math.inf), lambda: _projection(hidden, score))
+        # -inf is a mask and legal; +inf is not.
+        self.watch("cumulative scores", score, (-math.inf, FINITE[1]), lambda: _cumulative(score))
 
     def gold(
         self,
@@ -129,7 +129,7 @@ class Validator:
                 f"gold path has score {score}, so the loss is infinite or NaN [first b={b}: {why}]"
             )
 
-        self.watch("gold path", gold_B, not_finite, error)
+        self.watch("gold path", gold_B, FINITE, error)
 
 
 def forbidden_piece(given: tuple[Tensor, ...], b: int, labels: list[int], starts: list[int]) -> str:
@@ -164,12 +164,11 @@ def extremes(points: list[Point]) -> tuple[dict[int, Point], Tensor]:
 
     Joined by dtype, one or two launches each: on a GPU one launch per point would cost more than the reading.
     """
-    by_dtype: dict[torch.dtype, list[int]] = {}
-    for at, point in enumerate(points):
-        by_dtype.setdefault(point.low_high[0].dtype, []).append(at)
-    groups = [torch.stack([v for at in group for v in points[at].low_high]) for group in by_dtype.values()]
-    order = {at: points[at] for group in by_dtype.values() for at in group}
-    return order, torch.cat([group.double() for group in groups]).view(-1, 2)
+    dtypes = [str(point.low_high[0].dtype) for point in points]
+    order = sorted(range(len(points)), key=dtypes.__getitem__)
+    groups = itertools.groupby(order, dtypes.__getitem__)
+    joined = [torch.stack([v for at in group for v in points[at].low_high]).double() for _, group in groups]
+    return {at: points[at] for at in order}, torch.cat(joined).view(-1, 2)
 
 
 def backend_name(backend: str, tensor: Tensor) -> str:
@@ -196,11 +195,6 @@ def drift_messages(epoch: int, transition_max: float, duration_max: float) -> li
     return found
 
 
-def counts(tensor: Tensor) -> tuple[int, int]:
-    """How many NaN, how many Inf."""
-    return int(torch.isnan(tensor).sum()), int(torch.isinf(tensor).sum())
-
-
 def first_place(bad: Tensor) -> dict[str, int]:
     """Coordinates of the first True in the order of computation: by time, then sequence, then label.
 
@@ -212,19 +206,6 @@ def first_place(bad: Tensor) -> dict[str, int]:
         return {"b": b, "t": t, "c": c}
     names = {1: ("b",), 2: ("row", "column")}[bad.dim()]
     return dict(zip(names, places[0].tolist(), strict=True))
-
-
-def _nan(low: float, high: float) -> bool:
-    return math.isnan(low)
-
-
-def _nan_or_plus_inf(low: float, high: float) -> bool:
-    # -inf is a mask and legal; +inf is not.
-    return math.isnan(low) or high == math.inf
-
-
-def not_finite(low: float, high: float) -> bool:
-    return not (math.isfinite(low) and math.isfinite(high))
 
 
 def where(bad: Tensor) -> str:
@@ -249,28 +230,19 @@ def _cumulative(score: Tensor) -> ValueError:
     return ValueError(f"NaN detected in cumulative scores after cumsum [{counted(score)}, {where(bad)}]")
 
 
-def _lengths_low(lengths: Tensor) -> ValueError:
-    return ValueError(
-        f"lengths must be positive, got min={int(lengths.min())} [first b={int((lengths < 1).nonzero()[0])}]"
-    )
-
-
-def _lengths_high(lengths: Tensor, frames: int) -> ValueError:
-    return ValueError(
-        f"lengths cannot exceed T={frames}, got max={int(lengths.max())} "
-        f"[first b={int((lengths > frames).nonzero()[0])}]"
-    )
+def _lengths(lengths: Tensor, frames: int) -> ValueError:
+    low, high = int(lengths.min()), int(lengths.max())
+    if low < 1:
+        return ValueError(f"lengths must be positive, got min={low} [{where(lengths < 1)}]")
+    return ValueError(f"lengths cannot exceed T={frames}, got max={high} [{where(lengths > frames)}]")
 
 
 def _labels(labels: Tensor, classes: int) -> ValueError:
     bad = (labels < 0) | (labels >= classes)
     b, t = bad.nonzero()[0].tolist()
-    return ValueError(
-        f"labels must be in [0, {classes}), got range [{int(labels.min())}, {int(labels.max())}] "
-        f"[first b={b} t={t}]"
-    )
+    given = f"[{int(labels.min())}, {int(labels.max())}]"
+    return ValueError(f"labels must be in [0, {classes}), got range {given} [first b={b} t={t}]")
 
 
 def counted(tensor: Tensor) -> str:
-    nans, infs = counts(tensor)
-    return f"{nans} NaN, {infs} Inf"
+    return f"{int(torch.isnan(tensor).sum())} NaN, {int(torch.isinf(tensor).sum())} Inf"

@@ -8,8 +8,8 @@ pass on the counts that the kernels computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,14 +17,7 @@ from torch import Tensor
 from lab.rooms.semicrf.model import log_domain, naive
 from lab.rooms.semicrf.model.ledger import mass_by_durations, tolerance_of
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem, onto
-from lab.rooms.semicrf.model.validation.points import (
-    Validator,
-    counted,
-    counts,
-    first_place,
-    not_finite,
-    where,
-)
+from lab.rooms.semicrf.model.validation.points import FINITE, Validator, counted, first_place, where
 
 GRADIENTS = ("grad_cum_scores", "grad_transition", "grad_duration_bias")
 NAIVE_ARCS = 10_000
@@ -63,7 +56,8 @@ class CRFWatch:
         backend: str,
     ) -> None:
         """`given` are scores, transitions and durations; `ends` are start and end."""
-        self.validator, self.lengths, self.backend = validator, lengths, backend
+        self.validator, self.backend = validator, backend
+        self.lengths = None if lengths is None else lengths.long()
         self.score_BTC = given[0].detach()
         self.parameters = [value.detach().clone() for value in (*given[1:], *ends)]
         self.mass_error_B: Tensor | None = None
@@ -74,10 +68,10 @@ class CRFWatch:
         `given` are views that only this pass holds: a hook on a parameter itself would stay for good.
         """
         value_B = logZ_B.detach()
-        self.validator.watch("partition", value_B, not_finite, lambda: self.partition_error(value_B))
+        self.validator.watch("partition", value_B, FINITE, lambda: self.partition_error(value_B))
         for tensor, title in zip(given, GRADIENTS, strict=True):
             if tensor.requires_grad:
-                tensor.register_hook(self._gradient_hook(title))  # type: ignore[no-untyped-call]
+                tensor.register_hook(partial(self.gradient, title))  # type: ignore[no-untyped-call]
 
     def posteriors(self, found: Posteriors) -> None:
         """The mass of the counts that become gradients; the `alarm` of `log_partition`."""
@@ -87,31 +81,20 @@ class CRFWatch:
         covered_B = mass_by_durations(found.duration_BKC, lengths_B, found.log_z_B)
         self.mass_error_B = torch.maximum(found.mass_error_B, covered_B)
         kept = Kept(found.log_z_B, label_BTC, found.mass_error_B, found.mass_frame_B, covered_B, tolerance)
-        self.validator.watch(
-            "posterior mass",
-            self.mass_error_B,
-            lambda low, high: not high <= tolerance,
-            lambda: self.mass_error(kept),
-        )
-        self.validator.watch(
-            "posteriors",
-            label_BTC,
-            lambda low, high: not (low >= -tolerance and high <= 1 + tolerance),
-            lambda: self.mass_error(kept),
-        )
+        for name, value, allowed in (
+            ("posterior mass", self.mass_error_B, (-math.inf, tolerance)),
+            ("posteriors", label_BTC, (-tolerance, 1 + tolerance)),
+        ):
+            self.validator.watch(name, value, allowed, lambda: self.mass_error(kept))
 
-    def _gradient_hook(self, title: str) -> Callable[[Tensor], None]:
-        def look(gradient: Tensor) -> None:
-            self.validator.watch(title, gradient, not_finite, lambda: self.gradient_error(gradient, title))
-
-        return look
+    def gradient(self, title: str, gradient: Tensor) -> None:
+        self.validator.watch(title, gradient, FINITE, lambda: self.gradient_error(gradient, title))
 
     def partition_error(self, logZ_B: Tensor) -> RuntimeError:
-        nans, infs = counts(logZ_B)
         b = first_place(~torch.isfinite(logZ_B))["b"]
         words = f"first b={b}; {self._replayed_partition(b)}"
         return RuntimeError(
-            f"Non-finite partition from forward pass ({self.backend}): {nans} NaN, {infs} Inf [{words}]"
+            f"Non-finite partition from forward pass ({self.backend}): {counted(logZ_B)} [{words}]"
         )
 
     def mass_error(self, kept: Kept) -> RuntimeError:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from lab.rooms.semicrf.model import api, naive
+from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import make_problem
 from lab.rooms.semicrf.workload.cases.solution import solve
 from lab.rooms.semicrf.workload.checks.subject import Row, Subject, as_row, drawn
@@ -57,23 +60,30 @@ def entropies(subject: Subject) -> Iterator[Row]:
 
 
 def sampling(subject: Subject) -> Iterator[Row]:
-    """Frequencies of 2,000 samples: within 5 standard deviations of the posteriors everywhere."""
-    case = drawn(subject.seed + 600, (1, 8, 4, 3))
+    """What 2,000 draws count of labels by frame, durations, transitions, first and last labels: each mean
+    within 5 standard deviations of the definition's expected count.
+    """
+    shape = (1, 8, 4, 3)
+    case = drawn(subject.seed + 600, shape)
     count = 2000
     inputs = case.to(subject.device).inputs()
     paths = api.sample(**inputs, samples=count, seed=subject.seed, backend=subject.backend)[0]
-    seen = torch.zeros(8, 3, dtype=torch.float64)
-    for path in paths:
-        for begin, end, label in path:
-            seen[begin:end, label] += 1 / count
-    right = solve(case, "naive").score_BTC[0]
-    sigma = (right * (1 - right) / count).sqrt().clamp(min=1e-3)
-    worst = float(((seen - right).abs() / sigma).max())
-    yield as_row(
-        "samples",
-        (1, 8, 4, 3),
-        torch.float64,
-        worst,
-        5.0,
-        f"frequencies within {worst:.1f} standard deviations",
-    )
+    seen = torch.stack([counts(path, *shape[1:]) for path in paths])
+    found = solve(case, "naive")
+    expected = (found.score_BTC, found.duration_KC, found.transition_CC, found.start_C, found.end_C)
+    right = torch.cat([value.flatten() for value in expected])
+    sigma = (seen.std(0) / count**0.5).clamp(min=1e-3)
+    worst = float(((seen.mean(0) - right).abs() / sigma).max())
+    text = f"frequencies within {worst:.1f} standard deviations"
+    yield as_row("samples", shape, torch.float64, worst, 5.0, text)
+
+
+def counts(path: Sequence[Segment], frames: int, longest: int, labels: int) -> Tensor:
+    """Of one segmentation (N,): labels by frame, durations, transitions, its first label and its last."""
+    sizes = (frames * labels, longest * labels, labels * labels, labels, labels)
+    label, duration, transition, first, last = (sum(sizes[:at]) for at in range(len(sizes)))
+    at = [label + t * labels + c for start, end, c in path for t in range(start, end)]
+    at += [duration + (end - start - 1) * labels + c for start, end, c in path]
+    at += [transition + a * labels + c for (_, _, a), (_, _, c) in pairwise(path)]
+    at += [first + path[0][2], last + path[-1][2]]
+    return torch.bincount(torch.tensor(at), minlength=sum(sizes)).double()

@@ -12,7 +12,8 @@ from lab.rooms.semicrf.workload.cases.case import Case, random_case
 from lab.rooms.semicrf.workload.cases.solution import Solution, solve
 
 Row = dict[str, Any]
-# (B, T, K, C): one frame, one label, K > T, K = 1, labels that are no power of two, more labels than a warp.
+# (B, T, K, C): one frame, one label, K > T, K = 1, labels that are no power of two, more labels than a warp,
+# than one tile of a product.
 SMALL = (
     (1, 1, 1, 1),
     (2, 7, 3, 2),
@@ -21,8 +22,10 @@ SMALL = (
     (4, 33, 8, 33),
     (3, 40, 16, 39),
     (2, 64, 1, 17),
+    (2, 12, 5, 100),
 )
-LONG = ((4, 500, 30, 24), (2, 2000, 100, 16))
+# Many frames, durations beyond what a block of threads holds at once, more sequences than processors.
+LONG = ((4, 500, 30, 24), (2, 2000, 100, 16), (1, 3000, 700, 5), (300, 30, 7, 6))
 FORBIDDEN = -math.inf
 
 

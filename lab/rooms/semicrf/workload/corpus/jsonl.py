@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def _utterance(line: bytes, where: str) -> Utterance:
         row: dict[str, Any] = msgspec.json.decode(line)
         with np.errstate(over="ignore"):  # named below
             features = np.asarray(row["features"], dtype=np.float32)
-        segments = tuple((int(s), int(e), int(c)) for s, e, c in row["segments"])
+        segments = tuple((index(s), index(e), index(c)) for s, e, c in row["segments"])  # 5.9 is no frame
         name, speaker = str(row["utterance_id"]), str(row["speaker_id"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise BadDataError(f"not an utterance: {type(error).__name__}: {error}", where=where) from error

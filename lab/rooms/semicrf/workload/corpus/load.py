@@ -42,8 +42,42 @@ def from_jsonl(folder: Path) -> Corpus:
     """`{train,test}.jsonl` as `preprocess` writes them; the dev split is a tenth of the training speakers."""
     train, test = ([*_read_jsonl(folder / f"{split}.jsonl")] for split in ("train", "test"))
     mapping = folder / "phone_mapping.json"
-    phones = tuple(msgspec.json.decode(mapping.read_bytes())["phones_39"]) if mapping.exists() else PHONES_39
+    phones = phones_of(mapping) if mapping.exists() else PHONES_39
+    reject_unlike([*train, *test], len(phones), folder)
     return normalised(_with_dev(train, test, phones, str(folder)))
+
+
+class Mapping(msgspec.Struct):
+    """What is read of a phone_mapping.json."""
+
+    phones_39: tuple[str, ...]
+
+
+def phones_of(path: Path) -> tuple[str, ...]:
+    """The names of the labels in their order. Raises BadDataError."""
+    try:
+        phones = msgspec.json.decode(path.read_bytes(), type=Mapping).phones_39
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadDataError(f"unreadable phones: {error}", where=path) from error
+    twice = {phone for phone in phones if phones.count(phone) > 1}
+    if twice:
+        raise BadDataError(f"phones_39 has {', '.join(sorted(twice))} twice", where=path)
+    return phones
+
+
+def reject_unlike(utterances: list[Utterance], phones: int, folder: Path) -> None:
+    """Raises BadDataError for features of another number than the first's, which numpy may repeat to fit,
+    and for a label that is no phone.
+    """
+    for one in utterances:
+        features, first = one.features.shape[1], utterances[0].features.shape[1]
+        if features != first:
+            text = f"utterance {one.name} has {features} features per frame, the first {first}"
+            raise BadDataError(text, where=folder)
+        highest = max(label for _, _, label in one.segments)
+        if highest >= phones:
+            text = f"utterance {one.name} has the label {highest}, and there are {phones} phones"
+            raise BadDataError(text, where=folder, fix="phone_mapping.json beside it names them")
 
 
 def from_timit(folder: Path) -> Corpus:
@@ -59,6 +93,8 @@ def from_timit(folder: Path) -> Corpus:
 
 
 def _with_dev(train: list[Utterance], test: list[Utterance], phones: tuple[str, ...], origin: str) -> Corpus:
+    if not train:
+        raise BadDataError("no utterance in the training set", where=origin)
     speakers = sorted({u.speaker for u in train})
     held_out = set(speakers[:: max(2, min(10, len(speakers)))]) if len(speakers) > 1 else set()
     dev = [u for u in train if u.speaker in held_out]

@@ -65,6 +65,12 @@ def frames_of(phones: list[tuple[int, int, int]], frames: int, where: Path) -> l
     """
     if not frames:
         raise BadDataError("the sound is shorter than one window", where=where)
+    if phones[-1][0] >= frames * HOP:
+        raise BadDataError(
+            f"its last phone starts at sample {phones[-1][0]}, and the sound has fewer than {frames * HOP}",
+            where=where,
+            fix="copy the sound again: it is cut off, or another sentence's",
+        )
     edges = [0, *(round(end / HOP) for _, end, _ in phones[:-1]), frames]
     edges = [min(edge, frames) for edge in edges]
     return [

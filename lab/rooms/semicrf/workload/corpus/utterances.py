@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lab.errors import BadDataError
+
 Segment = tuple[int, int, int]
 
 
@@ -59,9 +61,14 @@ def cropped(corpus: Corpus, length: int) -> Corpus:
 
 
 def normalised(corpus: Corpus) -> Corpus:
-    """z-scores by the training set's mean and deviation (at least 1e-8)."""
+    """z-scores by the training set's mean and deviation (at least 1e-8). Raises BadDataError."""
     frames = np.concatenate([u.features for u in corpus.train])
-    mean, deviation = frames.mean(axis=0), np.maximum(frames.std(axis=0), 1e-8)
+    with np.errstate(over="ignore", invalid="ignore"):  # named below
+        mean, deviation = frames.mean(axis=0), np.maximum(frames.std(axis=0), 1e-8)
+    if not np.isfinite(deviation).all():
+        d = int(np.isfinite(deviation).argmin())
+        text = f"feature {d} is too large: the training set's deviation is {deviation[d]} in float32"
+        raise BadDataError(text, where=corpus.origin, fix="scale the features to a moderate size")
 
     def scaled(utterances: list[Utterance]) -> list[Utterance]:
         return [

@@ -10,6 +10,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lab import nan  # noqa: E402
+from lab.rooms.nan.watch.shared import before_update  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import FAULT_STEP, OLD, Switch, loop, stacked  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
@@ -52,7 +53,7 @@ def test_code_of_a_method_that_the_program_calls_is_not_called_the_batch():
     assert "before forward of dec" in g.sentence()
 
 
-def test_the_same_method_inside_a_module_is_that_modules_own_code():
+def test_the_same_method_inside_a_module_may_have_made_it():
     switch = Switch()
 
     class Outer(nn.Module):
@@ -64,8 +65,8 @@ def test_the_same_method_inside_a_module_is_that_modules_own_code():
             return self.head(self.coder.encode(given))
 
     first = guarded(Outer(), switch)
-    assert (first.stage, first.module, first.unsure) == ("forward", "", "")
-    assert "after enc, before head" in first.place
+    assert (first.stage, first.module) == ("forward", "") and "first seen in args[0] of head" in first.place
+    assert "coder was not called, though coder.enc was" in first.unsure
 
 
 def test_a_hook_on_a_tensor_is_not_the_fault_of_the_module_behind_it():
@@ -199,6 +200,30 @@ def test_a_scaler_that_the_guard_was_not_given_is_found_by_the_loss_it_scaled(pa
     assert g.step == 14
 
 
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch has no GradScaler for a CPU")
+@pytest.mark.parametrize("from_the_start", [True, False])
+def test_a_scaler_is_found_after_many_losses_that_are_products_of_something_else(from_the_start):
+    model, weight = small(), torch.tensor(0.5)
+    optimizer, found = torch.optim.SGD(model.parameters(), 1e-4), []
+    if from_the_start:
+        found += [torch.amp.GradScaler("cpu", 2.0**24)]
+    with nan.guard(model, optimizer) as g:
+        for number in range(34):
+            if number == 20 and not found:
+                found += [torch.amp.GradScaler("cpu", 2.0**24)]
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                loss = model(x(8, 4) * 10).square().mean()
+            if number < 20:
+                (loss * weight * torch.tensor(0.5)).backward()
+                optimizer.step()
+            else:
+                found[0].scale(loss).backward()
+                found[0].step(optimizer)
+                found[0].update()
+    assert g.clean and g.scaling.scaler is found[0] and g.skipped_steps >= 6, (g.sentence(), g.skipped_steps)
+
+
 def test_lbfgs_is_one_step_per_update_under_every_torch():
     model, closures = small(), [0]
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
@@ -302,3 +327,290 @@ def test_complex_state_is_read():
             optimizer.step()
         optimizer.state[model.weight]["exp_avg"].fill_(NAN)
     assert g.failed == 0 and g.first.name == "weight: exp_avg", g.notes
+
+
+@pytest.mark.skipif(OLD, reason="this torch has no hooks around updates")
+@pytest.mark.parametrize("bad_at", [None, 5])
+@pytest.mark.parametrize("place", ["old_dirs", "ro", "prev_flat_grad", "d"])
+def test_lists_in_an_optimizers_state_are_read(place, bad_at):
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=1e-2, max_iter=2)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x(8, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    def spoil(*_):
+        state = next(iter(optimizer.state.values()))
+        (state[place][0] if isinstance(state[place], list) else state[place]).fill_(NAN)
+
+    with nan.guard(model, optimizer) as g:
+        for number in range(6):
+            if number == bad_at:
+                optimizer.register_step_post_hook(spoil)
+            optimizer.step(closure)
+    assert g.status == ("clean" if bad_at is None else "bad"), g.sentence()
+    if bad_at is not None:
+        assert g.first.stage == "opt_state" and f"all weights: {place}" in g.first.place, g.sentence()
+
+
+@pytest.mark.skipif(OLD, reason="this torch has no hooks around updates")
+def test_what_an_optimizer_hides_in_its_state_is_named():
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with nan.guard(model, optimizer) as g:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            optimizer.state[model[0].weight]["history"] = {"inner": (part for part in ())}
+            optimizer.step()
+    assert g.status == "partly-seen"
+    assert g.not_seen() == ["history.inner in an optimizer's state not looked into: a generator"]
+
+
+class UsesAnothersWeight(nn.Module):
+    """Its code takes the weight of a module that it does not call for that."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.layer, self.last = nn.Embedding(10, 4), nn.Linear(4, 4), nn.Linear(10, 4)
+
+    def forward(self, ids):
+        return self.last(self.layer(self.embed(ids)) @ self.embed.weight.t())
+
+
+WRITES = {
+    "counted": lambda weight: nn.init.constant_(weight[-1], NAN),
+    "data": lambda weight: weight.data[-1].fill_(NAN),
+    "swapped": lambda weight: setattr(weight, "data", torch.full_like(weight, NAN)),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("at", [3, 11, 13])
+def test_a_weight_that_code_outside_its_module_uses_is_named(how, at):
+    model = UsesAnothersWeight()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with nan.guard(model, optimizer) as g:
+        for number in range(15):
+            if number == at:
+                with torch.no_grad():
+                    WRITES[how](model.embed.weight)
+            optimizer.zero_grad()
+            model(torch.arange(8).view(2, 4)).square().mean().backward()
+            optimizer.step()
+    first = g.first
+    assert (first.stage, first.name) == ("weights_before", "embed.weight") or first.unsure, g.sentence()
+    assert "embed.weight" in first.place and first.module == "embed" and at - 1 <= first.step <= at
+
+
+def test_a_watch_never_names_code_that_may_have_taken_bad_weights_of_another_module():
+    model = UsesAnothersWeight()
+    with nan.watch(model) as w:
+        for number in range(4):
+            if number == 2:
+                nn.init.constant_(model.embed.weight[-1].detach(), NAN)
+            model(torch.arange(8).view(2, 4))
+    assert w.first.how == "unknown" and "embed.weight are bad" in w.first.unsure
+
+
+@pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+def test_a_watch_explains_a_forward_by_the_weights_that_it_had():
+    class Divides(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last, self.on = nn.Linear(4, 4), nn.Linear(4, 4), False
+
+        def forward(self, given):
+            return self.last(self.first(given) / (0 if self.on else 1))
+
+    model = Divides()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with nan.watch(model) as w:
+        for number in range(5):
+            model.on = number == 3
+            optimizer.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert (w.first_step.number, w.first.place) == (3, "in the model itself, after first, before last")
+
+
+def a_penalty_on_gradients(model, given, switch):
+    given = given.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(model(given).sum(), given, create_graph=True)
+    return ((grad * (0 if switch.on else 1)).square().sum(1).sqrt() - 1).square().mean()
+
+
+def a_penalty_on_weights(model, given, switch):
+    weight = model[2].weight * (0 if switch.on else 1)
+    return model(given).square().mean() + weight.square().sum().sqrt()
+
+
+def a_loss_on_an_inner_output(model, given, switch):
+    kept = []
+    handle = model[2].register_forward_hook(lambda module, args, output: kept.append(output))
+    loss = model(given).square().mean()
+    handle.remove()
+    return loss + (kept[0] * (0 if switch.on else 1)).square().sum().sqrt()
+
+
+@pytest.mark.skipif(OLD, reason="this torch cannot tell which nodes a backward passed")
+@pytest.mark.parametrize("step", [a_penalty_on_gradients, a_penalty_on_weights, a_loss_on_an_inner_output])
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_code_that_uses_the_inside_of_a_model_is_no_fault_of_its_modules(step, spoilt):
+    model, switch = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh()), Switch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with nan.guard(model, optimizer) as g:
+        for number in range(12):
+            switch.on = spoilt and number == 10
+            optimizer.zero_grad()
+            step(model, x(8, 4), switch).backward()
+            optimizer.step()
+    assert g.status == ("bad" if spoilt else "clean") and g.failed == 0, g.notes
+    if spoilt:
+        assert g.first.step == 10 and (g.first.stage == "loss" or "use" in g.first.unsure), g.sentence()
+
+
+class Scales(nn.Module):
+    """No module inside, so a forward that is called directly leaves no trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.by = nn.Parameter(torch.ones(4)), 1
+
+    def forward(self, given):
+        return given * self.weight / self.by
+
+
+def test_a_forward_that_was_not_seen_may_have_made_a_bad_loss():
+    model = Scales()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with nan.guard(model, optimizer) as g:
+        for number in range(6):
+            model.by = 0 if number == 4 else 1
+            optimizer.zero_grad()
+            (model.forward if number == 4 else model)(x(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert (g.first.stage, g.first.step) == ("loss", 4) and "no forward" in g.first.unsure
+
+
+def test_a_forward_that_could_not_be_counted_may_have_made_a_bad_loss():
+    class Refuses:
+        @property
+        def __dict__(self):
+            raise ValueError("no")
+
+    class Hides(nn.Linear):
+        def forward(self, given):
+            output = super().forward(given) / self.by
+            return output if self.by else (output, Refuses())
+
+    model = Hides(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with nan.guard(model, optimizer) as g:
+        for number in range(6):
+            model.by = 0 if number == 4 else 1
+            optimizer.zero_grad()
+            output = model(x(8, 4))
+            (output if model.by else output[0]).square().mean().backward()
+            optimizer.step()
+    assert g.first.step == 4 and (g.first.stage == "forward" or "could not be counted" in g.first.unsure)
+
+
+@pytest.mark.skipif(OLD, reason="this torch has no hooks around updates")
+def test_an_update_that_runs_forwards_is_named_for_what_it_wrote():
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x(8, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    with nan.guard(model, optimizer) as g:
+        for number in range(4):
+            optimizer.param_groups[0]["lr"] = NAN if number == 2 else 1e-2
+            optimizer.step(closure)
+    assert (g.first.stage, g.first.step) == ("weights_after", 2) and "learning rate" in g.first.why
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile") or not before_update.exists, reason="an old torch")
+@pytest.mark.parametrize("times", [0, 1, 10])
+def test_steps_whose_forward_was_compiled_later_are_not_called_clean(times):
+    model = small()
+    optimizer, forward = torch.optim.SGD(model.parameters(), 1e-2), model
+    compiled = torch.compile(model, backend="eager")
+    with nan.guard(model, optimizer) as g:
+        for number in range(30):
+            forward = model if number < 30 - times else compiled
+            optimizer.zero_grad()
+            forward(x(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert g.status == ("partly-seen" if times else "clean") and g.step == 30
+    assert not times or f"{times} update" in g.not_seen()[0], g.not_seen()
+
+
+@pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+def test_a_loss_that_is_kept_over_two_updates_has_a_forward():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with nan.guard(model, optimizer) as g:
+        for _ in range(12):
+            hidden = model(x(8, 4))
+            for _ in range(2):
+                optimizer.zero_grad()
+                hidden.sum().backward(retain_graph=True)
+                optimizer.step()
+    assert g.clean and g.step == 24, g.not_seen()
+
+
+@pytest.mark.skipif(not hasattr(nn.utils, "parametrizations"), reason="an old torch")
+@pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+def test_a_module_that_comes_late_and_takes_a_weight_is_counted():
+    model = small()
+    with nan.guard(model) as g:
+        optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+        for number in range(30):
+            if number == 20:
+                nn.utils.parametrizations.spectral_norm(model[0])
+                nn.utils.parametrizations.orthogonal(model[2])
+                optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+            optimizer.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert g.clean, g.not_seen()
+
+
+@pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+def test_a_loss_after_a_forward_that_lost_what_it_overwrote_is_not_certain():
+    class Wipes(nn.Module):
+        on = False
+
+        def forward(self, given):
+            hidden = given * 1.0
+            made = self.inner(hidden)
+            return made.nan_to_num_() if self.on else made
+
+        def __init__(self):
+            super().__init__()
+            self.inner = Divides()
+
+    class Divides(nn.Module):
+        on = False
+
+        def forward(self, given):
+            return given / 0 if self.on else given * 1.0
+
+    model = nn.Sequential(nn.Linear(4, 4), Wipes(), nn.Linear(4, 2))
+    model[2].weight.data.mul_(0.01)  # what is wiped does not overflow there
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with nan.guard(model, optimizer) as g:
+        for number in range(30):
+            model[1].on = model[1].inner.on = number == 25
+            optimizer.zero_grad()
+            model(x(8, 4)).square().mean().backward()
+            optimizer.step()
+    assert g.first.step == 25 and "overwritten in place before being counted" in g.sentence()

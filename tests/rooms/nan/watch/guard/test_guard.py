@@ -16,6 +16,7 @@ from lab.errors import UsageError  # noqa: E402
 from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
 from lab.rooms.nan.watch.guard import guard as guard_module  # noqa: E402
 from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of  # noqa: E402
+from lab.rooms.nan.watch.shared import before_update  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
@@ -369,3 +370,55 @@ def test_a_dispatch_mode_of_the_program_sees_no_operator_of_the_guards():
     if not hasattr(torch._C, "_len_torch_dispatch_stack"):
         pytest.skip("this torch has dispatch modes of another shape")
     assert seen_by_the_program(True) == seen_by_the_program(False)
+
+
+class Stops(Exception):
+    pass
+
+
+def stops(step):
+    raise Stops
+
+
+@pytest.mark.parametrize(("on_bad", "kind"), [("raise", NonFiniteError), (stops, Stops)])
+@pytest.mark.parametrize("own", [False, True], ids=["none", "own"])
+def test_a_reaction_at_the_end_of_the_block_passes_and_leaves_nothing(on_bad, kind, own):
+    plain, model = (nn.Module.__call__, torch.autograd.backward), nn.Linear(4, 4)
+    with pytest.raises(KeyError if own else kind), nan.guard(model, on_bad=on_bad) as g:
+        model(torch.ones(2, 4)).mean().backward()
+        nn.init.constant_(model.weight, float("nan"))
+        if own:
+            raise KeyError("the program's")
+    assert (nn.Module.__call__, torch.autograd.backward) == plain and g.ended and g.failed == 0
+    assert g.first.stage == ("weights_before" if before_update.exists else "weights_after")
+
+
+@pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+def test_what_a_reaction_raises_after_an_update_passes():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float("nan"))
+    with pytest.raises(Stops), nan.guard(model, optimizer, on_bad=stops) as g:
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+    assert g.failed == 0 and g.first.stage == "weights_after"
+
+
+@pytest.mark.skipif(not before_update.exists, reason="this torch has no hooks around updates")
+def test_steps_after_a_reaction_that_the_program_caught_have_their_own_numbers():
+    model, caught = small(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    with nan.guard(model, optimizer, on_bad="raise") as g:
+        for number in range(8):
+            optimizer.param_groups[0]["lr"] = NAN if number == 2 else 1e-2
+            optimizer.zero_grad()
+            try:
+                loss = model(x(8, 4) * (NAN if number == 5 else 1)).square().mean()
+                loss.backward()
+                optimizer.step()
+            except NonFiniteError:
+                caught.append(number)
+                with torch.no_grad():
+                    for one in model.parameters():
+                        one.copy_(torch.randn_like(one))
+        assert g.step == 7  # the forward of one was stopped
+    assert caught == [2, 5] and [step.number for step in g.steps] == [2, 5]

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.torch
 
 from lab.rooms.nan.guarded.join import verdict_of  # noqa: E402
 from lab.rooms.nan.guarded.read import read  # noqa: E402
-from tests.conftest import ROOT  # noqa: E402
+from tests.conftest import ROOT, free_port  # noqa: E402
 
 if not torch.distributed.is_available() or not hasattr(torch.distributed, "device_mesh"):
     pytest.skip("this torch has no FSDP2 on a CPU", allow_module_level=True)
@@ -24,14 +23,11 @@ if not torch.distributed.is_available() or not hasattr(torch.distributed, "devic
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     out = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     env = {
         **os.environ,
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
         "OMP_NUM_THREADS": "1",
     }
     started = [

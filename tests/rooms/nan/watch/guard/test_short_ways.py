@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -10,12 +13,16 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
+import lab  # noqa: E402
 from lab import nan  # noqa: E402
-from lab.rooms.nan.watch import plain  # noqa: E402
+from lab.rooms.nan.watch import plain, recorder  # noqa: E402
+from lab.rooms.nan.watch.native.calls import reading  # noqa: E402
+from lab.rooms.nan.watch.native.passing import _exchange as exchange  # noqa: E402
 from lab.rooms.nan.watch.native.passing import looks  # noqa: E402
+from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 
 OLD = not hasattr(torch.Tensor, "register_post_accumulate_grad_hook")
-NAN = float("nan")
+NAN, LAB = float("nan"), str(Path(lab.__file__).parent)
 CALM = 37  # steps, after the first in which a guard looks closer; 40 is one that it reads weights after
 
 
@@ -206,6 +213,108 @@ def without_gradients(p):
         p.other.how = ""
 
 
+def raised_in_the_forward(p):
+    with pytest.raises(RuntimeError):
+        p.model(torch.randn(8, 5))
+    p.spoilt(p.other, "forward")
+
+
+def by_a_hook_on_a_module(p):
+    p.model[0].register_forward_hook(lambda module, args, output: output * NAN)
+    p.backward()
+
+
+def by_a_hook_on_the_model(p):
+    p.model.register_forward_pre_hook(lambda module, args: (args[0] / 0,))
+    p.backward()
+
+
+def by_a_new_module(p):
+    p.model.append(Spoiler())
+    p.model[7].how = "forward"
+    p.model(p.x.repeat(1, 1))
+
+
+def in_a_closure(p):
+    p.optimizer.step(lambda: p.spoilt(p.spoiler, "backward"))
+
+
+def by_a_second_optimizer(p):
+    p.backward()
+    p.optimizer.step()
+    torch.optim.SGD(p.model.parameters(), lr=NAN).step()
+
+
+def in_a_second_step_without_a_forward(p):
+    p.backward()
+    p.optimizer.step()
+    p.model[0].weight.grad[0, 0] = NAN
+    p.optimizer.step()
+
+
+def clipped(p):
+    p.spoilt(p.spoiler, "backward")
+    nn.utils.clip_grad_norm_(p.model.parameters(), 1.0)
+    p.optimizer.step()
+
+
+def dropped_before_the_update(p):
+    p.spoilt(p.spoiler, "backward")
+    p.optimizer.zero_grad(set_to_none=True)
+    p.backward()
+    p.optimizer.step()
+
+
+def zeroed_before_the_update(p):
+    p.spoilt(p.spoiler, "backward")
+    p.optimizer.zero_grad(set_to_none=False)
+    p.backward()
+    p.optimizer.step()
+
+
+def of_a_weight_that_nobody_updates(p):
+    p.optimizer = torch.optim.SGD(p.model[6].parameters(), lr=0.1)
+    p.model[0].weight.register_hook(lambda grad: grad * NAN)
+    p.backward()
+    p.optimizer.step()
+
+
+def washed_by_a_hook_of_a_weight(p):
+    for one in p.model[0].parameters():
+        one.register_hook(torch.nan_to_num)
+    p.spoilt(p.spoiler, "backward")
+    p.optimizer.step()
+
+
+def in_an_update_inside_of_backward(p):
+    own = {one: torch.optim.SGD([one], lr=0.1) for one in p.model[6].parameters()}
+
+    def update(parameter):
+        parameter.grad.mul_(NAN)
+        own[parameter].step()
+        parameter.grad = None
+
+    for one in own:
+        one.register_post_accumulate_grad_hook(update)
+    p.backward()
+
+
+def after_many_more(p):
+    for _ in range(30):
+        p.step()
+    p.spoilt(p.spoiler, "backward")
+    p.optimizer.step()
+
+
+def in_a_state_that_is_read_every_eighth_time(p):
+    for _ in range(5):
+        p.step()
+    p.optimizer.state[p.model[0].weight]["exp_avg"][0, 0] = NAN
+    for _ in range(4):
+        p.model.zero_grad()
+        p.optimizer.step()
+
+
 # What goes wrong, and the stage in which that is first.
 WAYS = {
     wiped_before_the_update: "act_grads",
@@ -226,6 +335,21 @@ WAYS = {
     a_loss: "loss",
     a_new_group: "clipped",
     without_gradients: "forward",
+    raised_in_the_forward: "forward",
+    by_a_hook_on_a_module: "forward",
+    by_a_hook_on_the_model: "forward",
+    by_a_new_module: "forward",
+    in_a_closure: "act_grads",
+    by_a_second_optimizer: "weights_after",
+    in_a_second_step_without_a_forward: "clipped",
+    clipped: "act_grads",
+    dropped_before_the_update: "act_grads",
+    zeroed_before_the_update: "act_grads",
+    of_a_weight_that_nobody_updates: "param_grads",
+    washed_by_a_hook_of_a_weight: "act_grads",
+    in_an_update_inside_of_backward: "clipped",
+    after_many_more: "act_grads",
+    in_a_state_that_is_read_every_eighth_time: "opt_state",
 }
 
 
@@ -272,6 +396,247 @@ def test_calm_steps_take_the_short_ways_and_count_what_they_see(monkeypatch):
             more["weights_after"] == 6 + 2 and more["opt_state"] == 3 * 6
         )  # with what BatchNorm has of its own
     assert g.status == "clean"
+
+
+def all_told():
+    """Everything that a guard knows of many calm steps of a program."""
+    p = Program()
+    with nan.guard(p.model, p.optimizer) as g:
+        for _ in range(3 * CALM):
+            p.step()
+        head, own = g.headroom, g.weights
+        marks = [own.versions_after[id(one)] for one in p.model.parameters()]
+        counts = g.step, g.watch.forwards, own.updates, own.reads, own.unread
+    points = {key: [*line] for key, line in head._points.items()}
+    left = g.borders.entered, g.borders.losses, g.skipped_steps
+    return counts, marks, g.seen, head.peaks, points, left, g.sentence(), [*p.model.parameters()]
+
+
+@pytest.mark.skipif(OLD, reason="this torch has no such hooks, and no short ways")
+def test_calm_steps_leave_what_they_leave_on_the_long_way(monkeypatch):
+    short = all_told()
+    for module in ("guard.guard", "recorder"):
+        monkeypatch.setattr(f"lab.rooms.nan.watch.{module}.looks", lambda: None)
+    long = all_told()
+    assert short[:-1] == long[:-1]
+    assert all(map(torch.equal, short[-1], long[-1]))
+    assert short[0][:2] == (3 * CALM, 3 * CALM)
+
+
+def lab_frames(run):
+    """The functions of lab's that Python runs meanwhile."""
+    found = []
+
+    def note(frame, event, _):
+        if event == "call" and LAB in frame.f_code.co_filename:
+            found.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.skipif(
+    exchange() is None or reading() is None or not hasattr(sys, "setprofile"), reason="no short ways"
+)
+def test_a_calm_step_runs_three_functions_of_lab_and_no_more():
+    p = Program()
+    with nan.guard(p.model, p.optimizer):
+        for _ in range(CALM):
+            p.step()
+        for _ in range(8):  # in one of which weights and state are read
+            assert lab_frames(p.step) == ["backward", "call", "call"]
+
+
+def test_a_forward_that_raises_leaves_everything_as_it_was():
+    p = Program()
+    with nan.guard(p.model, p.optimizer) as g:
+        for _ in range(CALM):
+            p.step()
+        for switch, collects in ((gc.enable, True), (gc.disable, False)):
+            switch()
+            with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                p.model(torch.randn(8, 5))
+            assert gc.isenabled() is collects
+            p.step()
+            assert gc.isenabled() is collects
+        gc.enable()
+    assert g.status == "clean" and g.step == CALM + 2 and not g.failed
+
+
+def test_a_guard_may_end_inside_of_a_forward():
+    p = Program()
+    expected = p.model(p.x)
+    g = nan.guard(p.model, p.optimizer).__enter__()
+    for _ in range(CALM):
+        p.step()
+    p.model.eval()
+    expected = p.model(p.x)
+    hook = p.model[4].register_forward_hook(lambda *_: g.__exit__())
+    assert torch.equal(p.model(p.x), expected) and g.ended
+    hook.remove()
+    p.model.train()
+    p.step()
+    assert g.status == "clean" and g.step == CALM
+
+
+@pytest.mark.parametrize("calm", [0, CALM])
+def test_a_forward_in_which_the_guard_ended_is_part_of_its_verdict(calm):
+    p = Program()
+    g = nan.guard(p.model, p.optimizer).__enter__()
+    for _ in range(calm):
+        p.step()
+    hook = p.model[4].register_forward_hook(lambda *_: g.__exit__())
+    p.spoilt(p.spoiler, "forward")
+    hook.remove()
+    assert g.ended and g.status == "bad"
+    assert (g.first.step, g.first.stage, g.first.module) == (calm, "forward", "1")
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("way", ["is_over", "_try_template", "ends", "_settle"])
+def test_what_comes_after_an_interruption_is_seen(way, short, monkeypatch):
+    """Ctrl-C while a forward is counted, in a program that goes on: a notebook."""
+    if not short:
+        for module in ("guard.guard", "recorder"):
+            monkeypatch.setattr(f"lab.rooms.nan.watch.{module}.looks", lambda: None)
+    elif way == "is_over":
+        monkeypatch.setattr("lab.rooms.nan.watch.seam.usual", lambda *_: None)
+    p = Program()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with nan.guard(p.model, p.optimizer) as g:
+        for _ in range(CALM):
+            p.step()
+        setattr(g.watch, way, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            p.spoilt(p.spoiler, "forward")
+        delattr(g.watch, way)
+        assert gc.isenabled() and not g.watch._lanes.lane.inside
+        p.step()
+        p.x[0] = NAN
+        p.backward()
+    stages = [one.stage for step in g.steps for one in step.events]
+    assert "batch" in stages
+    assert g.not_seen() == ["1 forward not seen: it was interrupted while it was counted"]
+
+
+@pytest.mark.skipif(looks() is None or OLD, reason="no short ways here")
+@pytest.mark.parametrize("where", ["whole", "hook_left"])
+def test_an_interruption_between_the_hooks_passes(where, monkeypatch):
+    p = Program()
+
+    def interrupt(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with nan.guard(p.model, p.optimizer) as g:
+        for _ in range(CALM):
+            p.step()
+        mixin = torch.autograd.function._HookMixin
+        if where == "whole":
+            monkeypatch.setattr(mixin, "_register_hook", staticmethod(interrupt))
+        else:
+            monkeypatch.setattr(g.watch, "hook_left", interrupt)
+            monkeypatch.setattr(mixin, "_register_hook", staticmethod(lambda *_: 1 / 0))
+        with pytest.raises(KeyboardInterrupt):
+            p.model(p.x)
+        assert gc.isenabled() and not g.watch._lanes.lane.inside
+        p.optimizer.zero_grad()
+        p.spoilt(p.spoiler, "forward")
+    assert (g.first.stage, g.first.module) == ("forward", "1")
+
+
+def interrupted_at(event, number):
+    """A tracer that raises KeyboardInterrupt once, before the model's own code runs or after it."""
+    state = {"left": number, "inside": False}
+    opening = {recorder.Recorder._outermost.__code__, recorder.Recorder._open.__code__}
+    in_full = recorder.Recorder._finish_in_full
+    ending = {recorder.Recorder._finish.__code__, getattr(in_full, "__wrapped__", in_full).__code__}
+
+    def trace(frame, kind, _):
+        code = frame.f_code
+        state["inside"] |= code is nn.Sequential.forward.__code__
+        at = code in opening and not state["inside"] if event == "line" else code in ending
+        if kind == event and at:
+            state["left"] -= 1
+            if state["left"] == -1:
+                raise KeyboardInterrupt
+        return trace if code in opening else None
+
+    return trace, state
+
+
+@pytest.mark.parametrize("event", ["line", "call"])
+def test_an_interruption_at_any_line_around_a_forward_leaves_no_lane_open(event, monkeypatch):
+    for module in ("guard.guard", "recorder"):
+        monkeypatch.setattr(f"lab.rooms.nan.watch.{module}.looks", lambda: None)
+    p, number = Program(), 0
+    with nan.guard(p.model, p.optimizer) as g:
+        for _ in range(CALM):
+            p.step()
+        before = sys.gettrace()
+        while True:
+            trace, state = interrupted_at(event, number)
+            sys.settrace(trace)
+            try:
+                p.model(p.x)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(before)
+            assert gc.isenabled() and not g.watch._lanes.lane.inside and not g.watch._lanes.lane.events, (
+                number
+            )
+            if state["left"] >= 0:
+                break
+            number += 1
+        assert number >= (20 if event == "line" else 1) and not g.steps
+        p.x[0] = NAN
+        p.backward()
+    assert g.first is not None and g.first.stage == "batch"
+
+
+def test_a_reaction_raises_where_it_does_on_the_long_way(monkeypatch):
+    def stopped():
+        p = Program()
+        with pytest.raises(NonFiniteError) as raised, nan.guard(p.model, p.optimizer, on_bad="raise"):
+            for _ in range(CALM):
+                p.step()
+            p.other.how = "forward"
+            p.model(p.x)
+            pytest.fail("the forward went on")
+        return str(raised.value)
+
+    short = stopped()
+    for module in ("guard.guard", "recorder"):
+        monkeypatch.setattr(f"lab.rooms.nan.watch.{module}.looks", lambda: None)
+    assert short == stopped() and "forward of 5" in short
+
+
+@pytest.mark.parametrize("headroom", (0, 16))
+def test_calm_steps_hold_nothing_but_magnitudes(headroom):
+    p = Program()
+    with nan.guard(p.model, p.optimizer, headroom=headroom) as g:
+        for _ in range(CALM):
+            p.step()
+        held = g, g.journal, g.weights, p.model, p.optimizer, p.x, p.model[0].weight, g.parameters.counted
+        gc.collect()
+        before, grown = [*map(sys.getrefcount, held)], []
+        for _ in range(3):  # in one of which nothing else of this process may have grown
+            blocks, points = sys.getallocatedblocks(), sum(map(len, g.headroom._points.values()))
+            for _ in range(320):
+                p.step()
+            gc.collect()
+            points = sum(map(len, g.headroom._points.values())) - points
+            grown.append(sys.getallocatedblocks() - blocks - 4 * points)
+        assert [*map(sys.getrefcount, held)] == before
+        assert min(grown) < 160
 
 
 @pytest.mark.skipif(plain.in_transform is plain._by_stack, reason="this torch tells it by the stack alone")

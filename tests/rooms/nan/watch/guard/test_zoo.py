@@ -29,7 +29,8 @@ def test_the_first_producer_is_right_or_unknown_with_its_reason(name):
     assert g.status == "bad" and g.failed == 0, (g.status, g.notes, g.not_seen())
     first = g.first
     if first.unsure:
-        assert fault.unknown_allowed, first
+        old = not hasattr(torch._C, "_current_autograd_node") and "this torch does not tell" in first.unsure
+        assert fault.unknown_allowed or old, first
         assert len(first.unsure) > 20
         return
     stages = (fault.stage, "act_grads") if name == ONLY_IN_BACKWARD else (fault.stage,)

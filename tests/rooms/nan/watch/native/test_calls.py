@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import subprocess
 import sys
 import threading
 import weakref
@@ -19,7 +20,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lab import nan  # noqa: E402
 from lab.rooms.nan.watch import seam  # noqa: E402
-from lab.rooms.nan.watch.count import plain_counts  # noqa: E402
+from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
+from lab.rooms.nan.watch.native import layout  # noqa: E402
 from lab.rooms.nan.watch.native.calls import reading, unpacked  # noqa: E402
 from lab.rooms.nan.watch.recorder import Recorder  # noqa: E402
 
@@ -268,14 +270,23 @@ PROGRAMS = {
     "replaced": lambda: Own(replaces),
     "profiled": lambda: Own(with_profile),
     "a child that is hidden": lambda: hidden_child(CallsAnother()),
+    "containers": lambda: Own(
+        lambda m, value: m.inner([value], k={"v": [value]})[0].pop(), Own(lambda m, a, k: (a, k))
+    ),
     "checkpoint": lambda: Own(lambda m, value: checkpoint(m.inner, value, use_reentrant=False)),
 }
+
+
+def is_wrapped(value):
+    """By a transform of torch.func, which old torch has not."""
+    functorch = getattr(torch._C, "_functorch", None)
+    return functorch is not None and functorch.is_functorch_wrapped_tensor(value)
 
 
 def shown(value, met):
     """A value of an event: what it is, and which earlier one it is."""
     if isinstance(value, torch.Tensor):
-        traced = type(value) is not torch.Tensor or torch._C._functorch.is_functorch_wrapped_tensor(value)
+        traced = type(value) is not torch.Tensor or is_wrapped(value)
         numbers = [] if traced else value.detach().flatten().tolist()
         return tuple(value.shape), met.setdefault(id(value), len(met)), numbers
     if isinstance(value, (tuple, list)):
@@ -447,7 +458,7 @@ def test_many_lanes_at_once_see_their_own_forwards():
 
     def work(module, value):
         if len(module.waits) > 3:
-            barrier.wait(60)
+            barrier.wait(600)
         return module.inner(value)
 
     model = Own(work)
@@ -513,7 +524,12 @@ def test_dense_tensors_are_described_as_torch_does(name):
     if found is None:
         pytest.skip("torch before 2.10")
     layout, addresses = (memoryview(one).cast("q").tolist() for one in found)
-    assert layout[0] == tensor.numel() and addresses[0] == tensor.data_ptr() and len(layout) == 4
+    dims = tensor.dim()
+    assert layout[1 : 2 + dims] == [dims, *tensor.shape] and layout[3 + dims :] == [2, *x().shape]
+    assert addresses[0] == tensor.data_ptr()
+    assert reading().described([tensor.reshape(1, -1)])[0] != reading().described([tensor.reshape(-1, 1)])[
+        0
+    ] or (tensor.numel() == 1)
     assert reading().described([tensor])[0] != reading().described([tensor.double().half()])[0]
     shapes = reading().shapes([tensor, x()])
     if tensor.is_floating_point():
@@ -527,6 +543,82 @@ def test_what_needs_a_copy_or_another_way_is_not_described(name):
     assert reading().described([x(), NOT_DENSE[name]()]) is None
 
 
+needs_places = pytest.mark.skipif(
+    reading() is None or layout.body_at() == layout.NO_BODY or reading().described([torch.ones(4)]) is None,
+    reason="not known how this torch keeps tensors",
+)
+
+
+@needs_places
+@pytest.mark.parametrize("name", DENSE)
+def test_equal_tensors_are_found_anew_without_a_question(name):
+    first, again = [DENSE[name](), x()], [x(), DENSE[name]()][::-1]
+    noted = reading().noted(first)
+    if name == "empty":  # it lies nowhere
+        assert reading().moved(again, noted, 1) is None
+        return
+    addresses = reading().moved(again, noted, 1)
+    assert memoryview(addresses).cast("q").tolist() == [one.data_ptr() for one in again]
+    assert reading().moved(again, noted, min(one.data_ptr() for one in again) + 1) is None
+    assert reading().moved(again[:1], noted, 1) is None and reading().moved([*again, x()], noted, 1) is None
+
+
+def part_of(base, begin):
+    return base[begin : begin + 8].view(2, 4)
+
+
+@needs_places
+def test_a_part_of_another_tensor_is_found_where_it_begins():
+    for dtype in (torch.float16, torch.float32, torch.float64, torch.complex64):
+        base, aligned = torch.zeros(400, dtype=dtype), 16 // torch.zeros(1, dtype=dtype).element_size()
+        noted = reading().noted([part_of(base, 0)])
+        for begin in range(0, 300, max(1, aligned)):
+            (address,) = memoryview(reading().moved([part_of(base, begin)], noted, 1)).cast("q")
+            assert address == part_of(base, begin).data_ptr() == base.data_ptr() + begin * base.element_size()
+        if aligned > 1:
+            assert reading().moved([part_of(base, 1)], noted, 1) is None
+    given = torch.frombuffer(bytearray(4096), dtype=torch.float32)
+    begin = -given.data_ptr() % 16 // 4
+    noted = reading().noted([part_of(torch.zeros(8), 0)])
+    (address,) = memoryview(reading().moved([part_of(given, begin)], noted, 1)).cast("q")
+    assert address == given.data_ptr() + 4 * begin
+
+
+OTHERS = {
+    **NOT_DENSE,
+    "its shape": lambda: x().view(-1),
+    "its sizes": lambda: torch.ones(1 + len(x()), *x().shape[1:]),
+    "its type": lambda: x().double(),
+    "its type of that size": lambda: x().view(torch.int32),
+    "freed": lambda: freed(x()),
+}
+
+
+def freed(tensor):
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@needs_places
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_differs_is_not_taken_for_what_was_noted(name):
+    noted = reading().noted([x(), x()])
+    assert reading().moved([x(), x()], noted, 1) is not None
+    assert reading().moved([x(), OTHERS[name]()], noted, 1) is None
+    assert name in ("its shape", "its sizes", "its type", "its type of that size", "freed") or (
+        reading().noted([x(), OTHERS[name]()]) is None
+    )
+
+
+@needs_places
+def test_more_dimensions_than_stand_in_the_tensor_itself_are_not_noted():
+    assert reading().noted([torch.ones(1, 2, 1, 2, 1)]) and not reading().noted(
+        [torch.ones(1, 2, 1, 2, 1, 2)]
+    )
+    noted = reading().noted([torch.ones(1, 2, 1, 2, 1)])
+    assert reading().moved([torch.ones(1, 2, 1, 2, 1, 1)], noted, 1) is None
+
+
 def test_a_written_tensor_is_not_unwritten():
     one, other = x(), x()
     assert reading().unwritten([one, other])
@@ -536,7 +628,7 @@ def test_a_written_tensor_is_not_unwritten():
         assert not reading().unwritten([torch.ones(3)])  # which refuses to say
 
 
-class OnGpu:
+class OnGpu(Counted):
     """Counts as a GPU's would be: known only when asked for."""
 
     by_gpu = True
@@ -572,3 +664,87 @@ def test_a_clean_forward_on_a_gpu_is_taken_later_and_a_bad_one_at_once():
     assert waited == [True] * 5 + [False, True] and held == [[]]
     assert [step.number for step in w.steps] == [*range(7)] and [step.number for step in stopped] == [5]
     assert w.first_step.number == 5 and w.forwards == 7
+
+
+class Described(OnGpu):
+    """As the kernel's counts, which know what equal lists share."""
+
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        found = reading().described([*tensors])
+        self.layout = found and found[0]
+
+
+@pytest.mark.skipif(reading() is None, reason="no C here")
+def test_shapes_that_a_layout_tells_are_those_of_the_forward():
+    def rows_of(begin):
+        def count(tensors):
+            return plain_counts(tensors)
+
+        count.begin = begin
+        with nan.watch(nn.Sequential(nn.ReLU(), nn.ReLU()), counter=count, on_bad=lambda _: None) as w:
+            for shape in [(2, 3)] * 4 + [(3, 2), (6,), (1, 6), (2, 3), (6,)]:
+                w.model(torch.full(shape, float(len(w._waiting))))
+                w.model(torch.full(shape, NAN))
+        layouts = w._templates["forward"].layouts
+        totals = [
+            (one.module, one.side, one.calls, one.numel, one.dtype, one.first_bad_step) for one in w.totals()
+        ]
+        return [[row.shape for row in step.rows] for step in w.steps], totals, layouts
+
+    rows, totals, layouts = rows_of(Described)
+    assert (rows, totals) == rows_of(OnGpu)[:2] and len({str(some) for some in rows}) >= 4
+    if reading().described([x()]) is not None:
+        assert len(layouts) == 4
+
+
+@pytest.mark.skipif(sys.version_info < (3, 9), reason="this Python does not name its functions' own way")
+def test_a_call_needs_no_frame_of_the_patch():
+    frames = []
+    model = Own(lambda self, value: (frames.append(names_of_frames()), self.inner(value))[1])
+    with nan.watch(model):
+        for _ in range(3):
+            model(x())
+    assert len(frames) == 3 and not any("_patched" in names for names in frames)
+
+
+@pytest.mark.skipif(reading() is None, reason="no C here")
+def test_the_other_sign_and_writes_are_told_from_memory_as_torch_tells_them():
+    assert layout.negative_at() != (0, 0) and layout.version_at() != (0, 0)
+    usual = [
+        torch.ones(4),
+        torch.ones(4)[1:],
+        torch.ones(2, 2).t(),
+        torch.ones(3).requires_grad_(),
+        torch.ones(3).half(),
+    ]
+    for one in (*usual, torch.ones(3, dtype=torch.cfloat).conj().real, nn.Parameter(torch.ones(2))):
+        negative = torch._neg_view(one.detach())
+        assert reading().unwritten([one]) and not one.is_neg() and negative.is_neg()
+        assert (reading().described([one]) is not None) == one.is_contiguous()
+        assert reading().described([negative]) is None and reading().described([one, negative]) is None
+    written = torch.ones(3).add_(1)
+    assert written._version == 1 and not reading().unwritten([written])
+
+
+UNUSUAL = {
+    "inference": "torch.inference_mode()",
+    "fake": "torch._subclasses.fake_tensor.FakeTensorMode()",
+    "meta": "torch.device('meta')",
+    "modes": "torch.utils.flop_counter.FlopCounterMode(display=False)",
+    "doubles": "contextlib.nullcontext(torch.set_default_dtype(torch.float64))",
+}
+
+
+@pytest.mark.skipif(reading() is None, reason="no C here")
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_what_is_read_from_memory_is_found_under_whatever_is_switched_on(kind):
+    code = f"""
+import contextlib, torch, torch.utils.flop_counter, torch._subclasses.fake_tensor
+from lab.rooms.nan.watch.native import layout
+with {UNUSUAL[kind]}:
+    print(layout.inner_at(), layout.version_at(), layout.negative_at(), layout.body_at(), layout.type_at())
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    places = layout.inner_at(), layout.version_at(), layout.negative_at(), layout.body_at(), layout.type_at()
+    assert found.split("\n")[0] == " ".join(map(str, places))

@@ -7,6 +7,7 @@ import gc
 import mmap
 import sys
 import threading
+from functools import partial
 
 import pytest
 
@@ -214,7 +215,7 @@ def test_below_zero_is_found_wherever_it_stands():
 def test_nothing_is_held_and_nothing_leaks(look):
     weight, tensors = nn.Parameter(torch.ones(4)), [torch.ones(3, 3).t() for _ in range(3)]
     weight.grad = torch.ones(4)
-    counted, names = {}, ("clean", "as_counted")
+    counted = {}
     hook, border = look.accumulated(print, counted), look.entered(print)
     model, entered, hidden = nn.LayerNorm(4), [], [weight * 2]
     model.weight = weight
@@ -238,17 +239,20 @@ def test_nothing_is_held_and_nothing_leaks(look):
         begins((tensors[0],))
         entered.clear()
 
+    def grown():
+        """How much each object's references, and all memory, grew by over a thousand uses."""
+        gc.collect()
+        before = [*map(sys.getrefcount, objects), sys.getallocatedblocks()]
+        for _ in range(1000):
+            use()
+        gc.collect()
+        now = [*map(sys.getrefcount, objects), sys.getallocatedblocks()]
+        return [abs(one - was) for one, was in zip(now, before, strict=True)]
+
     use()
-    gc.collect()
-    before, blocks = [sys.getrefcount(one) for one in objects], sys.getallocatedblocks()
-    for _ in range(2000):
-        use()
-    gc.collect()
-    now = [sys.getrefcount(one) for one in objects]
-    assert (
-        all(abs(one - was) < 100 for one, was in zip(now, before, strict=True)) and names
-    )  # None is used by all
-    assert sys.getallocatedblocks() - blocks < 500
+    # What others let go of meanwhile changes the counts of None and of memory once; a leak grows each time.
+    least = [min(times) for times in zip(*(grown() for _ in range(3)), strict=True)]
+    assert max(least) < 250, least
 
 
 def test_an_update_is_usual_only_if_nothing_came_in_between(look):
@@ -316,8 +320,12 @@ def test_what_is_kept_is_sound_only_if_all_of_it_was_read_and_is_finite(look):
     for odd in (torch.ones(4).to_sparse(), torch.complex(DENSE, DENSE), torch.ones(4).as_subclass(Strange)):
         state["more"] = odd
         assert not is_sound()
-    state["more"] = [1.0]
-    assert is_sound()
+    for read_elsewhere in ([1.0], {"inner": DENSE}, (DENSE,), {1.0}, NAN, object()):
+        state["more"] = read_elsewhere
+        assert not is_sound()
+    for number in (1.0, 1 << 2000, True, None):
+        state["more"] = number
+        assert is_sound()
     optimizer.state["own"] = [1.0]
     assert not is_sound()
 
@@ -344,6 +352,25 @@ def test_a_forward_is_calm_only_while_nothing_special_goes_on():
     y.register_hook(lambda _: seen.append(calm((x,), {})))
     y.sum().backward()
     assert seen == [0] * 5 and calm((x,), {})
+
+
+def test_a_calm_forward_may_have_a_cache_and_a_gpu_that_captures_nothing(monkeypatch):
+    captured, x = [], torch.ones(2, 2)
+    asks = partial(looks().calm_anywhere, lambda: bool(captured), {"past_key_values": None})
+    assert asks((x,), {"past_key_values": object()}) and asks((x,), {"past_key_values": [x]})
+    assert not asks((x,), {"past": object()}) and not asks((object(),), {})
+    with torch.inference_mode():
+        made = torch.ones(2)
+    assert not asks((x,), {"past_key_values": made})
+    assert asks((x,), {}) and looks().calm((x,), {})
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    assert asks((x,), {}) and not looks().calm((x,), {})
+    captured.append(True)
+    assert not asks((x,), {})
+    monkeypatch.setattr(torch.cuda, "_initialized", False)
+    assert asks((x,), {})
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    assert not partial(looks().calm_anywhere, lambda: 1 / 0, {})((x,), {})
 
 
 class Shapes(nn.Module):

@@ -18,7 +18,6 @@ from lab.rooms.semicrf import SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model import api, naive  # noqa: E402
 from lab.rooms.semicrf.model.derivatives import autograd, second  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
-from lab.rooms.semicrf.model.factorised import recount  # noqa: E402
 from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
 from lab.rooms.semicrf.workload.checks.hostile import comparable, hostile_case  # noqa: E402
@@ -75,6 +74,17 @@ def test_second_derivatives_of_every_input_are_those_of_the_definition(backend, 
             batch, frames, longest, labels, kind=kind, terms=terms, masked=0.1 * (seed % 3), seed=seed
         )
         assert apart(penalised(problem, backend), penalised(problem, "naive")) < 1e-11
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+@pytest.mark.parametrize("unread", [math.nan, math.inf, -math.inf])
+def test_the_row_of_transitions_that_is_not_read_moves_nothing(frames, unread):
+    problem = extended_problem(2, frames, 3, 3, kind="frame", terms=("segment",), seed=5)
+    spoiled = problem.transition.clone()
+    spoiled[:, 0] = unread
+    found, right = penalised(replace(problem, transition=spoiled), "auto"), penalised(problem, "auto")
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+    assert float(right[0].abs().max()) > 0.01
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -374,11 +384,11 @@ def test_a_tangent_that_does_not_add_up_is_computed_again(monkeypatch, fault):
     found = api.posteriors(**inputs_of(problem))
     direction = [noise(at, *value.shape) for at, value in enumerate(found.parts()[1:-2])]
     right = second.tangents(problem, direction)
-    seen = []
+    seen, unsound = [], torch_factorised.unsound
 
     def spoilt(problem, found):
         fault(found)
-        seen.append(recount.unsound(problem, found))
+        seen.append(unsound(problem, found))
         return seen[-1]
 
     monkeypatch.setattr(torch_factorised, "unsound", spoilt)
@@ -458,6 +468,18 @@ def test_transforms_of_torch_func_give_what_they_give_for_the_definition(backend
         mine, expected = flattened(value), flattened(right[name])
         assert [x.shape for x in mine] == [x.shape for x in expected], name
         assert apart(mine, expected) < 1e-11, name
+
+
+@transforms
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_forward_mode_says_nan_where_log_z_is_nan_as_the_gradient_does(backend):
+    problem = random_problem(2, 5, 3, 3, seed=18)
+    problem.score_BTC[0, 2, 1] = math.nan
+    given = inputs_of(problem)
+    f = lambda x: api.log_partition(**{**given, "duration_KC": x}, backend=backend)  # noqa: E731
+    ahead, back = (one(f)(problem.duration_KC) for one in (torch.func.jacfwd, torch.func.jacrev))
+    assert torch.isnan(ahead[0]).all() and torch.isnan(back[0]).all()
+    assert apart([ahead[1]], [back[1]]) < 1e-12
 
 
 @transforms
@@ -611,6 +633,31 @@ def test_without_fullgraph_decoding_and_an_alarm_run_as_they_are():
     value.backward()
     assert paths == api.viterbi(**inputs)[1] and len(heard) == 1
     assert torch.allclose(leaf.grad, 2 * api.marginals(**inputs), atol=1e-12)
+
+
+def head_and_gold():
+    """A head, hidden states, lengths, labels and the starts of gold segments."""
+    labels = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 1, 1, 0, 0, 0]])
+    starts = torch.tensor([[1, 0, 1, 1, 1, 0], [1, 0, 1, 1, 0, 0]], dtype=torch.bool)
+    return SemiCRF(3, 2, hidden_dim=4).double(), noise(12, 2, 6, 4), torch.tensor([6, 5]), labels, starts
+
+
+@compiles
+def test_the_loss_of_gold_segments_is_taken_whole():
+    torch._dynamo.reset()
+    head, hidden, *gold = head_and_gold()
+    compiled = torch.compile(head.loss, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(hidden, *gold), head.loss(hidden, *gold))
+
+
+@transforms
+def test_a_vmap_over_the_loss_of_gold_segments_is_that_of_each_sequence():
+    head, *given = head_and_gold()
+
+    def of_one(*one):
+        return head.loss(*(value[None] for value in one))
+
+    assert torch.allclose(torch.func.vmap(of_one)(*given), head.loss(*given, reduction="none"), atol=1e-12)
 
 
 OLDER_TORCH = """

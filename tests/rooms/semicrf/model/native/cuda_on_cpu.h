@@ -19,14 +19,12 @@ using std::log;
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ static __attribute__((section("shared_memory")))
 #define __syncthreads() wait_for(0, running_block->threads)
 #define LABELS_SYNC() wait_for(1, CP)
-#define DRAW_SYNC() wait_for(2 + threadIdx.x / APART, APART)
-#define DRAW_VOTE(yes) vote_of(threadIdx.x / APART * APART, APART, yes)
-#define FIRST_BIT(bits) __builtin_ctz(bits)
+#define APART_SYNC() wait_for(2 + threadIdx.x / APART, APART)
 
 struct Index {
     int x, y, z;
@@ -73,18 +71,6 @@ static void wait_for(int barrier, int threads) {
     Fiber& own = block.fibers[block.current];
     own.waits = barrier;
     swapcontext(&own.context, &block.back);
-}
-
-// Which of `threads` threads from `first` on say yes.
-static unsigned vote_of(int first, int threads, bool yes) {
-    static bool votes[1024];
-    votes[threadIdx.x] = yes;
-    const int barrier = 2 + first / threads;
-    wait_for(barrier, threads);
-    unsigned found = 0;
-    for (int i = 0; i < threads; ++i) found |= (unsigned)votes[first + i] << i;
-    wait_for(barrier, threads);
-    return found;
 }
 
 static void enter() {

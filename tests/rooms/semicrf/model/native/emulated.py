@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,16 @@ def build(
     mutant: tuple[str, str] | None = None,
     sizes: Sizes = SMALL,
     form: Any = native_cuda,
+    more: tuple[Any, ...] = (),
 ) -> ctypes.CDLL:
-    """The library of a form's source for these sizes; `mutant` is a piece of its text and another."""
-    text = form.SOURCE.read_text()
+    """The library of a form's source for these sizes and what else its `defines` takes; `mutant` is a piece
+    of its text and another.
+    """
+    text = form.SOURCE.text
     if mutant:
         assert text.count(mutant[0]) == 1, f"{mutant[0]!r} is there {text.count(mutant[0])} times"
         text = text.replace(*mutant)
-    names = re.findall(r"__launch_bounds__\(\w+\)\s+(\w+)\(", text)
+    names = form.SOURCE.kernels
     table = ", ".join(
         f"{{{name!r}, Caller<decltype(&{name}), &{name}>::call}}".replace("'", '"') for name in names
     )
@@ -42,7 +44,7 @@ def build(
     source.write_text(
         f'#include "{HEADER}"\n{text}\nconst Named kernels[] = {{{table}, {{nullptr, nullptr}}}};\n'
     )
-    given = [f"-D{name}={value}" for name, value in form.defines(dtype, wide, sizes).items()]
+    given = [f"-D{name}={value}" for name, value in native_cuda.defines(dtype, wide, sizes, *more).items()]
     command = [
         "g++",
         "-std=c++17",

@@ -203,7 +203,7 @@ def _roots(lines: list[str]) -> defaultdict[str, frozenset[int]]:
 
 def kernels(ptx: str, source: str) -> Iterator[tuple[str, str, list[str]]]:
     """Each kernel's name, its piece of the PTX, and its arguments' names in the CUDA C it was made from."""
-    heads = re.finditer(r"__launch_bounds__\(\w+\) (\w+)\(([^)]*)\)", source)
+    heads = re.finditer(r"(?:__launch_bounds__|KERNEL)\([\w, ]+\) (\w+)\(([^)]*)\)", source)
     names = {head[1]: [re.split(r"[ *]", one.strip())[-1] for one in head[2].split(",")] for head in heads}
     for piece in re.split(r"(?=\.visible \.entry)", ptx)[1:]:
         found = re.search(r"\.entry (\w+)\(", piece)

@@ -1,15 +1,7 @@
 // Every function of both C++ sources on sizes around a vector's edge: a sanitizer sees each access beyond its memory.
-#include "vectors.h"
-
-extern "C" {
-using I = int64_t;
-using D = const double*;
-int lab_semicrf_forward(I, I, I, I, I, I, const void*, const I*, D, D, D, D, double*, double*, int32_t*, double*, double*,
-                        uint8_t*);
-int lab_semicrf_backward(I, I, I, I, I, I, const void*, const I*, D, D, D, D, double*, double*, int32_t*, double*, double*,
-                         uint8_t*, double*, double*, double*, double*, double*, double*, I*);
-int lab_semicrf_draw(I, I, I, I, I, I, I, const void*, const I*, D, D, D, D, I, uint8_t*, int32_t*, int32_t*);
-int lab_semicrf_best(I, I, I, I, I, I, I, const void*, const I*, D, D, D, D, double*, int32_t*, int32_t*);
+#include "semicrf.cpp"
+namespace decode {
+#include "decode.cpp"
 }
 
 int main() {
@@ -26,32 +18,34 @@ int main() {
                 return found;
             };
             const auto empty = [](int64_t count) { return std::vector<double>(static_cast<size_t>(count)); };
-            const int64_t wide = (labels + PADDED - 1) / PADDED * PADDED;
             const std::vector<double> score = numbers(batch * frames * labels), into = numbers(labels * labels);
             const std::vector<double> lasting = numbers(longest * labels), first = numbers(labels), last = numbers(labels);
             const std::vector<int64_t> lengths{frames, 4};
             std::vector<uint8_t> flagged(batch);
             std::vector<int64_t> frame(batch);
             std::vector<int32_t> exponent(size_t(batch * (frames + 1)));
-            std::vector<double> z = empty(batch), log_z = empty(batch), mass = empty(batch);
+            std::vector<double> z = empty(batch), log_z = empty(batch), mass = empty(batch), worst = empty(batch);
             std::vector<double> counts = empty(3 * batch * frames * labels), durations = empty(batch * longest * labels);
             std::vector<double> crossed = empty(batch * labels * labels);
-            const Vectors rows = vectors(2 * batch * (frames + 1) * wide / LANES);
-            double *alpha = reinterpret_cast<double*>(rows.get()), *gamma = alpha + batch * (frames + 1) * wide;
+            const Batch x{batch, frames, longest, labels, 1, 0, score.data(), lengths.data(), into.data(), lasting.data(), first.data(),
+                          last.data()};
+            const Vectors rows = vectors(2 * batch * (frames + 1) * x.padded() / LANES);
+            double *alpha = reinterpret_cast<double*>(rows.get()), *gamma = alpha + batch * (frames + 1) * x.padded();
             double *label = counts.data(), *starts = label + batch * frames * labels, *ends = starts + batch * frames * labels;
-            lab_semicrf_forward(batch, frames, longest, labels, 1, 0, score.data(), lengths.data(), into.data(), lasting.data(),
-                                first.data(), last.data(), alpha, gamma, exponent.data(), z.data(), log_z.data(), flagged.data());
-            lab_semicrf_backward(batch, frames, longest, labels, 1, 0, score.data(), lengths.data(), into.data(), lasting.data(),
-                                 first.data(), last.data(), alpha, gamma, exponent.data(), z.data(), log_z.data(),
-                                 flagged.data(), label, starts, ends, durations.data(), crossed.data(), mass.data(),
-                                 frame.data());
+            const Messages kept{alpha, gamma, exponent.data(), z.data(), log_z.data(), flagged.data()};
+            const Counts out{label, starts, ends, durations.data(), crossed.data(), mass.data(), frame.data()};
+            double* const error = worst.data();
+            lab_semicrf_forward(&x, &kept);
+            lab_semicrf_backward(&x, &kept, &out);
+            lab_semicrf_audit(&x, &out, &error);
             for (int64_t count : {1, 3}) {
                 std::vector<double> best = empty(batch * count);
-                std::vector<int32_t> segments(size_t(batch * count * frames * 2)), sizes(size_t(batch * count));
-                lab_semicrf_best(batch, frames, longest, labels, 1, 0, count, score.data(), lengths.data(), into.data(),
-                                 lasting.data(), first.data(), last.data(), best.data(), segments.data(), sizes.data());
-                lab_semicrf_draw(batch, frames, longest, labels, 1, 0, count, score.data(), lengths.data(), into.data(),
-                                 lasting.data(), first.data(), last.data(), 7, flagged.data(), segments.data(), sizes.data());
+                std::vector<int32_t> marks(size_t(batch * count * frames));
+                const decode::Found found{count, best.data(), marks.data()};
+                const Draws drawn{count, 7, flagged.data(), marks.data()};
+                decode::lab_semicrf_best(&x, &found);
+                std::fill(marks.begin(), marks.end(), 0);
+                lab_semicrf_draw(&x, &drawn);
             }
         }
 }

@@ -20,7 +20,7 @@ from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from tests.conftest import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.torch
-NO_FORM = native.reason_without_cpu_form()
+NO_FORM = native.missing_reason("cpu")
 compiled = pytest.mark.skipif(NO_FORM is not None, reason=(NO_FORM or "").splitlines()[0] if NO_FORM else "")
 
 
@@ -150,11 +150,10 @@ def test_the_source_lies_in_the_package():
 @compiled
 def test_no_read_or_write_leaves_its_memory_at_any_number_of_labels(tmp_path):
     program, here = tmp_path / "sanitized", Path(__file__).with_name("sanitized.cpp")
-    sources = [here, native_build.SOURCE, native_build.SOURCE.with_name("decode.cpp")]
     # Two lanes, as SSE2 has: rows are padded to eight labels, and eight lanes would hide a step too far.
     flags = ("-std=c++17", "-O0", "-g1", "-pthread", "-DLAB_LANES=2", "-fsanitize=address")
     command, _ = native_build.find_compiler()
-    built = [*command, *flags, f"-I{native_build.SOURCE.parent}", *sources, "-o", program]
+    built = [*command, *flags, f"-I{native_build.SOURCE.parent}", here, "-o", program]
     if subprocess.run(built, capture_output=True).returncode:
         pytest.skip("this compiler has no sanitizers")
     ran = subprocess.run([program], capture_output=True, text=True)

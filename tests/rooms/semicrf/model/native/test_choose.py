@@ -15,7 +15,7 @@ from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.model.native import cpu as native_cpu  # noqa: E402
 
 pytestmark = pytest.mark.torch
-NO_FORM = native.reason_without_cpu_form()
+NO_FORM = native.missing_reason("cpu")
 compiled = pytest.mark.skipif(NO_FORM is not None, reason=(NO_FORM or "").splitlines()[0] if NO_FORM else "")
 
 
@@ -30,10 +30,10 @@ def absent():
 
 def test_auto_is_torch_where_nothing_can_be_compiled_and_says_so_once(monkeypatch, caplog):
     monkeypatch.setattr(native_cpu, "library", absent)
-    native.reason_without_cpu_form.cache_clear()
+    native.missing_reason.cache_clear()
     with caplog.at_level(logging.DEBUG, "lab.semicrf"):
         chosen = [api.resolve_backend("auto", torch.zeros(1, 2, 3)) for _ in range(3)]
-    native.reason_without_cpu_form.cache_clear()
+    native.missing_reason.cache_clear()
     assert chosen == ["torch"] * 3
     assert [record.levelname for record in caplog.records] == [
         "DEBUG"

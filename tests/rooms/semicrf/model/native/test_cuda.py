@@ -75,8 +75,8 @@ MUTANTS = {
         "smaller((chunk + 1) * each, used - delta - 1)",
     ),
     "a near duration count lost": (
-        "for (int m = 0; m <= i; ++m) {\n                open",
-        "for (int m = 1; m <= i; ++m) {\n                open",
+        "UNROLLED(m, 0, i + 1) {\n                open",
+        "UNROLLED(m, 1, i + 1) {\n                open",
     ),
     "tiles not added up": ("sum += totals[at", "sum = totals[at"),
     "what lies before a stage lost": ("    m.carry *= suffix;\n", "    m.carry = 0;\n"),
@@ -121,7 +121,7 @@ def run(small, libraries, monkeypatch):
     def posteriors(problem, order=0):
         dtype = torch.float64 if problem.score_BTC.dtype == torch.float64 else torch.float32
         machine = Emulated(libraries(dtype), order)
-        monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
+        monkeypatch.setattr(native_cuda, "machine_for", lambda problem, *sizes: machine)
         state = native_cuda.forward(problem, count=False)
         return state, native_cuda.backward(state)
 
@@ -164,7 +164,7 @@ def test_long_durations_in_stages_and_in_one_walk_equal_the_naive_form(monkeypat
     monkeypatch.setattr(native_cuda, "SIZES", sizes)
     monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
     machine = Emulated(build(tmp_path, torch.float64, sizes=sizes), order=2)
-    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, *sizes: machine)
     for shape, masked in (((3, 61, 50, 3), 0.0), ((2, 40, 40, 4), 0.4), ((2, 30, 57, 2), 0.0)):
         problem = random_problem(*shape, masked=masked, seed=9, scale=0.5)
         state = native_cuda.forward(problem)
@@ -200,7 +200,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(run, monkeypatch, tmp_path,
     first = run(problem)[1]
     monkeypatch.setattr(native_cuda, "SIZES", replace(SMALL, threads=8))
     machine = Emulated(build(tmp_path, dtype, sizes=native_cuda.SIZES))
-    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, *sizes: machine)
     fewer = native_cuda.backward(native_cuda.forward(problem))
     assert all(torch.equal(getattr(first, name), getattr(fewer, name)) for name in (*COUNTS, "log_z_B"))
 
@@ -225,7 +225,7 @@ def test_the_kernels_gradients_are_the_counts_weighted_by_the_incoming_ones(run,
     grad_B = torch.tensor([0.5, -2.0, float("nan"), 3.0])
     _, got = native_cuda.differentiate(state, grad_B)
     usable_B = torch.where(torch.isfinite(found.log_z_B), grad_B.double(), 0.0)
-    counts = (found.transition, found.duration_BKC, found.start_BC(), found.end_BC(problem.lengths_B))
+    counts = (found.transition, found.duration_BKC, found.starts_BTC[:, 0], found.end_BC(problem.lengths_B))
     expected = [found.label_BTC * usable_B.to(dtype)[:, None, None]]
     expected += [torch.einsum("b,b...->...", usable_B, count.double()) for count in counts]
     for value, one, source in zip(expected, got, problem.floats(), strict=True):
@@ -413,7 +413,7 @@ POWER_MUTANTS = {
 def test_a_mutant_of_the_powers_is_killed(small, monkeypatch, tmp_path, name):
     dtype = torch.float64 if "split" in name else torch.float32
     machine = Emulated(build(tmp_path, dtype, mutant=POWER_MUTANTS[name]))
-    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, *sizes: machine)
     errors = []
     for _, _, problem in soft_problems(dtype):
         found = native_cuda.backward(native_cuda.forward(problem))
@@ -533,7 +533,7 @@ def reference_counts():
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_of_the_kernels_is_killed(small, reference_counts, monkeypatch, tmp_path, name):
     machine = Emulated(build(tmp_path, torch.float64, mutant=MUTANTS[name]))
-    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
+    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, *sizes: machine)
     problem, expected = reference_counts
     errors = []
     for machine.order in (0, 1):
@@ -551,10 +551,16 @@ def test_a_mutant_of_the_kernels_is_killed(small, reference_counts, monkeypatch,
 def test_at_the_sizes_of_a_gpu_the_kernels_equal_torch(monkeypatch, tmp_path, labels, dtype):
     monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
     sizes = native_cuda.SIZES
-    machine = Emulated(build(tmp_path, dtype, sizes.padded(labels), sizes=sizes), order=1)
-    monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machine)
     problem = random_problem(2, 75, 60, labels, dtype=dtype, seed=6, scale=0.5)
-    found = native_cuda.backward(native_cuda.forward(problem))
+    counts = []
+    for used in (sizes.padded(labels), sizes.used(labels)):
+        library = build(tmp_path, dtype, sizes.padded(labels), sizes=sizes, more=(None, used))
+        machine = Emulated(library, order=1)
+        monkeypatch.setattr(native_cuda, "machine_for", lambda problem, *sizes, machine=machine: machine)
+        counts.append(native_cuda.backward(native_cuda.forward(problem)))
+    whole, found = counts  # labels that are not there change no bit
+    for name in ("log_z_B", *native_cuda.COUNTED.values()):
+        assert torch.equal(getattr(whole, name), getattr(found, name))
     expected = torch_factorised.backward(torch_factorised.forward(problem))
     limit = 1e-10 if dtype == torch.float64 else 2e-5
     assert float((found.log_z_B - expected.log_z_B).abs().max()) <= limit and worst(expected, found) <= limit

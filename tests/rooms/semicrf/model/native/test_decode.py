@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import math
 import multiprocessing
+import resource
 import shutil
 import signal
 import sys
@@ -28,15 +29,18 @@ from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # 
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
 pytestmark = pytest.mark.torch
-NO_FORM = native.reason_without_cpu_form()
+NO_FORM = native.missing_reason("cpu")
 FORMS = [
     pytest.param("c++", marks=pytest.mark.skipif(NO_FORM is not None, reason="no compiled form here")),
     pytest.param(
         "cuda", marks=pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
     ),
 ]
-SIZES = decode_cuda.DecodeSizes(block=4, threads=16, narrowest=4, tile_bytes=128, apart=4)
-"""Small: four slices of four labels, blocks of 4 frames, tiles of 4 rows, four draws in each thread block."""
+both_forms = pytest.mark.skipif(NO_FORM is not None or shutil.which("g++") is None, reason="one form here")
+SIZES = decode_cuda.DecodeSizes(
+    block=4, threads=16, narrowest=4, tile_bytes=128, apart=4, draws=2, choice_bytes=8000
+)
+"""Small: four slices of four labels, blocks of 4 frames, tiles of 4 rows, choices of few draws at a time."""
 LOOSE = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -50,23 +54,19 @@ MUTANTS = {
         "",
     ),
     "the barrier before what was sent is read": ("        LABELS_SYNC();\n", ""),
-    "the barrier between a tile's loads and the walk": (
-        "__syncthreads(); // the tile is there for the walk",
-        "",
-    ),
     "the barrier between a draw's tiles": (
-        "__syncthreads(); // the tile is there, the one before it free",
+        "__syncthreads(); // the next tile is there, the one before it free",
         "",
     ),
-    "the barrier before new random numbers": ("DRAW_SYNC(); // all have read the ones before", ""),
-    "random numbers read before they are there": ("DRAW_SYNC(); // all are there", ""),
+    "random numbers read before they are there": ("__syncthreads(); // the random numbers are there", ""),
+    "durations read before they are there": ("__syncthreads(); // durations are there for all labels", ""),
     "ties to what began before the block": ("value >= coming[j].value", "value > coming[j].value"),
     "ties to more than one frame": ("one >= coming[0].value", "one > coming[0].value"),
     "ties to the last seen": ("value > best.value;", "value >= best.value;"),
     "the longest duration lost": ("k < longest)", "k < longest - 1)"),
     "a part of the blocks before lost": (
-        "part < SLICES - 1; ++part) look_at",
-        "part < SLICES - 2; ++part) look_at",
+        "UNROLLED(part, 0, SLICES - 1) look_at",
+        "UNROLLED(part, 0, SLICES - 2) look_at",
     ),
     "a block between parts lost": ("nearest + each - 1, reach", "nearest + each - 2, reach"),
     "the farthest block lost": ("(at.longest - 2) / N + 1, each", "(at.longest - 2) / N, each"),
@@ -85,26 +85,34 @@ MUTANTS = {
     "the block before lost": ("if (q > 0) {", "if (q % 2) {"),
     "the second block before lost": ("if (q > 1) {", "if (q % 2) {"),
     "a label before lost": (
-        "for (int a = 0; a < labels; ++a) {\n        const double step",
-        "for (int a = 1; a < labels; ++a) {\n        const double step",
+        "for (int a = 0; count > 0 && a < labels; ++a) {",
+        "for (int a = 1; count > 0 && a < labels; ++a) {",
     ),
     "a boundary's labels before lost": (
-        "labels + c] = best[r].after;",
-        "labels + c] = r + 1 < count ? best[r].after : 0;",
+        "steps[row + (i64)r * labels + c] = step[r];",
+        "steps[row + (i64)r * labels + c] = r + 1 < count ? step[r] : CP;",
     ),
     "sums of other threads forgotten": ("sums[turn + threadIdx.x - 1]", "0"),
-    "a tile free too early": ("__syncthreads(); // the tile is free", ""),
     "the end score dropped": ("% N * CP + c] + end[c]", "% N * CP + c]"),
     "a deviation taken twice": ("parent.worth[begin] = -infinity();", ";"),
-    "later choices at a node lost": ("node == begin ? root : NONE", "NONE"),
     "what lies behind forgotten": ("? behind + value :", "? value :"),
-    "paths that meet too early": (
-        "row * q.labels + parent.chosen[node]]",
-        "row * q.labels + (parent.chosen[node] + 1) % 4]",
-    ),
+    "steps joined before they are there": ("__syncthreads(); // all steps are there", ""),
+    "the label before joined steps kept": ("step[r] += ahead[to] - label;", "step[r] += ahead[to];"),
+    "joined steps counted as one": ("passed[r] += passes[to];", ";"),
+    "the steps of a run forgotten": ("segment += passed;", "segment += 1;"),
+    "marks not cleared": ("frames + f] = 0;", "frames + f] += 0;"),
+    "marks of further paths not cleared": ("i < paths * REACH;", "i < REACH;"),
+    "paths that meet too early": ("mark_labels[row] == c)", "true)"),
+    "frames read before they are there": ("APART_SYNC(); // the frames are there", ""),
+    "frames gone before they are read": ("APART_SYNC(); // all have read the frames", ""),
+    "lanes that know nothing of others": ("APART_SYNC(); // what all have is there", ""),
+    "frames of the lanes before forgotten": ("content = sum;", ";"),
+    "the first of equal choices lost": ("choices[other] < best.after", "choices[other] > best.after"),
+    "a node's choices looked at again": ("node == begin ? own_there : infinity()", "infinity()"),
+    "the end of the segment left forgotten": ("path.boundary[begin] - begin % 2,", "path.boundary[begin],"),
     "paths told apart before they part": (
-        "common_nodes(of, a.path, b.path)",
-        "common_nodes(of, a.path, b.path) + 2",
+        "common_nodes(q, a.path, b.path)",
+        "common_nodes(q, a.path, b.path) + 2",
     ),
     "the nodes after a meeting moved": ("own - met - 2,", "own - met,"),
     "the label where paths meet not looked at": (
@@ -112,16 +120,35 @@ MUTANTS = {
         "own : own - 2; // the nodes",
     ),
     "the barrier before the worth of a path": ("__syncthreads(); // the values are there", ""),
-    "content not multiplied": ("own.content *= tile.weight[at];", "own.content = tile.weight[at];"),
-    "content not multiplied by the check": ("content *= frame_weight(", "content = frame_weight("),
-    "a row of a tile of messages lost": ("own.tried < reach && at >= 0)", "own.tried < reach && at >= CP)"),
-    "the label after a draw's segment forgotten": ("own.next = label;", ";"),
-    "exponents of draws dropped": ("* power_of_two(loads[j].before - loads[j].power);", ";"),
-    "exponents of the check dropped": ("* power_of_two(-step);", ";"),
-    "a first label by its message alone": (
-        "next < 0 ? q.last : q.onward + next * CP",
-        "next < 0 ? q.onward : q.onward + next * CP",
+    "content not multiplied": ("content *= frame.weight;", "content = frame.weight;"),
+    "content not multiplied by the check": ("content *= frame->weight;", "content = frame->weight;"),
+    "the last durations lost": ("for (; tried < reach && ", "for (; tried < reach - 1 && "),
+    "draws with the durations of others": ("DRAWS + s] : 0;", "DRAWS] : 0;"),
+    "draws with the random numbers of others": (
+        "targets[s] = uniforms[2 * s + 1]",
+        "targets[s] = uniforms[1]",
     ),
+    "groups of draws alike": ("(u64)(first + own + s)", "(u64)(own + s)"),
+    "choices of a thread block alike": (
+        "follows += ((i64)b * group + own) * draw;",
+        "follows += (i64)b * group * draw;",
+    ),
+    "the label after a draw's segment forgotten": ("label = found % CP;", "label = 0;"),
+    "the duration of a segment into another tile forgotten": (
+        "(last / USED) - found / CP",
+        "(last / USED) - 1",
+    ),
+    "a tile's states moved": ("(row - k) * USED + to[s] % CP", "(row - k) * USED"),
+    "states of the tile before taken for this one's": ("k <= row && k <= f;", "k <= f;"),
+    "states before the first frame": ("k <= row && k <= f;", "k <= row;"),
+    "the last tile not put down": ("i <= last; ++i) {", "i < last; ++i) {"),
+    "ends of the tile before left there": ("found[other * (TILE + 1) + r] = 0;", ";"),
+    "exponents of draws dropped": ("* power_of_two_64(power[r] - power[r + 1])", ""),
+    "scores of other programs forgotten": (
+        "content += contents[(i64)b * gridDim.x + i]",
+        "content = contents[(i64)b * gridDim.x]",
+    ),
+    "a first label by its message alone": ("across[a] = ends[a];", ";"),
 }
 """Faults in decode.cu that the tests must see."""
 
@@ -131,11 +158,12 @@ def libraries(tmp_path_factory):
     """The emulated kernels by source and type of scores, at small sizes."""
     found = {}
 
-    def library(form, dtype):
-        if (form, dtype) not in found:
-            sizes = SIZES if form is decode_cuda else SMALL
-            found[form, dtype] = build(tmp_path_factory.mktemp("emulated"), dtype, sizes=sizes, form=form)
-        return found[form, dtype]
+    def library(form, dtype, real=None):
+        key = form, dtype, real
+        if key not in found:
+            sizes, folder = SIZES if form is decode_cuda else SMALL, tmp_path_factory.mktemp("emulated")
+            found[key] = build(folder, dtype, sizes=sizes, form=form, more=(real,) if real else ())
+        return found[key]
 
     return library
 
@@ -152,7 +180,9 @@ def emulate(patch, library, order=0):
         patch.setattr(
             form,
             "machine_for",
-            lambda problem, *sizes, form=form: Emulated(library(form, problem.score_BTC.dtype), order),
+            lambda problem, *more, form=form: Emulated(
+                library(form, problem.score_BTC.dtype, *more[2:]), order
+            ),
         )
 
 
@@ -265,10 +295,10 @@ def test_more_paths_than_exist_are_all_that_exist(form):
     )
 
 
-@pytest.mark.parametrize("shape", [(2, 40, 33, 4), (1, 90, 3, 2), (3, 12, 1, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 40, 33, 4), (1, 300, 3, 2), (3, 12, 1, 3)], ids=str)
 def test_the_k_best_of_longer_sequences_are_those_of_the_torch_form(form, shape):
     problem = whole_numbers(random_problem(*shape, scale=4.0, masked=0.2, seed=5))
-    assert best(form, problem, 25) == paths.kbest(problem, 25)
+    assert best(form, problem, 25) == paths.best(problem, 25)
 
 
 def test_ties_alone_are_in_order(form):
@@ -291,6 +321,76 @@ def test_what_is_forbidden_or_costly_anywhere_is_as_the_definition_has_it(form, 
         assert scores == pytest.approx(expected_B.tolist(), rel=1e-12)
         if large != -1e30:  # a sum that must hold it has no digits left for the rest: test_decoding.py
             assert [one[0][1] if one else [] for one in found] == expected
+
+
+@both_forms
+@LOOSE
+@given(
+    SHAPES,
+    st.sampled_from([0.0, 0.3, 0.7]),
+    st.sampled_from([0.2, 3.0]),
+    st.integers(1, 7),
+    st.integers(0, 10**6),
+)
+def test_draws_are_those_that_one_walk_after_the_other_makes(
+    monkeypatch, libraries, shape, masked, scale, count, seed
+):
+    """That is how C++ draws, by the same random numbers. Lengths from 1 on, segments longer than tiles."""
+    make_small(monkeypatch)
+    emulate(monkeypatch, libraries, 1)
+    problem = random_problem(*shape, masked=masked, scale=scale, seed=seed)
+    problem.duration_KC.add_(torch.arange(shape[2])[:, None] * (seed % 3))
+    (found, lost_B), (expected, known_B) = (one.draws(problem, count, seed) for one in (decode_cuda, decode))
+    assert not bool((lost_B | known_B).any())
+    assert found.paths() == expected.paths()
+
+
+@both_forms
+@pytest.mark.parametrize(
+    "kind", ["one duration", "a cycle", "a label for ever", "no way to the end", "long beside short"]
+)
+def test_models_that_never_forget_and_lengths_apart_draw_alike(monkeypatch, libraries, kind):
+    make_small(monkeypatch)
+    emulate(monkeypatch, libraries, 1)
+    problem = random_problem(5, 42, 30, 3, seed=7, scale=0.5)
+    problem.lengths_B[:] = torch.tensor([42, 1, 6, 5, 36])
+    if kind == "one duration":
+        problem.duration_KC[torch.arange(30) != 2] = -math.inf
+    elif kind == "a cycle":
+        problem.transition.masked_fill_(torch.eye(3).roll(1, 1) == 0, -math.inf)
+    elif kind == "a label for ever":
+        problem.transition.masked_fill_(torch.eye(3) == 0, -50.0)
+    elif kind == "no way to the end":
+        problem.score_BTC[::2, 3] = -math.inf
+    else:
+        problem.duration_KC[1:-1] = -math.inf
+    found, expected = (one.draws(problem, 9, 11) for one in (decode_cuda, decode))
+    assert (
+        found[0].paths() == expected[0].paths() and found[1].tolist() == expected[1].tolist() == [False] * 5
+    )
+    if kind == "no way to the end":
+        assert [bool(one[0]) for one in found[0].paths()] == [False, True, False, True, False]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+@pytest.mark.parametrize("doubles", [[], [1, 3], [0]], ids=["none", "parameters", "scores"])
+def test_draws_of_float32_are_those_of_the_same_numbers_in_float64(monkeypatch, libraries, doubles):
+    make_small(monkeypatch)
+    emulate(monkeypatch, libraries, 1)
+    narrow = random_problem(3, 30, 9, 4, dtype=torch.float32, masked=0.1, seed=2, scale=2.0).floats()
+    wide = [value.double() for value in narrow]
+    lengths_B = torch.tensor([30, 7, 19])
+    mixed = [(wide if i in doubles else narrow)[i] for i in range(5)]
+    problems = (make_problem(*one[:3], lengths_B, *one[3:]) for one in (mixed, wide))
+    (found, lost_B), (expected, known_B) = (decode_cuda.draws(problem, 4, 3) for problem in problems)
+    assert found.paths() == expected.paths() and not bool((lost_B | known_B).any())
+
+
+def test_more_draws_begin_with_the_same(form):
+    problem = random_problem(3, 30, 9, 4, seed=2, scale=0.3)
+    many = form.draws(problem, 23, 6)[0].paths()
+    for count in (1, 2, 5):
+        assert [one[:count] for one in many] == form.draws(problem, count, 6)[0].paths()
 
 
 @pytest.mark.parametrize("masked", [0.0, 0.3])
@@ -409,19 +509,33 @@ def test_the_kernels_see_what_a_look_at_all_numbers_does(monkeypatch, libraries,
         assert bool(decode_cuda.draws(problem, 2, 0)[1].any()) == (where != "padding")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_kernels_read_views_with_the_sign_turned_as_torch_does(monkeypatch, dtype):
+    monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
+    problem = random_problem(2, 7, 4, 3, seed=3)
+    problem = replace(problem, score_BTC=problem.score_BTC.to(dtype))
+    turned = problem.with_floats([torch._neg_view(-value) for value in problem.floats()])
+    for found, expected in (
+        (native_cuda.as_read(turned), native_cuda.as_read(problem)),
+        (decode_cuda.as_read(turned)[0], decode_cuda.as_read(problem)[0]),
+    ):
+        for one, other in zip(found.floats(), expected.floats(), strict=True):
+            assert not one.is_neg() and torch.equal(one, other) and one.dtype == other.dtype
+
+
 def test_paths_in_pinned_memory_are_copied_where_much_of_it_is_held(monkeypatch):
-    rows = torch.arange(24, dtype=torch.int32).view(2, 1, 6, 2)
-    sizes = torch.tensor([[2], [6]], dtype=torch.int32)
-    found = decode.Decoded(rows, sizes, pinned=True)
-    held = found.paths()
-    monkeypatch.setattr(decode, "MOST_HELD_BYTES", rows.numel() * 4)
-    another = decode.Decoded(rows.clone(), sizes, pinned=True)
-    copied = another.paths()
-    another.segments_BNT2.zero_()
-    assert copied == held and not np.shares_memory(copied[0].rows_NT2, another.segments_BNT2.numpy())
-    assert np.shares_memory(held[0].rows_NT2, rows.numpy())
-    del held  # and there is room again
-    assert np.shares_memory(another.paths()[0].rows_NT2, another.segments_BNT2.numpy())
+    monkeypatch.setattr(decode_cuda, "MOST_HELD_BYTES", 36)
+
+    def drawn(pinned=True):
+        ends_BNT = torch.eye(6, dtype=torch.uint8).numpy()[2:].reshape(2, 2, 6)  # behind the flags
+        found = decode_cuda.Marked(ends_BNT, pinned=pinned).paths()
+        return found, np.shares_memory(found[1].ends_NT, ends_BNT)
+
+    first, held = drawn()
+    assert held and first == [[[(0, 3, 0)], [(0, 4, 0)]], [[(0, 5, 0)], [(0, 6, 0)]]]
+    assert drawn() == (first, False)
+    del first
+    assert drawn()[1] and not drawn(pinned=False)[1]
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
@@ -431,18 +545,63 @@ def test_messages_that_do_not_add_up_along_the_first_draw_lose_the_sequence(monk
     emulate(monkeypatch, libraries, 1)
     problem = random_problem(2, 9, 9, 3, seed=4, scale=0.2)
     problem.lengths_B[:] = 9
+    damage(monkeypatch, lambda state: state.buffer("source")[0, :3].mul_(1 - 1e-7))
+    for seed in range(12):
+        assert decode_cuda.draws(problem, 1, seed)[1].tolist() == [True, False]
+
+
+def damage(monkeypatch, change):
+    """From now on draws find what `change` leaves of a state's messages."""
     forward = native_cuda.forward
 
     def damaged(model, behind, **options):
-        def damage(state):
-            state.buffer("source")[0, :3] *= 1 - 1e-7
-            behind(state)
-
-        return forward(model, behind=damage, **options)
+        return forward(model, behind=lambda state: (change(state), behind(state)), **options)
 
     monkeypatch.setattr(native_cuda, "forward", damaged)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+def test_messages_are_missed_where_a_draw_comes_by_and_nowhere_else(monkeypatch, libraries):
+    """What ends at a boundary is looked at by draws that cut there: any of them, not the first alone."""
+    make_small(monkeypatch)
+    emulate(monkeypatch, libraries, 1)
+    problem = random_problem(2, 19, 9, 3, seed=4, scale=0.2)
+    problem.lengths_B[:] = 19
+    problem.duration_KC.add_(1.5 * torch.arange(9)[:, None])
+    drawn = decode_cuda.draws(problem, 3, 1)[0].paths()
+    cuts = [{end for _, end, _ in path} for path in drawn[0]]
+    seen = [set().union(*cuts[:count]) for count in (1, 2, 3)]
+    assert len(seen[0]) < len(seen[1]) < len(seen[2]) < 19
+    for t in range(1, 19):
+        with monkeypatch.context() as patch:
+            damage(patch, lambda state, t=t: state.buffer("arrived")[t - 1].mul_(1 - 1e-7))
+            for count in (1, 2, 3):
+                found, lost_B = decode_cuda.draws(problem, count, 1)
+                assert lost_B.tolist() == [t in seen[count - 1], False]
+                assert lost_B[0] or found.paths() == [one[:count] for one in drawn]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+@pytest.mark.parametrize("buffer", ["source", "arrived"])
+def test_what_rounding_leaves_beyond_all_weights_goes_to_the_last_that_has_one(
+    monkeypatch, libraries, tmp_path, buffer
+):
+    """The largest random number, and messages so little above their weights that it is called rounding."""
+    make_small(monkeypatch)
+    emulate(monkeypatch, libraries, 1)
+    largest = ("(double)(bits >> 11) * 1.1102230246251565e-16;", "1.0 - 1.1102230246251565e-16;")
+    library = build(tmp_path, torch.float64, mutant=largest, sizes=SIZES, form=decode_cuda)
+    monkeypatch.setattr(decode_cuda, "machine_for", lambda problem: Emulated(library))
+    damage(monkeypatch, lambda state: state.buffer(buffer).mul_(1 + 5e-10))
     for seed in range(12):
-        assert decode_cuda.draws(problem, 1, seed)[1].tolist() == [True, False]
+        problem = random_problem(1, 6, 4, 3, masked=0.4, seed=seed, scale=0.2)
+        problem.duration_KC[3 - seed % 2 :, 2] = -math.inf
+        every, scores = naive.enumerate_segmentations(problem, 0)
+        feasible = [path for path, score in zip(every, scores.tolist(), strict=True) if score > -math.inf]
+        drawn, lost_B = decode_cuda.draws(problem, 3, 0)
+        assert drawn.paths()[0] == [max(feasible, key=from_the_end, default=[])] * 3 and not bool(
+            lost_B.any()
+        )
 
 
 @pytest.mark.parametrize("order", [0, 2])
@@ -476,6 +635,23 @@ def test_at_the_sizes_of_a_gpu_the_kernels_decode_as_torch_does(monkeypatch, tmp
     assert max(end - start for start, end, _ in expected[0]) > 4 * sizes.block
 
 
+@both_forms
+@pytest.mark.parametrize("labels", [24, 100])
+def test_at_the_sizes_of_a_gpu_the_kernels_draw_as_cpp_does(monkeypatch, tmp_path, labels):
+    monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
+    used = native_cuda.SIZES.used(labels)
+    for form in (native_cuda, decode_cuda):
+        wide = form.SIZES.padded(labels)
+        library = build(tmp_path, torch.float64, wide, sizes=form.SIZES, form=form, more=(None, used))
+        machine = Emulated(library, order=2)
+        monkeypatch.setattr(form, "machine_for", lambda problem, *sizes, machine=machine: machine)
+    problem = random_problem(2, 75, 60, labels, seed=6)
+    problem.lengths_B[0] = 75
+    problem.duration_KC[:47] += 0.3 * torch.arange(47)[:, None]
+    found, expected = (one.draws(problem, 7, 3) for one in (decode_cuda, decode))
+    assert found[0].paths() == expected[0].paths() and found[1].tolist() == [False, False]
+
+
 @pytest.mark.parametrize("capability", [(6, 1), (9, 0)], ids=["Pascal", "Hopper"])
 @pytest.mark.parametrize("labels, dtype", [(24, torch.float32), (128, torch.float64)], ids=str)
 def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, labels, dtype, capability):
@@ -489,8 +665,8 @@ def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, labels,
         pytest.skip(error.what)
     sizes = decode_cuda.SIZES
     target = f"compute_{known.rpartition('_')[2]}"
-    defines = decode_cuda.defines(dtype, sizes.padded(labels), sizes)
-    ptx = cuda_driver.compiled(path, decode_cuda.SOURCE.read_text(), target, defines).decode()
+    defines = native_cuda.defines(dtype, sizes.padded(labels), sizes)
+    ptx = cuda_driver.compiled(path, decode_cuda.SOURCE.text, target, defines).decode()
     names = (
         "prepare",
         "best_messages",
@@ -498,9 +674,12 @@ def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, labels,
         "best_path",
         "other_choices",
         "further_paths",
+        "weigh_frames",
+        "draw_choices",
         "draws",
+        "check_draws",
     )
-    assert all(f".entry {name}(" in ptx for name in (*names, "check_draws"))
+    assert all(f".entry {name}(" in ptx for name in names)
     assert "atom." not in ptx
 
 
@@ -534,6 +713,24 @@ def test_on_a_gpu_paths_are_those_of_cpp_or_torch(shape, dtype):
 @pytest.mark.skipif(
     not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
 )
+@pytest.mark.skipif(NO_FORM is not None, reason="no compiled form here")
+@pytest.mark.parametrize(
+    "shape", [(3, 300, 40, 24), (2, 400, 350, 39), (2, 90, 20, 128), (1, 1, 1, 1), (2, 30, 90, 3)], ids=str
+)
+def test_on_a_gpu_draws_are_those_of_cpp(shape):
+    problem = random_problem(*shape, scale=0.5, masked=0.1, seed=3)
+    problem.duration_KC.add_((torch.arange(shape[2])[:, None] / 9) ** 1.5 / 4)
+    (found, lost_B), (expected, known_B) = (
+        decode_cuda.draws(on_the_gpu(problem), 7, 5),
+        decode.draws(problem, 7, 5),
+    )
+    assert found.paths() == expected.paths() and not bool((lost_B | known_B).any())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or bool(torch.version.hip), reason="torch sees no NVIDIA GPU"
+)
 def test_on_a_gpu_draws_cover_frames_as_the_posteriors_say_and_repeat():
     problem = random_problem(2, 200, 48, 24, seed=6, scale=0.3)
     count = 1000
@@ -552,11 +749,12 @@ def test_on_a_gpu_draws_cover_frames_as_the_posteriors_say_and_repeat():
         assert bool(((seen_TC - right[b]).abs() <= 6 * sigma_TC + 6 / count).all())
 
 
-def level():
-    """All segmentations tie, but for segments of one frame. In float64, as the mutants are compiled."""
+def level(score=0.0):
+    """All segmentations tie, but for rounding and segments of one frame. In float64, as the mutants are."""
     sizes = ((1, 23, 2), (2, 2), (7, 2))
     problem = make_problem(*(torch.zeros(size, dtype=torch.float64) for size in sizes))
     problem.duration_KC[0] -= 1
+    problem.score_BTC.add_(score)
     return problem
 
 
@@ -569,6 +767,7 @@ def whole_of(problem, unlike):
             best(decode_cuda, problem, 12),
             best(decode_cuda, problem),
             best(decode_cuda, level()),
+            best(decode_cuda, level(0.1), 40),
             drawn.paths(),
             other,
             lost_B.tolist(),
@@ -604,13 +803,14 @@ def test_a_mutant_of_the_kernels_is_killed(unmutated, libraries, monkeypatch, tm
 
     def as_unmutated():
         faulthandler.disable()
+        resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
         torch.use_deterministic_algorithms(True)  # new memory holds NaN, not what the unmutated kernels left
         for machine.order in (0, 1):
             if whole_of(problem, unlike) != expected:
                 sys.exit(1)
 
-    # A fault may lead a walk outside of its arrays.
+    # A fault may lead a walk outside of its arrays, or round and round.
     child = multiprocessing.get_context("fork").Process(target=as_unmutated)
     child.start()
     child.join(600)
-    assert child.exitcode in (1, -signal.SIGSEGV)
+    assert child.exitcode in (1, -signal.SIGSEGV, -signal.SIGXCPU, -signal.SIGKILL)

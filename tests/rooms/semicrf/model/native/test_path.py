@@ -6,43 +6,43 @@ import pytest
 import torch
 
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.native.path import Path, PathList, RowPath, ScoredPaths
+from lab.rooms.semicrf.model.native.path import Path, PathList, ScoredPaths
 
 TUPLES = [(0, 3, 1), (3, 4, 0), (4, 9, 2)]
-PATH = Path(np.array([3, 4, 9], np.int32), np.array([1, 0, 2], np.int32))
-ROWS = np.array([[[9, 2], [4, 0], [3, 1]], [[9, 1], [-1, -1], [-1, -1]], [[-1, -1]] * 3], np.int32)
+ENDS = np.array([[0, 0, 2, 1, 0, 0, 0, 0, 3], [0] * 8 + [2], [0] * 9], np.uint8)
+PATH = Path(ENDS[0])
 
 
-@pytest.mark.parametrize("PATH", [PATH, RowPath(ROWS[0], 3)], ids=["arrays", "rows"])
+@pytest.mark.parametrize("PATH", [PATH, Path(ENDS[0].astype(np.int32))], ids=["GPU", "CPU"])
 def test_a_path_reads_as_the_list_of_its_tuples(PATH):
     assert PATH == TUPLES and TUPLES == PATH and [PATH] == [TUPLES]
     assert list(PATH) == TUPLES and [*reversed(PATH)] == TUPLES[::-1] and len(PATH) == 3
     assert [PATH[at] for at in (0, 1, -1, -3)] == [TUPLES[at] for at in (0, 1, -1, -3)]
     assert PATH[1:] == TUPLES[1:] and (3, 4, 0) in PATH and repr(PATH) == repr(TUPLES)
     assert operator.add(PATH, TUPLES) == TUPLES * 2 == operator.add(TUPLES, PATH) == operator.add(PATH, PATH)
-    assert PATH.array.tolist() == [list(one) for one in TUPLES]
+    assert PATH.array.tolist() == [list(one) for one in TUPLES] and PATH.array.dtype == np.int64
+    assert PATH.end_n.tolist() == [3, 4, 9] and PATH.label_n.tolist() == [1, 0, 2]
     assert all(type(number) is int for segment in (*PATH, PATH[0]) for number in segment)
     with pytest.raises(IndexError):
         PATH[3]
 
 
 def test_another_path_is_another():
-    longer = Path(np.array([3, 4, 9, 10], np.int32), np.array([1, 0, 2, 1], np.int32))
-    relabelled = Path(PATH.end_n, np.array([1, 0, 1], np.int32))
+    longer, relabelled = Path(np.append(ENDS[0], 2)), Path(np.append(ENDS[0][:-1], 2))
     assert longer != PATH and relabelled != PATH and TUPLES[:2] != PATH and tuple(TUPLES) != PATH
-    assert Path(PATH.end_n.copy(), PATH.label_n.copy()) == PATH
+    assert Path(ENDS[0].copy()) == PATH == Path(longer.ends_T[:-1])
 
 
 def test_no_segments_are_the_empty_list():
-    empty = Path(np.empty(0, np.int32), np.empty(0, np.int32))
+    empty = Path(ENDS[2])
     assert empty == [] and not empty and empty.array.shape == (0, 3) and list(empty) == []
 
 
 def test_paths_of_a_sequence_read_as_the_list_of_them():
-    found = PathList(ROWS, [3, 1, 0])
+    found = PathList(ENDS)
     assert found == [TUPLES, [(0, 9, 1)], []] and len(found) == 3
     assert found[0] == PATH == found[-3] and found[1:] == [[(0, 9, 1)], []] and found[2] == []
-    assert found == PathList(ROWS.copy(), [3, 1, 0]) != PathList(ROWS, [3, 1, 1])
+    assert found == PathList(ENDS.copy()) != PathList(ENDS[:2]) and found[0].label_n.dtype == np.int32
     assert found != [TUPLES] and repr(found) == repr([TUPLES, [(0, 9, 1)], []])
     assert pickle.loads(pickle.dumps(found)) == found and pickle.loads(pickle.dumps(found[0])) == PATH
     assert found[True] == found[1] and operator.add(found, [PATH]) == [*found, TUPLES]
@@ -53,12 +53,12 @@ def test_paths_of_a_sequence_read_as_the_list_of_them():
 
 
 def test_scored_paths_read_as_the_list_of_the_pairs():
-    found = ScoredPaths(PathList(ROWS, [3, 1, 0]), [2.5, -1.0])  # fewer scores: no third path is there
+    found = ScoredPaths(PathList(ENDS), [2.5, -1.0])  # fewer scores: no third path is there
     pairs = [(2.5, TUPLES), (-1.0, [(0, 9, 1)])]
     assert found == pairs and len(found) == 2 and [*found] == pairs == [found[0], found[-1]] == found[:]
     assert found != pairs[:1] and found != [pairs[1], pairs[0]] and repr(found) == repr(pairs)
     assert found + pairs == pairs * 2 == pairs + found == found + found
-    assert ScoredPaths(PathList(ROWS, [0, 0, 0]), []) == [] and pickle.loads(pickle.dumps(found)) == found
+    assert ScoredPaths(PathList(ENDS), []) == [] and pickle.loads(pickle.dumps(found)) == found
     with pytest.raises(IndexError):
         found[2]
 

@@ -45,7 +45,7 @@ def checkpoint(jump):
 
     def plant(state):
         state.chain.alpha_TBC[CHUNK, 1] *= math.exp(jump)
-        state.chain.gamma[CHUNK, 1] *= math.exp(jump)
+        state.chain.gamma_TXBC[CHUNK, :, 1] *= math.exp(jump)
 
     return plant
 
@@ -53,7 +53,7 @@ def checkpoint(jump):
 def stale(labels):
     def plant(state):
         state.chain.alpha_TBC[CHUNK, 1, labels] = 0.0
-        state.chain.gamma[CHUNK, 1, labels] = 0.0
+        state.chain.gamma_TXBC[CHUNK, :, 1, labels] = 0.0
 
     return plant
 
@@ -65,7 +65,7 @@ FAULTS = {
     "the checkpoint of one sequence +75": checkpoint(75),
     "one class of one sequence stale": stale(2),
     "the whole checkpoint of one sequence stale": stale(slice(None)),
-    "the ring rotated by one": lambda s: s.chain.gamma.copy_(s.chain.gamma.roll(1, 0)),
+    "the ring rotated by one": lambda s: s.chain.gamma_TXBC.copy_(s.chain.gamma_TXBC.roll(1, 0)),
     "an exponent of one sequence not written": lambda s: s.chain.exponent_TB[CHUNK, 1].zero_(),
     "log Z +3": lambda s: s.z_B.mul_(math.exp(3)),
     "log Z -60": lambda s: s.z_B.mul_(math.exp(-60)),
@@ -133,7 +133,7 @@ def test_a_fault_that_the_form_mends_is_told_all_the_same(monkeypatch):
         chain = walk(weights, longest, saturate)
         if not saturate:
             chain.alpha_TBC[31:] *= math.exp(0.5)
-            chain.gamma[31:] *= math.exp(0.5)
+            chain.gamma_TXBC[31:] *= math.exp(0.5)
         return chain
 
     monkeypatch.setattr(torch_factorised, "walk", faulty)
@@ -312,7 +312,7 @@ def told(machines, monkeypatch):
     monkeypatch.setattr(native_cuda, "supports", lambda problem: None)
 
     def say(machine="float64", stale=None, **options):
-        monkeypatch.setattr(native_cuda, "machine_for", lambda problem, sizes: machines[machine])
+        monkeypatch.setattr(native_cuda, "machine_for", lambda problem, *sizes: machines[machine])
         dtype = torch.float32 if machine == "float32" else torch.float64
         problem = random_problem(2, 7, 4, 2, dtype=dtype, **{"seed": 1, **options})
         forward = native_cuda.forward

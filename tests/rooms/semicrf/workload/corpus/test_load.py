@@ -277,12 +277,80 @@ def test_a_bad_line_of_a_jsonl_file_is_named(tmp_path):
         ("{", "not an utterance"),
         ({**good, "features": [[0.0], [None]]}, "frame 1, feature 0 is nan"),
         ({**good, "features": [[1e39], [0.0]]}, "frame 0, feature 0 is inf"),
+        ({**good, "segments": [[0, 1.9, 0], [1.2, 2, 0]]}, "'float' object"),
+        ({**good, "segments": [[0, 2, 1.7]]}, "'float' object"),
     ):
         text = broken if isinstance(broken, str) else json.dumps(broken)
         (tmp_path / "train.jsonl").write_text(json.dumps(good) + "\n" + text + "\n")
         with pytest.raises(BadDataError, match=words) as caught:
             from_jsonl(tmp_path)
         assert "train.jsonl:2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"features": [[0.0, 1.0], [1.0, 2.0]]}, "utterance b has 2 features per frame, the first 1"),
+        ({"segments": [[0, 2, 39]]}, "utterance b has the label 39, and there are 39 phones"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_an_utterance_unlike_the_others_is_named(tmp_path, split, change, words):
+    """Features of another width were repeated to fit, and a label that no phone has ended far from here."""
+    good = {"utterance_id": "a", "speaker_id": "s", "features": [[0.0], [1.0]], "segments": [[0, 2, 0]]}
+    for name in ("train", "test"):
+        rows = [good, {**good, "utterance_id": "b", **(change if name == split else {})}]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(BadDataError, match=words):
+        from_jsonl(tmp_path)
+
+
+def write_jsonl(folder, rows):
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def utterances(count, value=0.5):
+    row = {"speaker_id": "s", "features": [[value, 0.25]] * 3, "segments": [[0, 3, 0]]}
+    return [{**row, "utterance_id": f"u{n}"} for n in range(count)]
+
+
+def test_a_training_set_without_an_utterance_is_named(tmp_path):
+    write_jsonl(tmp_path, [])
+    with pytest.raises(BadDataError, match="no utterance in the training set"):
+        from_jsonl(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "unreadable phones"),
+        ("{}", "phones_39"),
+        ("[]", "unreadable phones"),
+        ('{"phones_39": "abc"}', "phones_39"),
+        ('{"phones_39": [1, 2]}', "phones_39"),
+        ('{"phones_39": ["a", "b", "a"]}', "has a twice"),
+    ],
+)
+def test_a_phone_mapping_that_names_no_labels_is_an_error_with_its_file(tmp_path, text, words):
+    write_jsonl(tmp_path, utterances(2))
+    (tmp_path / "phone_mapping.json").write_text(text)
+    with pytest.raises(BadDataError, match=words) as caught:
+        from_jsonl(tmp_path)
+    assert "phone_mapping.json" in str(caught.value)
+
+
+def test_features_whose_deviation_overflows_are_named_and_not_made_nan(tmp_path):
+    write_jsonl(tmp_path, [*utterances(2, 3e38), *utterances(2, -3e38)])
+    with pytest.raises(BadDataError, match="feature 0 is too large"):
+        from_jsonl(tmp_path)
+
+
+def test_phones_of_a_longer_sound_than_there_is_are_refused(timit_folder):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "si2.wav"
+    write_sound(path, np.zeros(5000))  # whole by its own header, and 16,000 samples are labelled
+    with pytest.raises(BadDataError, match="last phone starts at sample"):
+        list(timit.read_split(timit_folder, "TEST"))
 
 
 def test_a_folder_without_data_says_how_to_make_it(tmp_path):

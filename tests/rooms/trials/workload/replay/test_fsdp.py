@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -15,6 +13,7 @@ from torch import nn  # noqa: E402
 
 from lab.rooms.trials.replay.compare import compare  # noqa: E402
 from lab.rooms.trials.workload.replay.recorder import Recorder  # noqa: E402
+from tests.conftest import free_port  # noqa: E402
 from tests.rooms.trials.workload.replay.test_planted import records  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -65,10 +64,7 @@ def _rank(rank: int, port: int, folder) -> None:
 
 
 def test_sharded_models_are_compared_and_the_first_place_of_a_disturbed_rank_is_named(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, args=(port, tmp_path), nprocs=2)
+    torch.multiprocessing.spawn(_rank, args=(free_port(), tmp_path), nprocs=2)
     clean = compare(records(tmp_path / "clean"))
     assert (clean.verdict, clean.first, clean.steps, clean.repeats) == ("bitwise", None, 3, 2 * 2 * 3)
     for name in ("planted", "coarse"):

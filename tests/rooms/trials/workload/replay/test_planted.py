@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +9,7 @@ torch = pytest.importorskip("torch")
 from lab.rooms.trials.replay.compare import compare  # noqa: E402
 from lab.rooms.trials.replay.page import sentences, where  # noqa: E402
 from lab.rooms.trials.replay.read import files, read  # noqa: E402
+from tests.conftest import free_port  # noqa: E402
 from tests.rooms.trials.workload.replay.trainee import PLANTS, expected, train  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -145,10 +144,7 @@ def _rank(rank, port, folder):
 
 
 def test_planted_causes_on_two_ranks_of_gloo(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_rank, args=(port, tmp_path), nprocs=2)
+    torch.multiprocessing.spawn(_rank, args=(free_port(), tmp_path), nprocs=2)
     wrong = []
     for number, (plant, given) in enumerate(CASES):
         finding = compare(records(tmp_path / str(number)))
@@ -197,10 +193,7 @@ PLANTS_BY_HAND = ("none", "before", "after")
 
 
 def test_of_an_all_reduce_by_hand_the_rank_is_named_on_which_the_difference_began(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(_by_hand, args=(port, tmp_path), nprocs=2)
+    torch.multiprocessing.spawn(_by_hand, args=(free_port(), tmp_path), nprocs=2)
     assert compare(records(tmp_path / "none")).verdict == "bitwise"
     for name, place in (
         ("before", (2, 1, "", "update", "comm", "c10d.allreduce_.default")),

@@ -1,0 +1,281 @@
+"""What passed in a list, dict or object is what was in it then, whatever the program puts there later."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.torch
+from torch import nn  # noqa: E402
+from transformers.modeling_outputs import BaseModelOutput  # noqa: E402
+
+from lab import nan  # noqa: E402
+from lab.rooms.nan.watch import seam  # noqa: E402
+from lab.rooms.nan.watch.leaves import kwargs_as_passed  # noqa: E402
+
+NAN, BAD_STEP = float("nan"), 4
+
+
+@pytest.fixture(params=["C", "Python"], autouse=True)
+def way(request, monkeypatch):
+    if request.param == "Python":
+        monkeypatch.setattr(seam, "_calls", lambda: None)
+
+
+class Gives(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.wrap, self.factor = wrap, 1.0
+
+    def forward(self, x):
+        return self.wrap(x * self.factor)
+
+
+class Takes(nn.Module):
+    """Uses what `first` gives without its NaN."""
+
+    def __init__(self, wrap, take):
+        super().__init__()
+        self.first, self.last, self.take = Gives(wrap), nn.Linear(4, 4), take
+
+    def forward(self, x):
+        return self.last(torch.nan_to_num(self.take(self.first(x))))
+
+
+@dataclasses.dataclass
+class Fields:
+    h: object
+
+
+class Plain:
+    def __init__(self, h):
+        self.h = h
+
+
+def replaced(held):
+    h = held.h
+    held.h = torch.zeros_like(h)
+    return h
+
+
+def replaced_in(held, key):
+    h = held[key]
+    held[key] = torch.zeros_like(h)
+    return h
+
+
+def cleared(held):
+    h = held[0]
+    held.clear()
+    return h
+
+
+CONTAINERS = {
+    "dict, popped": (lambda h: {"h": h}, lambda held: held.pop("h")),
+    "dict, replaced": (lambda h: {"h": h}, lambda held: replaced_in(held, "h")),
+    "OrderedDict": (lambda h: collections.OrderedDict(h=h), lambda held: held.pop("h")),
+    "UserDict": (lambda h: collections.UserDict(h=h), lambda held: held.pop("h")),
+    "list, popped": (lambda h: [h], lambda held: held.pop()),
+    "list, replaced": (lambda h: [h], lambda held: replaced_in(held, 0)),
+    "list, cleared": (lambda h: [h], cleared),
+    "list in a dict in a tuple": (lambda h: (h * 0, {"k": [h]}), lambda held: held[1]["k"].pop()),
+    "set": (lambda h: {h}, lambda held: held.pop()),
+    "dataclass": (Fields, replaced),
+    "object": (Plain, replaced),
+    "ModelOutput": (
+        lambda h: BaseModelOutput(last_hidden_state=h),
+        lambda held: replaced_in(held, "last_hidden_state"),
+    ),
+}
+
+
+@pytest.mark.parametrize("on_bad", ["keep", lambda step: None], ids=["together", "each"])
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_what_is_taken_out_after_it_passed_was_in_it(name, on_bad):
+    model = Takes(*CONTAINERS[name])
+    with torch.no_grad(), nan.watch(model, on_bad=on_bad) as w:
+        for step in range(6):
+            model.first.factor = NAN if step == BAD_STEP else 1.0
+            model(torch.ones(2, 4))
+    assert [one.number for one in w.steps if one.bad_leaves] == [BAD_STEP]
+    assert (w.first.module, w.first.how) == ("first", "output")
+
+
+class Adds(nn.Module):
+    """Puts its result into the dict that it takes and gives."""
+
+    def __init__(self, source, to):
+        super().__init__()
+        self.source, self.to, self.factor = source, to, 1.0
+
+    def forward(self, held):
+        held[self.to] = held[self.source] * self.factor
+        return held
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_a_dict_that_all_modules_share_names_the_one_that_put_a_nan_into_it(culprit):
+    model = nn.Sequential(Adds("x", "a"), Adds("a", "b"), Adds("x", "c"))
+    with torch.no_grad(), nan.watch(model) as w:
+        for step in range(6):
+            model[culprit].factor = NAN if step == BAD_STEP else 1.0
+            model({"x": torch.ones(2, 4)})
+    assert [one.number for one in w.steps if one.bad_leaves] == [BAD_STEP]
+    assert (w.first.module, w.first.how) == (str(culprit), "output")
+
+
+def test_the_program_gets_its_own_containers():
+    met = []
+
+    class Keeps(nn.Module):
+        def forward(self, held, more=None):
+            met.append((held, more))
+            return held
+
+    model = nn.Sequential(Keeps())
+    with nan.watch(model):
+        for _ in range(4):
+            given = {"x": [torch.ones(2)]}
+            assert model(given) is given and met[-1][0] is given
+            assert model[0](given, more=given) is given and met[-1][1] is given
+
+
+def test_a_cache_stays_itself_for_it_is_looked_into_after_the_forward():
+    cache, others = [(torch.ones(1), torch.ones(1))], [torch.ones(1)]
+    found = kwargs_as_passed({"past_key_values": cache, "others": others})
+    assert found["past_key_values"] is cache
+    assert found["others"] is not others and found["others"][0] is others[0]
+
+
+class WithoutHash(type):
+    def __eq__(cls, other):
+        return cls is other
+
+    __hash__ = None
+
+
+class Boxed(metaclass=WithoutHash):
+    h = torch.full((3,), NAN)
+
+
+class RefusesItsClass:
+    @property
+    def __class__(self):
+        raise RuntimeError("not told")
+
+
+@pytest.mark.parametrize("kind", [Boxed, RefusesItsClass])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_an_object_that_cannot_be_looked_into_passes_and_is_not_clean(kind, guarded):
+    given, model = kind(), nn.Sequential(nn.Identity(), nn.Identity())
+    with (nan.guard if guarded else nan.watch)(model) as w:
+        for _ in range(5):
+            assert model(given) is given
+    assert w.status in ("nothing-seen", "partly-seen")
+
+
+class Odd(metaclass=WithoutHash):
+    def __init__(self, h):
+        self.h = h
+
+
+@pytest.mark.parametrize("wrap", [Odd, lambda h: [Odd(h)]], ids=["alone", "in a list"])
+def test_a_class_without_a_hash_passes_as_without_the_watch(wrap):
+    model = Takes(wrap, lambda held: (held[0] if isinstance(held, list) else held).h)
+    with torch.no_grad(), nan.watch(model) as w:
+        for step in range(6):
+            model.first.factor = NAN if step == BAD_STEP else 1.0
+            assert torch.isfinite(model(torch.ones(2, 4))).all()
+    assert w.status == "nothing-seen" and "unhashable" in " ".join(w.not_seen())
+
+
+@dataclasses.dataclass
+class More:
+    h: object
+
+    def __post_init__(self):
+        self.more, self.h = self.h, None
+
+
+class Slot:
+    __slots__ = ("h",)
+
+
+class SlotAndMore(Slot):
+    def __init__(self, h):
+        self.h, self.more = h, None
+
+
+class Several(collections.abc.Mapping):
+    """Has two values of one key, as headers and queries have them."""
+
+    def __init__(self, h):
+        self.held = [("a", h), ("a", torch.ones(2))]
+
+    def __iter__(self):
+        return iter(["a"])
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, key):
+        return self.held[-1][1]
+
+    def items(self):
+        return self.held
+
+
+def gives(wrap, around):
+    """What such a model's watch or guard says when what it wraps is NaN."""
+    model = nn.Sequential(Gives(wrap), Forgets())
+    with torch.no_grad(), around(model) as w:
+        for step in range(6):
+            model[0].factor = NAN if step == BAD_STEP else 1.0
+            model(torch.ones(2))
+    return w
+
+
+class Forgets(nn.Module):
+    def forward(self, held):
+        return torch.ones(2)
+
+
+@pytest.mark.parametrize("around", [nan.watch, nan.guard])
+@pytest.mark.parametrize("wrap", [More, SlotAndMore, Several])
+def test_all_that_an_object_holds_is_looked_at(wrap, around):
+    w = gives(wrap, around)
+    assert w.status == "bad" and w.first.module == "0"
+
+
+class Transparent:
+    """Says that it is what it stands for."""
+
+    def __init__(self, held):
+        object.__setattr__(self, "held", held)
+
+    @property
+    def __class__(self):
+        return type(object.__getattribute__(self, "held"))
+
+    def __getattr__(self, name):
+        return getattr(object.__getattribute__(self, "held"), name)
+
+
+def weak(h):
+    alive.append(h)
+    return weakref.proxy(h)
+
+
+alive = []
+
+
+@pytest.mark.parametrize("around", [nan.watch, nan.guard])
+@pytest.mark.parametrize("wrap", [weak, Transparent, lambda h: [weak(h)], lambda h: {"h": Transparent(h)}])
+def test_a_proxy_of_a_tensor_is_no_tensor_and_is_not_clean(wrap, around):
+    w = gives(wrap, around)
+    assert w.status == "partly-seen"

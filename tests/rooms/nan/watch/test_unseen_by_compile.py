@@ -1,0 +1,84 @@
+"""torch.compile compiles a program's frames under a watch, and none of the watch's own."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+convert_frame = pytest.importorskip("torch._dynamo.convert_frame")
+from torch import nn  # noqa: E402
+
+from lab import nan  # noqa: E402
+
+STEPS = 12  # more than the versions of one frame that dynamo compiles
+
+
+class Broken(nn.Module):
+    """Part of it is compiled, part is not: the calls of its parts go through the watch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        torch._dynamo.graph_break()
+        return self.last(torch.relu(hidden))
+
+
+def losses(way, guarded):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = Broken()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    scaler = (
+        torch.amp.GradScaler("cpu", enabled=way == "scaled") if hasattr(torch.amp, "GradScaler") else None
+    )
+    forward = torch.compile(model, backend="eager") if way == "forward" else model
+    update = torch.compile(optimizer.step, backend="eager") if way == "update" else optimizer.step
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = forward(x).square().mean()
+        if way == "scaled" and scaler is not None:
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            loss.backward()
+            update()
+        return loss.detach()
+
+    if way in ("whole", "scaled"):
+        step = torch.compile(step, backend="eager")
+    guard = nan.guard(model, optimizer) if guarded else contextlib.nullcontext()
+    with guard as g:
+        found = [float(step(torch.randn(4, 8))) for _ in range(STEPS)]
+    if guarded:
+        assert g.step == STEPS and g.status in ("clean", "partly-seen") and not g.notes
+    return found
+
+
+def own_frames():
+    """The files of lab of which dynamo has compiled frames since it was reset."""
+    codes = [one() for one in convert_frame.input_codes.seen]
+    return sorted({one.co_filename for one in codes if one is not None and "/lab/" in one.co_filename})
+
+
+@pytest.mark.parametrize("way", ["whole", "scaled", "update", "forward"])
+def test_nothing_of_the_guard_is_compiled(way):
+    with warnings.catch_warnings(record=True) as usual:
+        warnings.simplefilter("always")
+        expected = losses(way, guarded=False)
+    with warnings.catch_warnings(record=True) as met:
+        warnings.simplefilter("always")
+        assert losses(way, guarded=True) == expected
+    assert own_frames() == []
+    texts = {str(one.message) for one in usual}
+    assert [
+        str(one.message) for one in met if "Dynamo" in str(one.message) and str(one.message) not in texts
+    ] == []
