@@ -194,8 +194,10 @@ def run(
     dtype: torch.dtype,
     *,
     pairs: bool,
-) -> None:
+) -> Any:
     """`_count` with so many pieces of `piece` words on the current device; `places`: where the tables lie.
+
+    -> the kernel as Triton compiled it, or None.
 
     What Triton works out at every launch is kept after the first one: that halves the price of a launch. It
     then takes addresses as numbers, and need not ask five tensors and the driver for them.
@@ -208,10 +210,11 @@ def run(
     known = _compiled.get(key)
     if known is not None:
         known[pieces, 1, 1](*places, piece, *constants)
-        return
+        return known
     compiled = _count[(pieces,)](*tables, piece, *constants)
     if compiled is not None:  # Triton's interpreter compiles nothing
         _compiled[key] = compiled
+    return compiled
 
 
 def decode(found: np.ndarray, dtype: torch.dtype) -> np.ndarray:

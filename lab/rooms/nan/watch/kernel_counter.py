@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.count import FORMATS, KINDS, LOW, Counted, plain_counts, refuse_freed
 from lab.rooms.nan.watch.kernel import decode, has_pairs, piece_for, run
+from lab.rooms.nan.watch.launch import Copy, Launch, launch_of
 from lab.rooms.nan.watch.native.calls import Reading, reading
 
 DTYPE, SHAPE = attrgetter("dtype"), attrgetter("shape")
@@ -143,28 +145,45 @@ class Buffers:
         self._done = _event(device) if self.on_gpu else None
         self._tables = (self._device, *table, self._counts)
         self._places = tuple(map(Tensor.data_ptr, self._tables))
+        self._again: Launch | None = None
+        self._asked = False
 
     def launch(self, pointers: np.ndarray, group: Group) -> None:
         self._addresses[:] = pointers
-        self._device.copy_(self._host, non_blocking=True)
         with _on(group.device):
-            run(group.pieces, self._tables, self._places, group.piece, group.dtype, pairs=group.pairs)
-            self._found.copy_(self._counts, non_blocking=True)
+            if self._again is None or not self._again(_stream(group.device)):
+                self._launch_by_torch(group)
             if self._done is not None:
                 self._done.record()
 
-    def read(self, rows: np.ndarray) -> None:
-        """Put the counts, (tensors, kinds) int32, into `rows`, after the wait for them."""
+    def _launch_by_torch(self, group: Group) -> None:
+        self._device.copy_(self._host, non_blocking=True)
+        kernel = run(group.pieces, self._tables, self._places, group.piece, group.dtype, pairs=group.pairs)
+        self._found.copy_(self._counts, non_blocking=True)
+        if not self._asked:
+            self._asked = True
+            copies = _copy(self._device, self._host), _copy(self._found, self._counts)
+            self._again = launch_of(kernel, group.pieces, (*self._places, group.piece), copies)
+
+    def wait(self) -> None:
         if self._done is not None:
             self._done.synchronize()
+
+    def read(self, rows: np.ndarray) -> None:
+        """Put the counts, (tensors, kinds) int32, into `rows`, after the wait for them."""
+        self.wait()
         rows[:] = self._rows
 
 
 class Found:
-    """One group's counts on their way. Memory that nobody waited for goes with its last reference."""
+    """One group's counts on their way. Memory that nobody waited for goes with its last reference, after a
+    wait: torch does not know of the driver's copies into it, and would give it to others.
+    """
+
+    _buffers: Buffers | None = None
 
     def __init__(self, buffers: Buffers, group: Group, room: Room) -> None:
-        self._buffers: Buffers | None = buffers
+        self._buffers = buffers
         self.group, self._room = group, room
         # Made before a forward's tensors go: asked for this much, malloc looks through all that was freed.
         self._counts = np.empty(buffers.shape, np.int32)
@@ -185,6 +204,10 @@ class Found:
             if len(self._room.free) < MOST_BUFFERS:
                 self._room.free.append(buffers)
         return self._counts
+
+    def __del__(self) -> None:
+        if self._buffers is not None and not sys.is_finalizing():
+            self._buffers.wait()
 
 
 class Launched(Counted):
@@ -298,6 +321,10 @@ def _table(tensors: list[Tensor], sizes: list[int], dtype: torch.dtype) -> Table
     words = [size // per_word for size, use in zip(sizes, chosen, strict=True) if use]
     kept = [pointer for pointer, use in zip(pointers, chosen, strict=True) if use]
     return Table(chosen, words, np.array(kept, dtype=np.int64), dense)
+
+
+def _copy(to: Tensor, of: Tensor) -> Copy:
+    return Copy(to.data_ptr(), of.data_ptr(), of.numel() * of.element_size())
 
 
 def _stream(device: torch.device) -> int:

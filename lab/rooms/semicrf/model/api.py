@@ -202,4 +202,5 @@ def _decodable(*model: Any, **terms: Any) -> Problem:
             "segments are lists, which torch.func cannot transform",
             fix="decode outside of the transformed function",
         )
-    return make_problem(*model, **terms).detached()
+    problem = make_problem(*model, **terms)
+    return problem.detached() if any(one.requires_grad for one in problem.floats()) else problem

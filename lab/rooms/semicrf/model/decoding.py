@@ -75,13 +75,15 @@ def sample(problem: Problem, samples: int, seed: int, backend: str) -> Sequence[
         reject_nan(problem)
         return paths.sample(problem, samples, seed)
     decoded, lost_B = compiled_form(problem).draws(problem, samples, seed)
-    found: list[Sequence[Segmentation]] = [*decoded.paths()]
+    drawn: Sequence[Sequence[Segmentation]] = decoded.paths()
     again = [b for b, lost in enumerate(lost_B.tolist()) if lost]
-    if again:
-        reject_nan(problem)  # a NaN or +inf loses its sequence, so nobody looked before
-        rows = problem.rows(again)
-        for b, drawn in zip(again, paths.sample(rows, samples, seed), strict=True):
-            found[b] = drawn
+    if not again:
+        return drawn
+    reject_nan(problem)  # a NaN or +inf loses its sequence, so nobody looked before
+    redone = paths.sample(problem.rows(again), samples, seed)
+    found = [*drawn]
+    for b, one in zip(again, redone, strict=True):
+        found[b] = one
     return found
 
 

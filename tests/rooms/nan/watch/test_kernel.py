@@ -161,3 +161,55 @@ def test_a_gpu_counts_every_number_with_and_without_instructions_for_pairs(monke
         tensors = [numbers[:size].clone() for size in (2, 4094, 4098, len(numbers))]
         tensors += [one[torch.isfinite(one)] for one in tensors]
         assert np.array_equal(kernel_counter.KernelCounter()(tensors), plain_counts(tensors)), dtype
+
+
+@pytest.mark.gpu
+def test_a_gpu_counts_by_the_drivers_calls_what_it_counts_by_tritons(monkeypatch):
+    """On several streams, in a thread that has not used the GPU, and where nobody reads what was counted."""
+    import threading
+
+    import numpy as np
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    from lab.rooms.nan.watch import kernel_counter, launch
+    from lab.rooms.nan.watch.count import plain_counts
+
+    by_driver, own = [], launch.Launch.__call__
+
+    def spied(*args):
+        by_driver.append(own(*args))
+        return by_driver[-1]
+
+    monkeypatch.setattr(launch.Launch, "__call__", spied)
+    counter, wrong = kernel_counter.KernelCounter(), []
+
+    def made(turn):
+        some = [torch.randn(64 + 2 * n, 8, device="cuda").to(torch.float16) for n in range(100)]
+        some[turn % 100][3, 5], some[-1 - turn % 50][1, turn % 8] = float("nan"), -float("inf")
+        return some
+
+    def look(turn, some=None):
+        some = made(turn) if some is None else some
+        if turn % 3 == 2:  # torch gives its pinned memory to others once nobody has it
+            counter.begin(made(turn))
+            others = torch.full((1 << 10,), 7.0).pin_memory()
+        if not np.array_equal(counter(some), plain_counts(some)):
+            wrong.append(turn)
+        if turn % 3 == 2 and not (others == 7).all():
+            wrong.append(f"memory of others, {turn}")
+
+    for turn in range(12):
+        look(turn)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for turn in range(12, 18):
+            look(turn)
+    torch.cuda.synchronize()
+    some = made(1)
+    torch.cuda.synchronize()
+    one = threading.Thread(target=look, args=(0, some))
+    one.start()
+    one.join()
+    assert not wrong
+    assert by_driver.count(True) > 12

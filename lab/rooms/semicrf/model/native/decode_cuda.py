@@ -27,7 +27,7 @@ from lab.rooms.semicrf.model.native.cuda_plan import (
     plan_messages,
     shape_of,
 )
-from lab.rooms.semicrf.model.native.path import Decoded, PathList
+from lab.rooms.semicrf.model.native.path import BatchPaths, Decoded
 from lab.rooms.semicrf.model.problem import Problem
 
 SOURCE = Source("decode.cu")
@@ -70,7 +70,7 @@ class Marked(Decoded):
 
     pinned: bool = False
 
-    def paths(self) -> list[PathList]:
+    def paths(self) -> BatchPaths:
         """In memory of their own: a copy, which can take long, or the pinned memory while there is room."""
         rows = self.ends_BNT
         whole = (
@@ -80,7 +80,7 @@ class Marked(Decoded):
             rows = np.array(rows)
         else:
             HELD[whole.ctypes.data] = whole
-        return list(map(PathList, rows))
+        return BatchPaths(rows)
 
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Marked]:
@@ -220,10 +220,16 @@ class Copied:
             self.stream.synchronize()
             self.stream = None
         buffer = self.plan.buffers[name]
-        number = torch.empty(0, dtype=buffer.dtype).numpy().dtype
+        number = as_numpy(buffer.dtype)
         at = buffer.offset - self.begin
         found: np.ndarray = self.bytes[at : at + buffer.bytes].view(number).reshape(buffer.shape)
         return found
+
+
+@functools.cache
+def as_numpy(dtype: torch.dtype) -> np.dtype:
+    found: np.dtype = torch.empty(0, dtype=dtype).numpy().dtype
+    return found
 
 
 def machine_for(problem: Problem) -> Machine:

@@ -118,6 +118,24 @@ class PathList(Listed[Path]):
         return map(Path, self.ends_NT)
 
 
+class BatchPaths(Listed[PathList]):
+    """The segmentations of each sequence."""
+
+    __slots__ = ("ends_BNT",)
+
+    def __init__(self, ends_BNT: np.ndarray) -> None:
+        self.ends_BNT = ends_BNT
+
+    def __len__(self) -> int:
+        return len(self.ends_BNT)
+
+    def at(self, place: int) -> PathList:
+        return PathList(self.ends_BNT[place])
+
+    def __iter__(self) -> Iterator[PathList]:
+        return map(PathList, self.ends_BNT)
+
+
 class ScoredPaths(Listed[tuple[float, Path]]):
     """The best segmentations of a sequence with their scores, made when somebody looks at them."""
 
@@ -144,6 +162,5 @@ class Decoded:
     ordinary: bool = True
     """Whether the form saw no number that is NaN, +inf or large, or did not look."""
 
-    def paths(self) -> list[PathList]:
-        """The segmentations of each sequence."""
-        return list(map(PathList, self.ends_BNT))
+    def paths(self) -> BatchPaths:
+        return BatchPaths(self.ends_BNT)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.native.path import Path, PathList, ScoredPaths
+from lab.rooms.semicrf.model.native.path import BatchPaths, Path, PathList, ScoredPaths
 
 TUPLES = [(0, 3, 1), (3, 4, 0), (4, 9, 2)]
 ENDS = np.array([[0, 0, 2, 1, 0, 0, 0, 0, 3], [0] * 8 + [2], [0] * 9], np.uint8)
@@ -50,6 +50,16 @@ def test_paths_of_a_sequence_read_as_the_list_of_them():
         hash(found)
     with pytest.raises(IndexError):
         found[3]
+
+
+def test_paths_of_a_batch_read_as_the_list_of_them():
+    found = BatchPaths(np.stack([ENDS[:2], ENDS[1:]]))
+    both = [[TUPLES, [(0, 9, 1)]], [[(0, 9, 1)], []]]
+    assert found == both and [*found] == both == [found[0], found[-1]] == found[:] and len(found) == 2
+    assert found != both[::-1] and repr(found) == repr(both) and found + both == both * 2 == both + found
+    assert pickle.loads(pickle.dumps(found)) == found and found[0][0] == PATH
+    with pytest.raises(IndexError):
+        found[2]
 
 
 def test_scored_paths_read_as_the_list_of_the_pairs():
