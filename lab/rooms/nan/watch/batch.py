@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.leaves import Unseen, is_cache_name, is_tensor, leaves
+from lab.rooms.nan.watch.leaves import CACHE, Unseen, is_cache_name, is_tensor, leaves
 from lab.rooms.nan.watch.native.calls import reading, unpacked
 from lab.rooms.nan.watch.plain import FP8, as_counted, is_odd
 from lab.rooms.nan.watch.roles import IN, OUT
@@ -25,7 +25,6 @@ Label = tuple[int, int, str]  # module, side, leaf
 Source = tuple[Any, ...]  # a place in the list, then keys into what is there
 Written = dict[tuple[int, str], int]
 Shapes = list[tuple[torch.Size, torch.dtype]]
-CACHE = "a key/value cache"
 
 
 class Batch:

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.rooms.nan.watch.batch import CACHE, Label
+from lab.rooms.nan.watch.batch import Label
 from lab.rooms.nan.watch.count import KINDS, Counter, plain_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.leaves import cached_pair, is_mask
+from lab.rooms.nan.watch.leaves import CACHE, cached_pair, is_mask, tensors_of_cache
 from lab.rooms.nan.watch.plain import as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
@@ -200,19 +200,25 @@ class Explainer:
 
     def _story(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> tuple[list[Call], list[Leaf]]:
         calls = []
-        unseen_of = {
-            at: f"{leaf} of {self._names[at] or 'the model itself'} ({why})"
-            for batch in seen.batches
-            for at, leaf, why in batch.unseen
-            if why != CACHE
-        }
+        doubt_of: dict[int, str] = {}
+        skipped: dict[int, list[str]] = {}
+        for at, leaf, why in (one for batch in seen.batches for one in batch.unseen):
+            if why == CACHE:
+                skipped.setdefault(at, []).append(leaf)
+            else:
+                doubt_of[at] = (
+                    f"{leaf} of {self._names[at] or 'the model itself'} ({why}) was not looked into"
+                )
+        hand_on = {parent for at, parent, _ in forward.calls if at in skipped}  # their caches to a child
         for number, (at, parent, returned) in enumerate(forward.calls):
-            layer = getattr(self._modules[at], "layer_idx", None)
-            since = self._cache_bad.get(layer) if isinstance(layer, int) else None
+            layer = self._layer_of(forward, number)
+            since = self._cache_bad.get(layer) if layer is not None else None
             since = since if since is not None and since < forward.number else None
             gone = not returned and forward.phase != "recompute"  # which may stop early by design
-            unseen = unseen_of.get(at, "")
-            calls.append(Call(self._names[at], parent, gone, at in self._weights_bad, since, unseen))
+            doubt = doubt_of.get(at, "")
+            if at in skipped and number not in hand_on:
+                doubt = doubt or self._doubt_of_cache(forward, number, skipped[at])
+            calls.append(Call(self._names[at], parent, gone, at in self._weights_bad, since, doubt))
             if parent >= 0:
                 calls[parent].children.append(number)
         leaves = []
@@ -226,8 +232,9 @@ class Explainer:
         """Which layers' keys or values are bad, and since when: before this forward, or added by it."""
         bad_steps = [one.number for one in earlier if one.bad_leaves]
         layers = {getattr(self._modules[at], "layer_idx", None) for at, _, _ in forward.calls}
+        own = {self._layer_of(forward, call): cache for call, _, cache in forward.caches[1:]}
         for layer in (one for one in layers if isinstance(one, int) and one not in self._cache_bad):
-            pair = cached_pair(forward.cache, layer)
+            pair = cached_pair(forward.cache, layer) or cached_pair(own.get(layer), layer)
             if pair is None:
                 continue
             end = forward.cached if 0 <= forward.cached <= pair[0].shape[-2] else pair[0].shape[-2]
@@ -236,6 +243,31 @@ class Explainer:
                 self._cache_bad[layer] = bad_steps[-1] if bad_steps else -1
             elif _any_bad(list(pair)):
                 self._cache_bad[layer] = step.number
+
+    def _layer_of(self, forward: Forward, call: int) -> int | None:
+        layer = getattr(self._modules[forward.calls[call][0]], "layer_idx", None)
+        return layer if isinstance(layer, int) else None
+
+    def _doubt_of_cache(self, forward: Forward, call: int, skipped: Sequence[str]) -> str:
+        """Why a bad number may have come from a cache that a call takes; empty if it cannot have.
+
+        Where a layer's keys and values can be told from others, `_check_caches` says since when they are bad.
+        """
+        layer, module = self._layer_of(forward, call), self._names[forward.calls[call][0]]
+        taken = [(name, cache) for at, name, cache in forward.caches if at == call]
+        own = {name if isinstance(name, str) else f"args[{name}]": cache for name, cache in taken}
+        for leaf in skipped:
+            cache = own.get(leaf, None if "." in leaf else forward.cache)
+            if layer is not None and cached_pair(cache, layer) is not None:
+                continue
+            parts = [None] if cache is None else [*tensors_of_cache(cache)]
+            known = [one for one in parts if one is not None]
+            what = f"the key/value cache {leaf} of {module or 'the model itself'}"
+            if _any_bad(known):
+                return f"{what} holds bad numbers, which may have been there before"
+            if len(known) < len(parts):
+                return f"{what} was not looked into"
+        return ""
 
 
 def _positions_before(cached: Tensor, query_length: int) -> Tensor:

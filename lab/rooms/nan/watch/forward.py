@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,17 @@ import torch
 from lab.rooms.nan.watch.batch import Batch, Label
 from lab.rooms.nan.watch.count import KINDS, Counted, all_clean
 from lab.rooms.nan.watch.deferred import Later
-from lab.rooms.nan.watch.leaves import cached_pair
+from lab.rooms.nan.watch.leaves import cached_pair, caches_in
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
-
-CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
 class Forward:
     """What is known of a forward: its calls, its leaves as labels, its counts."""
 
     # Most forwards never change these.
-    cache: Any = None
+    # (call, its input, value) of the first key/value cache, and of each call that takes another one.
+    caches: Sequence[tuple[int, str | int, Any]] = ()
+    caches_at: Sequence[int] = ()  # where these calls begin in the list of events
     cached = -1  # positions in the cache when this forward ended; -1: not known
     weighed = bytes = 0
     collecting = False  # the garbage collector, which is off while the forward lasts, was on before
@@ -39,12 +39,22 @@ class Forward:
         self.stack: list[int] = []
         self._parts: list[tuple[Batch, Counted]] = []
 
-    def enter(self, at: int, kwargs: Mapping[str, Any]) -> int:
+    def enter(self, at: int) -> int:
         self.calls.append([at, self.stack[-1] if self.stack else -1, False])
         self.stack.append(len(self.calls) - 1)
-        if self.cache is None and kwargs:
-            self.cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
         return self.stack[-1]
+
+    def note_caches(self, call: int, args: Sequence[Any], kwargs: Mapping[str, Any], index: int) -> None:
+        """What a call takes for its key/value cache; `index` of its event."""
+        for name, value in caches_in(args, kwargs):
+            if value is not self.cache:
+                self.caches = [*self.caches, (call, name, value)]
+                self.caches_at = [*self.caches_at, index]
+
+    @property
+    def cache(self) -> Any:
+        """What the whole model takes for its key/value cache."""
+        return self.caches[0][2] if self.caches else None
 
     def leave(self, at: int) -> int:
         """A call returned; calls above it on the stack ended by an exception that was caught."""

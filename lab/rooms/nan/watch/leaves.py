@@ -11,7 +11,7 @@ from __future__ import annotations
 import cmath
 import dataclasses
 import re
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from operator import is_
 from types import MemberDescriptorType, SimpleNamespace
 from typing import Any, TypeGuard
@@ -30,6 +30,7 @@ CACHES = (
     "cache_params",
     "memory_key_values",
 )
+CACHE = "a key/value cache"
 MASKS = re.compile(
     r"(?:^|_)masks?$|^(?:attn|attention|position|rel_pos|relative_position|alibi|score)_bias$|^alibi$"
 )
@@ -67,6 +68,37 @@ def is_cache_name(name: str) -> bool:
     return name in CACHES
 
 
+def caches_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str | int, Any]]:
+    """(name or place, value) of each input that is taken for a key/value cache."""
+    for name, value in kwargs.items():
+        if value is not None and not is_tensor(value) and (is_cache_name(name) or is_cache(value)):
+            yield name, value
+    for place, value in enumerate(args):
+        if not is_tensor(value) and is_cache(value):
+            yield place, value
+
+
+def tensors_of_cache(cache: Any, depth: int = 0) -> Iterator[Tensor | None]:
+    """All that lie in a cache of any layout; None for what cannot be looked into."""
+    if is_tensor(cache):
+        yield cache
+    elif isinstance(cache, SCALARS) or callable(cache):
+        return
+    else:
+        held = (
+            cache
+            if isinstance(cache, Mapping)
+            else dict(enumerate(cache))
+            if isinstance(cache, ROWS)
+            else _held(cache)
+        )
+        if held is None or depth >= MOST_DEPTH:
+            yield None
+        else:
+            for inner in held.values():
+                yield from tensors_of_cache(inner, depth + 1)
+
+
 def is_mask(name: str) -> bool:
     """Whether an input of this exact name is a mask or an additive bias of attention scores."""
     return MASKS.search(name) is not None
@@ -91,7 +123,7 @@ def leaves(
     elif isinstance(value, (*SCALARS, type)) or callable(value):
         return
     elif is_cache(value):
-        yield name, Unseen("a key/value cache")
+        yield name, Unseen(CACHE)
     elif depth >= MOST_DEPTH:
         yield name, Unseen(f"deeper than {MOST_DEPTH} levels")
     else:
@@ -102,7 +134,7 @@ def _inside(value: Any, name: str, given: bool, depth: int) -> Iterator[tuple[st
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if given and is_cache_name(str(key)):
-                yield f"{name}.{key}" if name else str(key), Unseen("a key/value cache")
+                yield f"{name}.{key}" if name else str(key), Unseen(CACHE)
             else:
                 yield from leaves(inner, f"{name}.{key}" if name else str(key), given, depth)
     elif isinstance(value, ROWS):
@@ -227,10 +259,9 @@ def cached_pair(cache: Any, layer: int) -> tuple[Tensor, Tensor] | None:
     if cache is None:
         return None
     if isinstance(cache, (tuple, list)):
-        pair: Any = cache[layer] if layer < len(cache) else None
         # 4.35 hands a layer its own pair, the model all of them.
-        if isinstance(pair, Tensor):
-            pair = cache
+        own = len(cache) > 0 and isinstance(cache[0], Tensor)
+        pair: Any = cache if own else cache[layer] if layer < len(cache) else None
     elif hasattr(cache, "layers"):
         held = cache.layers[layer] if layer < len(cache.layers) else None
         pair = (getattr(held, "keys", None), getattr(held, "values", None))
@@ -239,6 +270,7 @@ def cached_pair(cache: Any, layer: int) -> tuple[Tensor, Tensor] | None:
         pair = (cache.key_cache[layer], cache.value_cache[layer]) if inside else None
     else:
         return None
-    if not pair or not all(isinstance(one, Tensor) and one.dim() >= 2 for one in pair[:2]):
+    both = pair[:2] if isinstance(pair, (tuple, list)) else ()
+    if len(both) < 2 or not all(isinstance(one, Tensor) and one.dim() >= 2 for one in both):
         return None
-    return pair[0], pair[1]
+    return both[0], both[1]

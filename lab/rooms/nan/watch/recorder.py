@@ -493,7 +493,7 @@ class Recorder(ABC):
         batch = template.confirm(values, tensors, lane.noted())
         if batch is None:
             return None
-        lane.forward.calls, lane.forward.cache = template.calls, template.cache(lane.events)
+        template.tell(lane.forward, lane.events)
         return batch, counted if counted is not None else self._begin(batch, may_wait=True)
 
     def _absorb_as_matched(self, lane: Lane, template: Template) -> tuple[Batch, Counted] | None:
@@ -515,7 +515,7 @@ class Recorder(ABC):
                 batch.kept_shapes = template.layouts.get(layout)
         if batch is None:
             return None
-        forward.calls, forward.cache = template.calls, template.cache(lane.events)
+        template.tell(forward, lane.events)
         return batch, counted if counted is not None else self._begin(batch, may_wait=True)
 
     def _confirmed(self, lane: Lane, template: Template, tensors: list[Tensor]) -> Batch | None:
@@ -558,10 +558,12 @@ class Recorder(ABC):
             if at >= PASSED:
                 at -= PASSED
                 call = forward.pass_through(at)
+                forward.note_caches(call, (first,), {}, index)
                 batch.add(first, self.modules.plain[at][0], call, (index + 1,))
                 batch.add_output(at, second, call, self.modules.plain[at][1], (index + 2,))
             elif at >= 0:
-                call = forward.enter(at, second)
+                call = forward.enter(at)
+                forward.note_caches(call, first, second, index)
                 batch.add_inputs(at, first, second, call, self.modules.plain[at][0], index)
             else:
                 call = forward.leave(~at)

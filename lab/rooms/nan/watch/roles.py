@@ -36,7 +36,7 @@ class Call:
     raised: bool = False
     weights_bad: bool = False  # its own parameters or buffers, not its children's
     cache_bad: int | None = None  # its key/value cache held bad numbers before this call, since this step
-    unseen: str = ""  # an input that was not looked into
+    doubt: str = ""  # why an input that was not looked into may have carried a bad number
     children: list[int] = field(default_factory=list)
 
 
@@ -94,9 +94,8 @@ def _with_doubt(birth: Birth, calls: Sequence[Call], leaves: Sequence[Leaf], fir
     missed = [leaf for leaf in leaves if leaf.bad is None and leaf.seq < first.seq and scope(leaf)]
     seen = calls[first.call].module or "the model itself"
     culprit = calls[first.call] if first.side == OUT else calls[calls[first.call].parent]
-    if not missed and culprit.unseen:
-        why = f"{culprit.unseen} was not looked into"
-        return Birth(birth.module, "unknown", first.name, birth.after, seen, unsure=why)
+    if not missed and culprit.doubt:
+        return Birth(birth.module, "unknown", first.name, birth.after, seen, unsure=culprit.doubt)
     if not missed:
         return birth
     where = calls[missed[0].call].module or "the model itself"

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.batch import Batch, Label, Shapes, Source, Written
-from lab.rooms.nan.watch.forward import CACHES, Forward
+from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.leaves import SCALARS, is_cache, is_cache_name
 from lab.rooms.nan.watch.native.calls import reading
 from lab.rooms.nan.watch.plain import REAL
@@ -62,7 +62,7 @@ class Template:
     put_out: np.ndarray
     exposed: list[int]
     calls: list[list[Any]]
-    cache_at: tuple[int, str] | None
+    caches_at: list[tuple[int, str | int, int]]  # call, input, and where its arguments are
     empty: Picker  # rows and mappings inside of others: what fills one lies deeper than the pool
     floats: Picker  # numbers of Python, which are read again
     unseen: Tally[tuple[int, str, str]]
@@ -99,12 +99,6 @@ class Template:
         distinct = [places[n] for n in leaves_of]
         again, first, others = _same(values, sources, distinct)
         found = reading()
-        cached = (
-            (place, name)
-            for place in pool.kwargs_at
-            for name in CACHES
-            if events[place].get(name) is not None
-        )
         return cls(
             events[::3],
             pool,
@@ -123,7 +117,10 @@ class Template:
             batch.outputs(),
             batch.exposed(),
             forward.calls,
-            next(cached, None),
+            [
+                (call, name, index + (2 if isinstance(name, str) else 1))
+                for (call, name, _), index in zip(forward.caches, forward.caches_at, strict=True)
+            ],
             picker(rows),
             picker(
                 [
@@ -207,8 +204,10 @@ class Template:
             return None
         return self.batch(tensors, len(versions) - versions.count(0))
 
-    def cache(self, events: list[Any]) -> Any:
-        return events[self.cache_at[0]][self.cache_at[1]] if self.cache_at else None
+    def tell(self, forward: Forward, events: list[Any]) -> None:
+        """What an equal forward's calls are, and their caches."""
+        forward.calls = self.calls
+        forward.caches = [(call, name, events[place][name]) for call, name, place in self.caches_at]
 
     def _noted(self, versions: list[int], written: Written) -> bool:
         """Whether everything that was ever written had been written before it passed."""

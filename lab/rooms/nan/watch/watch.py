@@ -17,11 +17,12 @@ from torch import nn
 
 from lab.core.words import plural
 from lab.errors import LabError, UsageError
-from lab.rooms.nan.watch.batch import CACHE, Label
+from lab.rooms.nan.watch.batch import Label
 from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.explain import Explainer
 from lab.rooms.nan.watch.forward import Forward, Seen
+from lab.rooms.nan.watch.leaves import CACHE
 from lab.rooms.nan.watch.phases import RECOMPUTE
 from lab.rooms.nan.watch.plain import FP8
 from lab.rooms.nan.watch.recorder import Recorder
@@ -253,7 +254,7 @@ class Watch(Recorder):
             return False
         clean = forward.turned_out_clean()
         if clean:
-            forward.cache = None  # nobody will look into it
+            forward.caches = ()  # nobody will look into it
         return not clean
 
     def stepped(self, step: Step, forward: Forward) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.watch import Watch
-from lab.rooms.nan.workload.generate import forward
+from lab.rooms.nan.workload.generate import forward, state_of
 
 DECODE_STEPS = 8  # timed per repeat: one alone is too short
 WARM_UP_STEPS = 2  # the watch makes its templates in the first decode steps
@@ -64,7 +64,7 @@ def _one_round(model: Any, ids: Tensor, mask: Tensor, times: Times) -> None:
     for step in range(WARM_UP_STEPS + DECODE_STEPS):
         mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         began = _now(ids)
-        out = forward(model, token, mask, out.past_key_values)
+        out = forward(model, token, mask, state_of(out))
         if step >= WARM_UP_STEPS:
             times.decode.append(1e3 * (_now(ids) - began))
 
@@ -81,7 +81,7 @@ def kernel_set(model: Any, ids: Tensor, mask: Tensor) -> dict[str, Any] | None:
     if not ids.is_cuda:
         return None
     found: dict[str, Any] = {}
-    state = forward(model, ids, mask).past_key_values
+    state = state_of(forward(model, ids, mask))
     grown = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
     runs: dict[str, Callable[[], Any]] = {
         "prefill": lambda: forward(model, ids, mask),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +37,7 @@ def generate(model: Any, ids: Tensor, mask: Tensor, num_tokens: int, watch: Watc
         for number in range(num_tokens):
             given = ids if not number else tokens[-1][:, None]
             out = forward(model, given, mask, state)
-            state = out.past_key_values
+            state = state_of(out)
             logits.append(out.logits[:, -1])
             tokens.append(logits[-1].argmax(dim=-1))
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
@@ -45,9 +48,24 @@ def generate(model: Any, ids: Tensor, mask: Tensor, num_tokens: int, watch: Watc
 def forward(model: Any, ids: Tensor, mask: Tensor, state: Any = None) -> Any:
     """One forward with a cache; positions count real tokens only, as left padding asks."""
     positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    return model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=state, use_cache=True
-    )
+    given = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "use_cache": True}
+    return model(**given, **{state_name(model): state})
+
+
+def state_name(model: Any) -> str:
+    """What a model calls its key/value cache: transformers has renamed it in 5.24."""
+    return _state_name(type(model).forward)
+
+
+@functools.cache
+def _state_name(forward: Callable[..., Any]) -> str:
+    return "cache" if "cache" in inspect.signature(forward).parameters else "past_key_values"
+
+
+def state_of(out: Any) -> Any:
+    """The key/value cache in what a model puts out."""
+    cache = getattr(out, "cache", None)
+    return cache if cache is not None else out.past_key_values
 
 
 @torch.no_grad()
