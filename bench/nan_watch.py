@@ -22,7 +22,7 @@ from typing import Any
 from bench.table import Row, measured
 
 BAR_PERCENT = {"prefill": 15.0, "decode": 5.0}
-PREFILLS, BURSTS, STEPS = 15, 31, 4  # rounds; the first of each only warms up
+PREFILLS, BURSTS, STEPS = 15, 61, 4  # rounds; the first of each only warms up
 PEERS_EVERY = 3  # the others are there to compare with, and slow
 PLAIN = "plain"
 

@@ -190,8 +190,7 @@ class Found:
 
     def bad(self) -> bool:
         """Whether anything is NaN or infinite, after the wait; the next launch may have the memory."""
-        counts = self._waited()
-        return any(map(np.bitwise_or.reduce, (counts[:, 0], counts[:, 1], counts[:, 2])))
+        return bool(np.count_nonzero(self._waited()[:, :3]))  # half the time of `any`
 
     def rows(self) -> np.ndarray:
         return decode(self._waited(), self.group.dtype)
