@@ -21,6 +21,7 @@ from lab.rooms.semicrf.model.naive import LARGE, Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.native.path import ScoredPaths
 from lab.rooms.semicrf.model.problem import Problem, inside, masked
+from lab.rooms.semicrf.model.terms import far_top, without_far_edges
 
 Segmentation = Sequence[Segment]
 Scored = Sequence[tuple[float, Segmentation]]
@@ -54,7 +55,10 @@ def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
     if not ordinary:
         top_BT = reject_nan(problem)
     large_B = None if top_BT is None else (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1)
-    large = [False] * len(found) if large_B is None else large_B.tolist()
+    far = not (looked and ordinary) and bool(
+        far_top(problem.start_C).abs() + far_top(problem.end_C).abs() > 0
+    )
+    large = [far] * len(found) if large_B is None else [far or one for one in large_B.tolist()]
     again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one))]
     if again:
         rows = problem.rows(again)
@@ -181,12 +185,13 @@ def has_large(problem: Problem, b: int, found: Scored) -> bool:
 
 
 def without_tops(problem: Problem) -> Problem:
-    """The same problem less each frame's largest score among labels that some segmentation gives it.
+    """The same problem less each frame's largest score among labels that some segmentation gives it, and less
+    the largest start and end where these are large.
 
-    All segmentations pay it alike, so their order stays; 1e30 would swallow every difference beside it.
+    All segmentations pay them alike, so their order stays; 1e30 would swallow every difference beside it.
     """
-    score_BTC = masked(problem, problem.score_BTC)
-    return replace(problem, score_BTC=score_BTC - log_domain.tops(problem)[..., None])
+    score_BTC = masked(problem, problem.score_BTC) - log_domain.tops(problem)[..., None]
+    return without_far_edges(replace(problem, score_BTC=score_BTC))
 
 
 def exact_score(problem: Problem, b: int, path: Segmentation) -> float:

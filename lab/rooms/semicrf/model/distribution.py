@@ -199,8 +199,10 @@ class SegmentDistribution:
     def _beside(
         self, other: SegmentDistribution, counted: bool = False
     ) -> tuple[SegmentDistribution, SegmentDistribution]:
-        """Both in float64, with the same kinds of scores; `counted` leaves out those all models count."""
-        p, q = self._precise(), other._precise()
+        """Both in float64, with the same kinds of scores; `counted` leaves out those all models count, and
+        `other`'s scores are as they were given.
+        """
+        p, q = self._precise(), other._of(information.doubled(other.problem)) if counted else other._precise()
         asked = replace(q.problem, seg_start_BTC=None, seg_end_BTC=None) if counted else q.problem
         return p._of(alike(p.problem, asked)), q._of(alike(q.problem, p.problem))
 

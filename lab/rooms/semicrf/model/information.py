@@ -26,7 +26,7 @@ from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.derivatives import autograd, compiled
 from lab.rooms.semicrf.model.naive import safe_logsumexp
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
-from lab.rooms.semicrf.model.terms import Terms
+from lab.rooms.semicrf.model.terms import Terms, far_top, without_far_edges
 
 Term = Callable[[Tensor, Tensor], Tensor]
 """What each outcome of a choice adds, from its log probabilities under p and q."""
@@ -118,17 +118,26 @@ def precise(problem: Problem) -> Problem:
     """In float64, and `centred`; the problem itself where nothing changes, so that what was computed for it
     is used.
     """
-    if any(value.dtype != torch.float64 for value in problem.floats()):
-        problem = problem.with_floats([value.double() for value in problem.floats()])
-    return centred(problem)
+    return centred(doubled(problem))
+
+
+def doubled(problem: Problem) -> Problem:
+    """In float64; the problem itself if it is."""
+    if all(value.dtype == torch.float64 for value in problem.floats()):
+        return problem
+    return problem.with_floats([value.double() for value in problem.floats()])
 
 
 def centred(problem: Problem) -> Problem:
-    """The same distribution: frames whose best score is large, less the best that some segmentation pays.
+    """The same distribution: frames whose best score is large, less the best that some segmentation pays, and
+    starts or ends that are all large, less the largest.
 
     Less a label's that none can have, nothing would be left of the others. Where no branch may look for such
     labels only masks of whole frames go, which are large and negative: the rest shows as rounding.
     """
+    edges = (problem.start_C, problem.end_C)
+    if not branches() or any(bool(far_top(value) != 0) for value in edges):
+        problem = without_far_edges(problem)
     plain = problem.detached()
     top_BT = tops(plain)
     large_BT = top_BT.abs() > LARGE

@@ -20,10 +20,7 @@ from lab.core.words import plural
 from lab.rooms.semicrf.model.dual import exp, log, plus, real, reciprocal
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, by_sequence, masked
-from lab.rooms.semicrf.model.terms import Terms, unknown
-
-FAR = 1e9
-"""A number that leaves float64 less than 1e-6 of what is added to it."""
+from lab.rooms.semicrf.model.terms import FAR, Terms, far_top, unknown
 
 
 class LostDigits(RuntimeWarning):
@@ -113,7 +110,7 @@ def forward(problem: Problem) -> LogState:
         gamma.append(onward(terms, alpha[-1], t + 1))
     last, rows = problem.lengths_B, torch.arange(batch, device=frame_TBC.device)
     ended_BC = plus(torch.stack(alpha)[last, rows], terms.end_C)
-    log_z_B = logsumexp(ended_BC, -1) + torch.stack(offsets)[last - 1, rows]
+    log_z_B = logsumexp(ended_BC, -1) + torch.stack(offsets)[last - 1, rows] + terms.edges
     log_z_B = log_z_B.masked_fill(unknown(terms), float("nan"))
     return LogState(terms, log_z_B, alpha, gamma, frame_TBC)
 
@@ -260,8 +257,10 @@ def warn_of_lost_digits(problem: Problem, found: Posteriors, far_TBC: Tensor | N
     lost_B = torch.zeros_like(problem.lengths_B, dtype=torch.bool)
     if far_TBC is not None:
         lost_B |= far_TBC.transpose(0, 1).flatten(1).any(1)
-    for value, count in list(zip(problem.floats(), found.counts(problem), strict=True))[1:]:
-        far = is_far(value)
+    for name, value, count in list(
+        zip(problem.names(), problem.floats(), found.counts(problem), strict=True)
+    )[1:]:
+        far = is_far(value - far_top(value) if name in ("start_C", "end_C") else value)
         if bool(far.any()):
             lost_B |= (far & (count > 0)).flatten(1).any(1)
     if bool(lost_B.any()):

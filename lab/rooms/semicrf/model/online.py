@@ -27,6 +27,7 @@ from lab.rooms.semicrf.model.decoding import reject_nan
 from lab.rooms.semicrf.model.log_domain import Sum
 from lab.rooms.semicrf.model.naive import LARGE
 from lab.rooms.semicrf.model.problem import make_problem
+from lab.rooms.semicrf.model.terms import far_top, without_far_edges
 
 BEGIN = -1
 """The node before the first segment. Others are boundary * C + label: a segment of this label ends there."""
@@ -72,6 +73,8 @@ class OnlineDecoder:
         if problem.per_frame:
             raise UsageError("a stream's transitions cannot depend on the frame", fix="(C, C) or (K, C, C)")
         reject_nan(problem)
+        edges = far_top(problem.start_C) + far_top(problem.end_C)
+        problem = without_far_edges(problem)
         values = (problem.transition, problem.duration_KC, problem.start_C, problem.end_C)
         self._transition, self._duration, start, self._end = (
             value.detach().double().cpu().numpy() for value in values
@@ -79,7 +82,7 @@ class OnlineDecoder:
         self.lag, shape = lag, self._duration.shape
         self.frames = 0
         self.score: float | None = None
-        self._offset = Sum(torch.zeros((), dtype=torch.float64))
+        self._offset = Sum(edges.cpu())
         # Survivors: row j holds those whose open segment ends at boundary `frames` + j.
         self._value = np.full(shape, -np.inf)
         self._parent = np.full(shape, BEGIN)  # the node before the open segment

@@ -133,7 +133,7 @@ class _Draw:
         self.gamma = torch.stack(state.gamma)[:, :, 0].cpu().numpy()
         self.frame = state.frame_TBC[:, 0].cpu().numpy()
         self.terms, self.into = state.terms, into(problem, 0)
-        self.longest, self.end = problem.shape[2], problem.end_C.double().cpu().numpy()
+        self.longest, self.end = problem.shape[2], state.terms.end_C.cpu().numpy()
         self.length = int(problem.lengths_B[0])
 
     def once(self, random: np.random.Generator) -> list[Segment]:

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model.dual import plus, real, wide
 from lab.rooms.semicrf.model.problem import Problem, inside, masked
+
+FAR = 1e9
+"""A number that leaves float64 less than 1e-6 of what is added to it."""
+
+
+def far_top(value: Tensor) -> Tensor:
+    """The largest of `value`, float64, if it is finite and beyond `FAR`; else 0."""
+    top = real(value.detach()).double().amax()
+    return torch.where(torch.isfinite(top) & (top.abs() > FAR), top, torch.zeros_like(top))
+
+
+def without_far_edges(problem: Problem) -> Problem:
+    """The same distribution, whose starts and ends leave digits for the rest."""
+    start_C, end_C = (value - far_top(value) for value in (problem.start_C, problem.end_C))
+    return replace(problem, start_C=start_C, end_C=end_C)
 
 
 class Terms:
@@ -27,7 +44,9 @@ class Terms:
         )
         duration = problem.duration_KC if problem.duration_KC.dim() == 3 else problem.duration_KC[None]
         self.duration_KBC = wide(duration).transpose(0, 1)  # (K, 1, C) where all sequences share it
-        self.start_C, self.end_C = wide(problem.start_C), wide(problem.end_C)
+        start_top, end_top = far_top(problem.start_C), far_top(problem.end_C)
+        self.start_C, self.end_C = wide(problem.start_C) - start_top, wide(problem.end_C) - end_top
+        self.edges = start_top + end_top  # what every segmentation pays beside these
         self.transition = canonical(problem.transition)
 
     def first(self) -> Tensor:

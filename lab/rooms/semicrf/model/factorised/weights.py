@@ -130,7 +130,7 @@ def weigh(problem: Problem) -> Weights:
         shift_TB,
         exp(padded(terms.start_C - shift, more)),
         exp(padded(terms.end_C - end_shift, more)),
-        top_TB.cumsum(0).gather(0, row)[0] + end_shift,
+        top_TB.cumsum(0).gather(0, row)[0] + end_shift + terms.edges,
         top_TB.abs().amax(0),
         gain(terms, shift, shift_TB),
     )
