@@ -71,6 +71,9 @@ def _ended_by_itself(ending: Ending) -> tuple[Status, str]:
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL) or WORKER_KILLED.search(text)
     if GPU_OOM.search(text):
         return Status.oom, "the GPU ran out of memory"
+    if killed and ending.oom_kills and ending.limit_hit is False:  # engines lose the news now and then
+        where = "at its memory limit, which the engine does not report, or as the host ran out of memory"
+        return Status.oom, f"the kernel killed a process of the step: {where}"
     if HOST_OOM.search(text) or (killed and ending.oom_kills):
         return Status.oom, "the host ran out of memory: the kernel killed a process of the step"
     if killed:
@@ -95,8 +98,10 @@ def _suspect(ending: Ending) -> str:
     """What else is known of a SIGKILL that lab did not send."""
     if ending.oom_kills == 0:
         return ": from outside, as the out-of-memory killer took no process on this host meanwhile"
-    own_limit = " and not by its memory limit" if ending.limit_hit is False else ""
-    return f"{own_limit}: killed from outside, or the host ran out of memory; see dmesg"
+    own_limit = (
+        ", its memory limit was hit without the engine's reporting it" if ending.limit_hit is False else ""
+    )
+    return f": killed from outside{own_limit}, or the host ran out of memory; see dmesg"
 
 
 def _exit_words(code: int) -> str:

@@ -89,6 +89,11 @@ def test_a_killed_process_counts_as_out_of_memory_only_with_a_sign_of_it(code):
     assert verdict(code, limit_hit=False)[0] is Status.failed
 
 
+def test_a_kill_at_a_limit_of_which_the_engine_says_nothing_may_be_that_or_the_hosts():
+    status, reason = verdict(137, oom_kills=1, limit_hit=False)
+    assert status is Status.oom and "memory limit" in reason and "the host ran out of memory" in reason
+
+
 def test_a_kill_elsewhere_on_the_host_explains_no_other_failure():
     assert verdict(1, "ValueError: bad", oom_kills=1) == (Status.failed, "exit code 1: ValueError: bad")
     assert verdict(-15, oom_kills=1) == (Status.failed, "ended by SIGTERM")
@@ -97,7 +102,8 @@ def test_a_kill_elsewhere_on_the_host_explains_no_other_failure():
 def test_an_unexplained_kill_names_the_suspects_that_are_left():
     unlimited, limited = verdict(-9)[1], verdict(-9, limit_hit=False)[1]
     assert "the host ran out of memory; see dmesg" in unlimited and "memory limit" not in unlimited
-    assert "not by its memory limit" in limited and "killed from outside" in limited
+    assert "memory limit was hit without the engine's reporting it" in limited and "dmesg" in limited
+    assert "killed from outside" in limited
 
 
 @pytest.mark.parametrize("limit_hit", [None, False])
