@@ -97,15 +97,19 @@ def test_gradients_are_those_without_them(backend, start, end):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("start, end", EDGES)
 def test_draws_are_as_frequent(backend, start, end):
-    given, count = model(), 3000
-    right_BTC = api.marginals(**given)
-    for b, drawn in enumerate(api.sample(**given, **edges(start, end), samples=count, backend=backend)):
-        seen_TC = torch.zeros(8, 3, dtype=torch.float64)
-        for path in drawn:
+    given = model()
+    drawn = api.sample(**given, **edges(start, end), samples=3000, backend=backend)
+    assert_as_frequent(drawn, api.marginals(**given))
+
+
+def assert_as_frequent(drawn, right_BTC):
+    for paths, right_TC in zip(drawn, right_BTC, strict=True):
+        seen_TC = torch.zeros_like(right_TC)
+        for path in paths:
             for begin, stop, label in path:
                 seen_TC[begin:stop, label] += 1
-        sigma_TC = (right_BTC[b] * (1 - right_BTC[b]) * count).sqrt()
-        assert ((seen_TC - count * right_BTC[b]).abs() <= 5 * sigma_TC + 1e-9).all()
+        sigma_TC = (right_TC.clamp(0, 1) * (1 - right_TC.clamp(0, 1)) * len(paths)).sqrt()
+        assert ((seen_TC - len(paths) * right_TC).abs() <= 5 * sigma_TC + 1e-3).all()
 
 
 @pytest.mark.parametrize("start, end", EDGES)
@@ -147,3 +151,25 @@ def test_an_expected_value_is_of_the_numbers_that_were_given(name, size):
     }[name]
     expected_B = (own * f).flatten(1).sum(1)
     torch.testing.assert_close(p.expected({name: f}), expected_B, rtol=1e-12, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("start, end", EDGES)
+def test_a_gpu_finds_what_a_cpu_finds_without_them(start, end, dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    given = model(dtype)
+    plain = distribution(given)
+    there = {name: value.cuda() for name, value in {**given, **edges(start, end, dtype)}.items()}
+    far = distribution(there)
+    same = {"atol": 1e-5 if dtype is torch.float32 else 1e-11, "rtol": 0}
+    torch.testing.assert_close(far.marginals.cpu(), plain.marginals, **same)
+    torch.testing.assert_close(far.entropy().cpu(), plain.entropy(), **same)
+    best = plain.argmax()
+    assert far.argmax() == best
+    torch.testing.assert_close(far.log_prob(best).cpu(), plain.log_prob(best), **same)
+    assert [[path for _, path in one] for one in far.topk(5)] == [
+        [path for _, path in one] for one in plain.topk(5)
+    ]
+    assert_as_frequent(far.sample(3000), plain.marginals.double())
