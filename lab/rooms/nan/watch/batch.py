@@ -150,14 +150,15 @@ class Batch:
             self.kept_shapes = unpacked(self.kept_shapes)
         return self.kept_shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]
 
-    def let_go(self) -> None:
+    def let_go(self) -> Sequence[Tensor]:
         """Drop the tensors, but keep their shapes and types."""
         self.outputs()
         if self.kept_shapes is None:
             short = reading() if self.tensors else None
             packed = short.shapes([*self.tensors]) if short is not None else None
             self.kept_shapes = packed or self.shapes()
-        self.tensors = []
+        held, self.tensors = self.tensors, []
+        return held
 
 
 def _inside(value: Any, tensor: Tensor, source: Source) -> Source | None:
