@@ -150,15 +150,14 @@ class Batch:
             self.kept_shapes = unpacked(self.kept_shapes)
         return self.kept_shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]
 
-    def let_go(self) -> Sequence[Tensor]:
+    def let_go(self) -> None:
         """Drop the tensors, but keep their shapes and types."""
         self.outputs()
         if self.kept_shapes is None:
             short = reading() if self.tensors else None
             packed = short.shapes([*self.tensors]) if short is not None else None
             self.kept_shapes = packed or self.shapes()
-        held, self.tensors = self.tensors, []
-        return held
+        self.tensors = []
 
 
 def _inside(value: Any, tensor: Tensor, source: Source) -> Source | None:

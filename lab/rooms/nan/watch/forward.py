@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from lab.rooms.nan.watch.batch import Batch, Label
 from lab.rooms.nan.watch.count import KINDS, Counted, all_clean
@@ -29,8 +28,6 @@ class Forward:
     weighed = bytes = 0
     collecting = False  # the garbage collector, which is off while the forward lasts, was on before
     failed = ""  # why it could not be counted, if so
-    light = 0  # how many events it had, if its tensors may go during the next forward
-    left: list[Sequence[Tensor]] = []  # which these are, once it is known to be clean
     step: Any = None  # what `take` made of it
     time, update = 0, -1  # for the guard: when it ended, and in which step
     saved: Any = None  # for the guard: what it takes to run it again
@@ -98,14 +95,12 @@ class Forward:
     def turned_out_clean(self) -> bool:
         """Whether a GPU has found nothing bad in it, after the wait for that; False if no GPU counted it.
 
-        The work that its tensors need here is done before the wait, or during the next forward.
+        The work that its tensors need here is done before the wait.
         """
         if self.failed or not all(counted.by_gpu for _, counted in self._parts):
             return False
-        held = [batch.let_go() for batch, _ in self._parts]
-        if self.light:
-            self.left = held
-        del held
+        for batch, _ in self._parts:
+            batch.let_go()
         if self.collecting and 0 < gc.get_threshold()[0] < gc.get_count()[0]:
             gc.collect(0)  # which would come as soon as it is on again, while the GPU waits
         return not any(counted.bad() for _, counted in self._parts)

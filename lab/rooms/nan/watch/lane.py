@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -42,9 +42,6 @@ class Lane:
         self.disarm: Callable[[Lane], None] | None = (
             None  # of a forward whose calls take the short way: its end
         )
-        # Of the forward before: its tensors, which go one by one while the next one makes such again, and how
-        # many events it had.
-        self.left: tuple[Sequence[Tensor], int] | None = None
         self._idle = self.forward
         self.spare: Forward | None = None  # which nothing has touched: for the next
 

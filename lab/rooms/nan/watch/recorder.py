@@ -63,7 +63,6 @@ from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that references hold
 MOST_NOTES = 50
-MOST_LEFT_BYTES = 32 << 20  # of tensors that stay until the next forward
 MOST_FORWARDS_WAITING = 64
 
 
@@ -358,7 +357,6 @@ class Recorder(ABC):
             if why:
                 return why
         try:
-            left, lane.left = lane.left, None
             lane.forward = Forward(-1, phase, length)
             lane.inside, lane.mode = True, mode
             # One token's activations fill no memory, nor do those of a model that used little of it before.
@@ -366,7 +364,7 @@ class Recorder(ABC):
             light = template is not None and template.num_bytes * 16 < self.budget_bytes
             lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
             if mode == NOTHING:
-                seam.collects(self._lanes, lane, left)
+                seam.collects(self._lanes, lane)
             self.begins(lane.forward, module, args, kwargs)
             if calm:
                 lane.events += (at, args_as_passed(args), kwargs_as_passed(kwargs))
@@ -518,8 +516,6 @@ class Recorder(ABC):
         if batch is None:
             return None
         template.tell(forward, lane.events)
-        if template.num_bytes <= MOST_LEFT_BYTES and not torch.is_grad_enabled():
-            forward.light = len(lane.events)
         return batch, counted if counted is not None else self._begin(batch, may_wait=True)
 
     def _confirmed(self, lane: Lane, template: Template, tensors: list[Tensor]) -> Batch | None:
@@ -626,8 +622,6 @@ class Recorder(ABC):
                 self._settle()
             else:
                 forward.note_cache()
-                lane.left = (forward.left[0], forward.light) if forward.left else None
-            forward.left = []
 
     def _learn(self, lane: Lane) -> None:
         """After a forward that was counted at once: was anything written in place before or after passing?"""

@@ -134,13 +134,10 @@ def is_open() -> bool:
 
 
 @passes_on
-def collects(lanes: Any, lane: Any, left: tuple[Any, int] | None) -> None:
-    """A forward begins in this thread's lane that only collects: its calls may take the short way.
-
-    `left` is the lane's: memory that goes while it is made again is still in the processor's caches.
-    """
+def collects(lanes: Any, lane: Any) -> None:
+    """A forward begins in this thread's lane that only collects: its calls may take the short way."""
     if nn.Module.__call__ is not _in_python and (calls := _state["calls"]) is not None:
-        calls.arm(lanes, lane, lane.events, lane.weigh_at, *(left or (None, 0)))
+        calls.arm(lanes, lane, lane.events, lane.weigh_at)
         lane.disarm = calls.disarm
 
 

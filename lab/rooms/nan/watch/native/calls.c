@@ -28,8 +28,6 @@ typedef struct {
     unsigned long thread;
     Size weigh_at;
     int straight; /* whether `forward` may be called straight */
-    PyObject *left; /* a list of what the forward before left, or NULL: goes item by item, all of it after so many events */
-    Size gone, left_until;
 } Armed;
 #define MOST_ARMED 32 /* a further one goes the way through Python */
 static Armed armed[MOST_ARMED];
@@ -288,17 +286,6 @@ static PyObject *changed(PyObject *own, PyObject *const *args, size_t count, PyO
     return kept(NONE);
 }
 
-/* Items of what the forward before left go, as far as this one has come: what is made next takes their memory. What they
- * call back may end the watch. */
-static void let_go_of_some(PyObject *lanes)
-{
-    Armed *here;
-    while ((here = armed_for(lanes)) && here->left &&
-           here->gone * here->left_until < PyList_Size(here->left) * PyList_Size(here->events) &&
-           here->gone < PyList_Size(here->left))
-        PyList_SetItem(here->left, here->gone++, kept(NONE));
-}
-
 #define HELD 7
 static PyObject *collect(Direct direct, Armed *here, PyObject *const *args, size_t nargsf, PyObject *names)
 {
@@ -310,7 +297,6 @@ static PyObject *collect(Direct direct, Armed *here, PyObject *const *args, size
     int done = 0;
     for (int one = 0; one < HELD; one++)
         Py_IncRef(held[one]);
-    let_go_of_some(lanes);
     if (count == 2 && direct.leaf && !(names && PyTuple_Size(names))) {
         PyObject *input = as_now(args[1]);
         output = input ? call_with(call, args, nargsf, names) : NULL;
@@ -349,7 +335,7 @@ static PyObject *collect(Direct direct, Armed *here, PyObject *const *args, size
     return output;
 }
 
-static void arm_lane(PyObject *lanes, PyObject *lane, PyObject *events, Size weigh_at, PyObject *left, Size left_until)
+static void arm_lane(PyObject *lanes, PyObject *lane, PyObject *events, Size weigh_at)
 {
     if (armed_for(lanes) || armed_now == MOST_ARMED)
         return;
@@ -358,14 +344,12 @@ static void arm_lane(PyObject *lanes, PyObject *lane, PyObject *events, Size wei
     here->thread = PyThread_get_thread_ident();
     here->weigh_at = weigh_at;
     here->straight = may_go_straight();
-    here->left = left != NONE && left_until > 0 ? kept(left) : NULL;
-    here->gone = 0, here->left_until = left_until;
 }
 
-/* (lanes, lane, events, weigh_at, left, left_until): a forward begins in this thread that only collects. */
+/* (lanes, lane, events, weigh_at): a forward begins in this thread that only collects. */
 static PyObject *arm(PyObject *own, PyObject *const *args, size_t count, PyObject *names)
 {
-    arm_lane(args[0], args[1], args[2], PyLong_AsSsize_t(args[3]), args[4], PyLong_AsSsize_t(args[5]));
+    arm_lane(args[0], args[1], args[2], PyLong_AsSsize_t(args[3]));
     return kept(NONE);
 }
 
@@ -373,11 +357,10 @@ static void disarm_lane(PyObject *lane)
 {
     for (Armed *one = armed; one < armed + armed_now; one++)
         if (one->lane == lane) {
-            PyObject *held[] = {one->lanes, one->lane, one->events, one->left};
+            PyObject *held[] = {one->lanes, one->lane, one->events};
             *one = armed[--armed_now];
-            for (int at = 0; at < 4; at++)
-                if (held[at])
-                    Py_DecRef(held[at]);
+            for (int at = 0; at < 3; at++)
+                Py_DecRef(held[at]);
             break;
         }
 }
@@ -923,7 +906,7 @@ static PyObject *through(PyObject *const *own, Direct *direct, Running *now, PyO
     if (given && named && set(now->held, LANES_FORWARD, now->forward) && set(now->held, INSIDE, TRUE) && set(now->held, WEIGH_AT, no_limit) &&
         set(now->held, MODE, modes[NOTHING]) &&
         append(events, at, kept(given), kept(named))) {
-        arm_lane(direct->lanes, now->lane, events, INTPTR_MAX, NONE, 0);
+        arm_lane(direct->lanes, now->lane, events, INTPTR_MAX);
         call = kept(call ? call : original);
         int collected = PyGC_Disable(); /* thousands of small events at once would set it off */
         output = call_with(call, args, nargsf, names);

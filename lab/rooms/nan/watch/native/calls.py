@@ -85,8 +85,7 @@ class Calls:
         self._original = loaded.calls_original
         # (module, *args, **kwargs): the call
         self.called: Callable[..., Any] = loaded.calls_function(0)
-        # (lanes, lane, events, weigh_at, list that is let go of meanwhile or None, events till all of it is):
-        # a forward begins in this thread that only collects
+        # (lanes, lane, events, weigh_at): a forward begins in this thread that only collects
         self.arm: Callable[..., None] = loaded.calls_function(1)
         self.disarm: Callable[[Any], None] = loaded.calls_function(2)  # (lane): it is over
         self.changed: Callable[[], None] = loaded.calls_function(3)  # the table has
