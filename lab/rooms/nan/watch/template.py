@@ -220,29 +220,10 @@ def _unknown(*_: Any) -> None:
 
 def shape_of(events: Sequence[Any], tensors: Sequence[Tensor]) -> Shape | None:
     """What calls.c compares an equal forward with; None for containers that do not give what they store."""
-    slots, met = {id(one): at for at, one in enumerate(tensors)}, set[int]()
-
-    def shape(value: Any, name: Any = None) -> tuple[Any, ...]:
-        kind = type(value)
-        if isinstance(name, str) and is_cache_name(name):
-            return ANY, kind, -1
-        if not isinstance(value, (Tensor, tuple, list, Mapping)):
-            return (FLOAT if isinstance(value, float) else ANY), kind, -1  # numpy's double is one, too
-        if id(value) in met:
-            return AGAIN, kind, slots[id(value)]
-        if kind is not tuple or value:  # there is one empty tuple for all of Python
-            met.add(id(value))
-        slot = slots.setdefault(id(value), len(slots))
-        if isinstance(value, Tensor):
-            return (TENSOR, kind, slot) if slot < len(tensors) else (OTHER, kind, slot, value.dtype)
-        if not _as_stored(kind):
-            raise TypeError
-        if isinstance(value, Mapping):
-            return MAPPING, kind, slot, tuple(shape(one, at) for at, one in value.items()), (*value,)
-        return ROW, kind, slot, tuple(map(shape, value)), isinstance(value, list)
-
+    slots = {id(one): at for at, one in enumerate(tensors)}
+    shapes = _Shapes(slots, len(slots), set())
     try:
-        parts = tuple(shape(one) for at, one in enumerate(events) if at % 3)
+        parts = tuple(shapes.of(one) for at, one in enumerate(events) if at % 3)
     except TypeError:
         return None
     heads = iter(events[::3])
@@ -250,6 +231,34 @@ def shape_of(events: Sequence[Any], tensors: Sequence[Tensor]) -> Shape | None:
         word for at, one in enumerate(parts) for word in ((next(heads),) if not at % 2 else ()) + _words(one)
     )
     return (array("q", words).tobytes(), len(events) // 3, len(slots), len(tensors)), parts
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """Not a function in a function that calls itself: that circle would hold tensors till it is collected."""
+
+    slots: dict[int, int]  # by the id of what was met
+    tensors: int
+    met: set[int]
+
+    def of(self, value: Any, name: Any = None) -> tuple[Any, ...]:
+        kind = type(value)
+        if isinstance(name, str) and is_cache_name(name):
+            return ANY, kind, -1
+        if not isinstance(value, (Tensor, tuple, list, Mapping)):
+            return (FLOAT if isinstance(value, float) else ANY), kind, -1  # numpy's double is one, too
+        if id(value) in self.met:
+            return AGAIN, kind, self.slots[id(value)]
+        if kind is not tuple or value:  # there is one empty tuple for all of Python
+            self.met.add(id(value))
+        slot = self.slots.setdefault(id(value), len(self.slots))
+        if isinstance(value, Tensor):
+            return (TENSOR, kind, slot) if slot < self.tensors else (OTHER, kind, slot, value.dtype)
+        if not _as_stored(kind):
+            raise TypeError
+        if isinstance(value, Mapping):
+            return MAPPING, kind, slot, tuple(self.of(one, at) for at, one in value.items()), (*value,)
+        return ROW, kind, slot, tuple(map(self.of, value)), isinstance(value, list)
 
 
 def _words(shape: tuple[Any, ...]) -> tuple[int, ...]:

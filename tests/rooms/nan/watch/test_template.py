@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -106,3 +109,26 @@ def test_a_tensor_of_another_kind_in_the_place_of_a_usual_one_is_counted(kind, o
     assert w.not_seen() == [] and w.status == ("clean" if bad_at is None else "bad")
     found = w.first.place if bad_at is not None else ""
     assert bad_at is None or "after first, before second" in found, found
+
+
+def test_a_template_holds_no_tensor_of_its_forward():
+    """Not till a garbage collection either, which may never come: of a prefill these are gigabytes."""
+    made = []
+
+    class Noted(nn.Linear):
+        def forward(self, value):
+            found = super().forward(value)
+            made.append(weakref.ref(found))
+            return found
+
+    model = nn.Sequential(*[Noted(4, 4) for _ in range(5)])
+    gc.collect()
+    gc.disable()
+    try:
+        with lab.nan.watch(model, on_bad=lambda step: None) as w, torch.no_grad():
+            for _ in range(3):  # the first is counted as it passes, the second makes the template
+                model(torch.ones(2, 4))
+            assert w._templates["forward"] is not None and len(made) == 15
+            assert not any(one() is not None for one in made)
+    finally:
+        gc.enable()
