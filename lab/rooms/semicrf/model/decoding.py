@@ -21,7 +21,7 @@ from lab.rooms.semicrf.model.naive import LARGE, Segment
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.native.path import ScoredPaths
 from lab.rooms.semicrf.model.problem import Problem, inside, masked
-from lab.rooms.semicrf.model.terms import far_top, without_far_edges
+from lab.rooms.semicrf.model.terms import has_far_edges, without_far_edges
 
 Segmentation = Sequence[Segment]
 Scored = Sequence[tuple[float, Segmentation]]
@@ -55,9 +55,7 @@ def best(problem: Problem, count: int, backend: str) -> Sequence[Scored]:
     if not ordinary:
         top_BT = reject_nan(problem)
     large_B = None if top_BT is None else (torch.isfinite(top_BT) & (top_BT.abs() > LARGE)).any(1)
-    far = not (looked and ordinary) and bool(
-        far_top(problem.start_C).abs() + far_top(problem.end_C).abs() > 0
-    )
+    far = not (looked and ordinary) and has_far_edges(problem)
     large = [far] * len(found) if large_B is None else [far or one for one in large_B.tolist()]
     again = [b for b, one in enumerate(found) if one and (large[b] or has_large(problem, b, one))]
     if again:

@@ -26,7 +26,7 @@ from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.derivatives import autograd, compiled
 from lab.rooms.semicrf.model.naive import safe_logsumexp
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, frames_masked
-from lab.rooms.semicrf.model.terms import Terms, far_top, without_far_edges
+from lab.rooms.semicrf.model.terms import Terms, has_far_edges, without_far_edges
 
 Term = Callable[[Tensor, Tensor], Tensor]
 """What each outcome of a choice adds, from its log probabilities under p and q."""
@@ -135,8 +135,7 @@ def centred(problem: Problem) -> Problem:
     Less a label's that none can have, nothing would be left of the others. Where no branch may look for such
     labels only masks of whole frames go, which are large and negative: the rest shows as rounding.
     """
-    edges = (problem.start_C, problem.end_C)
-    if not branches() or any(bool(far_top(value) != 0) for value in edges):
+    if not branches() or has_far_edges(problem):
         problem = without_far_edges(problem)
     plain = problem.detached()
     top_BT = tops(plain)

@@ -20,6 +20,12 @@ def far_top(value: Tensor) -> Tensor:
     return torch.where(torch.isfinite(top) & (top.abs() > FAR), top, torch.zeros_like(top))
 
 
+def has_far_edges(problem: Problem) -> bool:
+    """Whether all starts or all ends are far from the other scores; on a GPU this waits."""
+    tops = (float(value.detach().max()) for value in (problem.start_C, problem.end_C))
+    return any(FAR < abs(top) < float("inf") for top in tops)
+
+
 def without_far_edges(problem: Problem) -> Problem:
     """The same distribution, whose starts and ends leave digits for the rest."""
     start_C, end_C = (value - far_top(value) for value in (problem.start_C, problem.end_C))
