@@ -79,7 +79,7 @@ class OnlineDecoder:
         self.lag, shape = lag, self._duration.shape
         self.frames = 0
         self.score: float | None = None
-        self._offset = Sum(torch.zeros((), dtype=torch.float64))
+        self._offset = Sum(torch.zeros((), dtype=torch.float64, device="cpu"))
         # Survivors: row j holds those whose open segment ends at boundary `frames` + j.
         self._value = np.full(shape, -np.inf)
         self._parent = np.full(shape, BEGIN)  # the node before the open segment
@@ -183,7 +183,7 @@ class OnlineDecoder:
 
     def _taken_out(self, shift: float) -> float:
         """A number that all values lose."""
-        self._offset.add(torch.tensor(shift, dtype=torch.float64))
+        self._offset.add(torch.tensor(shift, dtype=torch.float64, device="cpu"))
         return shift
 
     def _settle(self) -> list[Final]:

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.errors import LabError  # noqa: E402
+from lab.rooms.semicrf import OnlineDecoder, SegmentDistribution  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
 from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.workload.checks.accuracy import audit  # noqa: E402
@@ -191,6 +192,32 @@ def test_inference_autocast_and_deterministic_algorithms_change_nothing(device):
         torch.use_deterministic_algorithms(False)
     assert torch.equal(quiet_B, log_z_B) and torch.equal(again_B, log_z_B)
     assert_right(log_z_B, leaves, right(values, lengths_B), 1e-4)
+
+
+@on_each
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="needs torch 2.0")
+def test_a_default_device_moves_nothing_of_what_is_computed_elsewhere(device):
+    """`meta` stands for any other: memory there has no address that C++ may write to."""
+    values, lengths_B = inputs(6)
+    leaves, lengths_B = on(device, values, lengths_B)
+    given = {**leaves, "lengths_B": lengths_B}
+
+    def answers():
+        log_z_B = api.log_partition(**given)
+        gradients = torch.autograd.grad(log_z_B.sum(), list(leaves.values()), create_graph=True)
+        (again,) = torch.autograd.grad(gradients[0].square().sum(), leaves["duration_KC"])
+        p = SegmentDistribution(*(given[name] for name in (*NAMES[:3], "lengths_B")))
+        stream = OnlineDecoder(leaves["transition_CC"], leaves["duration_KC"])
+        tensors = [log_z_B, *gradients, again, p.log_prob(p.argmax()), p.entropy(), p.kl(p)]
+        found = [api.viterbi(**given)[1], api.kbest(**given), api.sample(**given, samples=2), p.topk(2)]
+        pushed = [*stream.push(leaves["score_BTC"][0]), *stream.finish()]
+        naive_B, _ = api.viterbi(**given, backend="naive")
+        return [one.detach().cpu() for one in (*tensors, naive_B)], [*map(list, found), pushed]
+
+    tensors, found = answers()
+    with torch.device("meta"):
+        tensors_there, found_there = answers()
+    assert all(map(torch.equal, tensors, tensors_there)) and found == found_there
 
 
 @on_each
