@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lab.errors import LabError  # noqa: E402
 from lab.rooms.semicrf import OnlineDecoder, SegmentDistribution  # noqa: E402
@@ -120,6 +123,37 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_for_each_weight(device):
         weight_B = torch.tensor([weight, 0.0, 1.0], dtype=torch.float64)
         (log_z_B * weight_B.to(device)).sum().backward(retain_graph=True)
         assert_right(log_z_B, leaves, right(values, lengths_B, weight_B))
+
+
+@on_each
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_a_loss_that_is_kept_holds_no_messages_nor_does_a_checkpoint(monkeypatch, device, backend):
+    values, lengths_B = inputs(4)
+    leaves, lengths_B = on(device, values, lengths_B)
+    engine = api.engine_of(api.resolve_backend(backend, leaves["score_BTC"]), leaves["score_BTC"])
+    states, forward = [], engine.forward
+
+    def noted(problem, **more):
+        state = forward(problem, **more)
+        states.append(weakref.ref(state))
+        return state
+
+    def loss(score_BTC):
+        given = {**leaves, "score_BTC": score_BTC}
+        return api.log_partition(**given, lengths_B=lengths_B, backend=backend).sum()
+
+    monkeypatch.setattr(engine, "forward", noted)
+    total = loss(leaves["score_BTC"])
+    total.backward(retain_graph=True)
+    assert states[0]() is not None
+    total.backward()
+    assert len(states) == 1 and states[0]() is None and total.requires_grad
+    for leaf in leaves.values():
+        leaf.grad = None
+    total = checkpoint(loss, leaves["score_BTC"], use_reentrant=False)
+    assert states[1]() is None
+    total.backward()
+    assert_right(api.log_partition(**leaves, lengths_B=lengths_B), leaves, right(values, lengths_B))
 
 
 @on_each
