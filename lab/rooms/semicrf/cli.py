@@ -127,7 +127,7 @@ def check(ctx: click.Context, /, **values: Any) -> Experiment:
 @click.option("--timit-dir", type=SOURCE, required=True, help="TIMIT as published: TRAIN, TEST.")
 @click.option("--output-dir", type=FOLDER, required=True, help="Folder for the files.")
 @choice("--feature-type", "mfcc mel", "MFCCs, or log mel energies.")
-@option("--n-mfcc", type=ONE_OR_MORE, default=13, help="Coefficients per frame, with mfcc.")
+@option("--n-mfcc", type=click.IntRange(1, 40), default=13, help="Coefficients per frame, with mfcc.")
 @option("--n-mels", type=click.IntRange(min=2), default=80, help="Mel bands.")
 def preprocess(timit_dir: Path, output_dir: Path, **values: Any) -> None:
     """TIMIT folder -> train.jsonl, test.jsonl, segment statistics and the phone mapping."""

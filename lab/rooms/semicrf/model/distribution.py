@@ -20,12 +20,16 @@ from torch.nn.functional import pad
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import api, information
-from lab.rooms.semicrf.model.derivatives import autograd
+from lab.rooms.semicrf.model.derivatives import autograd, compiled
 from lab.rooms.semicrf.model.naive import Segment
 from lab.rooms.semicrf.model.problem import FLOATS, Posteriors, Problem, inside, make_problem
 from lab.rooms.semicrf.model.segments import Segmentation, listed, path_scores
 
 Kept = TypeVar("Kept")
+uncompiled = compiled.uncompiled(
+    "entropies and divergences of a SegmentDistribution branch on values: "
+    "take them outside of what is compiled with fullgraph=True"
+)
 Boundaries = Tensor
 """(B, T): +1 where a segment starts with this frame, -1 where none does, 0 where that is not known."""
 
@@ -139,11 +143,13 @@ class SegmentDistribution:
         """
         return self._of(constrain(self.problem, allowed_BTC, boundaries_BT))
 
+    @uncompiled
     def entropy(self) -> Tensor:
         """H(p) (B,) in nats, float64, differentiable; see `information`."""
         p = self._precise()
         return information.entropy(p.problem, p.posteriors)
 
+    @uncompiled
     def kl(self, other: SegmentDistribution) -> Tensor:
         """KL(p || other) (B,) in nats, float64, at least 0, differentiable; K may differ.
 
@@ -153,6 +159,7 @@ class SegmentDistribution:
         p, q = self._beside(other)
         return information.kl(p.problem, p.posteriors, q.problem, q.partition)
 
+    @uncompiled
     def cross_entropy(self, other: SegmentDistribution) -> Tensor:
         """-E_p[log other] (B,) in nats, float64, differentiable: the sum of `entropy()` and `kl(other)`."""
         p, q = self._beside(other)

@@ -186,13 +186,18 @@ def mended(fast_B: Tensor, sound_B: Tensor, p: Problem, q: Problem, found: Poste
     kept_B = torch.where(sound_B, fast_B, torch.zeros_like(fast_B))
     again_B = ~sound_B & ~nothing_B
     if not branches():
-        return kept_B.masked_fill(again_B, torch.nan)
-    if not bool(again_B.any()):
-        return kept_B
-    rows = again_B.nonzero()[:, 0]
-    same = q is p
-    p = p.rows(rows)
-    return kept_B.index_copy(0, rows, by_choices(p, p if same else q.rows(rows), term))
+        return at_least_0(kept_B.masked_fill(again_B, torch.nan))
+    if bool(again_B.any()):
+        rows = again_B.nonzero()[:, 0]
+        same = q is p
+        p = p.rows(rows)
+        kept_B = kept_B.index_copy(0, rows, by_choices(p, p if same else q.rows(rows), term))
+    return at_least_0(kept_B)
+
+
+def at_least_0(value_B: Tensor) -> Tensor:
+    """Without what rounding takes below 0, which has no root and no logarithm; the gradient stays."""
+    return torch.where(value_B < 0, value_B - value_B.detach(), value_B)
 
 
 def entropy_term(log_p: Tensor, _: Tensor) -> Tensor:

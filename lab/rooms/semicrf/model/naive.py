@@ -195,4 +195,4 @@ def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
         ends = (ends_BTC[0].nonzero()[:, 0] + 1).tolist()
         starts = starts_BTC[0].nonzero().tolist()
         paths.append([(start, end, label) for (start, label), end in zip(starts, ends, strict=True)])
-    return torch.tensor(scores, dtype=torch.float64), paths
+    return torch.tensor(scores, dtype=torch.float64, device=problem.score_BTC.device), paths

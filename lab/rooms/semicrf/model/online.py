@@ -186,7 +186,7 @@ class OnlineDecoder:
 
     def _taken_out(self, shift: float) -> float:
         """A number that all values lose."""
-        self._offset.add(torch.tensor(shift, dtype=torch.float64))
+        self._offset.add(torch.tensor(shift, dtype=torch.float64, device="cpu"))
         return shift
 
     def _settle(self) -> list[Final]:

@@ -80,8 +80,9 @@ def path_scores(problem: Problem, paths: list[list[Segment]]) -> Tensor:
     k = duration.clamp(max=longest) - 1
     total_B = torch.zeros_like(problem.lengths_B, dtype=torch.float64)
     frames_b = b.repeat_interleave(duration)
-    frames_t = torch.cat([torch.arange(0), *(torch.arange(path[-1][1]) for path in paths if path)])
-    content = problem.score_BTC[frames_b, frames_t.to(device), label.repeat_interleave(duration)]
+    frames = [t for path in paths if path for t in range(path[-1][1])]
+    frames_t = torch.tensor(frames, dtype=torch.int64, device=device)
+    content = problem.score_BTC[frames_b, frames_t, label.repeat_interleave(duration)]
     joined = (nth > 0).nonzero()[:, 0]
     pair = (label[joined - 1], label[joined])
     where = (b[joined], start[joined]) if problem.per_frame else (k[joined],) if problem.by_duration else ()

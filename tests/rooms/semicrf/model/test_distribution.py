@@ -126,6 +126,18 @@ def test_the_entropy_of_hostile_problems_is_that_of_the_list(kind):
             assert not logs or close(by_choices[b].item(), expected), (seed, b)
 
 
+def test_no_entropy_is_less_than_0_where_a_segmentation_is_all_but_certain():
+    for seed in range(40):
+        problem = random_problem(3, 6, 4, 3, scale=60.0, seed=seed)
+        leaf = problem.score_BTC.clone().requires_grad_()
+        p, q = of(replace(problem, score_BTC=leaf)), of(random_problem(3, 6, 4, 3, scale=60.0, seed=seed))
+        entropy_B, cross_B = p.entropy(), p.cross_entropy(q)
+        assert bool((entropy_B >= 0).all()) and bool((cross_B >= 0).all()), seed
+        assert not torch.isnan(entropy_B.sqrt()).any()
+        (gradient,) = torch.autograd.grad(entropy_B.sum(), leaf)
+        assert bool(torch.isfinite(gradient).all())
+
+
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_divergences_of_hostile_problems_are_those_of_the_list(kind):
     for seed in range(40):

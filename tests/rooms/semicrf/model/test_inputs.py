@@ -122,6 +122,18 @@ def test_minus_inf_forbids_on_every_backend_and_what_nothing_fits_has_a_gradient
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_a_label_that_a_frame_forbids_has_a_marginal_and_a_gradient_of_exactly_zero(backend):
+    for seed in range(20):
+        problem = random_problem(2, 12, 4, 3, scale=3.0, seed=seed)
+        g = torch.Generator().manual_seed(seed)
+        never = torch.rand(problem.score_BTC.shape, generator=g) < 0.3
+        problem = replace(problem, score_BTC=problem.score_BTC.masked_fill(never, -math.inf))
+        _, (gradient_BTC, *_) = gradients(problem, backend)
+        label_BTC = api.marginals(**inputs_of(problem), backend=backend)
+        assert not gradient_BTC[never].any() and not label_BTC[never].any(), seed
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", ["shared", "duration", "frame"])
 def test_what_nothing_fits_has_a_gradient_of_zero_though_messages_from_the_right_overflow(backend, kind):
     g = torch.Generator().manual_seed(3)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
 from lab.errors import LabError  # noqa: E402
+from lab.rooms.semicrf import OnlineDecoder, SegmentDistribution  # noqa: E402
 from lab.rooms.semicrf.model import api  # noqa: E402
 from lab.rooms.semicrf.model.finish import MendedCounts  # noqa: E402
 from lab.rooms.semicrf.workload.checks.accuracy import audit  # noqa: E402
@@ -122,6 +126,37 @@ def test_a_graph_that_is_kept_gives_the_same_gradients_for_each_weight(device):
 
 
 @on_each
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_a_loss_that_is_kept_holds_no_messages_nor_does_a_checkpoint(monkeypatch, device, backend):
+    values, lengths_B = inputs(4)
+    leaves, lengths_B = on(device, values, lengths_B)
+    engine = api.engine_of(api.resolve_backend(backend, leaves["score_BTC"]), leaves["score_BTC"])
+    states, forward = [], engine.forward
+
+    def noted(problem, **more):
+        state = forward(problem, **more)
+        states.append(weakref.ref(state))
+        return state
+
+    def loss(score_BTC):
+        given = {**leaves, "score_BTC": score_BTC}
+        return api.log_partition(**given, lengths_B=lengths_B, backend=backend).sum()
+
+    monkeypatch.setattr(engine, "forward", noted)
+    total = loss(leaves["score_BTC"])
+    total.backward(retain_graph=True)
+    assert states[0]() is not None
+    total.backward()
+    assert len(states) == 1 and states[0]() is None and total.requires_grad
+    for leaf in leaves.values():
+        leaf.grad = None
+    total = checkpoint(loss, leaves["score_BTC"], use_reentrant=False)
+    assert states[1]() is None
+    total.backward()
+    assert_right(api.log_partition(**leaves, lengths_B=lengths_B), leaves, right(values, lengths_B))
+
+
+@on_each
 def test_a_log_z_that_was_changed_in_place_says_nothing_of_the_counts(device):
     values, lengths_B = inputs(5)
     leaves, lengths_B = on(device, values, lengths_B)
@@ -191,6 +226,32 @@ def test_inference_autocast_and_deterministic_algorithms_change_nothing(device):
         torch.use_deterministic_algorithms(False)
     assert torch.equal(quiet_B, log_z_B) and torch.equal(again_B, log_z_B)
     assert_right(log_z_B, leaves, right(values, lengths_B), 1e-4)
+
+
+@on_each
+@pytest.mark.skipif(not hasattr(torch, "set_default_device"), reason="needs torch 2.0")
+def test_a_default_device_moves_nothing_of_what_is_computed_elsewhere(device):
+    """`meta` stands for any other: memory there has no address that C++ may write to."""
+    values, lengths_B = inputs(6)
+    leaves, lengths_B = on(device, values, lengths_B)
+    given = {**leaves, "lengths_B": lengths_B}
+
+    def answers():
+        log_z_B = api.log_partition(**given)
+        gradients = torch.autograd.grad(log_z_B.sum(), list(leaves.values()), create_graph=True)
+        (again,) = torch.autograd.grad(gradients[0].square().sum(), leaves["duration_KC"])
+        p = SegmentDistribution(*(given[name] for name in (*NAMES[:3], "lengths_B")))
+        stream = OnlineDecoder(leaves["transition_CC"], leaves["duration_KC"])
+        tensors = [log_z_B, *gradients, again, p.log_prob(p.argmax()), p.entropy(), p.kl(p)]
+        found = [api.viterbi(**given)[1], api.kbest(**given), api.sample(**given, samples=2), p.topk(2)]
+        pushed = [*stream.push(leaves["score_BTC"][0]), *stream.finish()]
+        naive_B, _ = api.viterbi(**given, backend="naive")
+        return [one.detach().cpu() for one in (*tensors, naive_B)], [*map(list, found), pushed]
+
+    tensors, found = answers()
+    with torch.device("meta"):
+        tensors_there, found_there = answers()
+    assert all(map(torch.equal, tensors, tensors_there)) and found == found_there
 
 
 @on_each

@@ -25,7 +25,7 @@ Alarm = Callable[[Posteriors], None]
 
 @dataclass(eq=False)
 class Call:
-    """What a function needs beside tensors; and in a training step what its forward pass leaves for backward.
+    """What a function needs beside tensors; and in a training step (`keeps`) what its forward pass leaves.
 
     Under a torch.func transform nothing is left: the tensors of the backward pass have more dimensions there.
     """
@@ -37,8 +37,7 @@ class Call:
     found: Posteriors | None = None
     keeps: bool = False
     version: int = 0
-    problem: Problem | None = None
-    state: Any = None
+    left: Tensor | None = None
 
     def model(self, lengths_B: Tensor, floats: Sequence[Tensor]) -> Problem:
         """Of inputs in the order of `names`, or of what belongs to them."""
@@ -82,29 +81,31 @@ class LogPartition(Folded):
         problem = call.model(lengths_B, [value.detach() for value in floats])
         state = call.engine.forward(problem, keep=call.keeps)
         if call.keeps:
-            call.problem, call.state, call.version = problem, state, state.log_z_B._version
+            call.left, call.version = carrier(problem, state), state.log_z_B._version
         log_z_B: Tensor = state.log_z_B.detach()  # the output itself in ctx would keep all messages till a gc
         return log_z_B
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
+        ctx.call = call = inputs[0]
+        ctx.save_for_backward(*inputs[1:], *([] if call.left is None else [call.left]))
         ctx.save_for_forward(*inputs[1:])
+        call.left = None
 
     @staticmethod
     def backward(ctx: Any, grad_B: Tensor) -> Any:
         # Raises where one was changed in place since: the counts read some of them again.
         lengths_B, *floats = ctx.saved_tensors
-        call, problem = ctx.call, ctx.call.problem
+        call = ctx.call
+        kept = getattr(floats.pop(), "kept", None) if call.keeps else None
         # The output is the state's own log Z: changed in place by the caller, it says nothing of the counts.
-        if problem is None or call.state.log_z_B._version != call.version:
+        if kept is None or kept[1].log_z_B._version != call.version:
             problem = call.model(lengths_B, floats).detached()
             found = expected_counts(call.again(), lengths_B, floats)
         else:
-            further = torch.is_grad_enabled()
+            (problem, state), further = kept, torch.is_grad_enabled()
             with torch.no_grad():
-                found, own = call.differentiated(problem, call.state, None if further else grad_B)
+                found, own = call.differentiated(problem, state, None if further else grad_B)
             if own is not None:
                 return (None, None, *chosen(own, floats, ctx.needs_input_grad[2:]))
             if further:
@@ -185,6 +186,15 @@ class Tangents(Folded):
         )
 
     jvp = backward
+
+
+def carrier(problem: Problem, state: Any) -> Tensor:
+    """A tensor that autograd saves, and with it these: they go when the graph is freed, however long the loss
+    is kept, and a checkpoint does not hold them.
+    """
+    left: Any = torch.empty(0, device="cpu")
+    left.kept = problem, state
+    return left  # type: ignore[no-any-return]
 
 
 def given(moves: Sequence[Tensor | None], floats: Sequence[Tensor]) -> list[Tensor]:

@@ -132,7 +132,7 @@ def unchecked(inputs: Sequence[Any]) -> Problem:
     zero_C = score_BTC.new_zeros(score_BTC.shape[2])
     start_C, end_C = (zero_C if value is None else value for value in ends)
     if lengths_B is None:
-        lengths_B = torch.full(score_BTC.shape[:1], score_BTC.shape[1], dtype=torch.int64)
+        lengths_B = score_BTC.new_full(score_BTC.shape[:1], score_BTC.shape[1], dtype=torch.int64)
     lengths_B = onto(lengths_B, score_BTC.device).to(torch.int64)
     extras = (opens, closes, segment)
     return Problem(score_BTC, transition, duration_KC, lengths_B, start_C, end_C, *extras)

@@ -27,6 +27,8 @@ from lab.rooms.semicrf.model.problem import Posteriors, Problem
 Word = int | Tensor | None
 PADDED = 8
 """Rows of messages are padded to a multiple of this many labels."""
+CPU = torch.device("cpu")
+"""Of all that C++ writes: without it torch.set_default_device would place it elsewhere."""
 
 
 @dataclass
@@ -56,7 +58,7 @@ def forward(problem: Problem, keep: bool = True) -> State:
     """log Z, and with `keep` the left messages; flagged sequences get log Z from the log domain."""
     assert problem.plain and problem.score_BTC.device.type == "cpu"
     batch, frames, _, labels = problem.shape
-    wide, new = labels + -labels % PADDED, torch.empty
+    wide, new = labels + -labels % PADDED, functools.partial(torch.empty, device=CPU)
     # Together, for the sake of large pages.
     rows_2BTC = new(2 if keep else 0, batch, frames + 1, wide, dtype=torch.float64)
     alpha, gamma = rows_2BTC if keep else (None, None)
@@ -97,7 +99,7 @@ def counted(state: State) -> tuple[Posteriors, Tensor]:
     batch, frames, longest, labels = state.problem.shape
     new = state.z_B.new_empty
     per_frame, per_duration = new(3, batch, frames, labels).unbind(), new(batch, longest, labels)
-    mass = (new(batch), torch.empty(batch, dtype=torch.int64))
+    mass = (new(batch), new(batch, dtype=torch.int64))
     outputs = (*per_frame, per_duration, new(batch, labels, labels), *mass)
     flagged_B = state.flagged_B.clone()
     call(library().lab_semicrf_backward, state.batch, state.messages(flagged_B), outputs)

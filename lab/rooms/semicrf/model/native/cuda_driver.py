@@ -154,7 +154,7 @@ class Room:
     """
 
     def __init__(self, like: Tensor) -> None:
-        number = torch.empty(0, dtype=like.dtype).numpy().dtype
+        number = torch.empty(0, dtype=like.dtype, device="cpu").numpy().dtype
         self.bytes = ctypes.c_size_t(like.numel() * number.itemsize)
         self.host = ctypes.c_void_p()
         check_status(driver().cuMemAllocHost_v2(ctypes.byref(self.host), self.bytes), "pinned memory")

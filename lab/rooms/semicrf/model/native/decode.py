@@ -20,14 +20,16 @@ from lab.rooms.semicrf.model.problem import Problem
 
 def best(problem: Problem, count: int) -> tuple[Tensor, Decoded]:
     """The `count` best segmentations of each sequence, best first; -> scores (B, N), -inf past the last."""
-    score_BN, marks_BNT = torch.empty(problem.shape[0], count, dtype=torch.float64), marks_for(problem, count)
+    score_BN = torch.empty(problem.shape[0], count, dtype=torch.float64, device=native_cpu.CPU)
+    marks_BNT = marks_for(problem, count)
     native_cpu.call(library().lab_semicrf_best, native_cpu.batch_of(problem), (count, score_BN, marks_BNT))
     return score_BN, Decoded(marks_BNT.numpy())
 
 
 def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
     """Exact draws; and the sequences that had none because underflow may have lost something, (B,) bool."""
-    flagged_B, marks_BNT = torch.empty(problem.shape[0], dtype=torch.uint8), marks_for(problem, samples)
+    flagged_B = torch.empty(problem.shape[0], dtype=torch.uint8, device=native_cpu.CPU)
+    marks_BNT = marks_for(problem, samples)
     drawn = (samples, seed % 2**64, flagged_B, marks_BNT)
     native_cpu.call(native_cpu.library().lab_semicrf_draw, native_cpu.batch_of(problem), drawn)
     return Decoded(marks_BNT.numpy()), flagged_B.bool()
@@ -35,7 +37,7 @@ def draws(problem: Problem, samples: int, seed: int) -> tuple[Decoded, Tensor]:
 
 def marks_for(problem: Problem, count: int) -> Tensor:
     batch, frames, _, _ = problem.shape
-    return torch.zeros(batch, count, frames, dtype=torch.int32)
+    return torch.zeros(batch, count, frames, dtype=torch.int32, device=native_cpu.CPU)
 
 
 @functools.cache

@@ -211,7 +211,7 @@ class Copied:
         results = workspace[self.begin :]
         self.pinned = results.is_cuda and len(results) <= MOST_HELD_BYTES
         self.stream = torch.cuda.current_stream(results.device) if self.pinned else None
-        room = torch.empty(len(results), dtype=torch.uint8, pin_memory=self.pinned)
+        room = torch.empty(len(results), dtype=torch.uint8, device="cpu", pin_memory=self.pinned)
         self.bytes = room.copy_(results, non_blocking=self.pinned).numpy()
 
     def values(self, name: str) -> np.ndarray:
@@ -228,7 +228,7 @@ class Copied:
 
 @functools.cache
 def as_numpy(dtype: torch.dtype) -> np.dtype:
-    found: np.dtype = torch.empty(0, dtype=dtype).numpy().dtype
+    found: np.dtype = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     return found
 
 

@@ -684,7 +684,6 @@ private:
             covered[v] += ended - started[v];
             mass += covered[v];
             store(out.ends, t, v, ended);
-            store(out.label, t, v, covered[v]);
         }
         double error = std::fabs(total(mass) - 1.0);
         if (error != error) error = INF;
@@ -694,7 +693,7 @@ private:
         }
     }
 
-    // Scale frame t, and the left messages at boundary t so that left times right is a count.
+    // Scale frame t, and the left messages at boundary t so that left times right is a count; label the frame.
     void enter(int64_t t, Loss& loss) {
         V peak = V{};
         for (int64_t v = 0; v < nv; ++v) peak = larger(beta[v], peak);
@@ -708,6 +707,8 @@ private:
         window.backwards();
         const double lowest = weigh_frame(m, s, t, false, scaled).lowest;
         for (int64_t v = 0; v < nv; ++v) {
+            // Of a label that the frame forbids the sum of what starts less what ends may leave rounding.
+            store(out.label, t, v, pick(scaled[v] == 0.0, V{}, covered[v]));
             scaled[v] *= back;
             gamma[v] = smaller(kept.gamma[t * nv + v] * one * other, all(MOST));
             alpha[v] = smaller(kept.alpha[t * nv + v] * one * other, all(MOST));

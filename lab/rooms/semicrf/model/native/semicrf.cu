@@ -639,7 +639,7 @@ KERNEL(CP) label_sums(In<double> totals, Out<double> before, int tiles) {
 // tile's starts and ends, (B, tiles, CP). A mass that is off by rounding alone is what Z is, seen from there: the frame's counts are
 // divided by it. One that is off by more stays, for everybody to see. Grid (tiles, B), a thread for each label.
 KERNEL(CP) label_counts(
-    In<REAL> source, In<REAL> arrived, In<int> exponent, In<double> z_value, In<int> z_power, In<i64> lengths, In<double> before,
+    In<GIVEN> score, In<REAL> source, In<REAL> arrived, In<int> exponent, In<double> z_value, In<int> z_power, In<i64> lengths, In<double> before,
     Out<REAL> label, Out<REAL> starts_out, Out<REAL> ends_out, Out<double> tile_error, Out<i64> tile_frame,
     Out<double> tile_range, Out<double> begun, Out<double> ended, int frames, int labels, int blocks) {
     __shared__ double covered[TILE * (CP + 1)], errors[TILE], scale[TILE], ranges[CP];
@@ -675,7 +675,8 @@ KERNEL(CP) label_counts(
     if (c < labels)
         for (int i = 0; i < shown; ++i) {
             const REAL share = (REAL)(covered[i * (CP + 1) + c] / scale[i]);
-            label[out + (i64)i * labels] = share;
+            // Of a label that the frame forbids the sum may leave rounding.
+            label[out + (i64)i * labels] = score[out + (i64)i * labels] == -infinity() ? 0 : share;
             range = worse(range, share > 1 ? share - 1 : -share);
         }
     ranges[c] = range;

@@ -68,7 +68,7 @@ class Validator:
         self._look()
         if self.points:
             points, together = extremes(self.points)
-            arrived = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
+            arrived = torch.empty(together.shape, dtype=together.dtype, device="cpu", pin_memory=True)
             arrived.copy_(together, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 RATE_HZ, WINDOW, HOP = 16000, 400, 160
+BANDS = 40
+"""Of the cepstra: there are no more coefficients than bands."""
 
 
 def mfcc(samples: np.ndarray, count: int = 13) -> np.ndarray:
     """(T, 3 * count): cepstra of 40 mel bands with first and second differences."""
-    log_bands = log_mel(samples, 40)
-    at = np.arange(40)
-    basis = np.sqrt(2 / 40) * np.cos(np.pi * np.outer(at + 0.5, np.arange(count)) / 40)
+    log_bands = log_mel(samples, BANDS)
+    at = np.arange(BANDS)
+    basis = np.sqrt(2 / BANDS) * np.cos(np.pi * np.outer(at + 0.5, np.arange(count)) / BANDS)
     basis[:, 0] /= np.sqrt(2)
     cepstra = log_bands @ basis
     slope = _delta(cepstra)
@@ -42,6 +44,8 @@ def _filters(bands: int) -> np.ndarray:
 
 def _delta(values: np.ndarray) -> np.ndarray:
     """Regression slope over two frames on each side, the ends repeated (HTK's delta)."""
+    if not len(values):
+        return values
     padded = np.pad(values, ((2, 2), (0, 0)), mode="edge")
     slope: np.ndarray = (padded[3:-1] - padded[1:-3] + 2 * (padded[4:] - padded[:-4])) / 10
     return slope

@@ -15,7 +15,7 @@ from lab.rooms.semicrf.workload.corpus.utterances import Utterance
 
 
 def _read_jsonl(path: Path) -> Iterator[Utterance]:
-    if not path.exists():
+    if not path.is_file():
         raise MissingError(
             "no such file",
             where=path,
@@ -44,6 +44,8 @@ def _utterance(line: bytes, where: str) -> Utterance:
         or tiles[-1] != len(features)
     ):
         raise BadDataError("the segments do not tile the frames", where=where)
+    if not features.size:
+        raise BadDataError("its frames have no features", where=where)
     if any(end <= start or label < 0 for start, end, label in segments):
         raise BadDataError("a segment is empty or its label is negative", where=where)
     if not np.isfinite(features).all():

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from lab.errors import UsageError  # noqa: E402
-from lab.rooms.semicrf import SemiCRF  # noqa: E402
+from lab.rooms.semicrf import SegmentDistribution, SemiCRF  # noqa: E402
 from lab.rooms.semicrf.model import api, naive  # noqa: E402
 from lab.rooms.semicrf.model.derivatives import autograd, second  # noqa: E402
 from lab.rooms.semicrf.model.factorised import backend as torch_factorised  # noqa: E402
@@ -633,6 +633,27 @@ def test_without_fullgraph_decoding_and_an_alarm_run_as_they_are():
     value.backward()
     assert paths == api.viterbi(**inputs)[1] and len(heard) == 1
     assert torch.allclose(leaf.grad, 2 * api.marginals(**inputs), atol=1e-12)
+
+
+@compiles
+def test_divergences_of_a_distribution_break_the_graph_and_are_not_made_nan():
+    torch._dynamo.reset()
+    inputs = inputs_of(random_problem(2, 5, 2, 2, seed=30))
+    transition, leaf = inputs.pop("transition_CC"), inputs["score_BTC"].clone().requires_grad_()
+
+    def information(score):
+        p = SegmentDistribution(transition=transition, **{**inputs, "score_BTC": score})
+        q = SegmentDistribution(transition=transition + 1e-6, **inputs)
+        return p.kl(p).sum(), p.kl(q).sum(), p.cross_entropy(q).sum(), p.entropy().sum()
+
+    found = torch.compile(information, backend="aot_eager")(leaf)
+    (gradient,) = torch.autograd.grad(sum(found), leaf)
+    expected = information(leaf)
+    assert all(map(torch.equal, found, expected)) and found[0] == 0 and found[1] > 0
+    assert torch.equal(gradient, torch.autograd.grad(sum(expected), leaf)[0])
+    p = SegmentDistribution(transition=transition, **inputs)
+    with pytest.raises(Exception, match="branch on values"):
+        torch.compile(lambda x: x + p.entropy().sum(), backend="aot_eager", fullgraph=True)(leaf)
 
 
 def head_and_gold():

@@ -173,7 +173,7 @@ def test_extremes_of_many_dtypes_travel_together_and_keep_their_points():
 
 def test_of_the_points_of_a_step_the_first_bad_one_is_raised_when_the_next_step_begins(monkeypatch):
     """The way of a GPU, with a copy that has arrived at once."""
-    monkeypatch.setattr(torch, "empty", lambda shape, dtype, pin_memory: torch.zeros(shape, dtype=dtype))
+    monkeypatch.setattr(torch, "empty", lambda shape, dtype, **_: torch.zeros(shape, dtype=dtype))
     monkeypatch.setattr(
         torch.cuda, "Event", lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)
     )

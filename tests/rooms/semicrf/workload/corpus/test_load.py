@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from lab.errors import BadDataError, MissingError, UsageError
+from lab.rooms.semicrf.cli import run_semicrf
 from lab.rooms.semicrf.config import PRESETS, TrainConfig
-from lab.rooms.semicrf.workload.corpus import phones, preprocess, timit
+from lab.rooms.semicrf.workload.corpus import features, phones, preprocess, timit
 from lab.rooms.semicrf.workload.corpus.load import from_jsonl, load_corpus
 from lab.rooms.semicrf.workload.corpus.synthetic import LONGEST_NARROW, NARROW, Truth
 from lab.rooms.semicrf.workload.corpus.utterances import collate, cropped
@@ -315,6 +316,13 @@ def utterances(count, value=0.5):
     return [{**row, "utterance_id": f"u{n}"} for n in range(count)]
 
 
+def test_frames_without_features_are_named(tmp_path):
+    write_jsonl(tmp_path, [*utterances(1), {**utterances(1)[0], "features": [[]] * 3}])
+    with pytest.raises(BadDataError, match="no features") as caught:
+        from_jsonl(tmp_path)
+    assert "train.jsonl:2" in str(caught.value)
+
+
 def test_a_training_set_without_an_utterance_is_named(tmp_path):
     write_jsonl(tmp_path, [])
     with pytest.raises(BadDataError, match="no utterance in the training set"):
@@ -353,6 +361,24 @@ def test_phones_of_a_longer_sound_than_there_is_are_refused(timit_folder):
         list(timit.read_split(timit_folder, "TEST"))
 
 
+@pytest.mark.parametrize("feature_type", ["mfcc", "mel"])
+def test_a_sound_shorter_than_a_window_is_refused(timit_folder, feature_type):
+    path = timit_folder / "TEST" / "DR1" / "FCCC0" / "si2.wav"
+    write_sound(path, np.zeros(399))
+    with pytest.raises(BadDataError, match="shorter than one window"):
+        list(timit.read_split(timit_folder, "TEST", feature_type=feature_type))
+
+
+def test_more_cepstra_than_bands_are_refused():
+    """They would be those of fewer bands again, mirrored."""
+    sound = np.random.default_rng(0).standard_normal(4000)
+    mirrored = features.mfcc(sound, features.BANDS + 2)
+    assert np.allclose(mirrored[:, features.BANDS + 1], -mirrored[:, features.BANDS - 1], atol=1e-4)
+    option = next(one for one in run_semicrf.commands["preprocess"].params if one.name == "n_mfcc")
+    assert option.type.max == features.BANDS
+
+
 def test_a_folder_without_data_says_how_to_make_it(tmp_path):
+    (tmp_path / "train.jsonl").mkdir()  # is no file either
     with pytest.raises(MissingError, match="preprocess"):
         load_corpus(msgspec.structs.replace(SMOKE, data=str(tmp_path)))
