@@ -449,7 +449,7 @@ class Recorder(ABC):
             batch = self._read(lane, forward)
             if whole and not forward.stack:
                 self._templates[forward.phase] = Template.of(lane.events, forward, batch)
-            found = batch, self._begin(batch, may_wait=whole)
+            found = batch, self._begin(batch, may_wait=whole and not forward.caches)
         forward.take(*found)
         self.passing(forward, found[0])
         if at_once:
@@ -462,6 +462,7 @@ class Recorder(ABC):
             found[0].let_go()
 
     def _begin(self, batch: Batch, may_wait: bool) -> Counted:
+        """A forward with a cache never waits: what that held would be gone with the next one."""
         if may_wait and self._patient and not batch.odd:
             return self._deferred.begin(batch.tensors, batch.bytes(), batch.exposed())
         return quiet(self._begin_count, batch.tensors, reads_only=self._reads_only)
@@ -494,7 +495,7 @@ class Recorder(ABC):
         if batch is None:
             return None
         template.tell(lane.forward, lane.events)
-        return batch, counted if counted is not None else self._begin(batch, may_wait=True)
+        return batch, counted if counted is not None else self._begin(batch, not lane.forward.caches)
 
     def _absorb_as_matched(self, lane: Lane, template: Template) -> tuple[Batch, Counted] | None:
         """The same, compared in C."""
@@ -516,7 +517,7 @@ class Recorder(ABC):
         if batch is None:
             return None
         template.tell(forward, lane.events)
-        return batch, counted if counted is not None else self._begin(batch, may_wait=True)
+        return batch, counted if counted is not None else self._begin(batch, not forward.caches)
 
     def _confirmed(self, lane: Lane, template: Template, tensors: list[Tensor]) -> Batch | None:
         found = reading()
@@ -620,8 +621,6 @@ class Recorder(ABC):
             full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
             if full or self.takes_at_once(forward):
                 self._settle()
-            else:
-                forward.note_cache()
 
     def _learn(self, lane: Lane) -> None:
         """After a forward that was counted at once: was anything written in place before or after passing?"""
