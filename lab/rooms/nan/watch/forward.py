@@ -74,6 +74,10 @@ class Forward:
         """Whether nothing of it was taken so far."""
         return not self._parts
 
+    def is_one_part(self) -> bool:
+        """Whether all of it was read at once."""
+        return len(self._parts) == 1 and not self.stack
+
     def untracked(self) -> bool:
         return any(batch.untracked for batch, _ in self._parts)
 

@@ -82,6 +82,7 @@ class Recorder(ABC):
         self.direct: Tally[str] = Tally()  # modules that ran though nobody called them, in words
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
         self.called: set[int] = set()
+        self.callers: set[int] = set()  # modules that called others
         self._last_calls: list[list[Any]] = []
         self.modules = Modules(model)
         self._grown = False  # a module of the model has got a new module or parameter
@@ -660,6 +661,7 @@ class Recorder(ABC):
         if forward.calls is not self._last_calls:  # forwards read by one template share theirs
             self._last_calls = forward.calls
             self.called.update(at for at, _, _ in forward.calls)
+            self.callers.update(forward.calls[parent][0] for _, parent, _ in forward.calls if parent >= 0)
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
