@@ -387,7 +387,7 @@ class Recorder(ABC):
                 self.meet_new_modules()
             phase, length = phase_of(args, kwargs)
             phase = RECOMPUTE if recomputing() else phase
-            mode = self._mode_for(phase, args, kwargs)
+            mode = self._mode_for(at, phase, args, kwargs)
         except Exception as error:
             return f"its inputs cannot be read ({type(error).__name__})", "", 0, ASIDE
         if at and phase != RECOMPUTE and (direct := self.modules.called_directly(at)):
@@ -406,7 +406,7 @@ class Recorder(ABC):
         finally:
             lane.mode = EVERYTHING
 
-    def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
+    def _mode_for(self, at: int, phase: str, args: Any, kwargs: Any) -> int:
         if (
             self._at_once
             or phase not in self._never_written
@@ -414,7 +414,8 @@ class Recorder(ABC):
             or versions.are_missing(args, kwargs)
         ):
             return EVERYTHING
-        return NOTHING if self._never_written[phase] else VERSIONS
+        # What one part of the model never does, another one may: a checkpoint repeats them one by one.
+        return NOTHING if self._never_written[phase] and not at else VERSIONS
 
     @hidden
     def _weigh(self, lane: Lane) -> None:
@@ -627,7 +628,7 @@ class Recorder(ABC):
         """After a forward that was counted at once: was anything written in place before or after passing?"""
         phase, later, ever = lane.forward.phase, 0, False
         for tensor, version in lane.kept:
-            ever |= tensor._version > 0
+            ever |= tensor._version > 0 or isinstance(tensor, nn.Parameter)  # which an update writes
             later += tensor._version != version
         if later and not self._at_once:
             self._at_once = True
