@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -286,7 +287,9 @@ class Guard:
         """The first bad number of all: the verdict. None while there is none."""
         self.journal.safely(self.settle)
         first = first_of(event for step in self.steps for event in step.events)
-        return corrected(first, self.steps) if first is not None else None
+        if first is None or (sure := corrected(first, self.steps)) is first:
+            return first
+        return replace(sure, step=first.step, time=first.time)  # a later step shows where, not when
 
     def not_seen(self) -> list[str]:
         """What was not looked at, in sentences."""
