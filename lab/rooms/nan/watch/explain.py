@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,17 @@ from torch import Tensor, nn
 from lab.rooms.nan.watch.batch import Label
 from lab.rooms.nan.watch.count import KINDS, Counter, plain_counts
 from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.leaves import CACHE, cached_pair, is_mask, tensors_of_cache
+from lab.rooms.nan.watch.leaves import (
+    CACHE,
+    cached_pair,
+    is_mask,
+    part_of_layer,
+    positions_in,
+    tensors_of_cache,
+)
 from lab.rooms.nan.watch.plain import as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
-from lab.rooms.nan.watch.roles import OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
+from lab.rooms.nan.watch.roles import IN, OUT, Birth, Call, Leaf, after_failure, births, roles, uncertain
 from lab.rooms.nan.watch.steps import Row, Step
 
 HOLDERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)  # programs call what lies in them
@@ -34,6 +42,8 @@ class Explainer:
         self._bad_weights: dict[str, int] = {}  # name -> module; of buffers those that were bad at first
         self._versions: list[int] = []  # of all weights and buffers, when they were read last
         self._cache_bad: dict[int, int] = {}  # layer -> step since when
+        self._cache_met: Callable[[], Any] = lambda: None  # the cache that this is said of
+        self._cache_from = 0  # the first step that was looked into with it
         self._parameters: dict[int, list[str]] = {}
 
     def check_weights(
@@ -93,18 +103,18 @@ class Explainer:
             return "Mask" in kind
         name = leaf.split("[")[0].split(".")[0]
         if name == "args":
-            name = self._parameter(at, leaf)
+            number, names = int(leaf[5 : leaf.index("]")]), self._parameters_of(at)
+            name = names[number] if number < len(names) else ""
         return "Softmax" in kind or "Mask" in kind or is_mask(name) or is_mask(leaf.rsplit(".", 1)[-1])
 
-    def _parameter(self, at: int, leaf: str) -> str:
-        """The name that `forward` has for `args[n]`."""
+    def _parameters_of(self, at: int) -> list[str]:
+        """The names that `forward` has for its arguments."""
         if at not in self._parameters:
             try:
                 self._parameters[at] = [*inspect.signature(self._modules[at].forward).parameters]
             except (TypeError, ValueError):
                 self._parameters[at] = []
-        number = int(leaf[5 : leaf.index("]")])
-        return self._parameters[at][number] if number < len(self._parameters[at]) else ""
+        return self._parameters[at]
 
     def explain(
         self,
@@ -116,7 +126,7 @@ class Explainer:
         count: Counter,
     ) -> None:
         """Fill in the step's births, and whether bad numbers reached the model's output."""
-        self._check_caches(step, forward, earlier)
+        self._check_caches(step, forward, seen, earlier)
         calls, leaves = self._story(forward, seen, bad)
         step.births = births(calls, leaves)
         if self._weights_went_bad(step.births, count):
@@ -200,24 +210,16 @@ class Explainer:
 
     def _story(self, forward: Forward, seen: Seen, bad: np.ndarray | None) -> tuple[list[Call], list[Leaf]]:
         calls = []
-        doubt_of: dict[int, str] = {}
-        skipped: dict[int, list[str]] = {}
-        for at, leaf, why in (one for batch in seen.batches for one in batch.unseen):
-            if why == CACHE:
-                skipped.setdefault(at, []).append(leaf)
-            else:
-                doubt_of[at] = (
-                    f"{leaf} of {self._names[at] or 'the model itself'} ({why}) was not looked into"
-                )
-        hand_on = {parent for at, parent, _ in forward.calls if at in skipped}  # their caches to a child
+        doubt_of = {
+            at: f"{leaf} of {self._names[at] or 'the model itself'} ({why}) was not looked into"
+            for batch in seen.batches
+            for at, leaf, why in batch.unseen
+            if why != CACHE
+        }
         for number, (at, parent, returned) in enumerate(forward.calls):
-            layer = self._layer_of(forward, number)
-            since = self._cache_bad.get(layer) if layer is not None else None
-            since = since if since is not None and since < forward.number else None
             gone = not returned and forward.phase != "recompute"  # which may stop early by design
-            doubt = doubt_of.get(at, "")
-            if at in skipped and number not in hand_on:
-                doubt = doubt or self._doubt_of_cache(forward, number, skipped[at])
+            since, doubt = forward.cached.get(number, (None, ""))
+            doubt = doubt_of.get(at, doubt)
             calls.append(Call(self._names[at], parent, gone, at in self._weights_bad, since, doubt))
             if parent >= 0:
                 calls[parent].children.append(number)
@@ -228,51 +230,95 @@ class Explainer:
             leaves.append(Leaf(seq, seen.leaf_call[seq], side, name, is_bad))
         return calls, leaves
 
-    def _check_caches(self, step: Step, forward: Forward, earlier: Sequence[Step]) -> None:
-        """Which layers' keys or values are bad, and since when: before this forward, or added by it."""
-        bad_steps = [one.number for one in earlier if one.bad_leaves]
-        layers = {getattr(self._modules[at], "layer_idx", None) for at, _, _ in forward.calls}
-        own = {self._layer_of(forward, call): cache for call, _, cache in forward.caches[1:]}
-        for layer in (one for one in layers if isinstance(one, int) and one not in self._cache_bad):
-            pair = cached_pair(forward.cache, layer) or cached_pair(own.get(layer), layer)
-            if pair is None:
-                continue
-            end = forward.cached if 0 <= forward.cached <= pair[0].shape[-2] else pair[0].shape[-2]
-            pair = pair[0][..., :end, :], pair[1][..., :end, :]
-            if _any_bad([_positions_before(one, step.query_length) for one in pair]):
-                self._cache_bad[layer] = bad_steps[-1] if bad_steps else -1
-            elif _any_bad(list(pair)):
-                self._cache_bad[layer] = step.number
+    def _check_caches(self, step: Step, forward: Forward, seen: Seen, earlier: Sequence[Step]) -> None:
+        """Whether the cache that a call takes was bad before this forward, or why that is not known."""
+        skipped: dict[int, list[str]] = {}
+        for at, leaf, why in (one for batch in seen.batches for one in batch.unseen):
+            if why == CACHE:
+                skipped.setdefault(at, []).append(leaf)
+        if not skipped:
+            return
+        self._mind_which_cache(forward.cache, step.number)
+        bad_steps = [one.number for one in earlier if one.bad_leaves and one.number >= self._cache_from]
+        last_bad = bad_steps[-1] if bad_steps else -1
+        hand_on = {parent for at, parent, _ in forward.calls if at in skipped}  # their caches to a child
+        lengths = _query_lengths(seen)
+        forward.cached = {
+            call: self._of_cache(
+                step, forward, call, skipped[at], lengths.get(call, step.query_length), last_bad
+            )
+            for call, (at, _, _) in enumerate(forward.calls)
+            if at in skipped and call not in hand_on
+        }
 
-    def _layer_of(self, forward: Forward, call: int) -> int | None:
-        layer = getattr(self._modules[forward.calls[call][0]], "layer_idx", None)
-        return layer if isinstance(layer, int) else None
+    def _mind_which_cache(self, cache: Any, step: int) -> None:
+        """What was bad in a cache says nothing of another one."""
+        if isinstance(cache, (tuple, list, dict)) or self._cache_met() is cache is not None:
+            return  # containers are made anew at each step
+        self._cache_bad.clear()
+        self._cache_from = step
+        try:
+            self._cache_met = weakref.ref(cache)
+        except TypeError:
+            self._cache_met = lambda: None
 
-    def _doubt_of_cache(self, forward: Forward, call: int, skipped: Sequence[str]) -> str:
-        """Why a bad number may have come from a cache that a call takes; empty if it cannot have.
-
-        Where a layer's keys and values can be told from others, `_check_caches` says since when they are bad.
-        """
+    def _of_cache(
+        self, step: Step, forward: Forward, call: int, leaves: Sequence[str], length: int, last_bad: int
+    ) -> tuple[int | None, str]:
+        """(since when keys and values of a call's layer are bad, why something else in its caches may be)"""
         layer, module = self._layer_of(forward, call), self._names[forward.calls[call][0]]
         taken = [(name, cache) for at, name, cache in forward.caches if at == call]
         own = {name if isinstance(name, str) else f"args[{name}]": cache for name, cache in taken}
-        for leaf in skipped:
+        since, doubt = None, ""
+        for leaf in leaves:
             cache = own.get(leaf, None if "." in leaf else forward.cache)
-            if layer is not None and cached_pair(cache, layer) is not None:
-                continue
-            parts = [None] if cache is None else [*tensors_of_cache(cache)]
-            known = [one for one in parts if one is not None]
+            part = part_of_layer(cache, layer) if layer is not None else None
+            past = isinstance(cache, (tuple, list))  # what a call adds comes out in a new one
+            pair = cached_pair(part) if length > 0 or past else None
+            if layer is not None and pair is not None:
+                end = positions_in(cache, layer, pair)
+                begin = end if past else max(end - length, 0)
+                found = self._bad_since(layer, pair, begin, end, step.number, last_bad)
+                since = found if since is None else since
             what = f"the key/value cache {leaf} of {module or 'the model itself'}"
-            if _any_bad(known):
-                return f"{what} holds bad numbers, which may have been there before"
-            if len(known) < len(parts):
-                return f"{what} was not looked into"
-        return ""
+            doubt = doubt or _doubt_of_cache(what, cache if pair is None else part, pair or ())
+        return since, doubt
+
+    def _bad_since(
+        self, layer: int, pair: tuple[Tensor, Tensor], begin: int, end: int, step: int, last_bad: int
+    ) -> int | None:
+        """Since which step keys or values before `begin`, where this forward's own are, were bad."""
+        if _any_bad([one[..., :begin, :] for one in pair]):
+            return self._cache_bad.setdefault(layer, last_bad)
+        self._cache_bad.pop(layer, None)
+        if _any_bad([one[..., :end, :] for one in pair]):
+            self._cache_bad[layer] = step
+        return None
+
+    def _layer_of(self, forward: Forward, call: int) -> int | None:
+        """Which part of a cache is this call's; a module that serves many layers is told at each call."""
+        at = forward.calls[call][0]
+        layer = getattr(self._modules[at], "layer_idx", None)
+        return layer if isinstance(layer, int) and "layer_idx" not in self._parameters_of(at) else None
 
 
-def _positions_before(cached: Tensor, query_length: int) -> Tensor:
-    """The positions that were in a cache of shape (batch, heads, positions, dim) before this forward."""
-    return cached[..., : max(cached.shape[-2] - query_length, 0), :]
+def _doubt_of_cache(what: str, held: Any, but: Sequence[Tensor]) -> str:
+    """Why a bad number may have come from what a cache holds, `but` some tensors; empty if it cannot have."""
+    parts = [None] if held is None else [*tensors_of_cache(held)]
+    others = [one for one in parts if one is not None and not any(one is known for known in but)]
+    if _any_bad(others):
+        return f"{what} holds bad numbers, which may have been there before"
+    unread = None in parts or any(as_counted(one)[1] for one in others)
+    return f"{what} was not looked into" if unread else ""
+
+
+def _query_lengths(seen: Seen) -> dict[int, int]:
+    """How many positions each call took: of its first input of (batch, positions, dim)."""
+    found, shapes = dict[int, int](), seen.shapes()
+    for call, (_, side, _), at in zip(seen.leaf_call, seen.labels, seen.index, strict=True):
+        if side == IN and at >= 0 and len(shapes[at][0]) == 3:
+            found.setdefault(call, int(shapes[at][0][1]))
+    return found
 
 
 def _own_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from lab.rooms.nan.watch.batch import Batch, Label
 from lab.rooms.nan.watch.count import KINDS, Counted, all_clean
 from lab.rooms.nan.watch.deferred import Later
-from lab.rooms.nan.watch.leaves import cached_pair, caches_in
+from lab.rooms.nan.watch.leaves import caches_in
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 
@@ -24,7 +25,8 @@ class Forward:
     # (call, its input, value) of the first key/value cache, and of each call that takes another one.
     caches: Sequence[tuple[int, str | int, Any]] = ()
     caches_at: Sequence[int] = ()  # where these calls begin in the list of events
-    cached = -1  # positions in the cache when this forward ended; -1: not known
+    # By call: since when the cache that it takes is bad, and why something in that may have been.
+    cached: Mapping[int, tuple[int | None, str]] = MappingProxyType({})
     weighed = bytes = 0
     collecting = False  # the garbage collector, which is off while the forward lasts, was on before
     failed = ""  # why it could not be counted, if so
@@ -72,21 +74,16 @@ class Forward:
         """Whether nothing of it was taken so far."""
         return not self._parts
 
+    def is_one_part(self) -> bool:
+        """Whether all of it was read at once."""
+        return len(self._parts) == 1 and not self.stack
+
     def untracked(self) -> bool:
         return any(batch.untracked for batch, _ in self._parts)
 
     def take(self, batch: Batch, counted: Counted) -> None:
         """Append the batch's leaves; `counted` will have one row per tensor of the batch."""
         self._parts.append((batch, counted))
-
-    def note_cache(self) -> None:
-        """How many positions the cache holds now: later forwards may add more before it is looked into."""
-        if self.cache is not None:
-            try:
-                pair = cached_pair(self.cache, 0)
-            except (AttributeError, IndexError, TypeError):
-                pair = None
-            self.cached = int(pair[0].shape[-2]) if pair is not None else -1
 
     def may_wait(self) -> bool:
         """Whether its counts wait for those of other forwards."""

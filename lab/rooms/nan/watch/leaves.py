@@ -251,26 +251,37 @@ def is_cache(value: Any) -> bool:
     return hasattr(value, "get_seq_length") or "Cache" in type(value).__name__
 
 
-def cached_pair(cache: Any, layer: int) -> tuple[Tensor, Tensor] | None:
-    """This layer's keys and values, from any cache that transformers has had.
+def part_of_layer(cache: Any, layer: int) -> Any:
+    """What any cache that transformers has had holds for this layer; None if that cannot be told.
 
     Layouts: layers[i], key_cache[i] with value_cache[i], or tuples.
     """
-    if cache is None:
-        return None
     if isinstance(cache, (tuple, list)):
         # 4.35 hands a layer its own pair, the model all of them.
         own = len(cache) > 0 and isinstance(cache[0], Tensor)
-        pair: Any = cache if own else cache[layer] if layer < len(cache) else None
-    elif hasattr(cache, "layers"):
-        held = cache.layers[layer] if layer < len(cache.layers) else None
-        pair = (getattr(held, "keys", None), getattr(held, "values", None))
-    elif hasattr(cache, "key_cache"):
-        inside = layer < len(cache.key_cache)
-        pair = (cache.key_cache[layer], cache.value_cache[layer]) if inside else None
-    else:
-        return None
-    both = pair[:2] if isinstance(pair, (tuple, list)) else ()
+        return cache if own else cache[layer] if layer < len(cache) else None
+    if hasattr(cache, "layers"):
+        return cache.layers[layer] if layer < len(cache.layers) else None
+    if hasattr(cache, "key_cache"):
+        return (cache.key_cache[layer], cache.value_cache[layer]) if layer < len(cache.key_cache) else None
+    return None
+
+
+def cached_pair(part: Any) -> tuple[Tensor, Tensor] | None:
+    """Keys and values in a layer's part of a cache, one per position; None if there are none."""
+    both = part[:2] if isinstance(part, (tuple, list)) else ()
+    if hasattr(part, "keys") and not isinstance(part, Mapping):
+        both = part.keys, getattr(part, "values", None)
     if len(both) < 2 or not all(isinstance(one, Tensor) and one.dim() >= 2 for one in both):
         return None
     return both[0], both[1]
+
+
+def positions_in(cache: Any, layer: int, pair: tuple[Tensor, Tensor]) -> int:
+    """How many positions of a layer's keys are filled: a cache of a fixed size has room for more."""
+    part, size = part_of_layer(cache, layer), int(pair[0].shape[-2])
+    try:
+        own = hasattr(part, "get_seq_length")
+        return min(int(part.get_seq_length() if own else cache.get_seq_length(layer)), size)
+    except Exception:  # a cache of tuples, or one that counts no positions
+        return size

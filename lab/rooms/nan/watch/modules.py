@@ -32,6 +32,10 @@ class Modules:
     def named(self, name: str) -> nn.Module | None:
         return self.all[self._at_name[name]] if name in self._at_name else None
 
+    def number_of(self, name: str) -> int:
+        """-1 if no module has that name."""
+        return self._at_name.get(name, -1)
+
     def unmet(self) -> list[tuple[str, nn.Module]]:
         """Those that became part of the model since, by name."""
         return [(name, one) for name, one in self.model.named_modules() if one not in self]

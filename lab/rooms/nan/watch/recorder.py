@@ -82,6 +82,7 @@ class Recorder(ABC):
         self.direct: Tally[str] = Tally()  # modules that ran though nobody called them, in words
         self.failed = self.unknown = 0  # forwards that could not be counted; leaves overwritten too early
         self.called: set[int] = set()
+        self.callers: set[int] = set()  # modules that called others
         self._last_calls: list[list[Any]] = []
         self.modules = Modules(model)
         self._grown = False  # a module of the model has got a new module or parameter
@@ -386,7 +387,7 @@ class Recorder(ABC):
                 self.meet_new_modules()
             phase, length = phase_of(args, kwargs)
             phase = RECOMPUTE if recomputing() else phase
-            mode = self._mode_for(phase, args, kwargs)
+            mode = self._mode_for(at, phase, args, kwargs)
         except Exception as error:
             return f"its inputs cannot be read ({type(error).__name__})", "", 0, ASIDE
         if at and phase != RECOMPUTE and (direct := self.modules.called_directly(at)):
@@ -405,7 +406,7 @@ class Recorder(ABC):
         finally:
             lane.mode = EVERYTHING
 
-    def _mode_for(self, phase: str, args: Any, kwargs: Any) -> int:
+    def _mode_for(self, at: int, phase: str, args: Any, kwargs: Any) -> int:
         if (
             self._at_once
             or phase not in self._never_written
@@ -413,7 +414,8 @@ class Recorder(ABC):
             or versions.are_missing(args, kwargs)
         ):
             return EVERYTHING
-        return NOTHING if self._never_written[phase] else VERSIONS
+        # What one part of the model never does, another one may: a checkpoint repeats them one by one.
+        return NOTHING if self._never_written[phase] and not at else VERSIONS
 
     @hidden
     def _weigh(self, lane: Lane) -> None:
@@ -449,7 +451,7 @@ class Recorder(ABC):
             batch = self._read(lane, forward)
             if whole and not forward.stack:
                 self._templates[forward.phase] = Template.of(lane.events, forward, batch)
-            found = batch, self._begin(batch, may_wait=whole)
+            found = batch, self._begin(batch, may_wait=whole and not forward.caches)
         forward.take(*found)
         self.passing(forward, found[0])
         if at_once:
@@ -462,6 +464,7 @@ class Recorder(ABC):
             found[0].let_go()
 
     def _begin(self, batch: Batch, may_wait: bool) -> Counted:
+        """A forward with a cache never waits: what that held would be gone with the next one."""
         if may_wait and self._patient and not batch.odd:
             return self._deferred.begin(batch.tensors, batch.bytes(), batch.exposed())
         return quiet(self._begin_count, batch.tensors, reads_only=self._reads_only)
@@ -494,7 +497,7 @@ class Recorder(ABC):
         if batch is None:
             return None
         template.tell(lane.forward, lane.events)
-        return batch, counted if counted is not None else self._begin(batch, may_wait=True)
+        return batch, counted if counted is not None else self._begin(batch, not lane.forward.caches)
 
     def _absorb_as_matched(self, lane: Lane, template: Template) -> tuple[Batch, Counted] | None:
         """The same, compared in C."""
@@ -516,7 +519,7 @@ class Recorder(ABC):
         if batch is None:
             return None
         template.tell(forward, lane.events)
-        return batch, counted if counted is not None else self._begin(batch, may_wait=True)
+        return batch, counted if counted is not None else self._begin(batch, not forward.caches)
 
     def _confirmed(self, lane: Lane, template: Template, tensors: list[Tensor]) -> Batch | None:
         found = reading()
@@ -620,14 +623,12 @@ class Recorder(ABC):
             full = self._deferred.full or len(self._waiting) >= MOST_FORWARDS_WAITING
             if full or self.takes_at_once(forward):
                 self._settle()
-            else:
-                forward.note_cache()
 
     def _learn(self, lane: Lane) -> None:
         """After a forward that was counted at once: was anything written in place before or after passing?"""
         phase, later, ever = lane.forward.phase, 0, False
         for tensor, version in lane.kept:
-            ever |= tensor._version > 0
+            ever |= tensor._version > 0 or isinstance(tensor, nn.Parameter)  # which an update writes
             later += tensor._version != version
         if later and not self._at_once:
             self._at_once = True
@@ -661,6 +662,7 @@ class Recorder(ABC):
         if forward.calls is not self._last_calls:  # forwards read by one template share theirs
             self._last_calls = forward.calls
             self.called.update(at for at, _, _ in forward.calls)
+            self.callers.update(forward.calls[parent][0] for _, parent, _ in forward.calls if parent >= 0)
 
 
 def _tensors_in(value: Any) -> list[Tensor]:

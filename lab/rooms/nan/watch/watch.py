@@ -124,7 +124,7 @@ class Watch(Recorder):
         if first.how != "unknown":
             return first
         later = (one.births[0] for one in self._steps if one.births and one.number > step.number)
-        return next((birth for birth in later if _explains(birth, first)), first)
+        return next((birth for birth in later if _explains(birth, first, step.number)), first)
 
     @property
     def first_step(self) -> Step | None:
@@ -286,11 +286,13 @@ class Watch(Recorder):
         part.add(step, seen, bad)
 
 
-def _explains(birth: Birth, unknown: Birth) -> bool:
-    """Whether a known birth lies where the unknown one must: in the same module, around it or inside it.
+def _explains(birth: Birth, unknown: Birth, step: int) -> bool:
+    """Whether a known birth lies where the unknown one of this step must: in its module, around or inside it.
 
-    Weights may have been updated since, by what the unknown one spoiled.
+    Weights may have been updated since, by what the unknown one spoiled; so may the cache that it left.
     """
+    if birth.how == "cache" and (birth.since_step is None or birth.since_step >= step):
+        return False
     one, other = birth.module, unknown.module
     related = (
         one == other or not one or not other or one.startswith(f"{other}.") or other.startswith(f"{one}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.torch
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import lab.nan  # noqa: E402
 from lab.rooms.nan.watch import seam  # noqa: E402
@@ -342,3 +344,53 @@ def test_what_containers_hold_is_weighed(wrap, monkeypatch):
         for _ in range(3):
             model(x)
     assert counts.count(True) == 3 and counts[-2:] == [False, True] and w.status == "clean"
+
+
+class Routed(nn.Module):
+    """A layer; in one of two its router writes in place to what it gives then."""
+
+    def __init__(self, writes):
+        super().__init__()
+        self.router, self.out = (Router() if writes else nn.Identity()), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.out(x * self.router(x))
+
+
+class Router(nn.Module):
+    def forward(self, x):
+        weights = x * x
+        weights /= weights.sum(-1, keepdim=True)
+        return weights
+
+
+def test_what_a_checkpoint_repeats_of_one_layer_says_nothing_of_another_one():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Routed(True), Routed(False)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=False)
+            return x
+
+    assert_training_is_clean(copy.deepcopy(Model()))
+
+
+@pytest.mark.skipif(not hasattr(nn.utils, "parametrizations"), reason="this torch has no parametrizations")
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_weights_that_a_module_takes_are_written_by_updates(kind):
+    parametrize = getattr(nn.utils.parametrizations, kind)
+    assert_training_is_clean(copy.deepcopy(nn.Sequential(parametrize(nn.Linear(4, 4)), nn.Linear(4, 4))))
+
+
+def assert_training_is_clean(model):
+    """A copy's weights were never written, as those that were loaded."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with lab.nan.guard(model, optimizer) as g:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.linspace(-1, 1, 8).reshape(2, 4).requires_grad_()).square().sum().backward()
+            optimizer.step()
+    assert (g.status, g.not_seen(), g.watch.notes) == ("clean", [], [])

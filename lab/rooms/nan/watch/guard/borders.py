@@ -7,7 +7,7 @@ tensors, so that nothing is left on what the program can copy or save.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -35,11 +35,15 @@ class Border:
     """One tensor that a module put out. It must not hold its node: the node's hook holds the border."""
 
     producer: int  # modules by their numbers: their names may change
-    parent: int  # of the producer: its own code may use the tensor too
-    consumers: tuple[int, ...]  # modules that took it, the outermost first
+    parent: int  # of the last that put it out: its own code may use the tensor too
+    consumers: tuple[int, ...]  # modules that took it and did not pass it on, the outermost first
     root_leaf: str | None  # the name it has among the model's own outputs
     output_nr: int
     saved: Any  # of its forward, for a replay
+    calls: Sequence[Sequence[Any]]  # of its forward: module, parent call, returned
+    gave: tuple[int, ...]  # calls that put it out, the producer's first
+    took: tuple[int, ...]  # calls of its consumers
+    whole: bool  # whether all calls that gave or took it are known: it was read with the whole forward
     hooked: bool = False  # the program has a hook on the tensor, which may change its gradient
 
 
@@ -115,17 +119,22 @@ class Borders:
     def _border(
         self, forward: Forward, batch: Batch, outs: list[int], takers: list[int], tensor: Tensor
     ) -> Border:
-        at, call = batch.labels[outs[0]][0], batch.leaf_call[outs[0]]
-        parent = forward.calls[call][1]
+        gave = tuple(batch.leaf_call[leaf] for leaf in outs)
+        took = tuple(batch.leaf_call[leaf] for leaf in takers if batch.leaf_call[leaf] not in gave)
+        at, parent = forward.calls[gave[0]][0], forward.calls[gave[-1]][1]
         again = forward.phase == "recompute"
         roots = [leaf for leaf in outs if forward.calls[batch.leaf_call[leaf]][1] < 0 and not again]
         return Border(
             at,
             forward.calls[parent][0] if parent >= 0 else at,
-            tuple(batch.labels[leaf][0] for leaf in takers),
+            tuple(forward.calls[call][0] for call in took),
             batch.labels[roots[0]][2] if roots else None,
             tensor.output_nr,
             forward.saved if roots else None,
+            forward.calls,
+            gave,
+            took,
+            forward.is_one_part(),
         )
 
     def _carrier(self, border: Border) -> Any:
@@ -222,14 +231,37 @@ class Borders:
         if border.hooked:
             of = f"the gradient of {_named(producer)}'s output"
             return "act_grads", module, f"in backward: first seen in {of}", HOOKED
-        if uses == 1 and border.root_leaf is None and not outside:
+        once = uses == 1 and border.root_leaf is None and not outside
+        passed = self._passed_after(border) if once else []
+        if once and not passed:
             of = f"the gradient of {_named(producer)}'s output"
             return "act_grads", module, f"in backward of {_named(module)}: first seen in {of}", ""
         outer = takers[0] if takers else parent
         how = f"is used in {uses} places" if uses > 1 and not outside else "may be used elsewhere too"
+        if passed:
+            how = f"may have got it through {', '.join(passed)}"
         taken = ", ".join(map(_named, dict.fromkeys(takers))) or "none that is a module"
         unsure = f"{_named(producer)}'s output {how} (taken by: {taken}); a replay names the operator"
         return "act_grads", outer, f"in backward, between {_named(outer)} and {_named(producer)}", unsure
+
+    def _passed_after(self, border: Border) -> list[str]:
+        """Modules inside the one whose code took a tensor that may have made its gradient bad instead.
+
+        That code may have handed on what it made of the tensor. So may a module that gives the tensor out, to
+        what it called afterwards, as attention does with its weights.
+        """
+        calls, gave = border.calls, border.gave
+        user, since = (border.took[-1], -1) if border.took else (calls[gave[-1]][1], gave[-1])
+        begins = {user: since, **dict.fromkeys(gave[1:], gave[0]), gave[0]: -1}
+        while not border.whole and user >= 0:  # any call around it may have given it on
+            user = calls[user][1]
+            begins.setdefault(user, gave[0])
+        found = (
+            self.names[at]
+            for call, (at, parent, _) in enumerate(calls)
+            if parent in begins and call > begins[parent] and call not in gave
+        )
+        return list(dict.fromkeys(found))
 
     def _of(self, one: Taken) -> Entered | None:
         at = one.key - self._forgotten

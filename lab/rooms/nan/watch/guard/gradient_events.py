@@ -28,11 +28,15 @@ class GradientEvents:
         headroom: Headroom,
         strategy: Strategy,
         forward_doubt: Callable[[int], str],
+        weight_doubt: Callable[[str], str],
         name_anew: Callable[[], None],
     ) -> None:
         self._journal, self._collector, self._borders = journal, collector, borders
         self._weights, self._headroom, self._strategy = weights, headroom, strategy
         self._forward_doubt = forward_doubt  # why the forwards of a step may have made what its loss shows
+        self._weight_doubt = (
+            weight_doubt  # why other code than its module's may have made what a weight shows
+        )
         self._name_anew = name_anew  # modules that have moved
         self.unknown = 0  # tensors that could not be counted in time
 
@@ -70,6 +74,7 @@ class GradientEvents:
         module = owners[0]
         if one.stage == "param_grads":
             unsure = f"{name} is shared by {', '.join(map(named, owners))}" if len(owners) > 1 else ""
+            unsure = unsure or self._weight_doubt(module)
             if outside := self._borders.outside_use(self._weights.parameter(name)):
                 unsure = outside
             if self._weights.has_hooks(name):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, BadForwards, Guarde
 from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.headroom import FIRST_STEPS, SHARES, Headroom
-from lab.rooms.nan.watch.guard.journal import Journal
+from lab.rooms.nan.watch.guard.journal import Journal, named
 from lab.rooms.nan.watch.guard.losses import Losses
 from lab.rooms.nan.watch.guard.parameters import ParameterHooks
 from lab.rooms.nan.watch.guard.ranks import strategy_of
@@ -103,6 +104,7 @@ class Guard:
             self.headroom,
             self.strategy,
             self._forward_doubt,
+            self._weight_doubt,
             self._name_anew,
         )
         self.reactions = Reactions(
@@ -285,7 +287,9 @@ class Guard:
         """The first bad number of all: the verdict. None while there is none."""
         self.journal.safely(self.settle)
         first = first_of(event for step in self.steps for event in step.events)
-        return corrected(first, self.steps) if first is not None else None
+        if first is None or (sure := corrected(first, self.steps)) is first:
+            return first
+        return replace(sure, step=first.step, time=first.time)  # a later step shows where, not when
 
     def not_seen(self) -> list[str]:
         """What was not looked at, in sentences."""
@@ -392,6 +396,15 @@ class Guard:
             return f"a forward of this step could not be counted in full, and may have made it: {why}"
         if not self.watch.called or (step == self.step and not self._forward_since_update):
             return "no forward of this model was seen before it, which may have made it"
+        return ""
+
+    def _weight_doubt(self, module: str) -> str:
+        """Why a bad gradient of a module's weight may be of other code than its own; "" if it is not."""
+        at = self.watch.modules.number_of(module)
+        if at not in self.watch.called:
+            return f"{named(module)} was not called: other code that uses its weights may have made it"
+        if at in self.watch.callers:
+            return f"what {named(module)} called may have made it; a replay names the operator"
         return ""
 
     def forward_was_bad(self, step: Step, forward: Forward) -> None:
