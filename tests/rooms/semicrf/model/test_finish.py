@@ -92,9 +92,9 @@ def test_large_scores_that_cancel_within_a_segmentation_are_said(backend):
         api.posteriors(score, stay, torch.zeros(1, 2).double(), backend=backend)
     leaf = torch.zeros(2, dtype=torch.float64).requires_grad_()
     with pytest.warns(log_domain.LostDigits, match="forbid with -inf"):
-        log_partition(
-            score * 0, stay, torch.zeros(1, 2).double(), start_C=leaf - 1e30, backend=backend
-        ).backward()
+        start_C = leaf - torch.tensor([1e30, 0.0], dtype=torch.float64)  # and 1e30 in label 0's first frame
+        first = score * torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)[:, None]
+        log_partition(first, stay, torch.zeros(1, 2).double(), start_C=start_C, backend=backend).backward()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
