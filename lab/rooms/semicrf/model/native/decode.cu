@@ -29,6 +29,7 @@
 #define OUT (TILE * USED)           /* of a tile of a draw's states */
 #define EXACT 1.0e-9
 #define LARGE 1.0e6 /* beside larger scores others lose digits */
+#define FAR 1.0e9   /* FAR of terms.py: what all starts or ends pay beyond it is taken out */
 #define NONE (-1)
 #if CP == 32 && defined(__CUDACC__)
 #define LOADED_SYNC() __syncwarp() /* else the compiler loads one value, waits, uses it and loads the next */
@@ -226,8 +227,8 @@ INSIDE bool is_large(double value) { return !(value >= -LARGE && value <= LARGE)
 
 // The model in float64 from parameters that are `doubles` or as the scores, CP columns each and -inf where nothing is: rows of
 // transitions from each label, then where a sequence starts and ends, then durations. Programs beyond those take THREADS frames
-// of all sequences each. `odd` is 1 for each program that saw a NaN or +inf, or a frame whose largest score is large; grid
-// (ceil(ROWS * CP / THREADS) + ceil(B * T / THREADS)).
+// of all sequences each. `odd` is 1 for each program that saw a NaN or +inf, a frame whose largest score is large, or starts or
+// ends that are all far; grid (ceil(ROWS * CP / THREADS) + ceil(B * T / THREADS)).
 KERNEL(THREADS) prepare(
     In<void> transition, In<void> duration, In<void> start, In<void> end, In<REAL> score, In<i64> lengths, Out<double> model,
     Out<int> odd, int doubles, int batch, int frames, int labels, int longest, int rows, int programs) {
@@ -255,6 +256,12 @@ KERNEL(THREADS) prepare(
             row >= rows || !there ? -infinity() : doubles ? ((const double*)from)[at] : (double)((const REAL*)from)[at];
         if (row < rows) model[(i64)row * CP + c] = one;
         if (!(one < infinity())) any = 1;
+        if ((row == CP || row == CP + 1) && c == 0) {
+            double top = -infinity();
+            for (int label = 0; label < labels; ++label)
+                top = larger(doubles ? ((const double*)from)[label] : (double)((const REAL*)from)[label], top);
+            if (fabs(top) > FAR && fabs(top) < infinity()) any = 1;
+        }
     }
     __syncthreads();
     if (threadIdx.x == 0) odd[blockIdx.x] = any;

@@ -25,6 +25,7 @@ from lab.rooms.semicrf.model.native import choose as native  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda as native_cuda  # noqa: E402
 from lab.rooms.semicrf.model.native import cuda_driver, decode, decode_cuda  # noqa: E402
 from lab.rooms.semicrf.model.problem import make_problem  # noqa: E402
+from lab.rooms.semicrf.model.terms import has_far_edges  # noqa: E402
 from tests.rooms.semicrf.model.native.emulated import SMALL, Emulated, build  # noqa: E402
 from tests.rooms.semicrf.problems import random_problem  # noqa: E402
 
@@ -480,6 +481,22 @@ def test_nothing_feasible_has_no_path_and_no_draw_and_its_neighbour_has(form):
     found, drawn = best(form, problem, 3), form.draws(problem, 2, 0)
     assert [len(one) for one in found] == [0, 3]
     assert drawn[0].paths()[0] == [[], []] and all(drawn[0].paths()[1]) and not bool(drawn[1].any())
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
+@pytest.mark.parametrize("number", [-1e30, 2e9, -2e9, 5e8, -math.inf])
+@pytest.mark.parametrize("labels", [3, 2, 1])
+@pytest.mark.parametrize("name", ["start_C", "end_C"])
+def test_the_kernels_tell_of_starts_and_ends_that_are_all_far(monkeypatch, libraries, name, labels, number):
+    make_small(monkeypatch)
+    emulate(monkeypatch, libraries, 1)
+    for dtype in (torch.float32, torch.float64):
+        problem = random_problem(2, 9, 6, 3, seed=4, scale=0.2)
+        problem = problem.with_floats([value.to(dtype) for value in problem.floats()])
+        getattr(problem, name)[:labels] = number
+        far = has_far_edges(problem)
+        assert far == (number == 2e9 or (labels == 3 and number in (-1e30, -2e9)))
+        assert decode_cuda.best(problem, 1)[1].ordinary == (not far)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to emulate with")
