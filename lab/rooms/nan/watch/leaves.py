@@ -84,19 +84,19 @@ def tensors_of_cache(cache: Any, depth: int = 0) -> Iterator[Tensor | None]:
         yield cache
     elif isinstance(cache, SCALARS) or callable(cache):
         return
+    elif (held := _parts_of(cache)) is None or depth >= MOST_DEPTH:
+        yield None
     else:
-        held = (
-            cache
-            if isinstance(cache, Mapping)
-            else dict(enumerate(cache))
-            if isinstance(cache, ROWS)
-            else _held(cache)
-        )
-        if held is None or depth >= MOST_DEPTH:
-            yield None
-        else:
-            for inner in held.values():
-                yield from tensors_of_cache(inner, depth + 1)
+        for inner in held:
+            yield from tensors_of_cache(inner, depth + 1)
+
+
+def _parts_of(value: Any) -> list[Any] | None:
+    """What lies in a container or an object. None: it cannot be looked into."""
+    if isinstance(value, ROWS):
+        return [*value]
+    held = value if isinstance(value, Mapping) else _held(value)
+    return None if held is None else [*held.values()]
 
 
 def is_mask(name: str) -> bool:

@@ -144,3 +144,24 @@ def test_a_bad_cache_is_told_whatever_transformers_calls_it(generates):
         else:
             model(ids[:, :1], use_cache=True, **{name: state})
     assert (w.first.module, w.first.how) == ("model.layers.1.self_attn", "cache")
+
+
+class ByPlace(Layers):
+    """Hands its layers their caches by place, as GPT2 does."""
+
+    def forward(self, x, caches):
+        for at, layer in enumerate(self.layers):
+            x = layer(x, caches[at])
+        return x
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_cache_that_is_handed_over_by_place_accuses_no_module_either(numbered):
+    model, caches = ByPlace(numbered, True), [cache_of(KVCache) for _ in range(3)]
+    x = torch.randn(2, 4)
+    with torch.no_grad(), lab.nan.watch(model) as w:
+        for _ in range(3):
+            model(x, caches)
+        model(x, [caches[0], cache_of(KVCache, (1,)), caches[2]])
+    assert (w.status, w.first_step.number, w.first.module, w.first.how) == ("bad", 3, "layers.1", "unknown")
+    assert "args[1] of layers.1 holds bad numbers" in w.first.unsure

@@ -34,9 +34,7 @@ class GradientEvents:
         self._journal, self._collector, self._borders = journal, collector, borders
         self._weights, self._headroom, self._strategy = weights, headroom, strategy
         self._forward_doubt = forward_doubt  # why the forwards of a step may have made what its loss shows
-        self._weight_doubt = (
-            weight_doubt  # why other code than its module's may have made what a weight shows
-        )
+        self._weight_doubt = weight_doubt  # why code of others may have made what a module's weight shows
         self._name_anew = name_anew  # modules that have moved
         self.unknown = 0  # tensors that could not be counted in time
 

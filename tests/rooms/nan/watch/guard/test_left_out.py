@@ -56,6 +56,13 @@ def test_of_two_models_with_a_scaler_each_that_was_not_given_the_own_one_is_met(
     assert g.clean and g.scaling.scaler is pairs[1][2] and g.skipped_steps >= 3, g.sentence()
 
 
+def a_strangers_step(other, others, scaler):
+    others.zero_grad()
+    scaler.scale(loss_of(other)).backward()
+    scaler.step(others)
+    scaler.update()
+
+
 @pytest.mark.parametrize("optimizes", [True, False])
 @pytest.mark.parametrize("anywhere", [True, False])
 def test_a_strangers_scaler_leaves_out_nothing_of_a_model_that_has_none(optimizes, anywhere):
@@ -67,10 +74,7 @@ def test_a_strangers_scaler_leaves_out_nothing_of_a_model_that_has_none(optimize
         g.losses.around = g.losses.begins, g.losses.ended
     with g:
         for number in range(COUNT):
-            others.zero_grad()
-            scaler.scale(loss_of(other)).backward()
-            scaler.step(others)
-            scaler.update()
+            a_strangers_step(other, others, scaler)
             overflows(model, number == 10)
             optimizer.zero_grad()
             (loss_of(model) * 2.0).backward()
@@ -85,10 +89,7 @@ def test_a_reaction_comes_before_the_update_beside_a_strangers_scaler():
     optimizer, others, scaler = sgd(model), sgd(other), a_scaler()
     with pytest.raises(NonFiniteError), nan.guard(model, on_bad="raise") as g:
         for number in range(COUNT):
-            others.zero_grad()
-            scaler.scale(loss_of(other)).backward()
-            scaler.step(others)
-            scaler.update()
+            a_strangers_step(other, others, scaler)
             overflows(model, number == 10)
             optimizer.zero_grad()
             loss_of(model).backward()
