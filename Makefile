@@ -15,14 +15,16 @@ demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the pa
 test: $(VENV)/.test  ## all tests this machine can run; what is skipped says why
 	$(BIN)/python -m pytest $(PYTEST)
 
-lint: $(VENV)/.test  ## ruff, mypy, the layers (import-linter), the workflows (zizmor)
+lint: $(VENV)/.test  ## ruff, mypy, the layers (import-linter), names and sizes, the workflows (zizmor)
+	$(BIN)/python scripts/names.py
+	$(BIN)/python scripts/shape.py --check
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/zizmor --offline --quiet --config .github/zizmor.yml .github/workflows
 
-shape: $(VENV)/bin/python  ## the tree in numbers: files, functions, long lines, circles
+shape: $(VENV)/bin/python  ## the tree in numbers: bytes and budgets, files, functions, comments, circles
 	$(BIN)/python scripts/shape.py
 
 mutate: $(VENV)/.test  ## change the code under verdicts, one place at a time; ONLY="lab.stats.*" for a part

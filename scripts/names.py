@@ -1,12 +1,12 @@
 """Vague names per folder, held by a ratchet: `make lint`, or `python scripts/names.py [--list FOLDER]`.
 
-A binding is a variable, a parameter or an attribute: what an assignment, a loop, `with ... as`, `except ... as`, an
-import alias, a function's parameter list or a class's field gives a name to. The element of a comprehension that
-fits on one line is free. Words come from the house's language sheet: BANNED never stand alone as a name, RARE ones
-are words for exactly that (`first, *rest = rows`) and stay below RARE_SHARE of a folder's bindings.
+A binding is a variable, a parameter or an attribute: what an assignment, a loop, `with ... as`, `except ... as`,
+an import alias, a function's parameters or a class's field gives a name to. The element of a comprehension
+that fits on one line is free. BANNED words never stand alone as a name; RARE ones are for exactly what they
+say (`first, *rest = rows`) and stay below RARE_SHARE of a folder's bindings.
 
-scripts/names.json says what each folder may still have. It may only shrink: a folder with fewer vague names than its
-row fails, too, until `--write` has lowered the row, so that a name that went cannot come back.
+scripts/names.json says what each folder may still have. It may only shrink: a folder with fewer vague names
+than its row fails, too, until `--write` has lowered the row, so that a name that went cannot come back.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ BANNED = frozenset(
         "them",
     ]
 )
-RARE = frozenset(["first", "last", "rest", "before", "after", "now", "more"])
+RARE = frozenset(("first", "last", "rest", "before", "after", "now", "more"))
 RARE_SHARE = 0.005
 
 
@@ -177,9 +177,7 @@ def main(arguments: list[str]) -> int:
         )
     ]
     vague = sum(banned.values()) + sum(rare.values())
-    print(
-        f"names: {vague} of {sum(totals.values())} bindings are vague words ({vague / sum(totals.values()):.1%})"
-    )
+    print(f"names: {vague} of {len(bindings)} bindings are vague words ({vague / len(bindings):.1%})")
     for problem in problems:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
@@ -198,7 +196,7 @@ def _problems(folder: str, row: dict[str, int], allowed: dict[str, int]) -> Iter
                 f"see `python scripts/names.py --list {folder}` and say the thing's noun"
             )
         elif row[kind] < allowed[kind]:
-            yield f"{folder}: {row[kind]} {kind} names, {allowed[kind]} allowed: run `python scripts/names.py --write`"
+            yield f"{folder}: fewer {kind} names than its row: run `python scripts/names.py --write`"
 
 
 def _write(rows: dict[str, dict[str, int]], allowed: dict[str, dict[str, int]]) -> None:
