@@ -1,7 +1,7 @@
 """Vague names per folder, held by a ratchet: `make lint`, or `python scripts/names.py [--list FOLDER]`.
 
-A binding is a variable, a parameter or an attribute: what an assignment, a loop, `with ... as`, `except ... as`,
-an import alias, a function's parameters or a class's field gives a name to. The element of a comprehension
+A binding is a variable, a parameter or an attribute: what an assignment, a loop, `with ... as`,
+`except ... as`, an import alias, a parameter or a field gives a name to. The element of a comprehension
 that fits on one line is free. BANNED words never stand alone as a name; RARE ones are for exactly what they
 say (`first, *rest = rows`) and stay below RARE_SHARE of a folder's bindings.
 
@@ -22,47 +22,11 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "scripts/names.json"
-BANNED = frozenset(
-    [
-        "one",
-        "other",
-        "others",
-        "found",
-        "at",
-        "here",
-        "there",
-        "given",
-        "own",
-        "said",
-        "told",
-        "kept",
-        "known",
-        "made",
-        "some",
-        "most",
-        "least",
-        "where",
-        "whole",
-        "each",
-        "every",
-        "both",
-        "mine",
-        "ours",
-        "theirs",
-        "its",
-        "begun",
-        "done",
-        "seen",
-        "how",
-        "what",
-        "who",
-        "which",
-        "why",
-        "thing",
-        "it",
-        "them",
-    ]
-)
+BANNED_WORDS = """
+one other others found at here there given own said told kept known made some most least where whole each
+every both mine ours theirs its begun done seen how what who which why thing it them
+"""
+BANNED = frozenset(BANNED_WORDS.split())
 RARE = frozenset(("first", "last", "rest", "before", "after", "now", "more"))
 RARE_SHARE = 0.005
 
