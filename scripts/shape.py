@@ -1,7 +1,7 @@
 """The shape of the house in numbers, and its size held by a ratchet.
 
 `make shape` prints it. `python scripts/shape.py --check` (in `make lint`) fails where a folder weighs more
-than the larger of its budget (docs/DESIGN.md) and its row in scripts/shape.json: its size when the ratchet was
+than the larger of its budget (docs/DESIGN.md) and its row in scripts/shape.json: its size when the row was
 last set. Bytes, because lines can be made long. `--write` lowers the rows, never raises one; without a row
 above its budget the file goes.
 """
