@@ -6,14 +6,19 @@ CODE   := lab tests bench scripts
 # A torch without CUDA is enough here and much smaller; name another one (or an index) to use it.
 TORCH  ?= torch==2.13.0
 PIP    := $(BIN)/pip --disable-pip-version-check --quiet
+# Python compiles what is imported; compiling all of torch and its company beforehand doubles an install.
+INSTALL := $(PIP) install --no-compile
 
-.PHONY: demo test lint shape mutate format bench bench-semicrf schema clean images locks compose compose-up bake dockerfiles pin audit
+.PHONY: demo test test-long lint shape mutate format bench bench-semicrf schema clean images locks compose compose-up bake dockerfiles pin audit
 
 demo: $(VENV)/.demo  ## a real 2-rank sweep on this CPU, analysed; prints the path of its report
 	$(BIN)/lab run --quiet sweep -c 28,42 -t 256 --ranks 2
 
 test: $(VENV)/.test  ## all tests this machine can run; what is skipped says why
 	$(BIN)/python -m pytest $(PYTEST)
+
+test-long: $(VENV)/.test  ## the tests that search for minutes, too
+	LAB_TEST_LONG=1 $(BIN)/python -m pytest $(PYTEST)
 
 lint: $(VENV)/.test  ## ruff, mypy, the layers (import-linter), names and sizes, the workflows (zizmor)
 	$(BIN)/python scripts/names.py
@@ -120,10 +125,10 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install $(TORCH)
-	$(PIP) install -e '.[host,analysis,workload]'
+	$(INSTALL) $(TORCH)
+	$(INSTALL) -e '.[host,analysis,workload]'
 	touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.demo
-	$(PIP) install -e '.[host,analysis,workload,serve,query,mcp,test,dev]'
+	$(INSTALL) -e '.[host,analysis,workload,serve,query,mcp,test,dev]'
 	touch $@

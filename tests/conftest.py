@@ -103,6 +103,7 @@ NEEDS = {
     "browser": (lambda: any(map(shutil.which, BROWSERS)), "no Chromium here"),
     "gpu": (lambda: Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists(), "no GPU here"),
     "root": (lambda: os.geteuid() == 0, "needs root"),
+    "long": (lambda: bool(os.environ.get("LAB_TEST_LONG")), "takes minutes: set LAB_TEST_LONG=1"),
     "data": (SHARED.is_dir, f"the shared recordings are not at {SHARED}"),
 }
 

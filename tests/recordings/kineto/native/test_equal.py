@@ -387,6 +387,7 @@ def mutated(text: bytes, chance: random.Random) -> bytes:
     return bytes(found)
 
 
+@pytest.mark.long
 def test_thousands_of_mutations_are_never_read_differently(monkeypatch, tmp_path):
     chance = random.Random(20)
     text = json.dumps({"traceEvents": EVENTS}).encode()

@@ -180,6 +180,7 @@ def raw_bytes(tensor):
     return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()) if tensor.numel() else b""
 
 
+@pytest.mark.long
 @pytest.mark.torch
 @pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("g++")), reason="needs cmake and g++")
 def test_built_with_cmake_it_gives_the_results_of_python(tmp_path, monkeypatch):

@@ -412,6 +412,7 @@ def all_told():
     return counts, marks, g.seen, head.peaks, points, left, g.sentence(), [*p.model.parameters()]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(OLD, reason="this torch has no such hooks, and no short ways")
 def test_calm_steps_leave_what_they_leave_on_the_long_way(monkeypatch):
     short = all_told()
@@ -572,6 +573,7 @@ def interrupted_at(event, number):
     return trace, state
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("event", ["line", "call"])
 def test_an_interruption_at_any_line_around_a_forward_leaves_no_lane_open(event, monkeypatch):
     for module in ("guard.guard", "recorder"):
@@ -619,6 +621,7 @@ def test_a_reaction_raises_where_it_does_on_the_long_way(monkeypatch):
     assert short == stopped() and "forward of 5" in short
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("headroom", (0, 16))
 def test_calm_steps_hold_nothing_but_magnitudes(headroom):
     p = Program()

@@ -559,6 +559,7 @@ def test_weights_that_change_their_type_or_their_memory_stay_guarded():
     assert g.failed == 0 and (g.first.stage, g.first.step) == ("clipped", 6), g.sentence()
 
 
+@pytest.mark.long
 def test_a_guarded_step_frees_what_it_made():
     import gc
     import weakref

@@ -347,6 +347,7 @@ def test_the_program_gives_what_it_gives_unwatched(monkeypatch, name):
     assert outputs == expected
 
 
+@pytest.mark.long
 def test_both_ways_weigh_what_they_hold(monkeypatch):
     def make():
         return nn.Sequential(*(nn.Sequential(linear(), nn.ReLU()) for _ in range(80)))
@@ -736,6 +737,7 @@ UNUSUAL = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.skipif(reading() is None, reason="no C here")
 @pytest.mark.parametrize("kind", UNUSUAL)
 def test_what_is_read_from_memory_is_found_under_whatever_is_switched_on(kind):

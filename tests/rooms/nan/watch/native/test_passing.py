@@ -212,6 +212,7 @@ def test_below_zero_is_found_wherever_it_stands():
                 assert none([torch.ones(2), x]) == 0
 
 
+@pytest.mark.long
 def test_nothing_is_held_and_nothing_leaks(look):
     weight, tensors = nn.Parameter(torch.ones(4)), [torch.ones(3, 3).t() for _ in range(3)]
     weight.grad = torch.ones(4)
