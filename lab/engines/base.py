@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -89,10 +87,6 @@ class Engine(abc.ABC):
         raise UsageError(
             f"the {self.name} engine does not download", fix="lab fetch MODEL, with --image NAME or without"
         )
-
-    def starting(self, run: Run, steps: Sequence[Step]) -> AbstractContextManager[None]:
-        """Around the `run` of these steps: what they may share is made and ended here."""
-        return contextlib.nullcontext()
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         """What a plan says of how these GPUs will reach its steps, where something is missing."""

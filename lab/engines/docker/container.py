@@ -80,37 +80,6 @@ def start(
     return _start(client, fewer, name, labels, context, stdin, podman), [warning]
 
 
-def start_waiting(
-    client: docker.APIClient,
-    spec: ContainerSpec,
-    *,
-    name: str,
-    labels: Mapping[str, str],
-    context: Context,
-) -> tuple[str, Any]:
-    """Create and start a container that reads its standard input; -> its id and the connection to that.
-
-    When the connection closes, the container's input ends; when the container ends, the engine removes it.
-    """
-    with translated(context):
-        container = _create(client, spec, name, labels, reads=True, auto_remove=True)
-        try:
-            wire = client.attach_socket(container, params={"stdin": 1, "stream": 1})
-            client.start(container)
-        except FAILURES:
-            remove(client, container)
-            raise
-    return container, wire
-
-
-def runs(client: docker.APIClient, container: str, context: Context) -> bool:
-    with translated(context):
-        try:
-            return bool(client.inspect_container(container)["State"]["Running"])
-        except NotFound:
-            return False
-
-
 def _start(
     client: docker.APIClient,
     spec: ContainerSpec,
@@ -172,7 +141,6 @@ def _create(
     labels: Mapping[str, str],
     *,
     reads: bool,
-    auto_remove: bool = False,
 ) -> str:
     made = client.create_container(
         spec.image,
@@ -185,7 +153,7 @@ def _create(
         working_dir=spec.working_dir,
         stop_signal=spec.stop_signal,
         stdin_open=reads,
-        host_config=_host_config(client, spec) | ({"AutoRemove": True} if auto_remove else {}),
+        host_config=_host_config(client, spec),
     )
     return str(made["Id"])
 

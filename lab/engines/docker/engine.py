@@ -5,13 +5,11 @@ Plans and dry runs import this module, so the Docker SDK is imported only where 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,9 +25,9 @@ from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.base import Engine
 from lab.engines.docker.host import host_context
-from lab.engines.docker.labels import container_name, fingerprint, holder_labels, make_labels, readable_id
+from lab.engines.docker.labels import container_name, fingerprint, make_labels
 from lab.engines.docker.mounts import OPTION_OF, check_run_folder, checked
-from lab.engines.docker.nature import UNLIMITED, Nature, ask, how_gpus_reach, shares_network
+from lab.engines.docker.nature import UNLIMITED, Nature, ask, how_gpus_reach
 from lab.engines.docker.records import ImageRecords
 from lab.engines.docker.refusals import allowed
 from lab.engines.docker.site import site_for
@@ -52,15 +50,9 @@ if TYPE_CHECKING:
     from lab.engines.docker.client import Daemon
     from lab.engines.docker.container import End
     from lab.engines.docker.errors import Context
-    from lab.engines.docker.holder import Holders
 
 GRACE_S = 10.0
 ANALYSIS_IMAGE = "cpu"
-SHARED_FROM = 3  # as many steps repay the making of a holder
-HOLDER_NOTE = (
-    f"in a run of {SHARED_FROM} or more steps the network namespace is a sleeping container's, which steps "
-    "join one at a time; nothing but the loopback is in it"
-)
 PREVIEW_TIMEOUT_S = 30  # under load an engine is slow; a plan does not wait for one that hangs
 NOT_KNOWN = "no engine here said what it is: the plan is for a Docker that is not rootless and has no CDI"
 
@@ -85,7 +77,6 @@ class DockerEngine(Engine):
         self._mutex = threading.Lock()
         self._daemon: Daemon | None = None
         self._images = ImageRecords(image, self.daemon)
-        self._holders: Holders | None = None
 
     @classmethod
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
@@ -141,53 +132,19 @@ class DockerEngine(Engine):
         exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
         here = daemon.endpoint.startswith(("unix:", "http+unix:"))
         kills_before = oom_kills() if here else None
-        start = partial(
-            containers.start,
-            daemon.client,
-            stdin=stdin,
-            name=container_name(run, step),
-            context=context,
-            labels=make_labels(run, step.name, fingerprint(run, step), gpus, spec.image),
-            podman=daemon.endpoint if daemon.is_podman else None,
-        )
-        with (
-            LogWriter(run.log(step), on_line) as log,
-            self._network_around(exact, start) as (container, warnings),
-        ):
+        with LogWriter(run.log(step), on_line) as log:
+            container, warnings = containers.start(
+                daemon.client,
+                exact,
+                stdin=stdin,
+                name=container_name(run, step),
+                context=context,
+                labels=make_labels(run, step.name, fingerprint(run, step), gpus, spec.image),
+                podman=daemon.endpoint if daemon.is_podman else None,
+            )
             log.write(f"lab: {warning}" for warning in warnings)
             end = self._collect(daemon, container, step, log, context, stop, kills_before)
         return self._outcome(run, step, log, end, oom_kills_since(kills_before))
-
-    @contextlib.contextmanager
-    def starting(self, run: Run, steps: Sequence[Step]) -> Iterator[None]:
-        """Steps without network join the namespace of a sleeping container of the run.
-
-        On Docker as the system runs it only: a rootless engine or podman gives each its own.
-        """
-        from lab.engines.docker.holder import Holders
-        from lab.engines.docker.leftovers import discard_unstarted_holders
-
-        daemon = self.daemon()
-        if shares_network(daemon):
-            discard_unstarted_holders(run.root, daemon)
-        if len(steps) < SHARED_FROM or not shares_network(daemon):
-            yield
-            return
-        context = dataclasses.replace(self._context(daemon, run, steps[0]), step="network namespace")
-        holders = Holders(daemon.client, run=readable_id(run), labels=holder_labels(run), context=context)
-        self._holders = holders
-        try:
-            yield
-        finally:
-            self._holders = None
-            holders.close()
-
-    def _network_around(
-        self, spec: ContainerSpec, start: Callable[[ContainerSpec], tuple[str, list[str]]]
-    ) -> AbstractContextManager[tuple[str, list[str]]]:
-        if self._holders and spec.network_mode == "none":
-            return self._holders.around(spec, start)
-        return contextlib.nullcontext(start(spec))
 
     def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
         """Follow the container that an earlier driver left of this step, running or ended; None if there is
@@ -232,7 +189,7 @@ class DockerEngine(Engine):
         from lab.engines.docker.leftovers import stop_run
 
         stopped = stop_run(run.manifest.id, run_dir=run.root)
-        return [f"stopped {one.name} (step {one.step})" for one in stopped if not one.holder]
+        return [f"stopped {one.name} (step {one.step})" for one in stopped]
 
     def version(self) -> str | None:
         said = self.daemon().client.version()
@@ -281,10 +238,7 @@ class DockerEngine(Engine):
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         host = host_context(run_dir, gpus, self._nature)
-        spec = container_spec(self.image, step, gpus, host)
-        shared = spec.network_mode == "none" and (self._nature is None or shares_network(self._nature))
-        note = {"network_holder": HOLDER_NOTE} if shared else {}
-        return {**_shown(spec), **note}
+        return _shown(container_spec(self.image, step, gpus, host))
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         nature = self._nature

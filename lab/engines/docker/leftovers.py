@@ -69,18 +69,11 @@ def reap(
     for one in leftovers(daemon=daemon):
         if slurm_job is not None and one.slurm_job != slurm_job:
             continue
-        if (one.running and not (running or slurm_job or one.holder)) or not _abandoned(one):
+        if (one.running and not (running or slurm_job)) or not _abandoned(one):
             continue
         _end(daemon, GRACE_S, one)
         removed.append(one)
     return removed
-
-
-def discard_unstarted_holders(run_dir: Path, daemon: Daemon) -> None:
-    """Those of a run's dead drivers: killed before the start, they have no input whose end would end them."""
-    for one in leftovers(run_dir=run_dir, daemon=daemon):
-        if one.holder and one.state == "created" and not one.driver_alive:
-            _end(daemon, GRACE_S, one)
 
 
 def _end(daemon: Daemon, grace_s: float, one: Leftover) -> None:
@@ -98,8 +91,8 @@ def _abandoned(one: Leftover) -> bool:
     """Whether nobody waits for it: its driver is dead, its run has the step's outcome already, or is gone."""
     if not one.driver_alive:
         return True
-    if not one.run or one.holder:
-        return False  # its driver reads which lab an image holds, or starts further steps
+    if not one.run:
+        return False  # its driver reads which lab an image holds
     try:
         steps = Run.open(Path(one.run_dir)).manifest.steps
     except MissingError:

@@ -117,8 +117,3 @@ class _OverSocket(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
-
-
-def shares_network(engine: HasNature) -> bool:
-    """Whether containers of this engine can join another's network namespace: not across user namespaces."""
-    return not engine.is_podman and engine.user_mapping == "same"

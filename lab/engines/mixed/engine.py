@@ -5,8 +5,7 @@ Every call is passed on to the engine of the step's image; all of them are engin
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -75,13 +74,6 @@ class MixedEngine(Engine):
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         return self.of(step).preview(step, gpus, run_dir=run_dir)
-
-    @contextlib.contextmanager
-    def starting(self, run: Run, steps: Sequence[Step]) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for engine in self._all:
-                stack.enter_context(engine.starting(run, [step for step in steps if self.of(step) is engine]))
-            yield
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for engine in self._all for note in engine.notes(gpus)))

@@ -284,7 +284,7 @@ def _carry(source, target) -> None:
 
 @pytest.fixture
 def systems_engine() -> None:
-    """Skips on a rootless engine: no shared namespace, no stand-in hook, no limits on cgroup v1."""
+    """Skips on a rootless engine: no stand-in hook, no limits on cgroup v1."""
     nature = ask(endpoint_of(os.environ), 60)
     if nature and nature.user_mapping != "same":
         pytest.skip(f"the engine here is {nature.user_mapping}")
