@@ -20,14 +20,14 @@ ENGINES = {
     "local": "lab.engines.local.engine:LocalEngine",
     "docker": "lab.engines.docker.engine:DockerEngine",
     "slurm": "lab.engines.slurm.engine:SlurmEngine",
-    "mixed": "lab.engines.mixed.engine:MixedEngine",
+    "mixed": "lab.engines.mixed:MixedEngine",
 }
 
 
 def engine_class(name: str) -> type[Engine]:
     """Raises UsageError for an engine that lab does not have."""
     if name not in ENGINES:
-        raise UsageError(f"there is no engine {name!r}", fix=f"one of: {', '.join(ENGINES)}")
+        raise UsageError(f"unknown engine {name!r}", fix=f"one of: {', '.join(ENGINES)}")
     module, _, attribute = ENGINES[name].partition(":")
     return cast("type[Engine]", getattr(importlib.import_module(module), attribute))
 

@@ -210,5 +210,5 @@ def test_an_analysis_image_that_prints_no_findings_is_an_error_and_the_run_stays
 def test_an_engine_that_lab_does_not_have_is_refused(tmp_path):
     source = recording(tmp_path / "source", {"a": OK})
     made = experiment(source, tmp_path / "run", "a", quiet=True)
-    with pytest.raises(UsageError, match="there is no engine 'nosuch'"):
+    with pytest.raises(UsageError, match="unknown engine 'nosuch'"):
         drive(msgspec.structs.replace(made, options=msgspec.structs.replace(made.options, engine="nosuch")))

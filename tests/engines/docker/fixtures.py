@@ -28,12 +28,11 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.docker import leftovers as leftover_containers
-from lab.engines.docker.client import connect
+from lab.engines.docker.client import ask, connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.errors import Context
 from lab.engines.docker.labels import Leftover
 from lab.engines.docker.leftovers import leftovers
-from lab.engines.docker.nature import ask
 from lab.images.endpoint import endpoint_of
 from lab.images.spec import Devices, Image, MountRule
 from tests.conftest import ROOT
@@ -46,7 +45,6 @@ CONTEXT = Context(
     step="s",
     driver="535.1",
     run_dir="/runs/r",
-    option_of={"/data/gone": "HF_HOME"},
     present=lambda: "0 H100 GPU-7",
 )
 

@@ -67,9 +67,9 @@ def test_stopping_a_run_ends_and_removes_what_its_dead_driver_left(tmp_path):
     run = kill_driver_of(
         tmp_path / "r", shell("trap 'echo bye > s/bye; exit' INT; echo up; while :; do sleep 0.1; done")
     )
-    assert [one.step for one in stop_run(run.manifest.id, 10, run_dir=run.root)] == ["s"]
+    assert [one.step for one in stop_run(run.root, 10)] == ["s"]
     assert left_of(run) == [] and (run.root / "s/bye").read_text() == "bye\n"
-    assert stop_run(run.manifest.id, 10, run_dir=run.root) == []
+    assert stop_run(run.root, 10) == []
 
 
 def test_the_reaper_takes_what_ended_and_leaves_what_runs_unless_asked(tmp_path):

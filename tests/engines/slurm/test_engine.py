@@ -25,11 +25,11 @@ from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
 from lab.driver.execute import StepRunner
 from lab.engines.slurm import queue
-from lab.engines.slurm.cancel import cancel_run
 from lab.engines.slurm.engine import SlurmEngine
-from lab.engines.slurm.node import on_this_node
+from lab.engines.slurm.follow import cancel_run
 from lab.engines.slurm.records import read_jobs
 from lab.engines.slurm.submission import alike, setup, step_parameters
+from lab.engines.slurm.task import on_this_node
 from lab.errors import EngineError, GpuError, UsageError
 from lab.images import spec as images
 from lab.recordings.gpu_state import read_state
@@ -95,7 +95,7 @@ def until(true, seconds: float = 300.0) -> None:
 
 def test_a_login_node_without_slurm_is_told_so(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(EngineError, match="no Slurm login node"):
+    with pytest.raises(EngineError, match="not a Slurm login node"):
         queue.states(["1"])
 
 

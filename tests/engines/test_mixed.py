@@ -12,11 +12,10 @@ from lab.core.plan import Site
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
-from lab.engines import engine_for
+from lab.engines import engine_for, mixed
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.local.engine import LocalEngine
-from lab.engines.mixed import engine as mixed
-from lab.engines.mixed.engine import MixedEngine
+from lab.engines.mixed import MixedEngine
 from lab.errors import EngineError, GpuError, UsageError
 from lab.gpus.discover import Found
 from tests.core.test_manifest import a_manifest
@@ -128,7 +127,7 @@ def test_a_dry_run_without_gpus_shows_the_placeholders_of_the_image(monkeypatch)
 
 
 def test_an_image_for_gpus_that_are_not_here_is_an_error_before_the_first_step(monkeypatch):
-    for engine in ("docker.site", "local.engine"):
+    for engine in ("docker.host", "local.engine"):
         monkeypatch.setattr(f"lab.engines.{engine}.look", lambda: Found([]))
     with pytest.raises(GpuError, match="needs nvidia GPUs and none was found"):
         MixedEngine.prepare(Options(images=("cpu", "cuda")))

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +21,11 @@ from lab.core.gpu import Gpu
 from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
-from lab.engines.docker.host import host_context
-from lab.engines.docker.mounts import checked
-from lab.engines.docker.which_lab import with_lab
+from lab.engines.base import OnLine
+from lab.engines.docker.host import host_context, node_name
+from lab.engines.docker.image import with_lab
+from lab.engines.docker.refusals import checked
 from lab.engines.local.engine import LocalEngine
-from lab.engines.slurm.node import node_name
 from lab.errors import MissingError, UsageError
 from lab.gpus.selection import visible_env
 from lab.images.container import TMP, ContainerSpec, Mount, container_spec
@@ -53,9 +53,7 @@ class WrappedEngine(LocalEngine):
         )  # the container is told its GPUs, not apptainer or srun
         self.name, self.image = runtime, image
 
-    def run(
-        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         spec = checked(with_lab(self._spec(step, gpus, str(run.root.absolute())), run, step))
         with tempfile.TemporaryDirectory(prefix="lab-scratch-") as scratch:
             command = COMMANDS[self.name](spec, self.image.vendor, gpus, scratch)
@@ -138,7 +136,7 @@ def pyxis_image(ref: str) -> str:
 
 
 def _env(spec: ContainerSpec, vendor: str, gpus: Sequence[Gpu]) -> dict[str, str]:
-    """The container's variables. Both tools show it all of the job's GPUs, so it is told its own."""
+    """The container's variables. Both tools show it all of the job's GPUs, so these name its own."""
     return {**spec.env, **(visible_env(gpus, vendor) if gpus else {})}
 
 
