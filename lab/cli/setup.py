@@ -16,7 +16,7 @@ from lab.core.provenance import lab_with_content
 from lab.engines.docker.client import Nature, ask
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.host import device_gids
-from lab.engines.docker.image import lab_inside
+from lab.engines.docker.which_lab import lab_inside
 from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import Found, look

@@ -28,9 +28,7 @@ class Engine(abc.ABC):
     kind: Kind = Kind.measured  # what the numbers of its runs are
     holds_gpus: bool = True  # whether its steps need the site's GPUs to themselves
     runs_here: bool = True  # whether its steps are processes of this machine and read its caches
-    say: Callable[[str], None] = staticmethod(
-        lambda _: None
-    )  # the driver's: for a person, beside the steps' output
+    say: Callable[[str], None] = staticmethod(lambda _: None)  # set by the driver: a line for the person
 
     # From flags or a manifest to an engine
 
@@ -93,7 +91,7 @@ class Engine(abc.ABC):
         )
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-        """What a plan says of how these GPUs will reach its steps, where something is missing."""
+        """Sentences for the plan if these GPUs may not reach its steps."""
         return ()
 
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
@@ -113,7 +111,7 @@ class Engine(abc.ABC):
         return None
 
     def lab_used(self, lab: Lab) -> Used | None:
-        """Which copy of `ours` the steps import; None if no step is a process.
+        """Which copy of this host's `lab` the steps import; None if no step is a process.
 
         Raises UsageError where the steps would import another lab than this one.
         """
@@ -130,7 +128,7 @@ class Engine(abc.ABC):
         return None
 
     def lost(self, run: Run, step: Step) -> Outcome:
-        """What to record for a step that had begun and left nothing."""
+        """The outcome of a step that had begun and left nothing."""
         return Outcome(status=Status.failed, reason="ended without an outcome", started_utc=utc_now())
 
     def gpus_in_use(self) -> Collection[str]:
@@ -157,7 +155,7 @@ class Engine(abc.ABC):
         return None
 
     def run_analysis(self, run: Run, step: Step, lab: Lab, *, on_line: OnLine, stop: Stop) -> Outcome:
-        """`lab analyze` of `ours` on the run, read-only; its results are under /out in the step's folder."""
+        """Run this host's `lab analyze` on the run, read-only; results go below /out in the step's folder."""
         raise NotImplementedError
 
 
@@ -181,13 +179,7 @@ class QueueEngine(Protocol):
     """An engine with a scheduler of its own: it takes all steps at once and decides itself when each runs."""
 
     def run_all(
-        self,
-        run: Run,
-        steps: Sequence[Step],
-        *,
-        jobs: int,
-        on_line: Callable[[Step], OnLine],
-        stop: Stop,
+        self, run: Run, steps: Sequence[Step], *, jobs: int, on_line: Callable[[Step], OnLine], stop: Stop
     ) -> Iterator[tuple[Step, Outcome]]:
         """Submit `steps`, at most `jobs` of them at a time; yield each with its outcome as it ends."""
         ...

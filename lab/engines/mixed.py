@@ -19,7 +19,7 @@ from lab.core.stop import Stop
 from lab.engines.base import Engine, OnLine, Provenance
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.local.engine import LocalEngine
-from lab.errors import EngineError, GpuError
+from lab.errors import GpuError
 
 
 class MixedEngine(Engine):
@@ -44,14 +44,7 @@ class MixedEngine(Engine):
         return site, cls(base, engines)
 
     def of(self, step: Step) -> Engine:
-        if step.image is None:
-            return self.base
-        if step.image not in self.by_image:
-            raise EngineError(
-                f"step {step.name!r} names the image {step.image!r}, which this run does not have",
-                where=", ".join(self.by_image),
-            )
-        return self.by_image[step.image]
+        return self.base if step.image is None else self.by_image[step.image]
 
     @property
     def _all(self) -> list[Engine]:

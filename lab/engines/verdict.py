@@ -33,10 +33,8 @@ class Ending:
     tail: Sequence[str] = ()
     stopped_by: str | None = None  # "user", "timeout" or "stall" when lab itself ended it
     limit_s: float | None = None  # the limit that was hit
-    oom_kills: int | None = (
-        None  # processes that the host's out-of-memory killer took meanwhile; None: unknown
-    )
-    limit_hit: bool | None = None  # the container hit its own memory limit; None: no such limit, or unknown
+    oom_kills: int | None = None  # by the kernel on this host meanwhile; None: unknown
+    limit_hit: bool | None = None  # the container's own memory limit; None: it has none, or unknown
     missing: Sequence[str] = ()  # expected files that are not there
     peak_mem_bytes: int | None = None
 

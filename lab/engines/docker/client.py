@@ -13,7 +13,7 @@ import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from lab.core.gpu import Gpu
 from lab.errors import EngineError
@@ -61,7 +61,10 @@ def connect(env: Mapping[str, str] | None = None, *, timeout_s: int | None = Non
     env = os.environ if env is None else env
     endpoint = endpoint_of(env)
     if not endpoint.startswith(("unix://", "http+unix://")):
-        _refuse_address(endpoint)
+        raise EngineError(
+            f"DOCKER_HOST={endpoint} is not the socket of an engine of this machine",
+            fix="unset it, or write unix:///path/to/docker.sock: containers mount folders of this machine",
+        )
     with translated(Context(endpoint=endpoint)):
         # A base_url that is given keeps SDK 7.2 from following the CLI's context, as 7.1 never did.
         client = docker.APIClient(
@@ -76,18 +79,6 @@ def connect(env: Mapping[str, str] | None = None, *, timeout_s: int | None = Non
     if nature.user_mapping in ("rootless-docker", "rootless-podman"):
         _refuse_foreign_engine(endpoint)
     return Daemon(client=client, endpoint=endpoint, **vars(nature))
-
-
-def _refuse_address(endpoint: str) -> NoReturn:
-    if re.fullmatch(r"\s*(?:unix:)?/{0,2}/[^/\s]\S*\s*", endpoint):
-        path = endpoint.strip().removeprefix("unix:").lstrip("/")
-        raise EngineError(
-            f"DOCKER_HOST={endpoint} is not written as an engine's address", fix=f"DOCKER_HOST=unix:///{path}"
-        )
-    raise EngineError(
-        f"DOCKER_HOST={endpoint} is not an engine of this machine: containers would mount its folders",
-        fix="unset DOCKER_HOST, or run lab on that machine",
-    )
 
 
 def _refuse_foreign_engine(endpoint: str) -> None:

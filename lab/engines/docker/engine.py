@@ -26,12 +26,12 @@ from lab.core.stop import Stop
 from lab.engines.base import Engine, OnLine, Provenance
 from lab.engines.docker.client import UNLIMITED, Nature, ask, how_gpus_reach
 from lab.engines.docker.host import host_context, site_for
-from lab.engines.docker.image import ImageRecords, choose, with_lab
 from lab.engines.docker.labels import container_name, fingerprint, make_labels
 from lab.engines.docker.refusals import allowed, check_run_folder, checked
+from lab.engines.docker.which_lab import ImageRecords, choose, with_lab
 from lab.engines.output import LogWriter
-from lab.engines.verdict import Ending, oom_kills, oom_kills_since, outcome_of
-from lab.errors import EngineError, EngineLost, UsageError
+from lab.engines.verdict import oom_kills, oom_kills_since, outcome_of
+from lab.errors import EngineError, UsageError
 from lab.images import spec as images
 from lab.images.container import ContainerSpec, analysis_spec, container_spec, fetch_spec
 from lab.images.endpoint import endpoint_of
@@ -103,6 +103,7 @@ class DockerEngine(Engine):
         stdin: what it reads there; neither the engine nor any disk keeps it.
         """
         from lab.engines.docker import container as containers
+        from lab.engines.docker.follow import Watch
 
         daemon = self.daemon()
         spec = allowed(daemon, checked(spec))
@@ -117,17 +118,18 @@ class DockerEngine(Engine):
                 stdin=stdin,
                 name=container_name(run, step),
                 context=context,
-                labels=make_labels(run, step.name, fingerprint(run, step), gpus, spec.image),
+                labels=make_labels(run, step, gpus, spec.image),
             )
             log.write(f"lab: {warning}" for warning in warnings)
-            ending = self._collect(daemon, container, step, log, context, stop, kills_before)
+            watch = Watch(daemon, container, log, context, kills_before)
+            ending = watch.collect(step, stop, grace_s=self.grace_s)
         kills = oom_kills_since(kills_before) if ending.exit_code else 0  # else they were other containers'
         return outcome_of(run, step, log, dataclasses.replace(ending, oom_kills=kills))
 
     def attach(self, run: Run, step: Step, *, on_line: OnLine, stop: Stop) -> Outcome | None:
         """Its log is written again from its first line, so the caller must not `begin` the step again."""
         from lab.engines.docker.container import remove
-        from lab.engines.docker.follow import running_for
+        from lab.engines.docker.follow import Watch, running_for
         from lab.engines.docker.leftovers import leftovers
 
         daemon = self.daemon()
@@ -146,7 +148,8 @@ class DockerEngine(Engine):
             remove(daemon.client, leftover.container)
             return None
         with LogWriter(run.log(step), on_line) as log:
-            ending = self._collect(daemon, leftover.container, step, log, context, stop, oom_kills(), ran_s)
+            watch = Watch(daemon, leftover.container, log, context, oom_kills())
+            ending = watch.collect(step, stop, grace_s=self.grace_s, ran_s=ran_s)
         return outcome_of(run, step, log, ending)
 
     def image_record(self, ref: str | None = None) -> ImageRecord:
@@ -237,38 +240,6 @@ class DockerEngine(Engine):
         A plan is shown without an engine too; it then assumes one that is not rootless and has no CDI.
         """
         return self._connect() if self._connect else ask(endpoint_of(os.environ), PREVIEW_TIMEOUT_S)
-
-    def _collect(
-        self,
-        daemon: Daemon,
-        container: str,
-        step: Step,
-        log: LogWriter,
-        context: Context,
-        stop: Stop,
-        kills_before: int | None,
-        ran_s: float = 0.0,
-    ) -> Ending:
-        """Watch the container to its end and remove it in any case, unless the engine is lost.
-
-        kills_before: by this host's kernel for memory, before the container began; None if unknown.
-        """
-        from lab.engines.docker.container import remove
-        from lab.engines.docker.follow import Watch
-
-        context = dataclasses.replace(context, container=container)
-        lost = False
-        try:
-            watch = Watch(daemon.client, container, log, context, kills_before)
-            ending = watch.to_the_end(step, stop, grace_s=self.grace_s, ran_s=ran_s)
-            # Podman does not report that a container hit its memory limit.
-            return dataclasses.replace(ending, limit_hit=None) if daemon.is_podman else ending
-        except EngineLost:
-            lost = True
-            raise
-        finally:
-            if not lost and (problem := remove(daemon.client, container)):
-                log.write([f"lab: {problem}"])
 
     def _context(
         self, daemon: Daemon, run: Run, step: Step, ref: str = "", gpus: Sequence[Gpu] = ()

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import requests
 from docker.errors import APIError, DockerException
 
 from lab import errors
-from lab.errors import EngineError, EngineLost, GpuError, LabError
+from lab.errors import EngineError, EngineLost, LabError
 from lab.secrets import redact, secret_values
 
 if sys.version_info >= (3, 11):
@@ -42,17 +42,6 @@ def messages() -> dict[str, list[Row]]:
     return msgspec.convert(tomllib.loads(text), dict[str, list[Row]])
 
 
-def gpus_present() -> str:
-    """The GPUs of this machine in one line, for an error about one that is not present."""
-    from lab.gpus.discover import discover
-
-    try:
-        gpus = discover()
-    except GpuError as error:
-        return f"none can be listed: {error.what}"
-    return ", ".join(f"{gpu.number} {gpu.name} {gpu.uuid}" for gpu in gpus) or "none"
-
-
 @dataclass(frozen=True)
 class Context:
     """What lab was doing: what a reader needs besides the daemon's message."""
@@ -64,7 +53,6 @@ class Context:
     driver: str = ""  # NVIDIA's, on this host
     run_dir: str = ""
     container: str = ""  # set once there is one
-    present: Callable[[], str] = gpus_present
 
 
 @contextlib.contextmanager
@@ -118,15 +106,13 @@ def _by_row(text: str, context: Context, table: str) -> LabError | None:
 
 
 class _Fields(dict[str, str]):
-    """The values for a row's braces, looked up one by one: GPUs are listed only for a row that names them."""
+    """The values for a row's braces."""
 
     def __init__(self, context: Context, text: str, groups: Mapping[str, str | None]) -> None:
         super().__init__({name: value for name, value in groups.items() if value is not None}, text=text)
         self._context = context
 
     def __missing__(self, key: str) -> str:
-        if key == "present":
-            return self._context.present()
         return str(getattr(self._context, key)) or "unknown"
 
 

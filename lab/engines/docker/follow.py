@@ -10,6 +10,7 @@ drop them. The file is never rotated, so the count is exact.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import struct
 import threading
@@ -25,10 +26,12 @@ from docker.errors import APIError, DockerException, NotFound
 
 from lab.core.step import Step
 from lab.core.stop import Stop
+from lab.engines.docker.client import Daemon
+from lab.engines.docker.container import remove
 from lab.engines.docker.errors import FAILURES, Context, lost, translate, translated
 from lab.engines.output import LineSplitter, LogWriter
 from lab.engines.verdict import Ending, oom_kills_since
-from lab.errors import EngineError
+from lab.errors import EngineError, EngineLost
 
 POLL_S = 0.1  # how soon a limit or a Ctrl-C is noticed; the end of a container is noticed at once
 FOLLOW_AFTER_S = 0.25  # a step that ends sooner is read once, after its end
@@ -44,25 +47,34 @@ class Watch:
     """Follows a container that runs or has ended: its output into the log, its end into an Ending."""
 
     def __init__(
-        self,
-        client: docker.APIClient,
-        container: str,
-        log: LogWriter,
-        context: Context,
-        kills_before: int | None = None,
+        self, daemon: Daemon, container: str, log: LogWriter, context: Context, kills_before: int | None
     ) -> None:
-        self._client, self._container, self._log, self._context = client, container, log, context
-        self._kills_before = kills_before
+        """kills_before: by this host's kernel for memory, before the container began; None if unknown."""
+        client = daemon.client
+        self._client, self._container, self._log = client, container, log
+        self._context = dataclasses.replace(context, container=container)
+        self._is_podman, self._kills_before = daemon.is_podman, kills_before
         self._wait = _Call(lambda: client.wait(container))
         self._follower = LogFollower(client, container, log)
         self._stopping: _Call | None = None
 
-    def to_the_end(self, step: Step, stop: Stop, *, grace_s: float, ran_s: float = 0.0) -> Ending:
-        """Until it has ended and its last line is logged; limits and `stop` end it earlier.
+    def collect(self, step: Step, stop: Stop, *, grace_s: float, ran_s: float = 0.0) -> Ending:
+        """Follow it until its last line is logged, then remove it; limits and `stop` end it earlier.
 
         Raises EngineLost when the engine goes away meanwhile, EngineError when the container is removed
-        from outside.
+        from outside. Only a container of a lost engine is left, to be attached to later.
         """
+        is_lost = False
+        try:
+            return self._to_the_end(step, stop, grace_s, ran_s)
+        except EngineLost:
+            is_lost = True
+            raise
+        finally:
+            if not is_lost and (problem := remove(self._client, self._container)):
+                self._log.write([f"lab: {problem}"])
+
+    def _to_the_end(self, step: Step, stop: Stop, grace_s: float, ran_s: float) -> Ending:
         self._wait.start()
         if not self._wait.ended.wait(FOLLOW_AFTER_S):
             self._follower.start()
@@ -120,11 +132,13 @@ class Watch:
         if (began := _begun(state)) is None:  # podman reports only now that it could not start it
             text = state.get("Error") or "the container never started"
             raise translate(DockerException(text), context=self._context)
-        killed = bool(state.get("OOMKilled"))
+        limit_hit: bool | None = bool(state.get("OOMKilled"))
+        if self._is_podman or not (limit_hit or inspected["HostConfig"].get("Memory")):
+            limit_hit = None  # podman does not report it
         return Ending(
             exit_code=int(state["ExitCode"]),
             stopped_by=stopped_by,
-            limit_hit=killed if killed or inspected["HostConfig"].get("Memory") else None,
+            limit_hit=limit_hit,
             seconds=_lasted_s((moment(state["FinishedAt"]) - began).total_seconds(), watched_s),
             started_utc=began.isoformat(timespec="milliseconds"),
         )

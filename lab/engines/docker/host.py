@@ -22,7 +22,7 @@ from lab.images.container import HostContext
 from lab.images.preflight import refuse_unsuited
 from lab.images.spec import Image
 
-DEFAULT_NUM_GPUS = 8  # what a dry run assumes where there is no GPU
+DEFAULT_NUM_GPUS = 8  # assumed by a dry run on a machine without GPUs
 
 
 def site_for(image: Image, options: Options) -> Site:

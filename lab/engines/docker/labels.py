@@ -40,13 +40,13 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
         return self.state in ALIVE
 
 
-def make_labels(run: Run, step: str, fingerprint: str, gpus: Sequence[Gpu], ref: str) -> dict[str, str]:
+def make_labels(run: Run, step: Step, gpus: Sequence[Gpu], ref: str) -> dict[str, str]:
     return {
         "lab.run": run.manifest.id,
         "lab.run_dir": str(run.root.resolve()),
-        "lab.step": step,
+        "lab.step": step.name,
         "lab.gpus": ",".join(gpu.uuid for gpu in gpus),
-        "lab.fingerprint": fingerprint,
+        "lab.fingerprint": fingerprint(run, step),
         "lab.image": ref,
         **driver_labels(),
     }

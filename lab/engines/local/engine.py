@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from lab.core.gpu import PROMISE, Gpu
 from lab.core.hub import OFFLINE, offline_settings
 from lab.core.options import Options
@@ -63,8 +65,8 @@ class LocalEngine(Engine):
         return {"argv": self._argv(step), "cwd": run_dir, "env": env}
 
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
-        env = redact_env({**self._env(step, ()), **ONLINE}, secret_values())
-        return {"argv": self._argv(step), "cwd": run_dir, "env": env}
+        online = msgspec.structs.replace(step, env={**step.env, **ONLINE})
+        return self.preview(online, (), run_dir=run_dir)
 
     def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         return self._execute(run, step, self._env(step, gpus), on_line=on_line, stop=stop)

@@ -8,7 +8,6 @@ its jobs again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -99,13 +98,7 @@ class SlurmEngine(Engine):
         return next(self.run_all(run, [step], jobs=1, on_line=lambda _: on_line, stop=stop))[1]
 
     def run_all(
-        self,
-        run: Run,
-        steps: Sequence[Step],
-        *,
-        jobs: int,
-        on_line: Callable[[Step], OnLine],
-        stop: Stop,
+        self, run: Run, steps: Sequence[Step], *, jobs: int, on_line: Callable[[Step], OnLine], stop: Stop
     ) -> Iterator[tuple[Step, Outcome]]:
         """Submit all steps, at most `jobs` of them running at a time; yield each as it ends."""
         submitted = self.submit(run, steps, jobs=jobs)
@@ -116,7 +109,7 @@ class SlurmEngine(Engine):
         if job is None:
             return None
         trace = read_trace(trace_path(run.root, step.name))
-        if (trace is None or trace.outcome is None) and queue.states([job]).get(job) not in queue.LIVE:
+        if (trace is None or trace.outcome is None) and not queue.living([job]):
             return None
         return next(follow(run, {step.name: step}, {step.name: job}, lambda _: on_line, stop, self.say))[1]
 
@@ -162,7 +155,8 @@ class SlurmEngine(Engine):
         for group in alike(steps):
             tickets = [self._ticket(run, step) for step in group]
             for step in group:
-                _delete_traces(run.root, step)
+                for rank in range(step.nodes):  # an earlier attempt's would be taken for this one's
+                    trace_path(run.root, step.name, rank).unlink(missing_ok=True)
             with submitit_executor(run.root, step_parameters(self.options, group, jobs=jobs)) as executor:
                 encoded = [msgspec.json.encode(ticket).decode() for ticket in tickets]
                 submitted = executor.map_array(execute_step, encoded)
@@ -226,9 +220,3 @@ def _site(options: Options, image: Image | None) -> Site:
 def _record(image: Image | None) -> ImageRecord | None:
     """The image by its name: only a node knows its content."""
     return ImageRecord(name=image.name, ref=image.workload_ref or image.ref) if image else None
-
-
-def _delete_traces(root: Path, step: Step) -> None:
-    """What an earlier attempt left would be taken for this one's."""
-    for rank in range(step.nodes):
-        trace_path(root, step.name, rank).unlink(missing_ok=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -65,17 +65,13 @@ def follow(
                 job = listed.get(followed.job)
                 followed.update_queue_state(job.state if job else None, cancelled=asked_to_end)
             if not asked_to_end:
-                _give_up(waiting.values(), waits.look(listed, names, limits_s, asked_at))
+                given_up = waits.look(listed, names, limits_s, asked_at)
+                if given_up:  # a job that has begun meanwhile goes on
+                    queue.cancel(list(given_up), waiting_only=True)
+                for followed in waiting.values():
+                    followed.given_up = given_up.get(followed.job, followed.given_up)
         if waiting:
             time.sleep(POLL_S)
-
-
-def _give_up(steps: Collection[FollowedStep], reasons: Mapping[str, str]) -> None:
-    """Cancel jobs that have waited too long; one that has begun meanwhile goes on."""
-    if reasons:
-        queue.cancel(list(reasons), waiting_only=True)
-    for step in steps:
-        step.given_up = reasons.get(step.job, step.given_up)
 
 
 class FollowedStep:
@@ -169,8 +165,7 @@ def combined_outcome(run: Run, step: Step, traces: Sequence[Trace]) -> Outcome:
 
 def cancel_run(root: Path) -> list[str]:
     """End every job of a run that still lives; -> the jobs."""
-    jobs = list(read_jobs(root).of_step.values())
-    living = [job for job, state in queue.states(jobs).items() if state in queue.LIVE]
+    living = queue.living(list(read_jobs(root).of_step.values()))
     if living:
         end_gently(root, living)
     return living

@@ -50,9 +50,9 @@ def array_of(job: str) -> str:
     return job.split("_")[0]
 
 
-def states(jobs: Collection[str]) -> dict[str, str]:
-    """Job or array task -> its state alone."""
-    return {name: one.state for name, one in listed(jobs).items()}
+def living(jobs: Collection[str]) -> list[str]:
+    """Those of these jobs that have not ended."""
+    return [name for name, job in listed(jobs).items() if job.state in LIVE]
 
 
 def listed(jobs: Collection[str]) -> dict[str, Job]:

@@ -47,15 +47,9 @@ def execute_step(ticket_json: str) -> None:
     run = NodeRun(Run.open(root), rank)
     step = on_this_node(run.step(ticket.step))
     path = trace_path(root, ticket.step, rank)
-    trace = Trace(
-        attempt=ticket.attempt,
-        job=job_id(),
-        node=node_name(),
-        host=socket.gethostname(),
-        started_utc=utc_now(),
-    )
+    node, host, began = node_name(), socket.gethostname(), time.monotonic()
+    trace = Trace(attempt=ticket.attempt, job=job_id(), node=node, host=host, started_utc=utc_now())
     make_folder(path.parent)
-    began = time.monotonic()
     gpus: Sequence[Gpu] = ()
     try:
         gpus = task_gpus(step)
@@ -65,7 +59,9 @@ def execute_step(ticket_json: str) -> None:
         with watching_for_stop(stop_flag(root)) as stop:
             with sampled(gpus, run.folder(step), node=rank):
                 outcome = engine_of(ticket).run(run, step, gpus, on_line=lambda _: None, stop=stop)
-            outcome = blame_slurm(outcome, stop)
+            if stop.by_slurm and not outcome.ok:  # its SIGTERM reaches the step's processes, too
+                reason = "Slurm ended the job (SIGTERM)"
+                outcome = msgspec.structs.replace(outcome, status=Status.interrupted, reason=reason)
     except LabError as error:
         outcome = Outcome(
             status=Status.failed,
@@ -133,15 +129,8 @@ def watching_for_stop(flag: Path) -> Iterator[TaskStop]:
         yield stop
     finally:
         ended.set()
-        for number, old in handlers.items():
-            signal.signal(number, old)
-
-
-def blame_slurm(outcome: Outcome, stop: TaskStop) -> Outcome:
-    """Slurm's SIGTERM reaches the step's processes too: however they ended, it is the reason."""
-    if outcome.ok or not stop.by_slurm:
-        return outcome
-    return msgspec.structs.replace(outcome, status=Status.interrupted, reason="Slurm ended the job (SIGTERM)")
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def node_rank(env: Mapping[str, str] = os.environ) -> int:

@@ -45,7 +45,6 @@ CONTEXT = Context(
     step="s",
     driver="535.1",
     run_dir="/runs/r",
-    present=lambda: "0 H100 GPU-7",
 )
 
 REF = "lab-test/busybox:engine"

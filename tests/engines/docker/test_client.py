@@ -55,18 +55,12 @@ def test_an_engine_that_hangs_is_told_after_the_limit(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "host", ["tcp://10.0.0.1:2375", "ssh://me@there", "http://10.0.0.1:2375", "10.0.0.1:2375"]
+    "host", ["tcp://10.0.0.1:2375", "ssh://me@there", "10.0.0.1:2375", "/run/x.sock", "unix:/run/x.sock"]
 )
-def test_an_engine_on_another_machine_is_refused(host):
-    with pytest.raises(EngineError, match="not an engine of this machine"):
+def test_what_is_not_the_socket_of_an_engine_here_is_refused(host):
+    with pytest.raises(EngineError, match="not the socket of an engine of this machine") as caught:
         connect({"DOCKER_HOST": host})
-
-
-@pytest.mark.parametrize("host", ["/run/x.sock", "unix:/run/x.sock", " unix:///run/x.sock", "//run/x.sock"])
-def test_a_socket_that_is_not_written_as_an_address_is_told_how(host):
-    with pytest.raises(EngineError, match="not written as an engine's address") as caught:
-        connect({"DOCKER_HOST": host})
-    assert caught.value.fix == "DOCKER_HOST=unix:///run/x.sock"
+    assert "unix:///path" in str(caught.value)
 
 
 def test_an_address_without_a_path_is_none():

@@ -15,7 +15,7 @@ from lab.errors import BusyError, EngineError
 pytest.importorskip("docker")
 from lab.driver.execute import StepRunner
 from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.image import refuse_moved_tag
+from lab.engines.docker.which_lab import refuse_moved_tag
 from tests.engines.docker.fixtures import (  # noqa: F401
     REF,
     WHEEL,

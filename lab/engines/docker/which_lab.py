@@ -21,7 +21,7 @@ from lab.core.snapshot import step_env
 from lab.core.step import Step
 from lab.errors import EngineError, UsageError, writing
 from lab.images.acquire import TITLE_LABEL
-from lab.images.container import TMP, USERNS_MODE, ContainerSpec, Mount, UserMapping, least_spec, user_inside
+from lab.images.container import TMP, USERNS_MODE, ContainerSpec, Mount, least_spec, user_inside
 from lab.images.names import repository_of
 from lab.images.saved_checks import load_check, saved_path
 from lab.images.spec import Image
@@ -95,7 +95,8 @@ def choose(lab: Lab, image: ImageRecord, policy: HostLab) -> bool:
 
 def lab_inside(daemon: Daemon, image_id: str, python: str) -> Inside:
     """Hash the lab in the image of this content id, once: what an id stands for never changes."""
-    path = _cache_path(image_id, python)
+    program_hash = hashlib.sha256(f"{python}\0{PROGRAM}".encode()).hexdigest()[:8]
+    path = saved_path(image_id, f"lab.{program_hash}.json")
     try:
         return msgspec.json.decode(path.read_bytes(), type=Inside)
     except (OSError, msgspec.DecodeError):
@@ -114,7 +115,11 @@ def _ask(daemon: Daemon, image_id: str, python: str) -> Inside:
 
     context = Context(endpoint=daemon.endpoint, ref=image_id, step="which lab")
     name, labels = f"lab-which-{uuid.uuid4().hex[:12]}", {"lab.run_dir": "none", **driver_labels()}
-    spec = _spec(image_id, python, daemon.user_mapping)
+    mapping = daemon.user_mapping
+    user = user_inside(mapping, os.getuid(), os.getgid())
+    env = {"HOME": TMP, "PYTHONDONTWRITEBYTECODE": "1"}
+    spec = least_spec(image_id, (python, "-c", PROGRAM), user, USERNS_MODE[mapping], env, PIDS)
+    spec = msgspec.structs.replace(spec, tmpfs={TMP: "size=64m,mode=1777"})
     container, _ = containers.start(daemon, spec, name=name, context=context, labels=labels)
     try:
         with translated(context):
@@ -124,18 +129,6 @@ def _ask(daemon: Daemon, image_id: str, python: str) -> Inside:
         containers.remove(daemon.client, container)
     # A Python that cannot run this could not import a lab either.
     return msgspec.json.decode(printed, type=Inside) if code == 0 else Inside()
-
-
-def _spec(image_id: str, python: str, mapping: UserMapping) -> ContainerSpec:
-    user = user_inside(mapping, os.getuid(), os.getgid())
-    env = {"HOME": TMP, "PYTHONDONTWRITEBYTECODE": "1"}
-    nothing = least_spec(image_id, (python, "-c", PROGRAM), user, USERNS_MODE[mapping], env, PIDS)
-    return msgspec.structs.replace(nothing, tmpfs={TMP: "size=64m,mode=1777"})
-
-
-def _cache_path(image_id: str, python: str) -> Path:
-    program_hash = hashlib.sha256(f"{python}\0{PROGRAM}".encode()).hexdigest()[:8]
-    return saved_path(image_id, f"lab.{program_hash}.json")
 
 
 def _named(version: str | None, sha256: str | None) -> str:

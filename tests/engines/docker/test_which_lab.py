@@ -21,12 +21,11 @@ from lab.core.step import Status, Step
 from lab.core.stop import Stop
 from lab.driver.drive import drive, resume
 from lab.driver.execute import StepRunner
-from lab.engines.docker import image as docker_image
-from lab.engines.docker import leftovers
+from lab.engines.docker import leftovers, which_lab
 from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.image import Inside, choose, lab_inside
 from lab.engines.docker.labels import driver_labels
+from lab.engines.docker.which_lab import Inside, choose, lab_inside
 from lab.errors import StepFailed, UsageError
 from lab.images import spec as images
 from tests.core.test_manifest import a_manifest
@@ -127,7 +126,7 @@ def test_the_lab_in_an_image_is_hashed_in_it_once(image, stale, monkeypatch):
     engine = DockerEngine(image)
     inside = lab_inside(engine.daemon(), str(engine.image_record().id), "python3")
     assert inside == Inside(content_sha256(stale), "0.0.9")
-    monkeypatch.setattr(docker_image, "_ask", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(which_lab, "_ask", lambda *_: pytest.fail("asked again"))
     assert lab_inside(engine.daemon(), str(engine.image_record().id), "python3") == inside
     named = connect().client.containers(all=True, filters={"name": "lab-which-"})
     assert [one for one in named if one["Image"] == engine.image_record().id] == []
