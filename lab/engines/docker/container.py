@@ -22,7 +22,7 @@ from lab.errors import EngineError
 from lab.images.command_line import arguments_of
 from lab.images.container import ContainerSpec
 
-NO_MEMLOCK = "error setting rlimit type 8"
+NO_MEMLOCK = "error setting rlimit type 8"  # of a dockerd without CAP_SYS_RESOURCE
 PODMAN_TIMEOUT_S = 120
 # Fields of ContainerSpec that have the same name in the SDK's create_host_config.
 SAME_LISTS = ("group_add", "security_opt", "cap_drop", "cap_add")

@@ -235,10 +235,7 @@ class DockerEngine(Engine):
 
     @cached_property
     def _nature(self) -> Nature | None:
-        """Asked once for all steps of a plan, and without Docker's SDK.
-
-        A plan is shown without an engine too; it then assumes one that is not rootless and has no CDI.
-        """
+        """Asked once per plan, without Docker's SDK; a plan is shown without an engine, too."""
         return self._connect() if self._connect else ask(endpoint_of(os.environ), PREVIEW_TIMEOUT_S)
 
     def _context(

@@ -1,11 +1,11 @@
 """A container followed to its end: its output from the first byte to the last, its limits, how it ended.
 
 The daemon keeps both streams in one file in the order in which they came, so one connection delivers them
-in that order and nothing needs merging. Following serves the live output only: a stream may break, hang on
-a container that ends fast, or (engine 20.10) end without a last line that has no newline. So the end of the
-log is read once more after the container has ended. Entries that came already are skipped by count, not by
-time: all pieces of one long line (such as a progress bar) carry the time of the first, and `since` would
-drop them. The file is never rotated, so the count is exact.
+in that order. Following serves the live output only: a stream may break, hang on a container that ends fast
+(docker/docker-py#3084), or (engine 20.10) end without a last line that has no newline. So the end of the log
+is read once more after the container has ended. Entries that came already are skipped by count, not by time:
+all pieces of one long line (such as a progress bar) carry the time of the first, and `since` would drop them.
+The file is never rotated, so the count is exact.
 """
 
 from __future__ import annotations

@@ -104,6 +104,7 @@ def refuse_system_folder(real: Path, option: str) -> None:
 
 def allowed(daemon: Daemon, spec: ContainerSpec) -> ContainerSpec:
     """The spec as it is. Raises GpuError for GPUs that it cannot reach, UsageError for paths not in UTF-8."""
+    # podman would run the step without a GPU, and say nothing (containers/podman#22645).
     if daemon.is_podman and any(request.driver == "nvidia" for request in spec.device_requests):
         raise GpuError(
             f"the engine at {daemon.endpoint} is podman, which gives NVIDIA GPUs by CDI only, and no CDI "
