@@ -1,6 +1,6 @@
 """Steps of one run in several images, or some in an image and others in this environment.
 
-Every call is passed on to the engine of the step's image; all of them are engines of this machine.
+Every call goes to the engine of the step's image, on this machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lab.core.stop import Stop
 from lab.engines.base import Engine, OnLine, Provenance
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.local.engine import LocalEngine
-from lab.errors import GpuError
+from lab.errors import EngineError, GpuError
 
 
 class MixedEngine(Engine):
@@ -37,14 +37,17 @@ class MixedEngine(Engine):
         site, base = (DockerEngine if options.image else LocalEngine).prepare(alone)
         engines: dict[str, Engine] = {}
         for name in dict.fromkeys(options.images):
-            # The base alone analyses the run.
-            flags = msgspec.structs.replace(alone, image=name, analysis="host")
+            flags = msgspec.structs.replace(alone, image=name, analysis="host")  # the base analyses the run
             image_site, engines[name] = DockerEngine.prepare(flags)
             site = _common_site(site, image_site, options.image or "this environment", name)
         return site, cls(base, engines)
 
     def of(self, step: Step) -> Engine:
-        return self.base if step.image is None else self.by_image[step.image]
+        if step.image is None:
+            return self.base
+        if step.image not in self.by_image:
+            raise EngineError(f"step {step.name!r} names an image that its run does not have: {step.image}")
+        return self.by_image[step.image]
 
     @property
     def _all(self) -> list[Engine]:

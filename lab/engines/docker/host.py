@@ -26,9 +26,7 @@ DEFAULT_NUM_GPUS = 8  # assumed by a dry run on a machine without GPUs
 
 
 def site_for(image: Image, options: Options) -> Site:
-    """Raises GpuError for a GPU that is not present or not served by the image, UsageError for GPUs that a
-    CPU-only image cannot use.
-    """
+    """Raises GpuError for GPUs that are absent or not served, UsageError for any with a CPU-only image."""
     if image.vendor == "none":
         if options.gpus not in ("all", "none"):
             raise UsageError(

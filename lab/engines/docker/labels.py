@@ -1,4 +1,4 @@
-"""What the name and labels of a container tell a later process, which may follow it again or remove it."""
+"""Name and labels of a container, by which a later process finds it, to follow it again or remove it."""
 
 from __future__ import annotations
 

@@ -130,8 +130,7 @@ class LocalEngine(Engine):
 def _inherited(env: Mapping[str, str]) -> dict[str, str]:
     """The caller's environment without the Hub's token and without masks of GPUs.
 
-    Only a fetch gets the token, on its standard input. A step's own mask counts GPUs from the first, so that
-    another mask would hide them.
+    Only a fetch gets the token, on its standard input. A mask inherited beside a step's own would hide GPUs.
     """
     return {name: value for name, value in env.items() if name not in (*TOKEN_VARIABLES, *MASKS)}
 

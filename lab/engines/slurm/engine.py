@@ -114,8 +114,7 @@ class SlurmEngine(Engine):
         return next(follow(run, {step.name: step}, {step.name: job}, lambda _: on_line, stop, self.say))[1]
 
     def lost(self, run: Run, step: Step) -> Outcome:
-        job = read_jobs(run.root).of_step.get(step.name, "")
-        return lost_outcome(job, cancelled=False)
+        return lost_outcome(read_jobs(run.root).of_step.get(step.name, ""), cancelled=False)
 
     def gpus_seen(self, run: Run) -> tuple[Gpu, ...]:
         """The GPUs of the first step that has run: what the plan's placeholders stood for."""
