@@ -1,4 +1,4 @@
-"""Slurm's own commands: which jobs live, how one ended, and how to cancel them."""
+"""Slurm's own commands: which jobs live, how one ended, how to cancel."""
 
 from __future__ import annotations
 
