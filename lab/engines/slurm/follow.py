@@ -1,4 +1,4 @@
-"""Jobs of a run followed to their end (their logs as they grow, an outcome per step), or cancelled."""
+"""Jobs of a run followed to their end (logs as they grow, an outcome per step), or cancelled."""
 
 from __future__ import annotations
 
