@@ -140,7 +140,7 @@ def gpu_env(name: str, gpus: str) -> None:
     env $(lab images gpu-env rocm70) docker compose -f compose/compose.yaml --profile rocm70 up
     """
     from lab.core.options import Options
-    from lab.engines.docker.site import site_for
+    from lab.engines.docker.host import site_for
     from lab.images.compose import gpu_environment
 
     image = spec.load(name)
@@ -178,7 +178,7 @@ def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: boo
 
     Each container gets what `lab run` would give it. Exit code 0: all of it ran.
     """
-    from lab.engines.docker.nature import Nature, ask
+    from lab.engines.docker.client import Nature, ask
     from lab.images import smoke as imagesmoke
 
     nature = ask(endpoint_of(os.environ), ANSWER_S) or Nature()

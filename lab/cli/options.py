@@ -23,12 +23,6 @@ PLACE: list[Decorator] = [
         type=click.Choice([name for name in ENGINES if name != "mixed"]),
         help="[default: docker with --image, else local]",
     ),
-    click.option(
-        "--recording",
-        type=click.Path(path_type=Path),
-        metavar="RUN",
-        help="[recorded] The run that is played back: its outcomes, output and files, without a process.",
-    ),
 ]
 SLURM: list[Decorator] = [
     click.option("--partition", help="[Slurm] Where to queue the steps. [default: the site's]"),
@@ -130,21 +124,13 @@ def make_options(as_json: bool = False, **flags: Any) -> Options:
     """The flags as values. Raises UsageError for an option of an engine that was not asked for."""
     engine = flags.get("engine")
     slurm = {name: flags.pop(name) for name in SlurmOptions.__struct_fields__ if name in flags}
-    of_engine = {
-        "slurm": {**slurm, **_some(flags, "detach", "vendor")},
-        "recorded": _some(flags, "recording"),
-    }
-    for name, values in of_engine.items():
-        given = [option for option, value in values.items() if value not in UNSET]
-        if given and engine != name:
-            raise UsageError(
-                f"--{_flag(given[0])} is an option of the {name} engine", fix=f"add --engine {name}"
-            )
+    of_slurm = {**slurm, "detach": flags.get("detach"), "vendor": flags.get("vendor")}
+    set_flags = [option for option, value in of_slurm.items() if value not in UNSET]
+    if set_flags and engine != "slurm":
+        raise UsageError(
+            f"--{_flag(set_flags[0])} is an option of the slurm engine", fix="add --engine slurm"
+        )
     return Options(json=as_json, slurm=SlurmOptions(**slurm) if engine == "slurm" else None, **flags)
-
-
-def _some(flags: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: flags.get(name) for name in names}
 
 
 def _flag(name: str) -> str:

@@ -72,8 +72,7 @@ def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
         click.echo(msgspec.json.encode(removed).decode())
         return
     for one in removed:
-        what = "its network" if one.holder else f"step {one.step}"
-        click.echo(f"removed {one.name} ({one.state}, run {one.run_dir}, {what})")
+        click.echo(f"removed {one.name} ({one.state}, run {one.run_dir}, step {one.step})")
     click.echo(f"{len(removed)} removed", err=True)
 
 

@@ -13,9 +13,9 @@ import lab
 from lab.core.checkup import Check
 from lab.core.gpu import Gpu
 from lab.core.provenance import lab_with_content
+from lab.engines.docker.client import Nature, ask
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.host import device_gids
-from lab.engines.docker.nature import Nature, ask
 from lab.engines.docker.which_lab import lab_inside
 from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names

@@ -47,4 +47,3 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     slurm: SlurmOptions | None = None  # with --engine slurm
     vendor: str | None = None  # of the Slurm nodes' GPUs, where no image says it
     detach: bool = False  # submit a job that waits for the steps and analyses them
-    recording: Path | None = None  # with --engine recorded: the run that is played back

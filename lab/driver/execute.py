@@ -56,8 +56,7 @@ class StepRunner:
         waiting, free = list(steps), list(gpus)
         running: dict[Future[None], list[Gpu]] = {}
         trouble: LabError | None = None
-        together = self.engine.starting(self.run, steps)
-        with together, ThreadPoolExecutor(jobs, thread_name_prefix="lab-step") as pool:
+        with ThreadPoolExecutor(jobs, thread_name_prefix="lab-step") as pool:
             while waiting or running:
                 go_on = not self.stop.is_set() and trouble is None
                 while go_on and waiting and len(running) < jobs:

@@ -1,4 +1,4 @@
-"""Engines run steps: here (`local`), in containers (`docker`), on a cluster (`slurm`), or from a recording;
+"""Engines run steps: here (`local`), in containers (`docker`), or on a cluster (`slurm`);
 `mixed` runs each step in the image that it names, and the others wherever the flags say.
 
 Each is a class behind one protocol (`base`). The driver picks one by flags or by a run's manifest, and never
@@ -20,15 +20,14 @@ ENGINES = {
     "local": "lab.engines.local.engine:LocalEngine",
     "docker": "lab.engines.docker.engine:DockerEngine",
     "slurm": "lab.engines.slurm.engine:SlurmEngine",
-    "recorded": "lab.engines.recorded.engine:RecordedEngine",
-    "mixed": "lab.engines.mixed.engine:MixedEngine",
+    "mixed": "lab.engines.mixed:MixedEngine",
 }
 
 
 def engine_class(name: str) -> type[Engine]:
     """Raises UsageError for an engine that lab does not have."""
     if name not in ENGINES:
-        raise UsageError(f"there is no engine {name!r}", fix=f"one of: {', '.join(ENGINES)}")
+        raise UsageError(f"unknown engine {name!r}", fix=f"one of: {', '.join(ENGINES)}")
     module, _, attribute = ENGINES[name].partition(":")
     return cast("type[Engine]", getattr(importlib.import_module(module), attribute))
 

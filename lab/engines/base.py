@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
@@ -19,6 +17,9 @@ from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
 from lab.errors import GpuError, UsageError
 
+OnLine = Callable[[str], None]
+Provenance = tuple[ImageRecord | None, dict[str, Any] | None]  # the image, and what its containers get
+
 
 class Engine(abc.ABC):
     """What lab asks of an engine. The defaults are those of one whose steps cannot outlive their driver."""
@@ -27,9 +28,7 @@ class Engine(abc.ABC):
     kind: Kind = Kind.measured  # what the numbers of its runs are
     holds_gpus: bool = True  # whether its steps need the site's GPUs to themselves
     runs_here: bool = True  # whether its steps are processes of this machine and read its caches
-    say: Callable[[str], None] = staticmethod(
-        lambda _: None
-    )  # the driver's: for a person, beside the steps' output
+    say: Callable[[str], None] = staticmethod(lambda _: None)  # set by the driver: a line for the person
 
     # From flags or a manifest to an engine
 
@@ -47,28 +46,31 @@ class Engine(abc.ABC):
 
         Raises GpuError where those GPUs cannot be had, UsageError for other ones: the manifest names one set.
         """
-        image = run.manifest.image.name if run.manifest.image else None
-        images = tuple(one.name for one in run.manifest.images)
-        began = run.manifest.gpus
-        gpus = (",".join(gpu.uuid for gpu in began) or "none") if options.gpus == "all" else options.gpus
-        flags = {"image": image, "images": images, "engine": cls.name, "gpus": gpus}
+        manifest = run.manifest
+        uuids = ",".join(gpu.uuid for gpu in manifest.gpus) or "none"
+        flags: dict[str, Any] = {
+            "image": manifest.image.name if manifest.image else None,
+            "images": tuple(record.name for record in manifest.images),
+            "engine": cls.name,
+            "gpus": uuids if options.gpus == "all" else options.gpus,
+        }
+        if manifest.lab.used == "mounted" and options.host_lab == "auto":
+            flags["host_lab"] = "mount"  # it began with this host's lab in its images
         try:
-            found = cls.prepare(msgspec.structs.replace(options, **flags))
+            site, engine = cls.prepare(msgspec.structs.replace(options, **flags))
         except GpuError as error:
             raise GpuError(
                 f"the run goes on only with the GPUs that it began with: {error.what}",
                 where=error.where,
                 fix="make them visible again, or start a new run",
             ) from error
-        refuse_other_gpus(began, found[0].gpus)
-        return found
+        refuse_other_gpus(manifest.gpus, site.gpus)
+        return site, engine
 
     # Steps
 
     @abc.abstractmethod
-    def run(
-        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         """Run one step on these GPUs until it has ended and its processes are gone.
 
         When `stop` is set: end it gracefully, as `interrupted`. A step that fails is an Outcome; raises
@@ -79,9 +81,7 @@ class Engine(abc.ABC):
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         """Exactly what `run` would start, as plain data. Touches nothing."""
 
-    def fetch(
-        self, run: Run, step: Step, *, stdin: bytes, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def fetch(self, run: Run, step: Step, *, stdin: bytes, on_line: OnLine, stop: Stop) -> Outcome:
         """Run one step that downloads: with the network and a writable cache of models, without GPUs.
 
         stdin: what the step reads there (the token). It must be written to no file, log or record.
@@ -90,21 +90,15 @@ class Engine(abc.ABC):
             f"the {self.name} engine does not download", fix="lab fetch MODEL, with --image NAME or without"
         )
 
-    def starting(self, run: Run, steps: Sequence[Step]) -> AbstractContextManager[None]:
-        """Around the `run` of these steps: what they may share is made and ended here."""
-        return contextlib.nullcontext()
-
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
-        """What a plan says of how these GPUs will reach its steps, where something is missing."""
+        """Sentences for the plan if these GPUs may not reach its steps."""
         return ()
 
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
         """Exactly what `fetch` would start, as plain data, without its input."""
         return self.preview(step, (), run_dir=run_dir)
 
-    def provenance(
-        self, run_dir: str, gpus: Sequence[Gpu]
-    ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
+    def provenance(self, run_dir: str, gpus: Sequence[Gpu]) -> Provenance:
         """The image, and what its containers get (uid, gid, mounts). Raises EngineError if it is not here."""
         return None, None
 
@@ -113,11 +107,11 @@ class Engine(abc.ABC):
         return ()
 
     def version(self) -> str | None:
-        """What the engine says of itself, for the manifest; None: it is no program of its own."""
+        """The engine's own version, for the manifest; None if it is part of lab."""
         return None
 
-    def lab_used(self, ours: Lab) -> Used | None:
-        """Which copy of `ours` the steps import; None if no step is a process.
+    def lab_used(self, lab: Lab) -> Used | None:
+        """Which copy of this host's `lab` the steps import; None if no step is a process.
 
         Raises UsageError where the steps would import another lab than this one.
         """
@@ -129,12 +123,12 @@ class Engine(abc.ABC):
 
     # What an earlier driver left
 
-    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
+    def attach(self, run: Run, step: Step, *, on_line: OnLine, stop: Stop) -> Outcome | None:
         """Follow what an earlier driver left of this step, running or ended; None if there is nothing."""
         return None
 
     def lost(self, run: Run, step: Step) -> Outcome:
-        """What to record for a step that had begun and left nothing."""
+        """The outcome of a step that had begun and left nothing."""
         return Outcome(status=Status.failed, reason="ended without an outcome", started_utc=utc_now())
 
     def gpus_in_use(self) -> Collection[str]:
@@ -160,25 +154,22 @@ class Engine(abc.ABC):
         """The image in which `run_analysis` analyses this engine's runs; None: this process analyses them."""
         return None
 
-    def run_analysis(
-        self, run: Run, step: Step, ours: Lab, *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
-        """`lab analyze` of `ours` on the run, read-only; its results are under /out in the step's folder."""
+    def run_analysis(self, run: Run, step: Step, lab: Lab, *, on_line: OnLine, stop: Stop) -> Outcome:
+        """Run this host's `lab analyze` on the run, read-only; results go below /out in the step's folder."""
         raise NotImplementedError
 
 
-def refuse_other_gpus(then: Sequence[Gpu], now: Sequence[Gpu]) -> None:
+def refuse_other_gpus(recorded: Sequence[Gpu], present: Sequence[Gpu]) -> None:
     """Raises UsageError for GPUs, or a driver of them, that are not those that a run's manifest names."""
-
-    def named(gpus: Sequence[Gpu]) -> str:
-        texts = (f"{gpu.uuid} (driver {gpu.driver or 'unknown'})" for gpu in gpus)
-        return ", ".join(sorted(texts)) or "no GPU"
-
-    if named(then) != named(now):
+    recorded_text, present_text = (
+        ", ".join(sorted(f"{gpu.uuid} (driver {gpu.driver or 'unknown'})" for gpu in gpus)) or "no GPU"
+        for gpus in (recorded, present)
+    )
+    if recorded_text != present_text:
         raise UsageError(
             "this run began with other GPUs, or another driver, and its results would not be comparable "
             "with new ones",
-            where=f"{named(then)} then; {named(now)} now",
+            where=f"{recorded_text} then; {present_text} now",
             fix="start a new run, in another --output-dir",
         )
 
@@ -188,13 +179,7 @@ class QueueEngine(Protocol):
     """An engine with a scheduler of its own: it takes all steps at once and decides itself when each runs."""
 
     def run_all(
-        self,
-        run: Run,
-        steps: Sequence[Step],
-        *,
-        jobs: int,
-        on_line: Callable[[Step], Callable[[str], None]],
-        stop: Stop,
+        self, run: Run, steps: Sequence[Step], *, jobs: int, on_line: Callable[[Step], OnLine], stop: Stop
     ) -> Iterator[tuple[Step, Outcome]]:
         """Submit `steps`, at most `jobs` of them at a time; yield each with its outcome as it ends."""
         ...

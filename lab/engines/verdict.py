@@ -1,13 +1,16 @@
-"""From how a process ended to an Outcome in words, the same for every engine."""
+"""From how a process ended to its Outcome, the same for every engine."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lab.core.step import Outcome, Status
+from lab.core.run import Run
+from lab.core.step import Outcome, Status, Step
+from lab.engines.output import LogWriter, last_log_lines
+from lab.errors import storage_error
 
 # What frameworks print when memory runs out; torch on CUDA, HIP and CPU, and torchrun about a killed worker.
 GPU_OOM = re.compile(
@@ -27,15 +30,28 @@ class Ending:
     exit_code: int
     seconds: float
     started_utc: str
-    tail: Sequence[str]
+    tail: Sequence[str] = ()
     stopped_by: str | None = None  # "user", "timeout" or "stall" when lab itself ended it
     limit_s: float | None = None  # the limit that was hit
-    oom_kills: int | None = (
-        None  # processes that the host's out-of-memory killer took meanwhile; None: unknown
-    )
-    limit_hit: bool | None = None  # the container hit its own memory limit; None: no such limit, or unknown
+    oom_kills: int | None = None  # by the kernel on this host meanwhile; None: unknown
+    limit_hit: bool | None = None  # the container's own memory limit; None: it has none, or unknown
     missing: Sequence[str] = ()  # expected files that are not there
     peak_mem_bytes: int | None = None
+
+
+def outcome_of(run: Run, step: Step, log: LogWriter, ending: Ending) -> Outcome:
+    """Judge a step that has ended, with its last lines. Raises StorageError if its log is incomplete."""
+    if log.error is not None:
+        raise storage_error(log.error, run.log(step)) from log.error
+    failed = ending.exit_code != 0
+    return judge(
+        replace(
+            ending,
+            limit_s=step.stall_timeout_s if ending.stopped_by == "stall" else step.timeout_s,
+            tail=[*log.tail, *(last_log_lines(run, step) if failed else [])],
+            missing=() if failed else run.missing(step),
+        )
+    )
 
 
 def judge(ending: Ending) -> Outcome:
@@ -72,8 +88,8 @@ def _ended_by_itself(ending: Ending) -> tuple[Status, str]:
     if GPU_OOM.search(text):
         return Status.oom, "the GPU ran out of memory"
     if killed and ending.oom_kills and ending.limit_hit is False:  # engines lose the news now and then
-        where = "at its memory limit, which the engine does not report, or as the host ran out of memory"
-        return Status.oom, f"the kernel killed a process of the step: {where}"
+        limit = "at its memory limit, which the engine does not report, or as the host ran out of memory"
+        return Status.oom, f"the kernel killed a process of the step: {limit}"
     if HOST_OOM.search(text) or (killed and ending.oom_kills):
         return Status.oom, "the host ran out of memory: the kernel killed a process of the step"
     if killed:
@@ -128,6 +144,6 @@ def oom_kills() -> int | None:
         return None
 
 
-def oom_kills_since(before: int | None) -> int | None:
-    now = oom_kills()
-    return None if before is None or now is None else now - before
+def oom_kills_since(earlier_kills: int | None) -> int | None:
+    kills = oom_kills()
+    return None if earlier_kills is None or kills is None else kills - earlier_kills

@@ -33,7 +33,6 @@ HUB_CACHE = "/hf"
 ALONE = "lab"
 # For NVIDIA's runtime where it is the engine's default: many images of CUDA ask it for all GPUs.
 NO_GPUS = {"NVIDIA_VISIBLE_DEVICES": "void"}
-HOLDER_PIDS = 64  # runc's threads count too
 KEPT_HERE = re.compile(r"_VISIBLE_DEVICES$|_(HOME|PATH|PATH64|ROOT|DIR|FILE|VERSION)$")
 
 # How the users in an engine's containers relate to the host's: the same numbers; root inside is the caller
@@ -182,22 +181,6 @@ def fetch_spec(image: Image, step: Step, host: HostContext) -> ContainerSpec:
     )
 
 
-def holder_spec(spec: ContainerSpec) -> ContainerSpec:
-    """The container that does nothing but hold a network namespace for containers of `spec` to join.
-
-    It ends with its standard input. Pure.
-    """
-    nothing = least_spec(spec.image, ("cat",), spec.user, spec.userns_mode, NO_GPUS, HOLDER_PIDS)
-    return msgspec.structs.replace(
-        nothing,
-        network_mode=spec.network_mode,
-        hostname=spec.hostname,
-        extra_hosts=spec.extra_hosts,
-        init=False,  # an image without this program is then an error at the start
-        stop_signal="SIGKILL",
-    )
-
-
 def least_spec(
     image: str,
     command: tuple[str, ...],
@@ -229,11 +212,6 @@ def least_spec(
         ulimits={},
         working_dir="/",
     )
-
-
-def joined(spec: ContainerSpec, holder: str) -> ContainerSpec:
-    """`spec` in the network namespace of the container `holder`, whose name and hosts it then has."""
-    return msgspec.structs.replace(spec, network_mode=f"container:{holder}", hostname=None, extra_hosts={})
 
 
 def network_settings(host_env: Mapping[str, str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from lab.core.plan import Experiment, Plan, Site
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
 from tests.core.test_manifest import a_manifest
+from tests.engines.recorded_engine import RecordedEngine
 
 OK = Outcome(status=Status.ok, exit_code=0, seconds=1.5, started_utc="2026-01-01T00:00:00+00:00")
 KILLED = Outcome(
@@ -43,7 +44,6 @@ def experiment(source: Run, out: Path, *names: str, after=None, inputs=None, **f
     def make_plan(site: Site, root: Path) -> Plan:
         return Plan(steps=steps, notes=("a note",), inputs=inputs or {})
 
-    options = Options(
-        engine="recorded", recording=source.root, output_dir=out, **{"analysis": "none", **flags}
-    )
+    RecordedEngine.source = source.root
+    options = Options(engine="recorded", output_dir=out, **{"analysis": "none", **flags})
     return Experiment("semicrf", make_plan, options, after)

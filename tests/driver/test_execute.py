@@ -47,9 +47,6 @@ def test_a_step_that_is_not_needed_any_more_is_skipped_with_its_reason_and_start
     started = []
 
     class Counting(Engine):
-        def starting(self, run, steps):
-            return nullcontext()
-
         def run(self, run, step, gpus, *, on_line, stop):
             started.append(step.name)
             return Outcome(status=Status.failed)

@@ -11,7 +11,7 @@ import pytest
 
 from lab.cli import doctor
 from lab.core.options import Options
-from lab.engines.docker.site import site_for
+from lab.engines.docker.host import site_for
 from lab.engines.local.engine import LocalEngine
 from lab.errors import GpuError
 from lab.gpus import nvidia

@@ -16,8 +16,6 @@ from lab.images.container import (
     analysis_spec,
     container_spec,
     fetch_spec,
-    holder_spec,
-    joined,
     network_settings,
 )
 
@@ -208,27 +206,6 @@ def test_nvidias_runtime_as_the_default_gives_no_gpu_that_was_not_asked_for(imag
     """Images of CUDA say NVIDIA_VISIBLE_DEVICES=all; a request by UUID replaces that, nothing else does."""
     got = container_spec(images.load(image), STEP, gpus, msgspec.structs.replace(HOST, cdi=cdi))
     assert got.env.get("NVIDIA_VISIBLE_DEVICES") == said
-
-
-def test_a_holder_of_a_network_gets_nothing_but_that_and_the_users_number():
-    step = spec("cuda", nvidia(0), tools=("nixnan",))
-    holder = holder_spec(step)
-    assert (holder.image, holder.user, holder.network_mode) == (step.image, step.user, "none")
-    assert holder.mounts == holder.devices == holder.device_requests == holder.group_add == ()
-    assert (holder.tmpfs, holder.cap_drop, holder.cap_add, holder.read_only) == ({}, ("ALL",), (), True)
-    assert holder.env == {"NVIDIA_VISIBLE_DEVICES": "void"} and holder.pids_limit == 64
-
-
-def test_a_container_that_joins_a_network_differs_in_nothing_else():
-    step = spec("cuda", nvidia(0))
-    got = joined(step, "abc")
-    assert (got.network_mode, got.hostname, got.extra_hosts) == ("container:abc", None, {})
-    assert (
-        msgspec.structs.replace(
-            got, network_mode="none", hostname=step.hostname, extra_hosts=step.extra_hosts
-        )
-        == step
-    )
 
 
 def test_nixnan_is_injected_from_the_users_own_file_read_only():

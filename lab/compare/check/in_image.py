@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from lab.core.step import Step
+from lab.engines.docker.client import Nature, ask
 from lab.engines.docker.host import host_context
-from lab.engines.docker.nature import Nature, ask
 from lab.errors import EngineError, UsageError
 from lab.gpus.discover import discover
 from lab.images import spec as images

@@ -5,14 +5,12 @@ Plans and dry runs import this module, so the Docker SDK is imported only where 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,44 +23,29 @@ from lab.core.run import Run
 from lab.core.snapshot import import_path, take_snapshot
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
-from lab.engines.base import Engine
-from lab.engines.docker.host import host_context
-from lab.engines.docker.labels import container_name, fingerprint, holder_labels, make_labels, readable_id
-from lab.engines.docker.mounts import OPTION_OF, check_run_folder, checked
-from lab.engines.docker.nature import UNLIMITED, Nature, ask, how_gpus_reach, shares_network
-from lab.engines.docker.records import ImageRecords
-from lab.engines.docker.refusals import allowed
-from lab.engines.docker.site import site_for
-from lab.engines.docker.which_lab import choose, with_lab
-from lab.engines.log_writer import LogWriter, last_log_lines
-from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
-from lab.errors import EngineError, EngineLost, UsageError, storage_error
+from lab.engines.base import Engine, OnLine, Provenance
+from lab.engines.docker.client import UNLIMITED, Nature, ask, how_gpus_reach
+from lab.engines.docker.host import host_context, site_for
+from lab.engines.docker.labels import container_name, fingerprint, make_labels
+from lab.engines.docker.refusals import allowed, check_run_folder, checked
+from lab.engines.docker.which_lab import ImageRecords, choose, with_lab
+from lab.engines.output import LogWriter
+from lab.engines.verdict import oom_kills, oom_kills_since, outcome_of
+from lab.errors import EngineError, UsageError
 from lab.images import spec as images
-from lab.images.container import (
-    ContainerSpec,
-    analysis_spec,
-    container_spec,
-    fetch_spec,
-)
+from lab.images.container import ContainerSpec, analysis_spec, container_spec, fetch_spec
 from lab.images.endpoint import endpoint_of
 from lab.images.spec import Image
 from lab.secrets import redact_env, secret_values
 
 if TYPE_CHECKING:
     from lab.engines.docker.client import Daemon
-    from lab.engines.docker.container import End
     from lab.engines.docker.errors import Context
-    from lab.engines.docker.holder import Holders
 
 GRACE_S = 10.0
 ANALYSIS_IMAGE = "cpu"
-SHARED_FROM = 3  # as many steps repay the making of a holder
-HOLDER_NOTE = (
-    f"in a run of {SHARED_FROM} or more steps the network namespace is a sleeping container's, which steps "
-    "join one at a time; nothing but the loopback is in it"
-)
 PREVIEW_TIMEOUT_S = 30  # under load an engine is slow; a plan does not wait for one that hangs
-NOT_KNOWN = "no engine here said what it is: the plan is for a Docker that is not rootless and has no CDI"
+UNKNOWN_ENGINE = "no Docker engine answers: the plan assumes one that is not rootless and has no CDI"
 
 
 class DockerEngine(Engine):
@@ -85,7 +68,6 @@ class DockerEngine(Engine):
         self._mutex = threading.Lock()
         self._daemon: Daemon | None = None
         self._images = ImageRecords(image, self.daemon)
-        self._holders: Holders | None = None
 
     @classmethod
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
@@ -93,26 +75,14 @@ class DockerEngine(Engine):
             raise UsageError("the docker engine needs an image", fix=f"--image {'|'.join(images.names())}")
         image = images.load(options.image)
         in_image = options.analysis == "auto"
-        engine = cls(image, host_lab=options.host_lab, analysed_in_image=in_image)
-        return site_for(image, options), engine
+        return site_for(image, options), cls(image, host_lab=options.host_lab, analysed_in_image=in_image)
 
-    @classmethod
-    def restore(cls, run: Run, options: Options) -> tuple[Site, Engine]:
-        """A run that began with this host's lab in the image goes on with it."""
-        if run.manifest.lab.used == "mounted" and options.host_lab == "auto":
-            options = msgspec.structs.replace(options, host_lab="mount")
-        return super().restore(run, options)
-
-    def run(
-        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         host = host_context(str(run.root.absolute()), gpus, self.daemon())
         spec = with_lab(container_spec(self.image, step, gpus, host), run, step)
         return self.run_spec(run, step, spec, gpus, on_line=on_line, stop=stop)
 
-    def fetch(
-        self, run: Run, step: Step, *, stdin: bytes, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def fetch(self, run: Run, step: Step, *, stdin: bytes, on_line: OnLine, stop: Stop) -> Outcome:
         host = host_context(str(run.root.absolute()), (), self.daemon())
         spec = with_lab(fetch_spec(self.image, step, host), run, step)
         return self.run_spec(run, step, spec, stdin=stdin, on_line=on_line, stop=stop)
@@ -125,97 +95,62 @@ class DockerEngine(Engine):
         gpus: Sequence[Gpu] = (),
         *,
         stdin: bytes | None = None,
-        on_line: Callable[[str], None],
+        on_line: OnLine,
         stop: Stop,
     ) -> Outcome:
         """Run a container of this `spec` under the name and labels of the run's step.
 
-        stdin: what it reads there. That is kept nowhere: not by the engine, and not on any disk.
+        stdin: what it reads there; neither the engine nor any disk keeps it.
         """
         from lab.engines.docker import container as containers
+        from lab.engines.docker.follow import Watch
 
         daemon = self.daemon()
         spec = allowed(daemon, checked(spec))
-        context = self._context(daemon, run, step, spec, gpus)
+        context = self._context(daemon, run, step, spec.image, gpus)
         # By content id: all steps of a run get one image, even if its name is moved to a newer one meanwhile.
         exact = msgspec.structs.replace(spec, image=self.image_record(spec.image).id)
-        here = daemon.endpoint.startswith(("unix:", "http+unix:"))
-        kills_before = oom_kills() if here else None
-        start = partial(
-            containers.start,
-            daemon.client,
-            stdin=stdin,
-            name=container_name(run, step),
-            context=context,
-            labels=make_labels(run, step.name, fingerprint(run, step), gpus, spec.image),
-            podman=daemon.endpoint if daemon.is_podman else None,
-        )
-        with (
-            LogWriter(run.log(step), on_line) as log,
-            self._network_around(exact, start) as (container, warnings),
-        ):
+        kills_before = oom_kills()
+        with LogWriter(run.log(step), on_line) as log:
+            container, warnings = containers.start(
+                daemon,
+                exact,
+                stdin=stdin,
+                name=container_name(run, step),
+                context=context,
+                labels=make_labels(run, step, gpus, spec.image),
+            )
             log.write(f"lab: {warning}" for warning in warnings)
-            end = self._collect(daemon, container, step, log, context, stop, kills_before)
-        return self._outcome(run, step, log, end, oom_kills_since(kills_before))
+            watch = Watch(daemon, container, log, context, kills_before)
+            ending = watch.collect(step, stop, grace_s=self.grace_s)
+        kills = oom_kills_since(kills_before) if ending.exit_code else 0  # else they were other containers'
+        return outcome_of(run, step, log, dataclasses.replace(ending, oom_kills=kills))
 
-    @contextlib.contextmanager
-    def starting(self, run: Run, steps: Sequence[Step]) -> Iterator[None]:
-        """Steps without network join the namespace of a sleeping container of the run.
-
-        On Docker as the system runs it only: a rootless engine or podman gives each its own.
-        """
-        from lab.engines.docker.holder import Holders
-        from lab.engines.docker.leftovers import discard_unstarted_holders
-
-        daemon = self.daemon()
-        if shares_network(daemon):
-            discard_unstarted_holders(run.root, daemon)
-        if len(steps) < SHARED_FROM or not shares_network(daemon):
-            yield
-            return
-        context = dataclasses.replace(self._context(daemon, run, steps[0]), step="network namespace")
-        holders = Holders(daemon.client, run=readable_id(run), labels=holder_labels(run), context=context)
-        self._holders = holders
-        try:
-            yield
-        finally:
-            self._holders = None
-            holders.close()
-
-    def _network_around(
-        self, spec: ContainerSpec, start: Callable[[ContainerSpec], tuple[str, list[str]]]
-    ) -> AbstractContextManager[tuple[str, list[str]]]:
-        if self._holders and spec.network_mode == "none":
-            return self._holders.around(spec, start)
-        return contextlib.nullcontext(start(spec))
-
-    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
-        """Follow the container that an earlier driver left of this step, running or ended; None if there is
-        none.
-
-        Its log is written again from its first line, so the caller must not `begin` the step again.
-        """
-        from lab.engines.docker import container as containers
+    def attach(self, run: Run, step: Step, *, on_line: OnLine, stop: Stop) -> Outcome | None:
+        """Its log is written again from its first line, so the caller must not `begin` the step again."""
+        from lab.engines.docker.container import remove
+        from lab.engines.docker.follow import Watch, running_for
         from lab.engines.docker.leftovers import leftovers
 
         daemon = self.daemon()
-        found = leftovers(run_dir=run.root, step=step.name, daemon=daemon)
-        if not found:
+        containers = leftovers(run_dir=run.root, step=step.name, daemon=daemon)
+        if not containers:
             return None
-        one, context = found[-1], self._context(daemon, run, step)
-        if one.fingerprint != fingerprint(run, step):
+        leftover, context = containers[-1], self._context(daemon, run, step)
+        if leftover.fingerprint != fingerprint(run, step):
             raise EngineError(
                 f"the container of step {step.name!r} was started for another configuration",
-                where=one.name,
+                where=leftover.name,
                 fix=f"end it first: lab runs stop {run.root}",
             )
-        ran_s = containers.running_for(daemon.client, one.container, context)
+        ran_s = running_for(daemon.client, leftover.container, context)
         if ran_s is None:  # its driver died before it could start it
-            containers.remove(daemon.client, one.container)
+            remove(daemon.client, leftover.container)
             return None
         with LogWriter(run.log(step), on_line) as log:
-            end = self._collect(daemon, one.container, step, log, context, stop, oom_kills(), ran_s)
-        return self._outcome(run, step, log, end)
+            watch = Watch(daemon, leftover.container, log, context, oom_kills())
+            ending = watch.collect(step, stop, grace_s=self.grace_s, ran_s=ran_s)
+        return outcome_of(run, step, log, ending)
 
     def image_record(self, ref: str | None = None) -> ImageRecord:
         """Which image the steps run in. Raises EngineError when the engine does not have it."""
@@ -225,46 +160,41 @@ class DockerEngine(Engine):
         """The UUIDs of GPUs that running containers of lab use, whether or not their drivers live."""
         from lab.engines.docker.leftovers import leftovers
 
-        return {uuid for one in leftovers(daemon=self.daemon()) if one.running for uuid in one.gpus}
+        return {uuid for left in leftovers(daemon=self.daemon()) if left.running for uuid in left.gpus}
 
     @classmethod
     def end_leftovers(cls, run: Run) -> list[str]:
         from lab.engines.docker.leftovers import stop_run
 
-        stopped = stop_run(run.manifest.id, run_dir=run.root)
-        return [f"stopped {one.name} (step {one.step})" for one in stopped if not one.holder]
+        return [f"stopped {left.name} (step {left.step})" for left in stop_run(run.root)]
 
     def version(self) -> str | None:
-        said = self.daemon().client.version()
-        name = (said.get("Components") or [{}])[0].get("Name", "Engine")
+        version = self.daemon().client.version()
+        name = (version.get("Components") or [{}])[0].get("Name", "Engine")
         name = "Docker Engine" if name == "Engine" else name
-        return f"{name} {said['Version']}, API {said['ApiVersion']}"
+        return f"{name} {version['Version']}, API {version['ApiVersion']}"
 
-    def lab_used(self, ours: Lab) -> Used:
-        """Both images are looked at: an analysis that could not run is known before the first step."""
+    def lab_used(self, lab: Lab) -> Used:
+        """Check the analysis image too, so that an analysis that could not run is refused before any step."""
         if self._analysed_in_image:
-            choose(ours, self.analysis_image(), self.host_lab)
-        return "mounted" if choose(ours, self._images.with_lab_inside(), self.host_lab) else "image"
+            choose(lab, self.analysis_image(), self.host_lab)
+        return "mounted" if choose(lab, self._images.with_lab_inside(), self.host_lab) else "image"
 
     def analysis_image(self) -> ImageRecord:
         return self._images.with_lab_inside(images.load(ANALYSIS_IMAGE).ref)
 
-    def run_analysis(
-        self, run: Run, step: Step, ours: Lab, *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def run_analysis(self, run: Run, step: Step, lab: Lab, *, on_line: OnLine, stop: Stop) -> Outcome:
         staging = str((run.root / step.folder / "out").absolute())
         host = host_context(staging, (), self.daemon())
         spec = analysis_spec(images.load(ANALYSIS_IMAGE), host, inputs=str(run.root.absolute()))
-        env = {**spec.env, EXPECTED: str(ours.sha256)}
-        if choose(ours, self.analysis_image(), self.host_lab):
-            take_snapshot(run.root, ours)
-            env["PYTHONPATH"] = import_path(str(ours.sha256), "/in")
+        env = {**spec.env, EXPECTED: str(lab.sha256)}
+        if choose(lab, self.analysis_image(), self.host_lab):
+            take_snapshot(run.root, lab)
+            env["PYTHONPATH"] = import_path(str(lab.sha256), "/in")
         spec = msgspec.structs.replace(spec, env=env)
         return self.run_spec(run, step, spec, on_line=on_line, stop=stop)
 
-    def provenance(
-        self, run_dir: str, gpus: Sequence[Gpu]
-    ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
+    def provenance(self, run_dir: str, gpus: Sequence[Gpu]) -> Provenance:
         """The image by its content, and the identity and mounts that every container of the run gets."""
         check_run_folder(run_dir)
         host = host_context(run_dir, gpus, self.daemon())
@@ -281,20 +211,15 @@ class DockerEngine(Engine):
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         host = host_context(run_dir, gpus, self._nature)
-        spec = container_spec(self.image, step, gpus, host)
-        shared = spec.network_mode == "none" and (self._nature is None or shares_network(self._nature))
-        note = {"network_holder": HOLDER_NOTE} if shared else {}
-        return {**_shown(spec), **note}
+        return _shown(container_spec(self.image, step, gpus, host))
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         nature = self._nature
         if nature is None:
-            return (NOT_KNOWN,)
-        if not isinstance(nature, Nature):
-            return ()
-        found = [] if nature.limits else [UNLIMITED]
-        state, detail = how_gpus_reach(nature, gpus, toolkit=nature.toolkit) if gpus else ("ok", "")
-        return (*found, *([f"GPUs may not reach the containers: {detail}"] if state == "warn" else []))
+            return (UNKNOWN_ENGINE,)
+        notes = [] if nature.limits else [UNLIMITED]
+        state, detail = how_gpus_reach(nature, gpus) if gpus else ("ok", "")
+        return (*notes, *([f"GPUs may not reach the containers: {detail}"] if state == "warn" else []))
 
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
         return _shown(fetch_spec(self.image, step, host_context(run_dir, (), self._nature)))
@@ -309,80 +234,21 @@ class DockerEngine(Engine):
             return self._daemon
 
     @cached_property
-    def _nature(self) -> Daemon | Nature | None:
-        """Asked once for all steps of a plan, and without Docker's SDK.
-
-        A plan is shown without an engine too; it then assumes one that is not rootless and has no CDI.
-        """
+    def _nature(self) -> Nature | None:
+        """Asked once per plan, without Docker's SDK; a plan is shown without an engine, too."""
         return self._connect() if self._connect else ask(endpoint_of(os.environ), PREVIEW_TIMEOUT_S)
 
-    def _collect(
-        self,
-        daemon: Daemon,
-        container: str,
-        step: Step,
-        log: LogWriter,
-        context: Context,
-        stop: Stop,
-        kills_before: int | None,
-        ran_s: float = 0.0,
-    ) -> End:
-        """Watch the container to its end and remove it in any case, unless the engine is lost.
-
-        kills_before: by this host's kernel for memory, before the container began; None if it is elsewhere.
-        """
-        from lab.engines.docker.container import Watch, remove
-
-        context = dataclasses.replace(context, container=container)
-        lost = False
-        try:
-            watch = Watch(daemon.client, container, log, context, kills_before)
-            return watch.to_the_end(step, stop, grace_s=self.grace_s, ran_s=ran_s)
-        except EngineLost:
-            lost = True
-            raise
-        finally:
-            if not lost and (problem := remove(daemon.client, container)):
-                log.write([f"lab: {problem}"])
-
-    def _outcome(
-        self, run: Run, step: Step, log: LogWriter, end: End, oom_kills: int | None = None
-    ) -> Outcome:
-        if log.error is not None:
-            raise storage_error(log.error, run.log(step)) from log.error
-        code = end.exit_code
-        return judge(
-            Ending(
-                exit_code=code,
-                seconds=end.seconds,
-                started_utc=end.started_utc,
-                stopped_by=end.stopped_by,
-                limit_s=step.stall_timeout_s if end.stopped_by == "stall" else step.timeout_s,
-                limit_hit=None if self.daemon().is_podman else end.limit_hit,  # podman does not report it
-                oom_kills=oom_kills if code else 0,  # of other containers, where this one succeeded
-                tail=[*log.tail, *(last_log_lines(run, step) if code else [])],
-                missing=run.missing(step) if code == 0 else (),
-            )
-        )
-
     def _context(
-        self,
-        daemon: Daemon,
-        run: Run,
-        step: Step,
-        spec: ContainerSpec | None = None,
-        gpus: Sequence[Gpu] = (),
+        self, daemon: Daemon, run: Run, step: Step, ref: str = "", gpus: Sequence[Gpu] = ()
     ) -> Context:
         from lab.engines.docker.errors import Context
 
-        sources = {m.source: OPTION_OF.get(m.target, m.target) for m in spec.mounts} if spec else {}
         return Context(
             endpoint=daemon.endpoint,
             image=self.image.name,
-            ref=spec.image if spec else "",
+            ref=ref,
             step=step.name,
             run_dir=str(run.root),
-            option_of=sources,
             driver=next((gpu.driver for gpu in gpus if gpu.driver), ""),
         )
 

@@ -1,29 +1,45 @@
-"""Errors of the Docker engine and its SDK, translated into lab's by the table in `messages`."""
+"""Errors of engines, toolkits and Docker's SDK, translated into lab's by the rows of messages.toml."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
+import msgspec
 import requests
 from docker.errors import APIError, DockerException
 
-from lab.engines.docker.messages import ROWS, UNREACHABLE, Row
-from lab.errors import EngineError, EngineLost, GpuError, LabError
+from lab import errors
+from lab.errors import EngineError, EngineLost, LabError
 from lab.secrets import redact, secret_values
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
-def gpus_present() -> str:
-    """The GPUs of this machine in one line, for an error about one that is not present."""
-    from lab.gpus.discover import discover
+FAILURES = (DockerException, requests.exceptions.RequestException)
 
-    try:
-        found = discover()
-    except GpuError as error:
-        return f"none can be listed: {error.what}"
-    return ", ".join(f"{gpu.number} {gpu.name} {gpu.uuid}" for gpu in found) or "none"
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """See the head of messages.toml."""
+
+    pattern: str
+    error: str
+    summary: str
+    fix: str = ""
+
+
+@functools.cache
+def messages() -> dict[str, list[Row]]:
+    """The rows for engines that answer ("engine") and for those that do not ("unreachable")."""
+    text = Path(__file__).with_name("messages.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, list[Row]])
 
 
 @dataclass(frozen=True)
@@ -37,9 +53,6 @@ class Context:
     driver: str = ""  # NVIDIA's, on this host
     run_dir: str = ""
     container: str = ""  # set once there is one
-    # Mounted host path -> the option that named it.
-    option_of: Mapping[str, str] = field(default_factory=dict)
-    present: Callable[[], str] = gpus_present
 
 
 @contextlib.contextmanager
@@ -47,28 +60,28 @@ def translated(context: Context) -> Iterator[None]:
     """Around every call to the engine: its errors become lab's."""
     try:
         yield
-    except (DockerException, requests.exceptions.RequestException) as error:
+    except FAILURES as error:
         raise translate(error, context=context) from error
 
 
 def translate(error: Exception, *, context: Context) -> LabError:
-    """lab's error for one of the SDK, the daemon or a build."""
+    """lab's error for one of the SDK or the daemon."""
     explanation = error.explanation if isinstance(error, APIError) else None
     text = redact(str(explanation or error).strip(), secret_values())
     if isinstance(error, APIError):
-        return known_error(text, context)
-    if context.container and isinstance(error, requests.exceptions.RequestException):
+        return translate_message(text, context)
+    no_answer = isinstance(error, requests.exceptions.RequestException)
+    if context.container and no_answer:
         return lost(context, text)
-    if isinstance(error, requests.exceptions.RequestException) or "fetching server API version" in text:
-        return _known(text, context, UNREACHABLE) or EngineError(text)
-    return _known(text, context) or EngineError(f"error from Docker's client: {text}", where=_where(context))
+    if no_answer or "fetching server API version" in text:
+        return _by_row(text, context, "unreachable") or EngineError(text)
+    return translate_message(text, context, source="Docker's client")
 
 
-def known_error(text: str, context: Context) -> LabError:
+def translate_message(text: str, context: Context, source: str = "the Docker engine") -> LabError:
     """lab's error for a message of the engine itself."""
-    return _known(text, context) or EngineError(
-        f"error from the Docker engine: {text}", where=_where(context)
-    )
+    error = _by_row(text, context, "engine")
+    return error or EngineError(f"error from {source}: {text}", where=_where(context))
 
 
 def lost(context: Context, text: str) -> EngineLost:
@@ -81,28 +94,25 @@ def lost(context: Context, text: str) -> EngineLost:
     )
 
 
-def _known(text: str, context: Context, rows: tuple[Row, ...] = ROWS) -> LabError | None:
-    for row in rows:
+def _by_row(text: str, context: Context, table: str) -> LabError | None:
+    for row in messages()[table]:
         match = re.search(row.pattern, text, re.IGNORECASE | re.DOTALL)
         if match:
-            words = _Words(context, text, match.groupdict())
-            fix = row.fix.format_map(words) or None
-            return row.kind(row.what.format_map(words), where=_where(context), fix=fix)
+            fields = _Fields(context, text, match.groupdict())
+            kind: type[LabError] = getattr(errors, row.error)
+            fix = row.fix.format_map(fields) or None
+            return kind(row.summary.format_map(fields), where=_where(context), fix=fix)
     return None
 
 
-class _Words(dict[str, str]):
-    """The values for a row's braces, looked up one by one: GPUs are listed only for a row that names them."""
+class _Fields(dict[str, str]):
+    """The values for a row's braces."""
 
     def __init__(self, context: Context, text: str, groups: Mapping[str, str | None]) -> None:
         super().__init__({name: value for name, value in groups.items() if value is not None}, text=text)
         self._context = context
 
     def __missing__(self, key: str) -> str:
-        if key == "present":
-            return self._context.present()
-        if key == "option":
-            return self._context.option_of.get(self["path"], "an option or the environment")
         return str(getattr(self._context, key)) or "unknown"
 
 

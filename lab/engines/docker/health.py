@@ -1,4 +1,4 @@
-"""Whether the engine answers, how it would give this host's GPUs to a container, and what would mend it."""
+"""Whether the engine answers, how containers would get this host's GPUs, and what would mend it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 from lab.core.checkup import Check, Mend, join_group_of, program_path
 from lab.core.gpu import Gpu
 from lab.core.words import size_text
-from lab.engines.docker.client import Daemon, connect
-from lab.engines.docker.nature import UNLIMITED, has_limits, has_toolkit, how_gpus_reach
+from lab.engines.docker.client import UNLIMITED, Daemon, connect, how_gpus_reach
 from lab.errors import EngineError
 from lab.images import endpoint as endpoints
 
@@ -30,7 +29,7 @@ STARTS = {
 
 
 def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu], timeout_s: int | None = None) -> list[Check]:
-    """The engine of `env`, asked itself: a socket may be there and nobody behind it."""
+    """Ask the engine of `env` itself: a socket may be there and nothing behind it."""
     endpoint = endpoints.endpoint_of(env)
     path = Path(endpoint.partition("unix://")[2])
     if endpoint.startswith("unix://") and not _exists(path):
@@ -43,7 +42,7 @@ def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu], timeout_s: int | N
         return [_unusable(error, endpoint, path, env)]
     name = "podman" if daemon.is_podman else "Docker"
     rootless = ", rootless" if daemon.user_mapping.startswith("rootless") else ""
-    no_limits = "" if has_limits(info, daemon.user_mapping) else f"; {UNLIMITED}"
+    no_limits = "" if daemon.limits else f"; {UNLIMITED}"
     row = Check("engine", "ok", f"{name} {version.get('Version', '')}{rootless} at {endpoint}{no_limits}")
     return [row, *_disk(info), *([_gpu_access(daemon, info, gpus)] if gpus else [])]
 
@@ -51,7 +50,7 @@ def check_engine(env: Mapping[str, str], gpus: Sequence[Gpu], timeout_s: int | N
 def _exists(path: Path) -> bool:
     try:
         path.stat()
-    except PermissionError:  # in a folder of somebody else's: it may well be there
+    except PermissionError:  # in another user's folder: it may well be there
         return True
     except OSError:
         return False
@@ -70,18 +69,18 @@ def _unusable(error: EngineError, endpoint: str, path: Path, env: Mapping[str, s
 
 def _start(path: Path, env: Mapping[str, str]) -> Mend | None:
     """What starts the engine of this socket, if its program is here; None for a socket of another kind."""
-    own = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    runtime_folder = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     of_socket = {
         endpoints.SOCKET.removeprefix("unix://"): ("dockerd",),
-        f"{own}/docker.sock": ("dockerd-rootless.sh",),
-        f"{own}/podman/podman.sock": ("podman",),
+        f"{runtime_folder}/docker.sock": ("dockerd-rootless.sh",),
+        f"{runtime_folder}/podman/podman.sock": ("podman",),
     }
     programs: tuple[str, ...] = of_socket.get(str(path), ())
     # Without any socket each engine serves: rather one that needs no root. A dead socket goes before others.
     if not env.get("DOCKER_HOST") and not _exists(path) and os.geteuid() != 0:
         programs = ("dockerd-rootless.sh", "podman", "dockerd")
-    found = next((program for program in programs if program_path(program, env)), None)
-    return Mend((STARTS[found],), needs_root="--user" not in STARTS[found]) if found else None
+    program = next((program for program in programs if program_path(program, env)), None)
+    return Mend((STARTS[program],), needs_root="--user" not in STARTS[program]) if program else None
 
 
 def _disk(info: Mapping[str, Any]) -> list[Check]:
@@ -97,7 +96,7 @@ def _disk(info: Mapping[str, Any]) -> list[Check]:
 
 
 def _gpu_access(daemon: Daemon, info: Mapping[str, Any], gpus: Sequence[Gpu]) -> Check:
-    state, detail = how_gpus_reach(daemon, gpus, toolkit=has_toolkit(info))
+    state, detail = how_gpus_reach(daemon, gpus)
     mend = _give_access(daemon, info) if state == "warn" else None
     version = _toolkit_version() if gpus[0].vendor == "nvidia" else ""
     return Check("gpu access", state, f"{detail} ({version})" if version else detail, mend)
@@ -109,12 +108,12 @@ def _toolkit_version() -> str:
         return ""
     argv = ["nvidia-ctk", "--version"]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return (done.stdout.strip().splitlines() or [""])[0][:100]
+    return (completed.stdout.strip().splitlines() or [""])[0][:100]
 
 
 def _give_access(daemon: Daemon, info: Mapping[str, Any]) -> Mend | None:

@@ -1,4 +1,4 @@
-"""What the name and labels of a container tell a later process, which may follow it again or remove it."""
+"""Name and labels of a container, by which a later process finds it, to follow it again or remove it."""
 
 from __future__ import annotations
 
@@ -34,27 +34,19 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     created_utc: str
     driver_alive: bool
     slurm_job: str = ""  # the job whose task started it
-    holder: bool = False  # it only holds a network namespace for steps
 
     @property
     def running(self) -> bool:
         return self.state in ALIVE
 
 
-def holder_labels(run: Run) -> dict[str, str]:
-    return {**_run_labels(run), "lab.holder": "1", **driver_labels()}
-
-
-def _run_labels(run: Run) -> dict[str, str]:
-    return {"lab.run": run.manifest.id, "lab.run_dir": str(run.root.resolve())}
-
-
-def make_labels(run: Run, step: str, fingerprint: str, gpus: Sequence[Gpu], ref: str) -> dict[str, str]:
+def make_labels(run: Run, step: Step, gpus: Sequence[Gpu], ref: str) -> dict[str, str]:
     return {
-        **_run_labels(run),
-        "lab.step": step,
+        "lab.run": run.manifest.id,
+        "lab.run_dir": str(run.root.resolve()),
+        "lab.step": step.name,
         "lab.gpus": ",".join(gpu.uuid for gpu in gpus),
-        "lab.fingerprint": fingerprint,
+        "lab.fingerprint": fingerprint(run, step),
         "lab.image": ref,
         **driver_labels(),
     }
@@ -85,7 +77,6 @@ def read_labels(row: Mapping[str, Any]) -> Leftover:
         gpus=tuple(filter(None, labels.get("lab.gpus", "").split(","))),
         driver_alive=_driver_alive(labels),
         slurm_job=labels.get("lab.slurm_job", ""),
-        holder="lab.holder" in labels,
         created_utc=datetime.fromtimestamp(row["Created"], timezone.utc).isoformat(),
     )
 
@@ -110,11 +101,8 @@ def _start_ticks(pid: int) -> str:
 def container_name(run: Run, step: Step) -> str:
     """One name per step of a run folder; it is a lock, because the engine refuses a second such container."""
     key = hashlib.sha256(f"{run.root.resolve()}\0{step.name}".encode()).hexdigest()[:16]
-    return f"lab-{readable_id(run)}-{key}"
-
-
-def readable_id(run: Run) -> str:
-    return re.sub(r"[^a-zA-Z0-9_.-]", "_", run.manifest.id)[:40]
+    readable = re.sub(r"[^a-zA-Z0-9_.-]", "_", run.manifest.id)[:40]
+    return f"lab-{readable}-{key}"
 
 
 def fingerprint(run: Run, step: Step) -> str:

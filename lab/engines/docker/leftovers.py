@@ -22,88 +22,67 @@ GRACE_S = 10.0
 
 
 def leftovers(
-    run_id: str | None = None,
-    *,
-    run_dir: Path | None = None,
-    step: str | None = None,
-    daemon: Daemon | None = None,
+    *, run_dir: Path | None = None, step: str | None = None, daemon: Daemon | None = None
 ) -> list[Leftover]:
     """All containers of lab on this engine, or those of one run or step, oldest first.
 
-    Containers of living drivers are listed too. Two runs in different folders may share an id.
+    Containers of living drivers are listed too. A run is known by its folder: two may share an id.
     """
     daemon = daemon or connect()
-    wanted = {
-        "lab.run": run_id,
-        "lab.run_dir": str(run_dir.resolve()) if run_dir else None,
-        "lab.step": step,
-    }
-    filters = ["lab.run_dir", *(f"{label}={value}" for label, value in wanted.items() if value is not None)]
+    filters = [f"lab.run_dir={run_dir.resolve()}" if run_dir else "lab.run_dir"]
+    filters += [f"lab.step={step}"] if step else []
     with translated(Context(endpoint=daemon.endpoint)):
         rows = daemon.client.containers(all=True, filters={"label": filters})
-    return sorted((read_labels(row) for row in rows), key=lambda one: (one.created_utc, one.name))
+    return sorted(map(read_labels, rows), key=lambda left: (left.created_utc, left.name))
 
 
-def stop_run(
-    run_id: str, grace_s: float = GRACE_S, *, run_dir: Path | None = None, daemon: Daemon | None = None
-) -> list[Leftover]:
+def stop_run(run_dir: Path, grace_s: float = GRACE_S) -> list[Leftover]:
     """End all containers of a run; -> those that were found. A living driver collects and removes its own."""
-    daemon = daemon or connect()
-    found = leftovers(run_id, run_dir=run_dir, daemon=daemon)
-    if found:
-        with ThreadPoolExecutor(len(found), thread_name_prefix="lab-stop") as pool:
-            list(pool.map(partial(_end, daemon, grace_s), found))
-    return found
+    daemon = connect()
+    containers = leftovers(run_dir=run_dir, daemon=daemon)
+    if containers:
+        with ThreadPoolExecutor(len(containers), thread_name_prefix="lab-stop") as pool:
+            list(pool.map(partial(_end, daemon, grace_s), containers))
+    return containers
 
 
-def reap(
-    *, running: bool = False, slurm_job: str | None = None, daemon: Daemon | None = None
-) -> list[Leftover]:
-    """Remove the containers that nobody will collect; -> those removed. Running steps only if asked for.
+def reap(*, running: bool = False, slurm_job: str | None = None) -> list[Leftover]:
+    """Remove the containers that no driver will collect, running ones only if asked for; -> those removed.
 
     slurm_job: only those of this job, running or not. For a site's Epilog, when all processes of the job
     are dead.
     """
-    daemon = daemon or connect()
+    daemon = connect()
     removed = []
-    for one in leftovers(daemon=daemon):
-        if slurm_job is not None and one.slurm_job != slurm_job:
-            continue
-        if (one.running and not (running or slurm_job or one.holder)) or not _abandoned(one):
-            continue
-        _end(daemon, GRACE_S, one)
-        removed.append(one)
+    for leftover in leftovers(daemon=daemon):
+        is_due = running or not leftover.running if slurm_job is None else leftover.slurm_job == slurm_job
+        if is_due and _abandoned(leftover):
+            _end(daemon, GRACE_S, leftover)
+            removed.append(leftover)
     return removed
 
 
-def discard_unstarted_holders(run_dir: Path, daemon: Daemon) -> None:
-    """Those of a run's dead drivers: killed before the start, they have no input whose end would end them."""
-    for one in leftovers(run_dir=run_dir, daemon=daemon):
-        if one.holder and one.state == "created" and not one.driver_alive:
-            _end(daemon, GRACE_S, one)
-
-
-def _end(daemon: Daemon, grace_s: float, one: Leftover) -> None:
-    with translated(Context(endpoint=daemon.endpoint, step=one.step, run_dir=one.run_dir)):
+def _end(daemon: Daemon, grace_s: float, leftover: Leftover) -> None:
+    with translated(Context(endpoint=daemon.endpoint, step=leftover.step, run_dir=leftover.run_dir)):
         try:
-            if one.running:
-                daemon.client.stop(one.container, timeout=max(1, round(grace_s)))
+            if leftover.running:
+                daemon.client.stop(leftover.container, timeout=max(1, round(grace_s)))
         except NotFound:
             return  # its driver was quicker
-    if not one.driver_alive and (problem := remove(daemon.client, one.container)):
+    if not leftover.driver_alive and (problem := remove(daemon.client, leftover.container)):
         raise EngineError(problem)
 
 
-def _abandoned(one: Leftover) -> bool:
-    """Whether nobody waits for it: its driver is dead, its run has the step's outcome already, or is gone."""
-    if not one.driver_alive:
+def _abandoned(leftover: Leftover) -> bool:
+    """Whether no driver waits for it: its own is dead, the run has the step's outcome, or the run is gone."""
+    if not leftover.driver_alive:
         return True
-    if not one.run or one.holder:
-        return False  # its driver reads which lab an image holds, or starts further steps
+    if not leftover.run:
+        return False  # its driver reads which lab an image holds
     try:
-        steps = Run.open(Path(one.run_dir)).manifest.steps
+        steps = Run.open(Path(leftover.run_dir)).manifest.steps
     except MissingError:
         return True
     except BadDataError:
         return False  # an unreadable manifest proves nothing
-    return all(record.outcome is not None for record in steps if record.step.name == one.step)
+    return all(record.outcome is not None for record in steps if record.step.name == leftover.step)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from lab.core.gpu import PROMISE, Gpu
 from lab.core.hub import OFFLINE, offline_settings
@@ -15,12 +17,12 @@ from lab.core.plan import Site
 from lab.core.run import Run, utc_now
 from lab.core.snapshot import step_env
 from lab.core.step import Outcome, Step
-from lab.core.stop import Stop, reason_to_stop
-from lab.engines.base import Engine
+from lab.core.stop import Stop
+from lab.engines.base import Engine, OnLine
 from lab.engines.local.process import GuardedProcess, OutputReader, guarded
-from lab.engines.log_writer import LogWriter, last_log_lines
-from lab.engines.verdict import Ending, judge, oom_kills, oom_kills_since
-from lab.errors import EngineError, UsageError, storage_error
+from lab.engines.output import LogWriter
+from lab.engines.verdict import Ending, oom_kills, oom_kills_since, outcome_of
+from lab.errors import EngineError, UsageError
 from lab.gpus.discover import Found, look
 from lab.gpus.nvidia import cards_without_driver
 from lab.gpus.selection import MASKS, parse_spec, select, visible_env
@@ -49,10 +51,10 @@ class LocalEngine(Engine):
                 fix="drop --image or --engine local",
             )
         # Without GPUs nothing is looked for: a broken driver or a stale mask then does not matter.
-        found = look() if parse_spec(options.gpus) != [] else Found([])
-        chosen = tuple(select(found.gpus, options.gpus, found.notes))
+        discovered = look() if parse_spec(options.gpus) != [] else Found([])
+        chosen = tuple(select(discovered.gpus, options.gpus, discovered.notes))
         vendor = chosen[0].vendor if chosen else "none"
-        return Site(vendor=vendor, gpus=chosen, notes=found.notes), cls(vendor=vendor)
+        return Site(vendor=vendor, gpus=chosen, notes=discovered.notes), cls(vendor=vendor)
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         cards = None if gpus else cards_without_driver(os.environ)
@@ -63,17 +65,13 @@ class LocalEngine(Engine):
         return {"argv": self._argv(step), "cwd": run_dir, "env": env}
 
     def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
-        env = redact_env({**self._env(step, ()), **ONLINE}, secret_values())
-        return {"argv": self._argv(step), "cwd": run_dir, "env": env}
+        online = msgspec.structs.replace(step, env={**step.env, **ONLINE})
+        return self.preview(online, (), run_dir=run_dir)
 
-    def run(
-        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         return self._execute(run, step, self._env(step, gpus), on_line=on_line, stop=stop)
 
-    def fetch(
-        self, run: Run, step: Step, *, stdin: bytes, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def fetch(self, run: Run, step: Step, *, stdin: bytes, on_line: OnLine, stop: Stop) -> Outcome:
         env = {**self._env(step, ()), **ONLINE}
         return self._execute(run, step, env, stdin=stdin, on_line=on_line, stop=stop)
 
@@ -84,14 +82,14 @@ class LocalEngine(Engine):
         env: Mapping[str, str],
         *,
         stdin: bytes = b"",
-        on_line: Callable[[str], None],
+        on_line: OnLine,
         stop: Stop,
     ) -> Outcome:
         _refuse_image_tools(step)
         started_utc, began, kills_before = utc_now(), time.monotonic(), oom_kills()
         log = LogWriter(run.log(step), on_line)
         with guarded(
-            self._command(run, step),
+            self._argv(step),
             name=step.name,
             cwd=run.root,
             env={**_inherited(os.environ), **env, **self._lab_env(run, step)},
@@ -103,26 +101,15 @@ class LocalEngine(Engine):
             stopped_by = _wait(step, process, log, stop)
             report = process.report()
             reader.join()
-        if log.error is not None:
-            raise storage_error(log.error, run.log(step)) from log.error
-        code = _exit_code(report, run, step)
-        return judge(
-            Ending(
-                exit_code=code,
-                seconds=time.monotonic() - began,
-                started_utc=started_utc,
-                stopped_by=stopped_by,
-                limit_s=step.stall_timeout_s if stopped_by == "stall" else step.timeout_s,
-                tail=[*log.tail, *(last_log_lines(run, step) if code else [])],
-                oom_kills=oom_kills_since(kills_before),
-                missing=run.missing(step) if code == 0 else (),
-                peak_mem_bytes=report.get("peak_mem_bytes"),
-            )
+        ending = Ending(
+            exit_code=_exit_code(report, run, step),
+            seconds=time.monotonic() - began,
+            started_utc=started_utc,
+            stopped_by=stopped_by,
+            oom_kills=oom_kills_since(kills_before),
+            peak_mem_bytes=report.get("peak_mem_bytes"),
         )
-
-    def _command(self, run: Run, step: Step) -> list[str]:
-        """What is started for `step`. Engines that wrap a step in another program override this."""
-        return self._argv(step)
+        return outcome_of(run, step, log, ending)
 
     def _argv(self, step: Step) -> list[str]:
         return [sys.executable if step.argv[0] == "python" else step.argv[0], *step.argv[1:]]
@@ -134,15 +121,16 @@ class LocalEngine(Engine):
 
     def _env(self, step: Step, gpus: Sequence[Gpu]) -> dict[str, str]:
         """What the step gets on top of this process's environment."""
-        # A wrapped step's program (apptainer, srun) has no vendor: its container is told the GPUs.
+        # A wrapped step's program (apptainer, srun) has no vendor: the container's variables name the GPUs.
         shown = visible_env(gpus, self.vendor) if self.vendor != "none" or not gpus else {}
         promised = {PROMISE: str(len(gpus))}
         return {"PYTHONUNBUFFERED": "1", **offline_settings(os.environ), **promised, **shown, **step.env}
 
 
 def _inherited(env: Mapping[str, str]) -> dict[str, str]:
-    """The caller's environment without the Hub's token, which only a fetch gets, on its standard input, and
-    without masks of GPUs: a step's own count its GPUs from the first, and another mask would hide them.
+    """The caller's environment without the Hub's token and without masks of GPUs.
+
+    Only a fetch gets the token, on its standard input. A mask inherited beside a step's own would hide GPUs.
     """
     return {name: value for name, value in env.items() if name not in (*TOKEN_VARIABLES, *MASKS)}
 
@@ -161,20 +149,14 @@ def _wait(step: Step, process: GuardedProcess, log: LogWriter, stop: Stop) -> st
     began = time.monotonic()
     stopped_by: str | None = None
     while process.running():
-        now = time.monotonic()
+        ran_s = time.monotonic() - began
         if stopped_by is None:
-            stopped_by = reason_to_stop(
-                step,
-                stop,
-                ran_s=now - began,
-                silent_s=now - log.last_line,
-                disk_full=log.error is not None,
-            )
+            stopped_by = log.reason_to_stop(step, stop, ran_s)
             if stopped_by:
                 process.ask_to_stop()
         elif stop.now:
             process.kill()
-        time.sleep(POLL_S if now - began > 1 else POLL_S / 10)
+        time.sleep(POLL_S if ran_s > 1 else POLL_S / 10)
     return stopped_by
 
 

@@ -156,12 +156,12 @@ def descendants() -> list[int]:
                 continue  # ended while we looked
             if fields[0] != b"Z":
                 children.setdefault(int(fields[1]), []).append(int(name))
-    found, queue = [], [os.getpid()]
+    pids, queue = [], [os.getpid()]
     while queue:
         below = children.get(queue.pop(), [])
-        found += below
+        pids += below
         queue += below
-    return found
+    return pids
 
 
 def signal_to(pid: int, number: int) -> None:

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lab.engines.lines import LineSplitter
-from lab.engines.log_writer import LogWriter
+from lab.engines.output import LineSplitter, LogWriter
 from lab.errors import EngineError
 
 GUARD = Path(__file__).with_name("guard.py")
@@ -66,8 +65,8 @@ def guarded(
 
     Raises EngineError when the guard itself cannot be started.
     """
-    ours, theirs = socket.socketpair()
-    arguments = [str(theirs.fileno()), str(grace_s), str(lock), "--", *argv]
+    driver_end, guard_end = socket.socketpair()
+    arguments = [str(guard_end.fileno()), str(grace_s), str(lock), "--", *argv]
     source = _in_memory(stdin)
     try:
         guard = subprocess.Popen(
@@ -77,16 +76,16 @@ def guarded(
             stdin=source,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[guard_end.fileno()],
             start_new_session=True,
         )
     except OSError as error:
         raise EngineError(f"cannot start step {name!r}: {error.strerror}", where=error.filename) from error
     finally:
-        theirs.close()
+        guard_end.close()
         os.close(source)
-    with guard, ours:
-        yield GuardedProcess(guard, ours)
+    with guard, driver_end:
+        yield GuardedProcess(guard, driver_end)
 
 
 def _in_memory(content: bytes) -> int:

@@ -8,8 +8,6 @@ its jobs again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -21,18 +19,16 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.core.words import plural
-from lab.engines.base import Engine
+from lab.engines.base import Engine, OnLine, Provenance
 from lab.engines.slurm import queue
-from lab.engines.slurm.cancel import cancel_run
-from lab.engines.slurm.container import COMMANDS, WrappedEngine
-from lab.engines.slurm.follow import follow, lost_outcome
+from lab.engines.slurm.follow import cancel_run, follow, lost_outcome
 from lab.engines.slurm.records import Ticket, read_jobs, read_trace, stop_flag, trace_path, write_jobs
+from lab.engines.slurm.runtimes import COMMANDS, WrappedEngine
 from lab.engines.slurm.submission import (
     MOST_NAME_CHARACTERS,
     alike,
-    common_parameters,
-    extra_parameters,
     step_parameters,
+    submit_after,
     submitit_executor,
 )
 from lab.engines.slurm.task import GRACE_S, execute_step
@@ -59,24 +55,24 @@ class SlurmEngine(Engine):
         vendor: str = "none",
     ) -> None:
         """`image`: of steps that name none; `further`: those that steps name."""
-        wanted = [*([image] if image else []), *further]
-        if not wanted and options.container != "none":
+        image_names = [i.name for i in (image, *further) if i]
+        if not image_names and options.container != "none":
             raise UsageError(f"--container {options.container} runs an image", fix="add --image NAME")
-        if wanted and options.container == "none":
+        if image_names and options.container == "none":
             raise UsageError(
                 "on Slurm an image needs the site's container runtime",
-                fix=f"--image {wanted[0].name} --container docker|pyxis|apptainer, or neither",
+                fix=f"--image {image_names[0]} --container docker|pyxis|apptainer, or neither",
             )
         self.options, self.image, self.vendor = options, image, vendor
-        self.further = {one.name: one for one in further}
+        self.further = {i.name: i for i in further}
 
     @classmethod
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
         image = images.load(options.image) if options.image else None
         further = [images.load(name) for name in options.images]
-        sites = [_site(options, one) for one in [image, *further] if one is not None]
-        site = next((one for one in sites if one.gpus), None) or _site(options, image)
-        if sites and options.vendor is None and any(one.vendor != site.vendor for one in sites):
+        sites = [_site(options, i) for i in (image, *further) if i] or [_site(options, None)]
+        site = next((s for s in sites if s.gpus), sites[0])
+        if options.vendor is None and any(s.vendor != site.vendor for s in sites):
             raise UsageError("steps in these images would not have the same GPUs", fix="--vendor none")
         slurm = options.slurm or SlurmOptions()
         return site, cls(slurm, image=image, further=further, vendor=site.vendor)
@@ -87,7 +83,7 @@ class SlurmEngine(Engine):
         recorded = (run.manifest.container or {}).get("slurm", {})
         image = images.load(run.manifest.image.name) if run.manifest.image else None
         vendor = run.manifest.gpus[0].vendor if run.manifest.gpus else "none"
-        further = [images.load(one.name) for one in run.manifest.images]
+        further = [images.load(record.name) for record in run.manifest.images]
         engine = cls(msgspec.convert(recorded, SlurmOptions), image=image, further=further, vendor=vendor)
         return Site(vendor=vendor, gpus=run.manifest.gpus, resolved=False), engine
 
@@ -97,37 +93,28 @@ class SlurmEngine(Engine):
 
     # Steps
 
-    def run(
-        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         """One step as a job of its own; `run_all` is for many."""
         return next(self.run_all(run, [step], jobs=1, on_line=lambda _: on_line, stop=stop))[1]
 
     def run_all(
-        self,
-        run: Run,
-        steps: Sequence[Step],
-        *,
-        jobs: int,
-        on_line: Callable[[Step], Callable[[str], None]],
-        stop: Stop,
+        self, run: Run, steps: Sequence[Step], *, jobs: int, on_line: Callable[[Step], OnLine], stop: Stop
     ) -> Iterator[tuple[Step, Outcome]]:
         """Submit all steps, at most `jobs` of them running at a time; yield each as it ends."""
         submitted = self.submit(run, steps, jobs=jobs)
         yield from follow(run, {step.name: step for step in steps}, submitted, on_line, stop, self.say)
 
-    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
+    def attach(self, run: Run, step: Step, *, on_line: OnLine, stop: Stop) -> Outcome | None:
         job = read_jobs(run.root).of_step.get(step.name)
         if job is None:
             return None
         trace = read_trace(trace_path(run.root, step.name))
-        if (trace is None or trace.outcome is None) and queue.states([job]).get(job) not in queue.LIVE:
+        if (trace is None or trace.outcome is None) and not queue.living([job]):
             return None
         return next(follow(run, {step.name: step}, {step.name: job}, lambda _: on_line, stop, self.say))[1]
 
     def lost(self, run: Run, step: Step) -> Outcome:
-        job = read_jobs(run.root).of_step.get(step.name, "")
-        return lost_outcome(job, cancelled=False)
+        return lost_outcome(read_jobs(run.root).of_step.get(step.name, ""), cancelled=False)
 
     def gpus_seen(self, run: Run) -> tuple[Gpu, ...]:
         """The GPUs of the first step that has run: what the plan's placeholders stood for."""
@@ -137,9 +124,7 @@ class SlurmEngine(Engine):
                 return trace.gpus
         return run.manifest.gpus
 
-    def provenance(
-        self, run_dir: str, gpus: Sequence[Gpu]
-    ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
+    def provenance(self, run_dir: str, gpus: Sequence[Gpu]) -> Provenance:
         return _record(self.image), {"slurm": msgspec.to_builtins(self.options)}
 
     def further_images(self, run_dir: str, gpus: Sequence[Gpu]) -> tuple[ImageRecord, ...]:
@@ -148,57 +133,54 @@ class SlurmEngine(Engine):
     def version(self) -> str | None:
         return queue.version()
 
-    def lab_used(self, ours: Lab) -> Used:
-        """The run folder is on every node; so is the copy in it, and no node's own lab matters."""
+    def lab_used(self, lab: Lab) -> Used:
+        """The copy in the run folder, which every node sees, whatever lab is installed there."""
         return "mounted" if self.image or self.further else "copy"
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
-        asked = {"sbatch": step_parameters(self.options, [step], jobs=1)}
+        sbatch = {"sbatch": step_parameters(self.options, [step], jobs=1)}
         image = self._image_of(step)
         if image and self.options.container in COMMANDS:
             wrapped = WrappedEngine(self.options.container, image, grace_s=GRACE_S)
-            return asked | wrapped.preview(step, gpus, run_dir=run_dir)
-        return {**asked, "argv": list(step.argv), "env": step.env, "cwd": run_dir}
+            return sbatch | wrapped.preview(step, gpus, run_dir=run_dir)
+        return {**sbatch, "argv": list(step.argv), "env": step.env, "cwd": run_dir}
 
     # Submission
 
     def submit(self, run: Run, steps: Sequence[Step], *, jobs: int) -> dict[str, str]:
         """Step name -> job. Steps that ask for the same share an array; each array is recorded at once."""
-        known = read_jobs(run.root)
+        jobs_of_run = read_jobs(run.root)
         stop_flag(run.root).unlink(missing_ok=True)
         for group in alike(steps):
             tickets = [self._ticket(run, step) for step in group]
             for step in group:
-                _delete_traces(run.root, step)
+                for rank in range(step.nodes):  # an earlier attempt's would be taken for this one's
+                    trace_path(run.root, step.name, rank).unlink(missing_ok=True)
             with submitit_executor(run.root, step_parameters(self.options, group, jobs=jobs)) as executor:
                 encoded = [msgspec.json.encode(ticket).decode() for ticket in tickets]
                 submitted = executor.map_array(execute_step, encoded)
             for ticket, job in zip(tickets, submitted, strict=True):
-                known.of_step[ticket.step] = str(job.job_id)
-                known.attempt[ticket.step] = ticket.attempt
-            write_jobs(run.root, known)
-        return {step.name: known.of_step[step.name] for step in steps}
+                jobs_of_run.of_step[ticket.step] = str(job.job_id)
+                jobs_of_run.attempt[ticket.step] = ticket.attempt
+            write_jobs(run.root, jobs_of_run)
+        return {step.name: jobs_of_run.of_step[step.name] for step in steps}
 
     def leave(self, run: Run, steps: Sequence[Step], *, jobs: int, finish: Callable[[], None]) -> str:
         for step in steps:
             run.begin(step)
         submitted = self.submit(run, steps, jobs=jobs)
-        last = self.submit_last(run, finish)
-        arrays = sorted({job.split("_")[0] for job in submitted.values()})
-        return f"submitted {plural(len(steps), 'step')} as {', '.join(arrays)} and their analysis as {last}"
+        analysis = self.submit_last(run, finish)
+        arrays = ", ".join(sorted({queue.array_of(job) for job in submitted.values()}))
+        return f"submitted {plural(len(steps), 'step')} as {arrays} and their analysis as {analysis}"
 
     def submit_last(self, run: Run, finish: Callable[[], None]) -> str:
-        """One more job, after all others of the run, however they end. -> its id."""
-        before = sorted({job.split("_")[0] for job in read_jobs(run.root).of_step.values()})
-        after = {"dependency": "afterany:" + ":".join(before)}
-        parameters = common_parameters(self.options) | {
+        """Submit one more job after all others of the run, however they end; -> its id."""
+        arrays = sorted({queue.array_of(job) for job in read_jobs(run.root).of_step.values()})
+        parameters = {
             "slurm_time": self.options.time_min or ANALYSIS_LIMIT_MIN,
             "slurm_job_name": f"lab-{run.manifest.id}-analysis"[:MOST_NAME_CHARACTERS],
-            "slurm_additional_parameters": {**after, **extra_parameters(self.options.extra)},
         }
-        with submitit_executor(run.root, parameters) as executor:
-            job = executor.submit(finish)
-        return str(job.job_id)
+        return submit_after(run.root, self.options, arrays, parameters, finish)
 
     def _image_of(self, step: Step) -> Image | None:
         return self.further[step.image] if step.image else self.image
@@ -235,11 +217,5 @@ def _site(options: Options, image: Image | None) -> Site:
 
 
 def _record(image: Image | None) -> ImageRecord | None:
-    """The image by its name: its content is the node's affair."""
+    """The image by its name: only a node knows its content."""
     return ImageRecord(name=image.name, ref=image.workload_ref or image.ref) if image else None
-
-
-def _delete_traces(root: Path, step: Step) -> None:
-    """What an earlier attempt left would be taken for this one's."""
-    for rank in range(step.nodes):
-        trace_path(root, step.name, rank).unlink(missing_ok=True)

@@ -1,19 +1,21 @@
-"""Following the jobs of a run to their end: their logs as they grow, and an outcome for each step."""
+"""Jobs of a run followed to their end (logs as they grow, an outcome per step), or cancelled."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
 
 import msgspec
 
+from lab.core.files import write_atomic
 from lab.core.run import Run, utc_now
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
-from lab.engines.lines import LineSplitter
+from lab.engines.base import OnLine
+from lab.engines.output import LineSplitter
 from lab.engines.slurm import queue
-from lab.engines.slurm.cancel import end_gently
-from lab.engines.slurm.records import FOLDER, Trace, read_jobs, read_trace, trace_path
+from lab.engines.slurm.records import FOLDER, Trace, read_jobs, read_trace, stop_flag, trace_path
 from lab.engines.slurm.waits import Waits
 
 POLL_S = 0.3
@@ -25,13 +27,13 @@ def follow(
     run: Run,
     steps: Mapping[str, Step],
     jobs: Mapping[str, str],
-    on_line: Callable[[Step], Callable[[str], None]],
+    on_line: Callable[[Step], OnLine],
     stop: Stop,
     say: Callable[[str], None],
 ) -> Iterator[tuple[Step, Outcome]]:
     """Yield each step with its outcome as it ends. A first stop ends the steps gently, a second at once.
 
-    say: told why steps wait in the queue.
+    say: called with why steps wait in the queue.
     """
     attempt = read_jobs(run.root).attempt
     waiting = {
@@ -40,16 +42,16 @@ def follow(
     }
     asked_at, asked_to_end, killed = time.monotonic(), False, False
     waits = Waits(say, queue.node_states)
-    names = {one.job: name for name, one in waiting.items()}
-    limits_s = {one.job: limit for one in waiting.values() if (limit := one.step.stall_timeout_s)}
+    names = {jobs[name]: name for name in steps}
+    limits_s = {jobs[name]: limit for name, step in steps.items() if (limit := step.stall_timeout_s)}
     while waiting:
-        begun = {path.name for path in (run.root / FOLDER).glob("*.json")}
-        for name, one in list(waiting.items()):
-            outcome = one.poll(begun)
+        trace_names = {path.name for path in (run.root / FOLDER).glob("*.json")}
+        for name, followed in list(waiting.items()):
+            outcome = followed.poll(trace_names)
             if outcome is not None:
                 del waiting[name]
-                yield one.step, outcome
-        living = [one.job for one in waiting.values()]
+                yield followed.step, outcome
+        living = [jobs[name] for name in waiting]
         if stop.is_set() and not asked_to_end:
             asked_to_end = True
             end_gently(run.root, living)
@@ -58,28 +60,24 @@ def follow(
             queue.cancel(living)
         if waiting and time.monotonic() - asked_at > ASK_QUEUE_S:
             asked_at = time.monotonic()
-            found = queue.listed(living)
-            for one in waiting.values():
-                job = found.get(one.job)
-                one.update_queue_state(job.state if job else None, cancelled=asked_to_end)
+            listed = queue.listed(living)
+            for followed in waiting.values():
+                job = listed.get(followed.job)
+                followed.update_queue_state(job.state if job else None, cancelled=asked_to_end)
             if not asked_to_end:
-                _give_up(waiting.values(), waits.look(found, names, limits_s, asked_at))
+                given_up = waits.look(listed, names, limits_s, asked_at)
+                if given_up:  # a job that has begun meanwhile goes on
+                    queue.cancel(list(given_up), waiting_only=True)
+                for followed in waiting.values():
+                    followed.given_up = given_up.get(followed.job, followed.given_up)
         if waiting:
             time.sleep(POLL_S)
-
-
-def _give_up(steps: Collection[FollowedStep], why: Mapping[str, str]) -> None:
-    """Cancel jobs that wait for what does not come; one that has begun meanwhile goes on."""
-    if why:
-        queue.cancel(list(why), waiting_only=True)
-    for one in steps:
-        one.given_up = why.get(one.job, one.given_up)
 
 
 class FollowedStep:
     """One step's job: its log as it grows, its outcome once there is one, and whether the queue has it."""
 
-    def __init__(self, run: Run, step: Step, job: str, attempt: int, on_line: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, step: Step, job: str, attempt: int, on_line: OnLine) -> None:
         self.run, self.step, self.job = run, step, job
         self._attempt = attempt
         self._on_line, self._splitter, self._offset = on_line, LineSplitter(), 0
@@ -87,12 +85,12 @@ class FollowedStep:
         self._cancelled = False
         self.given_up = ""  # why its job was taken out of the queue
 
-    def poll(self, begun: Set[str]) -> Outcome | None:
+    def poll(self, trace_names: Set[str]) -> Outcome | None:
         """The outcome if the step has ended for good; None for a task that was preempted and is requeued.
 
-        begun: the names of the traces that exist, so that the files of a waiting step need not be looked at.
+        trace_names: of the traces that exist, so that no file of a waiting step is opened.
         """
-        if trace_path(self.run.root, self.step.name).name in begun:
+        if trace_path(self.run.root, self.step.name).name in trace_names:
             self._read_log()
         elif not self._lost():
             return None
@@ -103,7 +101,7 @@ class FollowedStep:
             outcome = combined_outcome(self.run, self.step, ended)
             if outcome.status is Status.interrupted and not (self._cancelled or self._lost()):
                 return None
-            self._read_log(last=True)
+            self._read_log(is_complete=True)
             return outcome
         if not self._lost():
             return None
@@ -125,7 +123,7 @@ class FollowedStep:
         patience_s = 1.0 if self._cancelled or self.given_up else SETTLE_S
         return self._gone_since is not None and time.monotonic() - self._gone_since > patience_s
 
-    def _read_log(self, *, last: bool = False) -> None:
+    def _read_log(self, *, is_complete: bool = False) -> None:
         try:
             with self.run.log(self.step).open("rb") as file:
                 file.seek(self._offset)
@@ -135,22 +133,20 @@ class FollowedStep:
         self._offset += len(chunk)
         for line in self._splitter.feed(chunk):
             self._on_line(line)
-        if last:
+        if is_complete:
             for line in self._splitter.flush():
                 self._on_line(line)
 
 
 def lost_outcome(job: str, *, cancelled: bool) -> Outcome:
     """The job left the queue without an outcome: it was cancelled before it began, or its node died."""
-    now = utc_now()
-    if cancelled:
-        reason = f"job {job} was cancelled by the user"
-        return Outcome(status=Status.interrupted, reason=reason, started_utc=now)
-    end = queue.describe_end(job) or "Slurm no longer knows the job"
-    status = Status.interrupted if "PREEMPTED" in end or "CANCELLED" in end else Status.failed
-    status = Status.timeout if "TIMEOUT" in end else status
-    reason = f"job {job} ended without an outcome: {end}; the job's own output is in {FOLDER}/"
-    return Outcome(status=status, reason=reason, started_utc=now)
+    status, reason = Status.interrupted, f"job {job} was cancelled by the user"
+    if not cancelled:
+        end = queue.describe_end(job) or "Slurm no longer knows the job"
+        status = Status.interrupted if "PREEMPTED" in end or "CANCELLED" in end else Status.failed
+        status = Status.timeout if "TIMEOUT" in end else status
+        reason = f"job {job} ended without an outcome: {end}; the job's own output is in {FOLDER}/"
+    return Outcome(status=status, reason=reason, started_utc=utc_now())
 
 
 def combined_outcome(run: Run, step: Step, traces: Sequence[Trace]) -> Outcome:
@@ -165,3 +161,17 @@ def combined_outcome(run: Run, step: Step, traces: Sequence[Trace]) -> Outcome:
         reason = f"exited with 0 but left no {', '.join(missing)}"
         return msgspec.structs.replace(outcome, status=Status.failed, reason=reason)
     return outcome
+
+
+def cancel_run(root: Path) -> list[str]:
+    """End every job of a run that still lives; -> the jobs."""
+    living = queue.living(list(read_jobs(root).of_step.values()))
+    if living:
+        end_gently(root, living)
+    return living
+
+
+def end_gently(root: Path, jobs: Sequence[str]) -> None:
+    """Waiting jobs never begin; running steps are asked to end, and may clean up."""
+    write_atomic(stop_flag(root), b"")
+    queue.cancel(jobs, waiting_only=True)

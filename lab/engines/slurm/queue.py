@@ -1,4 +1,4 @@
-"""Slurm's own commands: which jobs live, how one ended, and how to end them. Nothing here knows of steps."""
+"""Slurm's own commands: which jobs live, how one ended, how to cancel."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class NodeState(NamedTuple):
     def text(self) -> str:
         state = self.state.rstrip("*$~#!%@^-+")
         silent = " and does not respond" if self.state.endswith("*") else ""
-        why = "" if self.reason in ("", "none") else f' ("{printable(self.reason)[:120]}")'
-        return f"node {printable(self.name)} is {printable(state)}{silent}{why}"
+        reason = "" if self.reason in ("", "none") else f' ("{printable(self.reason)[:120]}")'
+        return f"node {printable(self.name)} is {printable(state)}{silent}{reason}"
 
 
 def array_of(job: str) -> str:
     return job.split("_")[0]
 
 
-def states(jobs: Collection[str]) -> dict[str, str]:
-    """Job or array task -> its state alone."""
-    return {name: one.state for name, one in listed(jobs).items()}
+def living(jobs: Collection[str]) -> list[str]:
+    """Those of these jobs that have not ended."""
+    return [name for name, job in listed(jobs).items() if job.state in LIVE]
 
 
 def listed(jobs: Collection[str]) -> dict[str, Job]:
@@ -61,21 +61,21 @@ def listed(jobs: Collection[str]) -> dict[str, Job]:
     A waiting task is listed within its array (`12_[3-7]`): it is PENDING. One call for at most 200 jobs.
     """
     numbers = sorted({array_of(job) for job in jobs})
-    found: dict[str, Job] = {}
+    jobs_by_id: dict[str, Job] = {}
     for start in range(0, len(numbers), JOBS_PER_CALL):
         asked = ",".join(numbers[start : start + JOBS_PER_CALL])
         text = _call("squeue", "-h", "-r", "-t", "all", "-j", asked, "-o", "%i|%T|%n|%P|%r", accepted=(0, 1))
         for line in text.splitlines():
             name, *fields = line.split("|", 4)
-            found[name] = Job(*fields) if len(fields) == 4 else Job(fields[0] if fields else "", "", "", "")
-    return {job: found[job] for job in jobs if job in found}
+            jobs_by_id[name] = Job(*[*fields, "", "", "", ""][:4])
+    return {job: jobs_by_id[job] for job in jobs if job in jobs_by_id}
 
 
 def node_states(nodes: str, partition: str) -> list[NodeState]:
     """Of these nodes (`n1,n[4-7]`), else of a partition's; none where Slurm does not know them."""
-    which = ("-n", nodes) if nodes else ("-p", partition)
+    filters = ("-n", nodes) if nodes else ("-p", partition)
     try:
-        text = _call("sinfo", "-h", "-N", *which, "-o", "%N|%T|%E")
+        text = _call("sinfo", "-h", "-N", *filters, "-o", "%N|%T|%E")
     except EngineError:
         return []
     lines = dict.fromkeys(text.splitlines())  # a node is listed once per partition
@@ -98,38 +98,38 @@ def describe_end(job: str) -> str:
 
 
 def cancel(jobs: Sequence[str], *, waiting_only: bool = False) -> None:
-    """End jobs; those that have ended already are no error. With `waiting_only`, running ones go on."""
-    which = ["--state=PENDING"] if waiting_only else []
+    """Cancel jobs, or with `waiting_only` those that have not begun. Ended ones are skipped."""
+    filters = ["--state=PENDING"] if waiting_only else []
     for start in range(0, len(jobs), JOBS_PER_CALL):
-        _call("scancel", "-Q", *which, *jobs[start : start + JOBS_PER_CALL], accepted=(0, 1))
+        _call("scancel", "-Q", *filters, *jobs[start : start + JOBS_PER_CALL], accepted=(0, 1))
 
 
 def node_address(nodelist: str) -> str:
     """The address of the first node of a list such as `n[1-4]`; of this machine for "localhost"."""
     if nodelist == "localhost":
         return nodelist
-    first = _call("scontrol", "show", "hostnames", nodelist).split()[0]
-    fields = dict(_FIELDS.findall(_call("scontrol", "-o", "show", "node", first)))
-    return fields.get("NodeAddr") or first
+    node = _call("scontrol", "show", "hostnames", nodelist).split()[0]
+    fields = dict(_FIELDS.findall(_call("scontrol", "-o", "show", "node", node)))
+    return fields.get("NodeAddr") or node
 
 
 def _call(*command: str, accepted: Collection[int] = (0,)) -> str:
     """The command's output. Raises EngineError when it is not installed or fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except FileNotFoundError as error:
         raise EngineError(
-            f"{command[0]} is not installed: this is no Slurm login node",
+            f"{command[0]} is not installed: this is not a Slurm login node",
             fix="run where sbatch works, or without --engine slurm",
         ) from error
     except subprocess.TimeoutExpired as error:
         raise EngineError(
             f"{command[0]} has not answered in 60 s", fix="see whether slurmctld is up: scontrol ping"
         ) from error
-    if done.returncode not in accepted:
+    if completed.returncode not in accepted:
         raise EngineError(
-            f"{command[0]} failed: {(done.stderr or done.stdout).strip()[:300]}",
+            f"{command[0]} failed: {(completed.stderr or completed.stdout).strip()[:300]}",
             where=" ".join(command),
             fix="see scontrol ping and sinfo",
         )
-    return done.stdout
+    return completed.stdout

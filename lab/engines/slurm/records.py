@@ -1,4 +1,4 @@
-"""The files in a run's `.slurm` folder: what a task is given, and what it leaves behind."""
+"""The files in a run's `.slurm` folder: what a task gets, and what it leaves."""
 
 from __future__ import annotations
 

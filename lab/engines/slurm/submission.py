@@ -1,4 +1,4 @@
-"""Submitting to Slurm through submitit: the parameters of a job, and the executor, its errors translated."""
+"""Jobs submitted to Slurm through submitit: their parameters, and the executor with its errors translated."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +15,39 @@ from lab.core.files import make_folder
 from lab.core.options import SlurmOptions
 from lab.core.snapshot import import_path, package_folder
 from lab.core.step import Step
+from lab.engines.slurm.queue import array_of
 from lab.engines.slurm.records import FOLDER
 from lab.errors import EngineError, UsageError
 
 LIMIT_MARGIN_MIN, UNLIMITED_MIN = 10, 240  # submitit's own default is five minutes
 MOST_NAME_CHARACTERS = 60
+OPTIONS_OF_SBATCH = ("partition", "account", "qos", "constraint", "mem", "cpus_per_task")
 
 
 def step_parameters(options: SlurmOptions, steps: Sequence[Step], *, jobs: int) -> dict[str, Any]:
     """What one array of like `steps` requests; at most `jobs` of its tasks run at a time."""
-    first = steps[0]
+    step = steps[0]
     requested = common_parameters(options) | {
-        "slurm_nodes": first.nodes,
+        "slurm_nodes": step.nodes,
         "slurm_array_parallelism": jobs,
-        "slurm_job_name": f"lab-{first.name}"[:MOST_NAME_CHARACTERS],
+        "slurm_job_name": f"lab-{step.name}"[:MOST_NAME_CHARACTERS],
     }
     if options.time_min is None:
-        limits = [step.timeout_s for step in steps]
+        limits = [s.timeout_s for s in steps]
         longest_s = max(limit or 0 for limit in limits) if all(limits) else 60 * UNLIMITED_MIN
         requested["slurm_time"] = int(longest_s / 60) + LIMIT_MARGIN_MIN
-    gres = options.gres or (f"gpu:{first.num_gpus}" if first.num_gpus else None)
-    node = {"nodelist": first.node} if first.node else {}
-    more = extra_parameters(options.extra) | ({"gres": gres} if gres else {}) | node
-    return requested | ({"slurm_additional_parameters": more} if more else {})
+    gres = options.gres or (f"gpu:{step.num_gpus}" if step.num_gpus else None)
+    node = {"nodelist": step.node} if step.node else {}
+    parameters = extra_parameters(options.extra) | ({"gres": gres} if gres else {}) | node
+    return requested | ({"slurm_additional_parameters": parameters} if parameters else {})
 
 
 def common_parameters(options: SlurmOptions) -> dict[str, Any]:
     """What every job requests."""
-    values = {
-        "slurm_partition": options.partition,
-        "slurm_account": options.account,
-        "slurm_qos": options.qos,
-        "slurm_constraint": options.constraint,
-        "slurm_time": options.time_min,
-        "slurm_mem": options.mem,
-        "slurm_cpus_per_task": options.cpus_per_task,
-    }
-    return {
-        "slurm_ntasks_per_node": 1,
-        **{name: value for name, value in values.items() if value is not None},
-    }
+    values: dict[str, Any] = {f"slurm_{name}": getattr(options, name) for name in OPTIONS_OF_SBATCH}
+    values["slurm_time"] = options.time_min
+    requested = {name: value for name, value in values.items() if value is not None}
+    return {"slurm_ntasks_per_node": 1, **requested}
 
 
 def extra_parameters(extra: Sequence[str]) -> dict[str, str | bool]:
@@ -74,20 +67,32 @@ def alike(steps: Sequence[Step]) -> list[list[Step]]:
 
 
 def submit_commands(
-    folder: Path, options: SlurmOptions, parts: Sequence[Sequence[str]], last: Sequence[str], *, jobs: int
+    folder: Path, options: SlurmOptions, parts: Sequence[Sequence[str]], closing: Sequence[str], *, jobs: int
 ) -> tuple[str, str]:
-    """lab's own commands as one array, and `last` after all of them have ended, well or not.
+    """Submit lab's own commands as one array, and `closing` after all of them have ended, however they end.
 
-    `folder` gets the jobs' output. -> the array's job and the last one's.
+    `folder` gets the jobs' output. -> the array's job and that of `closing`.
     """
-    common, more = common_parameters(options), extra_parameters(options.extra)
-    array_only = {"slurm_array_parallelism": jobs, "slurm_additional_parameters": more}
-    with submitit_executor(folder, common | array_only) as executor:
-        array = executor.map_array(run_lab, [list(part) for part in parts])[0].job_id.split("_")[0]
-    after = {"slurm_additional_parameters": {**more, "dependency": f"afterany:{array}"}}
-    with submitit_executor(folder, common | after) as executor:
-        end = executor.submit(run_lab, list(last)).job_id
-    return str(array), str(end)
+    extra = {"slurm_additional_parameters": extra_parameters(options.extra)}
+    parameters = common_parameters(options) | extra | {"slurm_array_parallelism": jobs}
+    with submitit_executor(folder, parameters) as executor:
+        array = array_of(executor.map_array(run_lab, [list(part) for part in parts])[0].job_id)
+    return array, submit_after(folder, options, [array], {}, run_lab, list(closing))
+
+
+def submit_after(
+    folder: Path,
+    options: SlurmOptions,
+    arrays: Sequence[str],
+    parameters: Mapping[str, Any],
+    function: Callable[..., None],
+    *arguments: object,
+) -> str:
+    """Submit a call that starts when these arrays have ended, however they end; -> its job."""
+    extra = {"dependency": f"afterany:{':'.join(arrays)}", **extra_parameters(options.extra)}
+    requested = {**common_parameters(options), **parameters, "slurm_additional_parameters": extra}
+    with submitit_executor(folder, requested) as executor:
+        return str(executor.submit(function, *arguments).job_id)
 
 
 def run_lab(arguments: Sequence[str]) -> None:
@@ -98,14 +103,14 @@ def run_lab(arguments: Sequence[str]) -> None:
 
 
 def setup(root: Path) -> list[str]:
-    """Lines of the job's script: its processes import the lab of this one, or end in words.
+    """Lines of the job's script: its processes import this lab, or end with an error that names the other.
 
     A run's own copy is in its folder, which every node sees; else it is the tree of this lab.
     """
     sha256 = content_sha256(package_folder())
     copy = Path(import_path(sha256, str(root.absolute())))
-    first = copy if copy.is_dir() else package_folder().parent
-    path = f"{shlex.quote(str(first))}${{PYTHONPATH:+:$PYTHONPATH}}"
+    import_folder = copy if copy.is_dir() else package_folder().parent
+    path = f"{shlex.quote(str(import_folder))}${{PYTHONPATH:+:$PYTHONPATH}}"
     return [f"export PYTHONPATH={path}", f"export {EXPECTED}={sha256}"]
 
 

@@ -1,4 +1,4 @@
-"""What one Slurm task does: run its step with the engine of its node, and leave the outcome as a file.
+"""One Slurm task: it runs its step with the engine of its node, and leaves the outcome as a file.
 
 That file decides: the driver may be gone, accounting may be off, and a job's state in the queue says nothing
 of a step that ran out of GPU memory. A task that is preempted and requeued starts its step over.
@@ -7,11 +7,12 @@ of a step that ran out of GPU memory. A task that is preempted and requeued star
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -22,35 +23,33 @@ from lab.core.gpu import Gpu
 from lab.core.run import Run, utc_now
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
+from lab.core.words import plural
 from lab.engines.base import Engine
+from lab.engines.docker.host import node_name
 from lab.engines.local.engine import LocalEngine
-from lab.engines.slurm.container import WrappedEngine
-from lab.engines.slurm.node import job_id, node_name, node_rank, on_this_node, task_gpus
+from lab.engines.slurm.queue import node_address
 from lab.engines.slurm.records import Ticket, Trace, stop_flag, trace_path
-from lab.errors import LabError
+from lab.engines.slurm.runtimes import WrappedEngine
+from lab.errors import GpuError, LabError
+from lab.gpus.discover import discover
 from lab.gpus.sampling import sampled
 from lab.images.spec import load
 
 FLAG_S = 0.5
+FIRST_PORT, NUM_PORTS = 20000, 20000
 GRACE_S = 8.0  # below Slurm's KillWait, which is 30 s by default
 
 
 def execute_step(ticket_json: str) -> None:
-    """What submitit calls in every task, one per node. An error of lab becomes the outcome that it writes."""
+    """Run one task, as submitit calls it on every node. An error of lab becomes the outcome."""
     ticket = msgspec.json.decode(ticket_json, type=Ticket)
     root, rank = Path(ticket.run_dir), node_rank()
     run = NodeRun(Run.open(root), rank)
     step = on_this_node(run.step(ticket.step))
     path = trace_path(root, ticket.step, rank)
-    trace = Trace(
-        attempt=ticket.attempt,
-        job=job_id(),
-        node=node_name(),
-        host=socket.gethostname(),
-        started_utc=utc_now(),
-    )
+    node, host, began = node_name(), socket.gethostname(), time.monotonic()
+    trace = Trace(attempt=ticket.attempt, job=job_id(), node=node, host=host, started_utc=utc_now())
     make_folder(path.parent)
-    began = time.monotonic()
     gpus: Sequence[Gpu] = ()
     try:
         gpus = task_gpus(step)
@@ -60,7 +59,9 @@ def execute_step(ticket_json: str) -> None:
         with watching_for_stop(stop_flag(root)) as stop:
             with sampled(gpus, run.folder(step), node=rank):
                 outcome = engine_of(ticket).run(run, step, gpus, on_line=lambda _: None, stop=stop)
-            outcome = blame_slurm(outcome, stop)
+            if stop.by_slurm and not outcome.ok:  # its SIGTERM reaches the step's processes, too
+                reason = "Slurm ended the job (SIGTERM)"
+                outcome = msgspec.structs.replace(outcome, status=Status.interrupted, reason=reason)
     except LabError as error:
         outcome = Outcome(
             status=Status.failed,
@@ -122,18 +123,53 @@ def watching_for_stop(flag: Path) -> Iterator[TaskStop]:
             if flag.exists():
                 stop.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     threading.Thread(target=look, daemon=True, name="lab-flag").start()
     try:
         yield stop
     finally:
         ended.set()
-        for number, old in before.items():
-            signal.signal(number, old)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
-def blame_slurm(outcome: Outcome, stop: TaskStop) -> Outcome:
-    """Slurm's SIGTERM reaches the step's processes too: however they ended, it is the reason."""
-    if outcome.ok or not stop.by_slurm:
-        return outcome
-    return msgspec.structs.replace(outcome, status=Status.interrupted, reason="Slurm ended the job (SIGTERM)")
+def node_rank(env: Mapping[str, str] = os.environ) -> int:
+    return int(env.get("SLURM_NODEID", "0"))
+
+
+def job_id() -> str:
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID", "")
+
+
+def on_this_node(step: Step, env: Mapping[str, str] = os.environ) -> Step:
+    """The step with torchrun's static rendezvous filled in.
+
+    A step over several nodes expects no files here: the driver looks for them when all nodes have ended.
+    """
+    if step.nodes == 1:
+        return step
+    values = {
+        "{node_rank}": str(node_rank(env)),
+        "{master_addr}": env.get("LAB_MASTER_ADDR")
+        or node_address(env.get("SLURM_JOB_NODELIST", "localhost")),
+        "{master_port}": str(FIRST_PORT + int(env.get("SLURM_JOB_ID", "0")) % NUM_PORTS),
+    }
+    argv = step.argv
+    for name, value in values.items():
+        argv = tuple(word.replace(name, value) for word in argv)
+    return msgspec.structs.replace(step, argv=argv, expects=())
+
+
+def task_gpus(step: Step) -> list[Gpu]:
+    """The GPUs that Slurm gave this task. Raises GpuError if the node shows fewer than the step needs."""
+    if not step.num_gpus:
+        return []
+    gpus = discover()
+    if len(gpus) < step.num_gpus:
+        raise GpuError(
+            f"step {step.name!r} needs {plural(step.num_gpus, 'GPU')} and this node shows {len(gpus)}",
+            where=node_name(),
+            fix="ask Slurm for them with --gpus, or look at the node's driver",
+        )
+    return gpus[: step.num_gpus]

@@ -1,7 +1,7 @@
-"""Why jobs wait: said once, again when the reason changes and at growing intervals, and when it is hopeless.
+"""Why jobs wait: reported once, again at growing intervals or when the reason changes; and which end.
 
-A queue that is busy is ordinary and said late; a node that is down, a job that is held or a request that no
-node fulfils is said at once.
+A busy queue is ordinary and reported late; a node that is down, a job that is held or a request that no node
+fulfils is reported at once.
 """
 
 from __future__ import annotations
@@ -9,139 +9,149 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lab.core.words import plural, printable
 from lab.engines.slurm.queue import LIVE, WAITING, Job, NodeState, array_of
 
-SOON_S = 3.0  # a reason of a moment is none
+SOON_S = 3.0  # a shorter wait is not worth a line
 BUSY_S = 300.0  # from when a busy queue is worth a line
-AGAIN_S, MOST_AGAIN_S = 600.0, 3600.0  # between two lines of one reason: doubles
+AGAIN_S, MOST_AGAIN_S = 600.0, 3600.0  # between two lines about one cause: doubles
 HOPELESS_S = 30.0
-FLAPS_S = 60.0  # for so long a busy queue may be named in between
+FLAPS_S = 60.0  # a cause counts for so long after Slurm last named it
 MOST_NAMED = 3
-# Slurm's words for what passes by itself.
+# Slurm's words for what passes by itself,
 BUSY = {"None", "Priority", "Resources", "JobArrayTaskLimit", "BeginTime", "Cleaning", "Prolog"}
 BUSY |= {"Dependency", "Reservation", "Licenses"}
-# And for what no time changes, only another request.
+# and for what only another request changes.
 HOPELESS = re.compile(
     r"BadConstraints|DependencyNeverSatisfied|Partition(Node|Time)Limit|Invalid(Account|QOS)"
     r"|(Account|QOS)NotAllowed|(QOS|Assoc)Max\w*(PerJob|WallDuration)\w*"
 )
-Key = tuple[str, str, str]  # Slurm's reason, the nodes that were asked for, the partition
+
+
+class Cause(NamedTuple):
+    """What a job waits for: Slurm's reason, the nodes that were asked for, the partition."""
+
+    reason: str
+    nodes: str
+    partition: str
+
+    @property
+    def is_busy(self) -> bool:
+        return self.reason in BUSY
+
+    @property
+    def is_hopeless(self) -> bool:
+        return HOPELESS.fullmatch(self.reason) is not None
 
 
 @dataclass
-class _Reason:
-    """Jobs that wait for one thing, from when on, and when that is said next."""
+class _Report:
+    """What was reported about one cause, and when the next line is due."""
 
-    since: float
-    next_at: float
+    since_s: float
+    due_s: float
     pause_s: float = AGAIN_S
-    said: bool = False
-    seen: float = 0.0
+    was_reported: bool = False
+    last_seen_s: float = 0.0
 
 
 @dataclass
 class Waits:
-    """Remembers what was said. `nodes` gives the states of named nodes, else of a partition's."""
+    """Remembers what was reported. `nodes` gives the states of named nodes, else of a partition's."""
 
     say: Callable[[str], None]
     nodes: Callable[[str, str], Sequence[NodeState]]
-    _reasons: dict[Key, _Reason] = field(default_factory=dict)
-    _since: dict[str, tuple[Key, float]] = field(default_factory=dict)  # by job
-    _blocked: dict[str, tuple[Key, float]] = field(default_factory=dict)  # by job: the last time it was seen
+    _reports: dict[Cause, _Report] = field(default_factory=dict)
+    _since: dict[str, tuple[Cause, float]] = field(default_factory=dict)  # by job
+    _blocked: dict[str, tuple[Cause, float]] = field(default_factory=dict)  # by job: when Slurm last named it
 
     def look(
-        self, jobs: Mapping[str, Job], steps: Mapping[str, str], limits_s: Mapping[str, float], now: float
+        self, jobs: Mapping[str, Job], steps: Mapping[str, str], limits_s: Mapping[str, float], now_s: float
     ) -> dict[str, str]:
-        """-> job -> why it is given up.
+        """Report waits that are due; -> job -> why it is given up.
 
-        steps: job -> step. limits_s: job -> how long it may wait for what is not there; a busy queue counts
-        for nothing.
+        steps: job -> step. limits_s: job -> how long it may wait for what is not there, a busy queue apart.
         """
-        keys = self._keys(jobs, now)
-        groups: dict[Key, list[str]] = {}
-        for job, key in keys.items():
-            groups.setdefault(key, []).append(job)
-        before = self._since
-        self._since = {
-            job: before[job] if job in before and before[job][0] == key else (key, now)
-            for job, key in keys.items()
-        }
-        for key in groups:
-            self._reasons.setdefault(key, _begun(key, now)).seen = now
-        self._reasons = {key: one for key, one in self._reasons.items() if now - one.seen < AGAIN_S}
+        causes = self._causes(jobs, now_s)
+        groups: dict[Cause, list[str]] = {}
+        for job, cause in causes.items():
+            groups.setdefault(cause, []).append(job)
+            if job not in self._since or self._since[job][0] != cause:
+                self._since[job] = cause, now_s
+        self._since = {job: self._since[job] for job in causes}
+        for cause in groups:
+            due_s = now_s + (BUSY_S if cause.is_busy else SOON_S)
+            self._reports.setdefault(cause, _Report(now_s, due_s)).last_seen_s = now_s
+        for cause in [c for c, report in self._reports.items() if now_s - report.last_seen_s >= AGAIN_S]:
+            del self._reports[cause]
         given_up = {}
-        for key, members in groups.items():
-            if now >= self._reasons[key].next_at:
-                ends = HOPELESS.fullmatch(key[0]) or any(job in limits_s for job in members)
-                self._tell(key, [steps[job] for job in members], now, hint=not ends and key[0] not in BUSY)
-            if any(jobs[job].reason == key[0] for job in members):  # at this very look
-                given_up.update(self._given_up(key, members, limits_s, now))
+        for cause, members in groups.items():
+            if now_s >= self._reports[cause].due_s:
+                ends = cause.is_hopeless or any(job in limits_s for job in members)
+                self._report(cause, [steps[job] for job in members], now_s, advise=not ends)
+            if any(jobs[job].reason == cause.reason for job in members):  # and not remembered from earlier
+                given_up.update(self._given_up(cause, members, limits_s, now_s))
         return given_up
 
-    def _keys(self, jobs: Mapping[str, Job], now: float) -> dict[str, Key]:
-        """What each job waits for. Slurm names what is in its way only for the first of an array, and not
-        each time that it looks.
-        """
-        found = {
-            job: (one.reason, one.nodes, one.partition) for job, one in jobs.items() if one.state in WAITING
-        }
-        runs = {array_of(job) for job, one in jobs.items() if one.state not in WAITING and one.state in LIVE}
-        self._blocked.update({job: (key, now) for job, key in found.items() if key[0] not in BUSY})
-        recent = {job: key for job, (key, seen) in self._blocked.items() if now - seen <= FLAPS_S}
-        first = {array_of(job): key for job, key in recent.items() if array_of(job) not in runs}
-        for job, key in found.items():
-            if key[0] == "JobArrayTaskLimit":
-                found[job] = first.get(array_of(job), key)
-            elif key[0] in BUSY:
-                found[job] = recent.get(job, key)
-        return found
+    def _causes(self, jobs: Mapping[str, Job], now_s: float) -> dict[str, Cause]:
+        """What each job waits for.
 
-    def _tell(self, key: Key, steps: Sequence[str], now: float, *, hint: bool) -> None:
-        one = self._reasons[key]
-        more = f" and {len(steps) - MOST_NAMED} more" if len(steps) > MOST_NAMED else ""
-        still = f"after {_span(now - one.since)} still " if one.said else ""
+        Slurm names what blocks an array for its first task alone, and not each time that its scheduler looks.
+        """
+        waiting = {name: job for name, job in jobs.items() if job.state in WAITING}
+        causes = {name: Cause(job.reason, job.nodes, job.partition) for name, job in waiting.items()}
+        self._blocked.update({name: (cause, now_s) for name, cause in causes.items() if not cause.is_busy})
+        recent = {name: cause for name, (cause, seen_s) in self._blocked.items() if now_s - seen_s <= FLAPS_S}
+        running = {array_of(name) for name, job in jobs.items() if job.state in LIVE - WAITING}
+        of_array = {array_of(name): cause for name, cause in recent.items() if array_of(name) not in running}
+        for name, cause in causes.items():
+            if cause.reason == "JobArrayTaskLimit":
+                causes[name] = of_array.get(array_of(name), cause)
+            elif cause.is_busy:
+                causes[name] = recent.get(name, cause)
+        return causes
+
+    def _report(self, cause: Cause, steps: Sequence[str], now_s: float, *, advise: bool) -> None:
+        report = self._reports[cause]
+        still = f"after {_span(now_s - report.since_s)} still " if report.was_reported else ""
         verb = "waits" if len(steps) == 1 else "wait"
-        who = (
-            f"{plural(len(steps), 'step')} {still}{verb} in the queue ({', '.join(steps[:MOST_NAMED])}{more})"
-        )
-        self.say(f"{who}: {self._why(key)}")
-        if hint and not one.said:
+        subject = f"{plural(len(steps), 'step')} {still}{verb} in the queue ({_shortened(steps)})"
+        self.say(f"{subject}: {self._explain(cause)}")
+        if advise and not cause.is_busy and not report.was_reported:
             self.say(
                 "  --stall-timeout S ends such a wait; Ctrl-C ends the run, and --resume goes on with it"
             )
-        one.next_at, one.said = now + one.pause_s, True
-        one.pause_s = min(MOST_AGAIN_S, 2 * one.pause_s)
+        report.due_s, report.was_reported = now_s + report.pause_s, True
+        report.pause_s = min(MOST_AGAIN_S, 2 * report.pause_s)
 
     def _given_up(
-        self, key: Key, jobs: Sequence[str], limits_s: Mapping[str, float], now: float
+        self, cause: Cause, jobs: Sequence[str], limits_s: Mapping[str, float], now_s: float
     ) -> dict[str, str]:
-        if key[0] in BUSY:
+        if cause.is_busy:
             return {}
-        never = HOPELESS.fullmatch(key[0]) is not None
-        waited_s = {job: now - self._since[job][1] for job in jobs}
-        late = [j for j in jobs if waited_s[j] >= (HOPELESS_S if never else limits_s.get(j, float("inf")))]
-        if not late:
-            return {}
-        how = "no node will ever run it" if never else "longer than --stall-timeout allows"
-        why = self._why(key)
-        return {job: f"waited in the queue for {_span(waited_s[job])}, {how}: {why}" for job in late}
+        limits_s = dict.fromkeys(jobs, HOPELESS_S) if cause.is_hopeless else limits_s
+        waited_s = {job: now_s - self._since[job][1] for job in jobs}
+        late = [job for job in jobs if waited_s[job] >= limits_s.get(job, float("inf"))]
+        verdict = "no node will ever run it" if cause.is_hopeless else "longer than --stall-timeout allows"
+        explanation = self._explain(cause) if late else ""
+        return {
+            job: f"waited in the queue for {_span(waited_s[job])}, {verdict}: {explanation}" for job in late
+        }
 
-    def _why(self, key: Key) -> str:
+    def _explain(self, cause: Cause) -> str:
         """The nodes that cannot be used and why, as Slurm has it; else Slurm's reason alone."""
-        reason, nodes, partition = key
-        slurm = f"Slurm: {printable(reason)[:120]}"
-        if reason in BUSY:
+        slurm = f"Slurm: {printable(cause.reason)[:120]}"
+        if cause.is_busy:
             return slurm
-        bad = [one for one in self.nodes(nodes, partition) if not one.usable]
-        texts = [one.text for one in bad[:MOST_NAMED]]
-        more = f" and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
-        return f"{', '.join(texts)}{more} ({slurm})" if texts else slurm
+        unusable = [node.text for node in self.nodes(cause.nodes, cause.partition) if not node.usable]
+        return f"{_shortened(unusable)} ({slurm})" if unusable else slurm
 
 
-def _begun(key: Key, now: float) -> _Reason:
-    return _Reason(now, now + (BUSY_S if key[0] in BUSY else SOON_S))
+def _shortened(texts: Sequence[str]) -> str:
+    omitted = f" and {len(texts) - MOST_NAMED} more" if len(texts) > MOST_NAMED else ""
+    return f"{', '.join(texts[:MOST_NAMED])}{omitted}"
 
 
 def _span(seconds: float) -> str:

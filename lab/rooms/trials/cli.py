@@ -260,11 +260,11 @@ def _folder(of_cells: Sequence[str | None], image: str | None) -> str | None:
     here = Path.cwd()
     if image is None and not any(of_cells):
         return str(here)
-    from lab.engines.docker.mounts import refuse_place
+    from lab.engines.docker.refusals import refuse_system_folder
     from lab.errors import UsageError
 
     try:
-        refuse_place(here.resolve(), "the folder of the command")
+        refuse_system_folder(here.resolve(), "the folder of the command")
     except UsageError as error:
         if any(of_cells):
             raise UsageError(

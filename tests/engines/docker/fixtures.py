@@ -28,12 +28,11 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
 from lab.engines.docker import leftovers as leftover_containers
-from lab.engines.docker.client import connect
+from lab.engines.docker.client import ask, connect
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.errors import Context
 from lab.engines.docker.labels import Leftover
 from lab.engines.docker.leftovers import leftovers
-from lab.engines.docker.nature import ask
 from lab.images.endpoint import endpoint_of
 from lab.images.spec import Devices, Image, MountRule
 from tests.conftest import ROOT
@@ -46,8 +45,6 @@ CONTEXT = Context(
     step="s",
     driver="535.1",
     run_dir="/runs/r",
-    option_of={"/data/gone": "HF_HOME"},
-    present=lambda: "0 H100 GPU-7",
 )
 
 REF = "lab-test/busybox:engine"
@@ -284,7 +281,7 @@ def _carry(source, target) -> None:
 
 @pytest.fixture
 def systems_engine() -> None:
-    """Skips on a rootless engine: no shared namespace, no stand-in hook, no limits on cgroup v1."""
+    """Skips on a rootless engine: no stand-in hook, no limits on cgroup v1."""
     nature = ask(endpoint_of(os.environ), 60)
     if nature and nature.user_mapping != "same":
         pytest.skip(f"the engine here is {nature.user_mapping}")

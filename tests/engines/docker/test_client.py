@@ -18,9 +18,8 @@ from lab.core.step import Step
 from lab.core.stop import Stop
 from lab.engines.docker import client as docker_client
 from lab.engines.docker import refusals
-from lab.engines.docker.client import Daemon, connect
+from lab.engines.docker.client import Daemon, ask, connect
 from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.nature import Nature, ask
 from lab.engines.docker.refusals import allowed
 from lab.errors import EngineError, GpuError
 from lab.images import spec as images
@@ -56,29 +55,16 @@ def test_an_engine_that_hangs_is_told_after_the_limit(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "host", ["tcp://10.0.0.1:2375", "ssh://me@there", "http://10.0.0.1:2375", "10.0.0.1:2375"]
+    "host", ["tcp://10.0.0.1:2375", "ssh://me@there", "10.0.0.1:2375", "/run/x.sock", "unix:/run/x.sock"]
 )
-def test_an_engine_on_another_machine_is_refused_unlessallowed(host):
-    with pytest.raises(EngineError, match="not an engine of this machine") as caught:
+def test_what_is_not_the_socket_of_an_engine_here_is_refused(host):
+    with pytest.raises(EngineError, match="not the socket of an engine of this machine") as caught:
         connect({"DOCKER_HOST": host})
-    assert "LAB_ALLOW_REMOTE_ENGINE=1" in str(caught.value)
-
-
-@pytest.mark.parametrize("host", ["/run/x.sock", "unix:/run/x.sock", " unix:///run/x.sock", "//run/x.sock"])
-def test_a_socket_that_is_not_written_as_an_address_is_told_how(host):
-    with pytest.raises(EngineError, match="not written as an engine's address") as caught:
-        connect({"DOCKER_HOST": host})
-    assert caught.value.fix == "DOCKER_HOST=unix:///run/x.sock"
+    assert "unix:///path" in str(caught.value)
 
 
 def test_an_address_without_a_path_is_none():
     assert endpoint_of({"DOCKER_HOST": "unix://"}) == endpoint_of({})
-
-
-def test_an_allowed_remote_engine_is_really_asked(monkeypatch):
-    monkeypatch.setattr(docker_client, "TIMEOUT_S", 2)
-    with pytest.raises(EngineError, match=r"no Docker engine answers at tcp://127\.0\.0\.1:9"):
-        connect({"DOCKER_HOST": "tcp://127.0.0.1:9", "LAB_ALLOW_REMOTE_ENGINE": "1"})
 
 
 PODMAN = {"ApiVersion": "1.41", "Components": [{"Name": "Podman Engine", "Version": "4.3.1"}]}
@@ -137,8 +123,7 @@ def test_an_engine_says_whether_it_is_rootless(tmp_path, said, mapping):
         daemon, nature = connect(env), ask(env["DOCKER_HOST"], 5)
     assert daemon.user_mapping == mapping
     assert nature is not None
-    same = Nature(daemon.is_podman, mapping, daemon.cdi, nature.toolkit)
-    assert nature == same, "as a plan asks, without the SDK"
+    assert vars(nature).items() <= vars(daemon).items(), "as a plan asks, without the SDK"
 
 
 def test_a_plan_waits_for_no_engine_that_is_not_there_or_does_not_speak(tmp_path):

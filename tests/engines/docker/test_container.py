@@ -10,7 +10,9 @@ from docker.errors import APIError
 
 from lab.core.gpu import Gpu
 from lab.core.step import Step
-from lab.engines.docker.container import moment, start
+from lab.engines.docker.client import Daemon
+from lab.engines.docker.container import start
+from lab.engines.docker.follow import moment
 from lab.errors import EngineError, EngineLost, GpuError
 from lab.images import spec as images
 from lab.images.container import HostContext, container_spec
@@ -25,6 +27,10 @@ SPEC = container_spec(
     [Gpu(vendor="nvidia", index=0, uuid="GPU-0")],
     HOST,
 )
+
+
+def a_start(client) -> tuple[str, list[str]]:
+    return start(Daemon(client=client, endpoint="e"), SPEC, name="n", labels={}, context=CONTEXT)
 
 
 class Stingy:
@@ -54,7 +60,9 @@ class Stingy:
 
 def test_a_refused_memlock_is_tried_again_without_and_said():
     engine = Stingy()
-    container, warnings = start(engine, SPEC, name="n", labels={}, context=CONTEXT)
+    container, warnings = start(
+        Daemon(client=engine, endpoint="e"), SPEC, name="n", labels={}, context=CONTEXT
+    )
     assert engine.limits == [["stack", "memlock"], ["stack"]]
     assert container == "c2" and engine.removed == ["c1"], "the one that did not start leaves nothing behind"
     assert len(warnings) == 1 and "locked memory" in warnings[0]
@@ -64,7 +72,7 @@ def test_another_error_is_not_tried_again():
     engine = Stingy()
     engine.start = lambda _: (_ for _ in ()).throw(APIError("x", explanation="nvml error: driver not loaded"))
     with pytest.raises(GpuError):
-        start(engine, SPEC, name="n", labels={}, context=CONTEXT)
+        a_start(engine)
     assert len(engine.limits) == 1 and engine.removed == ["c1"]
 
 
@@ -72,7 +80,7 @@ def test_a_start_without_an_answer_leaves_the_container_to_be_taken_up_again():
     engine = Stingy()
     engine.start = lambda _: (_ for _ in ()).throw(requests.exceptions.ReadTimeout("Read timed out."))
     with pytest.raises(EngineLost, match="c1 may still run"):
-        start(engine, SPEC, name="n", labels={}, context=CONTEXT)
+        a_start(engine)
     assert engine.removed == []
 
 

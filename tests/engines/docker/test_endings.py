@@ -50,9 +50,9 @@ def test_news_of_a_limit_that_come_after_the_end_are_waited_for(tmp_path, monkey
     been killed before anybody watched it."""
     start = containers.start
 
-    def and_wait(client, *args, **options):
-        container, warnings = start(client, *args, **options)
-        client.wait(container)
+    def and_wait(daemon, *args, **options):
+        container, warnings = start(daemon, *args, **options)
+        daemon.client.wait(container)
         return container, warnings
 
     if ended_before:

@@ -61,9 +61,9 @@ NVIDIA = [
     (
         "nvidia-container-cli: device error: GPU-9: unknown device",
         GpuError,
-        ["no such GPU", "GPU-9", "0 H100 GPU-7"],
+        ["no such GPU", "GPU-9", "lab doctor"],
     ),
-    ("nvidia-container-cli: device error: unknown device id: 9", GpuError, ["no such GPU", "0 H100 GPU-7"]),
+    ("nvidia-container-cli: device error: unknown device id: 9", GpuError, ["no such GPU", "lab doctor"]),
     (
         "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, "
         "please update your driver to a newer version, or use an earlier cuda container",
@@ -115,7 +115,7 @@ def test_what_nvidias_toolkit_says_is_a_gpu_error_however_it_is_wrapped(around, 
             400,
             'invalid mount config for type "bind": bind source path does not exist: /data/gone',
             UsageError,
-            ["HF_HOME names a path", "/data/gone"],
+            ["cannot find a path that it has to mount", "/data/gone"],
         ),
         (
             500,
@@ -225,32 +225,6 @@ def test_what_the_daemon_says_becomes_an_error_with_its_cure(status, text, kind,
     error = said(status, text)
     assert type(error) is kind and all(word in str(error) for word in words), error
     assert error.where == "step 's'" and isinstance(error.__cause__, APIError)
-
-
-@pytest.mark.parametrize(
-    "text, words",
-    [
-        (
-            "SSLError(SSLCertVerificationError(1, "
-            "'[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed'))",
-            "SSL_CERT_FILE",
-        ),
-        (
-            "the --mount option requires BuildKit. Refer to https://docs.docker.com/go/buildkit/",
-            "docker-buildx",
-        ),
-        ("ERROR: BuildKit is enabled but the buildx component is missing or broken.", "docker-buildx"),
-    ],
-)
-def test_what_a_build_says_becomes_an_error_with_its_cure(text, words):
-    error = translate(RuntimeError(text), context=CONTEXT)
-    assert type(error) is EngineError and words in str(error)
-
-
-def test_a_mount_that_nobody_named_is_told_all_the_same():
-    assert "an option or the environment names a path" in str(
-        said(400, "bind source path does not exist: /elsewhere")
-    )
 
 
 def test_a_secret_in_the_daemons_text_is_not_repeated(monkeypatch):

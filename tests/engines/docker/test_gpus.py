@@ -55,7 +55,7 @@ def test_an_nvidia_container_sees_the_uuids_it_was_given_and_no_others(tmp_path)
         ),
         (
             "nvidia-container-cli: device error: GPU-1234-9: unknown device",
-            ("no such GPU on this machine: GPU-1234-9", "present:"),
+            ("no such GPU on this machine: GPU-1234-9", "lab doctor"),
         ),
         (
             "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, "

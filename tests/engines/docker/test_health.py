@@ -11,20 +11,15 @@ pytest.importorskip("docker")
 from lab.core.gpu import Gpu
 from lab.engines.docker import engine as docker_engine
 from lab.engines.docker import health
-from lab.engines.docker.client import Daemon
+from lab.engines.docker.client import how_gpus_reach, nature_of
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.health import check_engine
-from lab.engines.docker.nature import has_toolkit, how_gpus_reach
 from tests.engines.docker.fixtures import an_image
 from tests.engines.docker.test_client import DOCKER, PODMAN, an_engine
 
 GPU = Gpu(vendor="nvidia", index=0, uuid="GPU-0")
 NAMED = msgspec.structs.replace(GPU, cdi="nvidia.com/gpu=GPU-0")
 AMD = Gpu(vendor="amd", index=0, uuid="GPU-1", render_node="/dev/dri/renderD128")
-
-
-def daemon(**fields) -> Daemon:
-    return Daemon(client=None, endpoint="e", **{"is_podman": False, **fields})
 
 
 def test_a_socket_that_nobody_serves_is_not_an_engine(tmp_path):
@@ -50,7 +45,7 @@ def test_an_engine_that_hangs_is_given_up(tmp_path, monkeypatch):
 
 def test_a_remote_engine_is_not_used(tmp_path):
     (row,) = check_engine({"DOCKER_HOST": "tcp://10.0.0.1:2375"}, [])
-    assert row.state == "warn" and "not an engine of this machine" in row.detail
+    assert row.state == "warn" and "not the socket of an engine of this machine" in row.detail
 
 
 def test_without_a_socket_there_is_no_engine(tmp_path):
@@ -74,18 +69,18 @@ def test_an_engine_that_answers_is_named_with_its_version(tmp_path, said, words)
 @pytest.mark.parametrize(
     "engine, info, gpu, state, words",
     [
-        (daemon(cdi=True), {}, NAMED, "ok", "by CDI: nvidia.com/gpu=GPU-0"),
-        (daemon(cdi=True, is_podman=True), {}, NAMED, "ok", "by CDI"),
-        (daemon(cdi=True, is_podman=True), {}, GPU, "warn", "nvidia-ctk cdi generate"),
-        (daemon(), {"Runtimes": {"runc": {}, "nvidia": {}}}, NAMED, "ok", "container toolkit"),
-        (daemon(), {"Runtimes": {"runc": {}}}, GPU, "warn", "toolkit was not found"),
-        (daemon(), {"Runtimes": None}, GPU, "warn", "install nvidia-container-toolkit"),
+        (DOCKER, {"CDISpecDirs": ["/etc/cdi"]}, NAMED, "ok", "by CDI: nvidia.com/gpu=GPU-0"),
+        (PODMAN, {}, NAMED, "ok", "by CDI"),
+        (PODMAN, {}, GPU, "warn", "nvidia-ctk cdi generate"),
+        (DOCKER, {"Runtimes": {"runc": {}, "nvidia": {}}}, NAMED, "ok", "container toolkit"),
+        (DOCKER, {"Runtimes": {"runc": {}}}, GPU, "warn", "toolkit was not found"),
+        (DOCKER, {"Runtimes": None}, GPU, "warn", "install nvidia-container-toolkit"),
     ],
 )
 def test_how_a_container_would_get_the_gpus(engine, info, gpu, state, words, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    said, detail = how_gpus_reach(engine, [gpu], toolkit=has_toolkit(info))
-    assert said == state and words in detail
+    access, detail = how_gpus_reach(nature_of(engine, info), [gpu])
+    assert access == state and words in detail
 
 
 ROOTLESS = {"SecurityOptions": ["name=rootless"]}
@@ -122,7 +117,7 @@ def test_a_plan_without_an_answer_says_for_which_engine_it_is(tmp_path, monkeypa
     deaf.listen()
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/s")
     monkeypatch.setattr(docker_engine, "PREVIEW_TIMEOUT_S", 0.2)
-    assert DockerEngine(an_image()).notes([]) == (docker_engine.NOT_KNOWN,)
+    assert DockerEngine(an_image()).notes([]) == (docker_engine.UNKNOWN_ENGINE,)
 
 
 def test_a_plan_says_that_the_toolkit_is_missing(tmp_path, monkeypatch):

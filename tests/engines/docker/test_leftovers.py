@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.usefixtures("busybox", "own_caches
 def test_a_container_outlives_its_driver_and_the_next_one_gets_log_and_exit_code(tmp_path, then):
     step = shell("echo up; until [ -e s/go ]; do sleep 0.1; done; echo more; exit 7")
     run = kill_driver_of(tmp_path / "r", step)
-    (one,) = leftovers(run.manifest.id, run_dir=run.root)
+    (one,) = leftovers(run_dir=run.root)
     assert (one.step, one.running, one.driver_alive, one.fingerprint) == ("s", True, False, "f")
     threading.Timer(1.0, (run.root / "s/go").touch).start()
     until(lambda: left_of(run) == [then])
@@ -60,16 +60,16 @@ def test_a_container_of_another_configuration_is_not_taken_for_this_one(tmp_path
     run.manifest.steps[0].fingerprint = "other"
     with pytest.raises(EngineError, match="another configuration"):
         DockerEngine(an_image()).attach(run, step, on_line=print, stop=Stop())
-    stop_run(run.manifest.id, 1, run_dir=run.root)
+    stop_run(run.root, 1)
 
 
 def test_stopping_a_run_ends_and_removes_what_its_dead_driver_left(tmp_path):
     run = kill_driver_of(
         tmp_path / "r", shell("trap 'echo bye > s/bye; exit' INT; echo up; while :; do sleep 0.1; done")
     )
-    assert [one.step for one in stop_run(run.manifest.id, 10, run_dir=run.root)] == ["s"]
+    assert [one.step for one in stop_run(run.root, 10)] == ["s"]
     assert left_of(run) == [] and (run.root / "s/bye").read_text() == "bye\n"
-    assert stop_run(run.manifest.id, 10, run_dir=run.root) == []
+    assert stop_run(run.root, 10) == []
 
 
 def test_the_reaper_takes_what_ended_and_leaves_what_runs_unless_asked(tmp_path):

@@ -31,9 +31,11 @@ import encodings.idna, docker
 from lab.core.stop import Stop
 from lab.engines.docker.client import connect
 from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.errors import messages
 from lab.images import spec as images
 from tests.engines.docker.fixtures import REF, a_docker_run, an_image, left_of, run_step, shell, stop_when
 me, folder = pwd.getpwnam(sys.argv[1]), sys.argv[2]
+messages()
 with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):  # what a run imports
     sys.argv = ["lab", *"run --dry-run --image cpu -o /tmp/none sweep -c 28".split()]
     lab.cli.main.main()

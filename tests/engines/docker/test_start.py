@@ -15,7 +15,7 @@ from lab.errors import BusyError, EngineError
 pytest.importorskip("docker")
 from lab.driver.execute import StepRunner
 from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.refusals import refuse_another
+from lab.engines.docker.which_lab import refuse_moved_tag
 from tests.engines.docker.fixtures import (  # noqa: F401
     REF,
     WHEEL,
@@ -83,7 +83,7 @@ def test_a_name_that_was_moved_to_another_image_of_lab_is_refused(title, ref, ba
     """An image made of another keeps that one's label, and says so by its base."""
     image = msgspec.structs.replace(an_image(), ref=ref, base=base)
     with pytest.raises(EngineError, match=f"labelled {title}") if refused else contextlib.nullcontext():
-        refuse_another(ref, {"org.opencontainers.image.title": title}, image)
+        refuse_moved_tag(ref, {"org.opencontainers.image.title": title}, image)
 
 
 @pytest.mark.parametrize(

@@ -25,16 +25,20 @@ from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
 from lab.driver.execute import StepRunner
 from lab.engines.slurm import queue
-from lab.engines.slurm.cancel import cancel_run
 from lab.engines.slurm.engine import SlurmEngine
-from lab.engines.slurm.node import on_this_node
+from lab.engines.slurm.follow import cancel_run
 from lab.engines.slurm.records import read_jobs
 from lab.engines.slurm.submission import alike, setup, step_parameters
+from lab.engines.slurm.task import on_this_node
 from lab.errors import EngineError, GpuError, UsageError
 from lab.images import spec as images
 from lab.recordings.gpu_state import read_state
 from tests.core.test_manifest import a_manifest
 from tests.gpus.test_amd import Tree
+
+
+def states_of(run) -> list[str]:
+    return [job.state for job in queue.listed(read_jobs(run.root).of_step.values()).values()]
 
 
 def python(name: str, code: str, **fields) -> Step:
@@ -95,8 +99,8 @@ def until(true, seconds: float = 300.0) -> None:
 
 def test_a_login_node_without_slurm_is_told_so(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(EngineError, match="no Slurm login node"):
-        queue.states(["1"])
+    with pytest.raises(EngineError, match="not a Slurm login node"):
+        queue.living(["1"])
 
 
 def test_an_image_needs_the_sites_container_runtime_and_the_other_way_round():
@@ -334,7 +338,7 @@ def test_a_drained_cluster_only_makes_a_run_wait(tmp_path):
     try:
         working = threading.Thread(target=execute, args=(run,), kwargs={"say": said.append})
         working.start()
-        until(lambda: list(queue.states(read_jobs(run.root).of_step.values()).values()) == ["PENDING"])
+        until(lambda: states_of(run) == ["PENDING"])
         until(lambda: said)
     finally:
         _scontrol("update", "nodename=n1,n2", "state=resume")

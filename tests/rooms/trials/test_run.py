@@ -146,7 +146,7 @@ def test_what_cannot_be_asked_is_refused_before_anything_runs(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_TOKEN", "hf_planted_token_value")
-    monkeypatch.setattr("lab.engines.docker.site.look", lambda: Found([]))
+    monkeypatch.setattr("lab.engines.docker.host.look", lambda: Found([]))
     with pytest.raises(SystemExit) as error:
         main(["run", "trials", *words])
     assert error.value.code == code and says in capsys.readouterr().err

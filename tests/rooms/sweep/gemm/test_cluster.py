@@ -40,4 +40,4 @@ def test_an_analysis_is_spread_over_tasks_and_put_together(tmp_path):
 
 def _jobs_left(out) -> bool:
     names = {path.name.split("_")[0] for path in (out / ".slurm" / "submitit").glob("[0-9]*")}
-    return any(state in queue.LIVE for state in queue.states(names).values())
+    return bool(queue.living(names))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.engines.docker.mounts import check_shared_object
 from lab.errors import (
     GpuError,
     MissingError,
@@ -38,6 +38,27 @@ FLAGS = (
     "LOG_KERNELS",
     "LOGFILE",
 )
+
+
+def check_shared_object(path: Path) -> None:
+    """Refuse a file that an x86-64 container could not load. Reads only its ELF header."""
+    with path.open("rb") as file:
+        head = file.read(20)
+    complaint = None
+    if head[:4] != b"\x7fELF":
+        complaint = "is not an ELF shared object" if head else "is an empty file, not an ELF shared object"
+    elif len(head) < 20 or head[4] != 2:
+        complaint = "is not a 64-bit ELF file"
+    else:
+        kind, machine = struct.unpack_from("<HH", head, 16)
+        if kind != 3:
+            complaint = "is an ELF file, but not a shared object"
+        elif machine != 62:
+            complaint = "is not built for x86-64"
+    if complaint:
+        raise UsageError(
+            f"NIXNAN_SO {complaint}", where=path, fix="name the nixnan.so that you built for this machine"
+        )
 
 
 def find_tool(env: Mapping[str, str]) -> Path:

@@ -13,6 +13,26 @@ from lab.errors import GpuError, MissingError, UsageError
 from lab.rooms.nan.nixnan.running import preflight
 from tests.rooms.nan.nixnan import nixgen
 
+ELF = b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x03\x00\x3e\x00"  # 64-bit, shared object, x86-64
+
+
+@pytest.mark.parametrize(
+    "content, complaint",
+    [
+        (b"", "empty file"),
+        (b"#!/bin/sh\n", "not an ELF"),
+        (ELF[:10], "64-bit|not a shared"),
+        (ELF[:4] + b"\x01" + ELF[5:], "64-bit"),
+        (ELF[:16] + b"\x02\x00\x3e\x00", "not a shared object"),
+        (ELF[:16] + b"\x03\x00\xb7\x00", "not built for x86-64"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_refused_before_any_container(tmp_path, content, complaint):
+    path = tmp_path / "nixnan.so"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=complaint):
+        preflight.check_shared_object(path)
+
 
 def test_a_tool_that_is_no_shared_object_is_refused(tmp_path, env):
     text = tmp_path / "nixnan.so"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("docker")
-from lab.engines.docker import logs as docker_logs
-from lab.engines.docker.logs import LogFollower
-from lab.engines.log_writer import LogWriter
+from lab.engines.docker import follow
+from lab.engines.docker.follow import LogFollower
+from lab.engines.output import LogWriter
 
 
 class Entries:
@@ -80,6 +80,6 @@ def test_entries_that_are_all_alike_are_still_counted_exactly(tmp_path, cut):
 
 
 def test_a_stream_that_hangs_after_the_end_is_cut_off_and_the_rest_read_plainly(tmp_path, monkeypatch):
-    monkeypatch.setattr(docker_logs, "QUIET_S", 0.3)
+    monkeypatch.setattr(follow, "QUIET_S", 0.3)
     engine = Entries(entries([1, 2, 3]), [1], hang=True)
     assert followed(engine, tmp_path) == ["line 0", "line 1", "line 2"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 import pytest
 
@@ -14,11 +12,10 @@ from lab.core.plan import Site
 from lab.core.run import Run
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
-from lab.engines import engine_for
+from lab.engines import engine_for, mixed
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.local.engine import LocalEngine
-from lab.engines.mixed import engine as mixed
-from lab.engines.mixed.engine import MixedEngine
+from lab.engines.mixed import MixedEngine
 from lab.errors import EngineError, GpuError, UsageError
 from lab.gpus.discover import Found
 from tests.core.test_manifest import a_manifest
@@ -31,7 +28,7 @@ class StandIn:
     """An engine that remembers what it was asked."""
 
     def __init__(self, name: str, used: str = "image") -> None:
-        self.name, self.used, self.ran, self.began = name, used, [], []
+        self.name, self.used, self.ran = name, used, []
 
     def run(self, run, step, gpus, *, on_line, stop):
         self.ran.append(step.name)
@@ -39,11 +36,6 @@ class StandIn:
 
     def attach(self, run, step, *, on_line, stop):
         return msgspec.structs.replace(OK, reason=f"followed by {self.name}")
-
-    @contextlib.contextmanager
-    def starting(self, run, steps):
-        self.began += [step.name for step in steps]
-        yield
 
     def provenance(self, run_dir, gpus):
         return ImageRecord(name=self.name, ref=f"local/{self.name}", id=f"sha256:{self.name}"), {"uid": 7}
@@ -67,11 +59,9 @@ def test_a_step_runs_and_is_followed_in_its_own_image(tmp_path):
     run = Run.create(tmp_path / "r", a_manifest(*steps))
     base, cpu, cuda = StandIn("here"), StandIn("cpu"), StandIn("cuda")
     engine = MixedEngine(base, {"cpu": cpu, "cuda": cuda})
-    with engine.starting(run, steps):
-        for step in steps:
-            assert engine.run(run, step, (), on_line=print, stop=Stop()).ok
+    for step in steps:
+        assert engine.run(run, step, (), on_line=print, stop=Stop()).ok
     assert (base.ran, cpu.ran, cuda.ran) == (["here"], ["a"], ["b"])
-    assert (base.began, cpu.began, cuda.began) == (["here"], ["a"], ["b"])
     assert engine.attach(run, steps[2], on_line=print, stop=Stop()).reason == "followed by cuda"
     assert engine.gpus_in_use() == {"GPU-of-here", "GPU-of-cpu", "GPU-of-cuda"}
     assert engine.notes(()) == ("the same note",)
@@ -107,7 +97,6 @@ def test_the_runs_copy_of_lab_is_used_unless_all_find_it_in_their_image(used, sa
         ({"image": "cuda", "images": ("cpu",)}, "MixedEngine"),
         ({"engine": "local", "images": ("cpu",)}, "MixedEngine"),
         ({"engine": "slurm", "images": ("cpu",)}, "SlurmEngine"),
-        ({"engine": "recorded", "images": ("cpu",)}, "RecordedEngine"),
     ],
 )
 def test_images_of_steps_ask_for_the_mixed_engine_of_this_machine(flags, engine):
@@ -138,7 +127,7 @@ def test_a_dry_run_without_gpus_shows_the_placeholders_of_the_image(monkeypatch)
 
 
 def test_an_image_for_gpus_that_are_not_here_is_an_error_before_the_first_step(monkeypatch):
-    for engine in ("docker.site", "local.engine"):
+    for engine in ("docker.host", "local.engine"):
         monkeypatch.setattr(f"lab.engines.{engine}.look", lambda: Found([]))
     with pytest.raises(GpuError, match="needs nvidia GPUs and none was found"):
         MixedEngine.prepare(Options(images=("cpu", "cuda")))

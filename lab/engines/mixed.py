@@ -1,13 +1,11 @@
 """Steps of one run in several images, or some in an image and others in this environment.
 
-Every call is passed on to the engine of the step's image; all of them are engines of this machine.
+Every call goes to the engine of the step's image, on this machine.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -18,7 +16,7 @@ from lab.core.plan import Site
 from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
-from lab.engines.base import Engine
+from lab.engines.base import Engine, OnLine, Provenance
 from lab.engines.docker.engine import DockerEngine
 from lab.engines.local.engine import LocalEngine
 from lab.errors import EngineError, GpuError
@@ -34,32 +32,21 @@ class MixedEngine(Engine):
 
     @classmethod
     def prepare(cls, options: Options) -> tuple[Site, Engine]:
-        """All images get the same GPUs, or none: else cells would differ in them, too."""
+        """All images get the same GPUs, or none: else cells would differ in their GPUs, too."""
         alone = msgspec.structs.replace(options, images=(), engine=None)
         site, base = (DockerEngine if options.image else LocalEngine).prepare(alone)
-        found: dict[str, Engine] = {}
+        engines: dict[str, Engine] = {}
         for name in dict.fromkeys(options.images):
-            # What analyses the run is the base's affair.
-            flags = msgspec.structs.replace(alone, image=name, analysis="host")
-            its_site, found[name] = DockerEngine.prepare(flags)
-            site = _one_site(site, its_site, options.image or "this environment", name)
-        return site, cls(base, found)
-
-    @classmethod
-    def restore(cls, run: Run, options: Options) -> tuple[Site, Engine]:
-        """A run that began with this host's lab in its images goes on with it."""
-        if run.manifest.lab.used == "mounted" and options.host_lab == "auto":
-            options = msgspec.structs.replace(options, host_lab="mount")
-        return super().restore(run, options)
+            flags = msgspec.structs.replace(alone, image=name, analysis="host")  # the base analyses the run
+            image_site, engines[name] = DockerEngine.prepare(flags)
+            site = _common_site(site, image_site, options.image or "this environment", name)
+        return site, cls(base, engines)
 
     def of(self, step: Step) -> Engine:
         if step.image is None:
             return self.base
         if step.image not in self.by_image:
-            raise EngineError(
-                f"step {step.name!r} names the image {step.image!r}, which this run does not have",
-                where=", ".join(self.by_image),
-            )
+            raise EngineError(f"step {step.name!r} names an image that its run does not have: {step.image}")
         return self.by_image[step.image]
 
     @property
@@ -68,29 +55,18 @@ class MixedEngine(Engine):
 
     # Steps
 
-    def run(
-        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         return self.of(step).run(run, step, gpus, on_line=on_line, stop=stop)
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         return self.of(step).preview(step, gpus, run_dir=run_dir)
-
-    @contextlib.contextmanager
-    def starting(self, run: Run, steps: Sequence[Step]) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for engine in self._all:
-                stack.enter_context(engine.starting(run, [step for step in steps if self.of(step) is engine]))
-            yield
 
     def notes(self, gpus: Sequence[Gpu]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(note for engine in self._all for note in engine.notes(gpus)))
 
     # Provenance
 
-    def provenance(
-        self, run_dir: str, gpus: Sequence[Gpu]
-    ) -> tuple[ImageRecord | None, dict[str, Any] | None]:
+    def provenance(self, run_dir: str, gpus: Sequence[Gpu]) -> Provenance:
         """`image` is that of steps that name none; the containers of the others are in `of_images`."""
         image, container = self.base.provenance(run_dir, gpus)
         of_images = {name: one.provenance(run_dir, gpus)[1] for name, one in self.by_image.items()}
@@ -103,14 +79,14 @@ class MixedEngine(Engine):
     def version(self) -> str | None:
         return next(iter(self.by_image.values())).version()
 
-    def lab_used(self, ours: Lab) -> Used:
+    def lab_used(self, lab: Lab) -> Used:
         """The run's copy, unless every step finds the same lab in its image."""
-        used = {engine.lab_used(ours) for engine in self._all}
+        used = {engine.lab_used(lab) for engine in self._all}
         return "image" if used == {"image"} else "mounted"
 
     # What an earlier driver left
 
-    def attach(self, run: Run, step: Step, *, on_line: Callable[[str], None], stop: Stop) -> Outcome | None:
+    def attach(self, run: Run, step: Step, *, on_line: OnLine, stop: Stop) -> Outcome | None:
         return self.of(step).attach(run, step, on_line=on_line, stop=stop)
 
     def gpus_in_use(self) -> Collection[str]:
@@ -125,26 +101,21 @@ class MixedEngine(Engine):
     def analysis_image(self) -> ImageRecord | None:
         return self.base.analysis_image()
 
-    def run_analysis(
-        self, run: Run, step: Step, ours: Lab, *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
-        return self.base.run_analysis(run, step, ours, on_line=on_line, stop=stop)
+    def run_analysis(self, run: Run, step: Step, lab: Lab, *, on_line: OnLine, stop: Stop) -> Outcome:
+        return self.base.run_analysis(run, step, lab, on_line=on_line, stop=stop)
 
 
-def _one_site(one: Site, other: Site, name: str, other_name: str) -> Site:
-    """The GPUs of both. Raises GpuError where one of them would compute on other GPUs, or on none."""
-    if not other.resolved:  # a dry run without GPUs: nothing to compare
-        return other
-    if not one.resolved and other.vendor != "none":
-        return one
-    if {gpu.uuid for gpu in one.gpus} != {gpu.uuid for gpu in other.gpus}:
-        texts = [
-            f"{name}: {', '.join(gpu.number for gpu in site.gpus) or 'none'}"
-            for name, site in ((name, one), (other_name, other))
-        ]
+def _common_site(base_site: Site, image_site: Site, base_name: str, image_name: str) -> Site:
+    """The GPUs of both. Raises GpuError if one of them would compute on other GPUs, or on none."""
+    if not image_site.resolved:  # a dry run without GPUs: nothing to compare
+        return image_site
+    if not base_site.resolved and image_site.vendor != "none":
+        return base_site
+    if {gpu.uuid for gpu in base_site.gpus} != {gpu.uuid for gpu in image_site.gpus}:
+        base, image = (", ".join(gpu.number for gpu in s.gpus) or "none" for s in (base_site, image_site))
         raise GpuError(
-            f"steps in {name} and in the image {other_name!r} would not have the same GPUs",
-            where="; ".join(texts),
+            f"steps in {base_name} and in the image {image_name!r} would not have the same GPUs",
+            where=f"{base_name}: {base}; {image_name}: {image}",
             fix="--gpus none runs all of them on the CPU",
         )
-    return other if other.gpus else one  # an image's GPUs have their names for containers
+    return image_site if image_site.gpus else base_site  # an image's GPUs have their names for containers

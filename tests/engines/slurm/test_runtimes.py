@@ -21,10 +21,10 @@ from lab.core.run import IMPORTED, LAB, Run
 from lab.core.snapshot import take_snapshot
 from lab.core.step import Step
 from lab.core.stop import Stop
-from lab.engines.slurm import container
-from lab.engines.slurm.container import apptainer, apptainer_image, pyxis, pyxis_image
+from lab.engines.slurm import runtimes
 from lab.engines.slurm.engine import SlurmEngine
 from lab.engines.slurm.records import Ticket
+from lab.engines.slurm.runtimes import apptainer, apptainer_image, pyxis, pyxis_image
 from lab.engines.slurm.task import engine_of
 from lab.errors import MissingError, UsageError
 from lab.images import spec as images
@@ -121,12 +121,12 @@ def test_pyxis_gets_the_same(monkeypatch):
     ],
 )
 def test_a_reference_names_its_registry_or_the_nodes_engine(ref, for_apptainer, for_pyxis, monkeypatch):
-    monkeypatch.delenv(container.IMAGE_FILES, raising=False)
+    monkeypatch.delenv(runtimes.IMAGE_FILES, raising=False)
     assert (apptainer_image(ref), pyxis_image(ref)) == (for_apptainer, for_pyxis)
 
 
 def test_a_file_that_all_nodes_see_is_used_and_one_that_is_missing_says_how_to_make_it(tmp_path, monkeypatch):
-    monkeypatch.setenv(container.IMAGE_FILES, str(tmp_path))
+    monkeypatch.setenv(runtimes.IMAGE_FILES, str(tmp_path))
     with pytest.raises(MissingError) as caught:
         apptainer_image("lab/cpu-torch:1")
     assert caught.value.fix == f"apptainer build {tmp_path}/cpu-torch.sif docker-daemon:lab/cpu-torch:1"

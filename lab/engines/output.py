@@ -1,20 +1,49 @@
-"""A step's output, handled alike by every engine: redacted, then to its log file, the screen and the tail."""
+"""A step's output, the same for every engine: split into lines, redacted, then to log, screen and tail."""
 
 from __future__ import annotations
 
+import codecs
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
 from lab.core.run import Run
 from lab.core.step import Step
+from lab.core.stop import Stop, reason_to_stop
 from lab.secrets import redact, secret_values
 
+LONGEST = 64 * 1024  # characters; a longer line is cut into pieces so that memory stays bounded
 TAIL_LINES = 40
 LOGS_SHOWN, LOG_LINES_SHOWN, LOG_BYTES_READ = 4, 8, 4096
+
+
+class LineSplitter:
+    """Incremental UTF-8 decoder and line splitter. Undecodable bytes become U+FFFD."""
+
+    def __init__(self) -> None:
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._unfinished = ""
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        *lines, self._unfinished = (self._unfinished + self._decode(chunk)).split("\n")
+        for line in lines:
+            yield from _pieces(line.rstrip("\r"))
+        if len(self._unfinished) > LONGEST:
+            yield from _pieces(self._unfinished)
+            self._unfinished = ""
+
+    def flush(self) -> Iterator[str]:
+        line, self._unfinished = self._unfinished + self._decode(b"", True), ""
+        if line:
+            yield from _pieces(line)
+
+
+def _pieces(line: str) -> Iterator[str]:
+    for start in range(0, max(len(line), 1), LONGEST):
+        yield line[start : start + LONGEST]
 
 
 class LogWriter:
@@ -51,6 +80,12 @@ class LogWriter:
                 self.error = self.error or error
             self._file = None
 
+    def reason_to_stop(self, step: Step, stop: Stop, ran_s: float) -> str | None:
+        """Why the step must end now: the user, a limit of time or silence, or a disk that is full."""
+        silent_s = time.monotonic() - self.last_line
+        disk_full = self.error is not None
+        return reason_to_stop(step, stop, ran_s=ran_s, silent_s=silent_s, disk_full=disk_full)
+
     def write(self, lines: Iterable[str]) -> None:
         """Write whole lines, then flush, so that a log can be followed while the step runs."""
         self.last_line = time.monotonic()
@@ -80,8 +115,8 @@ def last_log_lines(run: Run, step: Step) -> list[str]:
     for path in sorted(paths, key=lambda path: path.stat().st_mtime)[-LOGS_SHOWN:]:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - LOG_BYTES_READ))
-            last = file.read().decode("utf-8", "replace").splitlines()[-LOG_LINES_SHOWN:]
-        if last:
+            tail = file.read().decode("utf-8", "replace").splitlines()[-LOG_LINES_SHOWN:]
+        if tail:
             lines.append(f"--- {path.relative_to(run.root)}")
-            lines += [redact(line, secret_values()) for line in last]
+            lines += [redact(line, secret_values()) for line in tail]
     return lines

@@ -10,12 +10,10 @@ import pytest
 from lab.core.gpu import Gpu
 from lab.core.step import Step
 from lab.engines.docker.engine import DockerEngine
-from lab.engines.docker.mounts import check_run_folder, check_shared_object, checked
+from lab.engines.docker.refusals import check_run_folder, checked
 from lab.errors import MissingError, UsageError
 from lab.images import spec as images
 from lab.images.container import HostContext, Mount, container_spec
-
-ELF = b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x03\x00\x3e\x00"  # 64-bit, shared object, x86-64
 
 
 @pytest.fixture
@@ -103,32 +101,14 @@ def test_a_link_is_refused_before_a_run_is_written_behind_it(tmp_path):
         check_run_folder(str(tmp_path / "link"))
 
 
-def test_nixnan_must_be_named_be_there_and_be_loadable(host, tmp_path):
+def test_nixnan_must_be_named_and_be_there(host, tmp_path):
     with pytest.raises(MissingError, match="NIXNAN_SO is not set"):
         checked(spec(host, tools=("nixnan",)))
     with pytest.raises(MissingError, match="NIXNAN_SO names a path that does not exist"):
         checked(spec(host, tools=("nixnan",), NIXNAN_SO=str(tmp_path / "no.so")))
     library = tmp_path / "nixnan.so"
-    library.write_bytes(ELF)
+    library.touch()
     mounts = checked(spec(host, tools=("nixnan",), NIXNAN_SO=str(library))).mounts
     assert [m for m in mounts if m.target == "/opt/lab/nixnan.so"] == [
         Mount(source=str(library), target="/opt/lab/nixnan.so", read_only=True)
     ]
-
-
-@pytest.mark.parametrize(
-    "content, complaint",
-    [
-        (b"", "empty file"),
-        (b"#!/bin/sh\n", "not an ELF"),
-        (ELF[:10], "64-bit|not a shared"),
-        (ELF[:4] + b"\x01" + ELF[5:], "64-bit"),
-        (ELF[:16] + b"\x02\x00\x3e\x00", "not a shared object"),
-        (ELF[:16] + b"\x03\x00\xb7\x00", "not built for x86-64"),
-    ],
-)
-def test_a_file_that_cannot_be_loaded_is_refused_before_any_container(tmp_path, content, complaint):
-    path = tmp_path / "nixnan.so"
-    path.write_bytes(content)
-    with pytest.raises(UsageError, match=complaint):
-        check_shared_object(path)

@@ -11,7 +11,7 @@ import io
 import os
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +21,11 @@ from lab.core.gpu import Gpu
 from lab.core.run import Run
 from lab.core.step import Outcome, Step
 from lab.core.stop import Stop
-from lab.engines.docker.host import host_context
-from lab.engines.docker.mounts import checked
+from lab.engines.base import OnLine
+from lab.engines.docker.host import host_context, node_name
+from lab.engines.docker.refusals import checked
 from lab.engines.docker.which_lab import with_lab
 from lab.engines.local.engine import LocalEngine
-from lab.engines.slurm.node import node_name
 from lab.errors import MissingError, UsageError
 from lab.gpus.selection import visible_env
 from lab.images.container import TMP, ContainerSpec, Mount, container_spec
@@ -48,30 +48,28 @@ class WrappedEngine(LocalEngine):
     """Runs steps through apptainer or pyxis, with the command, mounts and variables of a Docker container."""
 
     def __init__(self, runtime: str, image: Image, *, grace_s: float) -> None:
-        super().__init__(
-            vendor="none", grace_s=grace_s
-        )  # the container is told its GPUs, not apptainer or srun
+        # The container's variables name the GPUs, not those of apptainer or srun.
+        super().__init__(vendor="none", grace_s=grace_s)
         self.name, self.image = runtime, image
 
-    def run(
-        self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: Callable[[str], None], stop: Stop
-    ) -> Outcome:
+    def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         spec = checked(with_lab(self._spec(step, gpus, str(run.root.absolute())), run, step))
         with tempfile.TemporaryDirectory(prefix="lab-scratch-") as scratch:
-            command = COMMANDS[self.name](spec, self.image.vendor, gpus, scratch)
-            inside = msgspec.structs.replace(step, argv=command.argv, env=dict(command.env), tools=())
-            return super().run(run, inside, gpus, on_line=on_line, stop=stop)
+            return super().run(
+                run, self._wrapped(step, spec, gpus, scratch), gpus, on_line=on_line, stop=stop
+            )
 
     def preview(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
-        spec = self._spec(step, gpus, run_dir)
-        command = COMMANDS[self.name](spec, self.image.vendor, gpus, "<scratch folder of the node>")
-        return super().preview(
-            msgspec.structs.replace(step, argv=command.argv, env=dict(command.env)), gpus, run_dir=run_dir
-        )
+        wrapped = self._wrapped(step, self._spec(step, gpus, run_dir), gpus, "<scratch folder of the node>")
+        return super().preview(wrapped, gpus, run_dir=run_dir)
 
     def _lab_env(self, run: Run, step: Step) -> dict[str, str]:
         """Nothing for apptainer or srun themselves: the container has the run's lab in its own variables."""
         return {}
+
+    def _wrapped(self, step: Step, spec: ContainerSpec, gpus: Sequence[Gpu], scratch: str) -> Step:
+        command = COMMANDS[self.name](spec, self.image.vendor, gpus, scratch)
+        return msgspec.structs.replace(step, argv=command.argv, env=dict(command.env), tools=())
 
     def _spec(self, step: Step, gpus: Sequence[Gpu], run_dir: str) -> ContainerSpec:
         return container_spec(self.image, step, gpus, host_context(run_dir, gpus))
@@ -120,39 +118,36 @@ COMMANDS = {"apptainer": apptainer, "pyxis": pyxis}
 
 def apptainer_image(ref: str) -> str:
     """A file of LAB_IMAGE_FILES; else the registry that the reference names, else the node's Docker."""
-    name, tag = _split(ref)
+    registry, name, tag = _split(ref)
     daemon = f"docker-daemon:{name}{tag}"
-    if file := _image_file(name, ".sif", f"apptainer build {{}} {daemon}"):
-        return file
-    return f"docker://{name}{tag}" if _registry(name) else daemon
+    pulled = f"docker://{registry}/{name}{tag}" if registry else daemon
+    return _image_file(name, ".sif", f"apptainer build {{}} {daemon}") or pulled
 
 
 def pyxis_image(ref: str) -> str:
-    """The same in enroot's words, where a # follows the registry."""
-    name, tag = _split(ref)
+    """The same as enroot writes it, with a # behind the registry."""
+    registry, name, tag = _split(ref)
     daemon = f"dockerd://{name}{tag}"
-    if file := _image_file(name, ".sqsh", f"enroot import -o {{}} {daemon}"):
-        return file
-    registry = _registry(name)
-    return f"docker://{registry}#{name.removeprefix(f'{registry}/')}{tag}" if registry else daemon
+    pulled = f"docker://{registry}#{name}{tag}" if registry else daemon
+    return _image_file(name, ".sqsh", f"enroot import -o {{}} {daemon}") or pulled
 
 
 def _env(spec: ContainerSpec, vendor: str, gpus: Sequence[Gpu]) -> dict[str, str]:
-    """The container's variables. Both tools show it all of the job's GPUs, so it is told its own."""
+    """The container's variables. Both tools show it all of the job's GPUs, so these name its own."""
     return {**spec.env, **(visible_env(gpus, vendor) if gpus else {})}
 
 
-def _split(ref: str) -> tuple[str, str]:
-    """A reference as its name and its tag or digest, which is `:latest` where none is given."""
+def _split(ref: str) -> tuple[str, str, str]:
+    """A reference as its registry, its name in that, and its tag or digest (`:latest` if it has neither).
+
+    The registry is "" for a name of the local engine, which nothing may pull.
+    """
     match = re.fullmatch(r"(.+?)(@sha256:[0-9a-f]+|:[\w.-]+)?", ref)
     assert match
-    return match[1], match[2] or ":latest"
-
-
-def _registry(name: str) -> str:
-    """The host that a name begins with; "" for a name of the local engine, which nothing may pull."""
-    registry = registry_of(name) or ""
-    return "" if registry == LOCAL else registry
+    registry = registry_of(match[1])
+    if not registry or registry == LOCAL:
+        return "", match[1], match[2] or ":latest"
+    return registry, match[1].removeprefix(f"{registry}/"), match[2] or ":latest"
 
 
 def _image_file(name: str, suffix: str, made_by: str) -> str | None:
