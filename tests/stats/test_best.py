@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.stats.best import best_of, mcb_critical
+from lab.stats.effects import best_of, mcb_critical
 
 
 @pytest.mark.parametrize(("free", "known"), [(14, 2.59), (21, 2.50), (28, 2.46)])

@@ -18,7 +18,7 @@ from lab.rooms.sweep.names import short_name, size_text
 from lab.rooms.sweep.tuner.file import Row, bounds_of
 from lab.rooms.sweep.tuner.logs import Choice
 from lab.rooms.sweep.tuner.observe import Observed, Ran, sizes_of
-from lab.stats.best import Best, best_of
+from lab.stats.effects import Best, best_of
 
 
 class Set(NamedTuple):
