@@ -19,7 +19,7 @@ from textwrap import wrap
 import numpy as np
 
 from lab.core.files import write_atomic
-from lab.report.columns import AnyTable, Column, columns_of, is_missing
+from lab.report.tables import AnyTable, Column, columns_of, is_missing
 
 MOST_ROWS = 1_048_575  # Excel's limit, less the header
 MOST_CHARACTERS = 32_767  # of one cell
@@ -35,16 +35,14 @@ _NOT_XML = re.compile("[\x00-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
 _FORMULA = tuple("=+-@\t\r")
 
 WRITTEN = (1980, 1, 1, 0, 0, 0)  # a fixed date, so that the same tables give the same file
-# Indices into the cellXfs of styles.xml; NUMBER + n is the look of a number with n decimals.
+# Indices into the cellXfs of STYLES; NUMBER + n is the look of a number with n decimals.
 PLAIN, HEADER, QUOTED, NUMBER = range(4)
-_FIXED = Path(__file__).parent / "workbook"  # the parts that are the same in every workbook
+STYLES = Path(__file__).with_name("workbook_styles.xml")
 _XML = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n'
 _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 _OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
 _PACKAGE = "http://schemas.openxmlformats.org/package/2006"
 _SHEET_TYPE = "application/vnd.openxmlformats-officedocument.spreadsheetml"
-_RELATIONSHIPS_TYPE = "application/vnd.openxmlformats-package.relationships+xml"
-_CORE_TYPE = "application/vnd.openxmlformats-package.core-properties+xml"
 _VIEW = (
     '<sheetViews><sheetView workbookViewId="0"><pane xSplit="1" ySplit="1" topLeftCell="B2" '
     'activePane="bottomRight" state="frozen"/><selection pane="topRight"/><selection pane="bottomLeft"/>'
@@ -86,53 +84,33 @@ def _write_part(package: zipfile.ZipFile, name: str, blocks: Iterable[str]) -> N
 
 def _frame(filter_ranges: Mapping[str, str]) -> dict[str, str]:
     """Build the parts of a workbook around its sheets, by their names in the package."""
-    numbers = range(1, len(filter_ranges) + 1)
-    sheet_files = {f"worksheets/sheet{number}.xml": "worksheet" for number in numbers}
-    types = {"workbook.xml": "sheet.main", "styles.xml": "styles", **sheet_files}
+    sheets = filters = ""
+    for number, (name, cells) in enumerate(filter_ranges.items(), start=1):
+        sheets += f'<sheet name="{escape(name)}" sheetId="{number}" r:id="rId{number}"/>'
+        if cells:  # Excel itself writes this hidden name for every filter
+            filters += f'<definedName name="_xlnm._FilterDatabase" localSheetId="{number - 1}" hidden="1">'
+            filters += "'" + escape(name.replace("'", "''")) + f"'!{cells}</definedName>"
+    files = {f"worksheets/sheet{number}.xml": "worksheet" for number in range(1, len(filter_ranges) + 1)}
+    types = {**files, "workbook.xml": "sheet.main", "styles.xml": "styles"}
     overrides = "".join(
         f'<Override PartName="/xl/{name}" ContentType="{_SHEET_TYPE}.{kind}+xml"/>'
         for name, kind in types.items()
     )
-    listed = "".join(
-        f'<sheet name="{escape(name)}" sheetId="{number}" r:id="rId{number}"/>'
-        for number, name in zip(numbers, filter_ranges, strict=True)
-    )
-    # Excel itself writes this hidden name for every filter, and LibreOffice reads the filter from it.
-    filters = "".join(
-        f'<definedName name="_xlnm._FilterDatabase" localSheetId="{index}" hidden="1">'
-        f"{_quoted_name(name)}!{cells}</definedName>"
-        for index, (name, cells) in enumerate(filter_ranges.items())
-        if cells
-    )
     return {
         "[Content_Types].xml": f'{_XML}<Types xmlns="{_PACKAGE}/content-types">'
-        f'<Default Extension="rels" ContentType="{_RELATIONSHIPS_TYPE}"/>'
-        '<Default Extension="xml" ContentType="application/xml"/>'
-        f'<Override PartName="/docProps/core.xml" ContentType="{_CORE_TYPE}"/>{overrides}</Types>',
-        "_rels/.rels": _relationships(
-            {
-                "xl/workbook.xml": f"{_OFFICE}/officeDocument",
-                "docProps/core.xml": f"{_PACKAGE}/relationships/metadata/core-properties",
-            }
-        ),
-        "docProps/core.xml": (_FIXED / "core.xml").read_text(),
-        "xl/workbook.xml": f'{_XML}<workbook xmlns="{_MAIN}" xmlns:r="{_OFFICE}"><bookViews><workbookView/>'
-        f"</bookViews><sheets>{listed}</sheets>"
-        + (f"<definedNames>{filters}</definedNames>" if filters else "")
-        + "</workbook>",
-        "xl/_rels/workbook.xml.rels": _relationships(
-            {
-                **{name: f"{_OFFICE}/{kind}" for name, kind in sheet_files.items()},
-                "styles.xml": f"{_OFFICE}/styles",
-            }
-        ),
-        "xl/styles.xml": (_FIXED / "styles.xml").read_text(),
+        '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
+        f'<Default Extension="xml" ContentType="application/xml"/>{overrides}</Types>',
+        "_rels/.rels": _relationships({"xl/workbook.xml": "officeDocument"}),
+        "xl/_rels/workbook.xml.rels": _relationships({**files, "styles.xml": "styles"}),
+        "xl/workbook.xml": f'{_XML}<workbook xmlns="{_MAIN}" xmlns:r="{_OFFICE}"><sheets>{sheets}</sheets>'
+        f"{filters and f'<definedNames>{filters}</definedNames>'}</workbook>",
+        "xl/styles.xml": STYLES.read_text(),
     }
 
 
 def _relationships(types: Mapping[str, str]) -> str:
     links = "".join(
-        f'<Relationship Id="rId{number}" Type="{kind}" Target="{target}"/>'
+        f'<Relationship Id="rId{number}" Type="{_OFFICE}/{kind}" Target="{target}"/>'
         for number, (target, kind) in enumerate(types.items(), start=1)
     )
     return f'{_XML}<Relationships xmlns="{_PACKAGE}/relationships">{links}</Relationships>'
@@ -283,8 +261,3 @@ def _sheet_name(wanted: str, taken: Iterable[str]) -> str:
         ending = f" ({number})"
         name = clean[: 31 - len(ending)] + ending
     return name
-
-
-def _quoted_name(name: str) -> str:
-    """Write a sheet's name as a formula has it, in XML."""
-    return "'" + escape(name.replace("'", "''")) + "'"

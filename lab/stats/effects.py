@@ -99,12 +99,12 @@ def holm(p_values: Sequence[float] | np.ndarray) -> np.ndarray:
 class Best:
     """Which of several treatments may be the best. means, lead and needed have the values' unit.
 
-    first: index of the lowest mean; candidates: all that may be the best; needed: the lead that proves the
-    first one. Without two blocks of two treatments needed is NaN, and all are candidates.
+    lowest: index of the lowest mean; candidates: all that may be the best; needed: the lead that proves
+    it. Without two blocks of two treatments needed is NaN, and all are candidates.
     """
 
     means: tuple[float, ...]
-    first: int
+    lowest: int
     candidates: tuple[int, ...]
     lead: float
     needed: float
