@@ -63,7 +63,7 @@ def fisher_p(fail: int, n: int, base_fail: int, base_n: int) -> float:
 
 
 def fisher_less_p(fail: int, n: int, base_fail: int, base_n: int) -> float:
-    """One-sided: how likely `fail` or fewer are in the first cell if its rate is no lower."""
+    """One-sided: how likely `fail` or fewer are in the first cell if its rate is not lower."""
     weights, lowest = _table(fail, n, base_fail, base_n)
     return float(Fraction(sum(weights[: fail - lowest + 1]), sum(weights)))
 
