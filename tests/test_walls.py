@@ -58,7 +58,7 @@ READING = {
     "lab diff {kernels} {kernels}": {"numpy"},
     "lab nan parse {log}": set[str](),
     "lab gemm merge {ranks} -o {out}": {"numpy"},
-    "lab gemm report {rank} -o {out}": {"numpy", "openpyxl"},
+    "lab gemm report {rank} -o {out}": {"numpy"},
     "lab kernels unique {kernels} -o {out}": TABLES,
     "lab kernels launches {kernels} -o {out}": TABLES,
 }

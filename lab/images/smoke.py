@@ -43,8 +43,8 @@ ORDINARY_UID = 1234  # what root runs containers as
 STAND_INS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-00000000-0000-0000-0000-000000000001")
 
 ANALYSIS = """
-import matplotlib, pandas, pyarrow, openpyxl, isal.igzip, jinja2
-import importlib
+import matplotlib, pandas, pyarrow, isal.igzip, jinja2
+import importlib, pathlib
 from lab import rooms
 for name in rooms.names():
     importlib.import_module(f"lab.rooms.{name}.findings")
@@ -54,7 +54,8 @@ from matplotlib import pyplot
 figure, axes = pyplot.subplots()
 axes.plot([0, 1], [1, 0])
 figure.savefig("/out/figure.png")
-pandas.DataFrame({"dur_us": [1.0, 2.0]}).to_excel("/out/table.xlsx")
+from lab.report.excel import write_workbook
+write_workbook({"kernels": pandas.DataFrame({"dur_us": [1.0, 2.0]})}, pathlib.Path("/out/table.xlsx"))
 print("figure and workbook written")
 """
 BASICS = {"version": ("lab", "--version"), "doctor": ("lab", "doctor")}

@@ -27,7 +27,7 @@ from lab.recordings.tables import (
     TraceMeta,
     concat,
 )
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 # Numbers of devices come from the file: a list is made up to here.
 _MOST_DEVICES = 1024

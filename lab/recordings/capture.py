@@ -17,7 +17,7 @@ import numpy as np
 from lab.recordings.counters import no_counters
 from lab.recordings.lacks import Lack, Verdict, verdict_of
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, concat
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 __all__ = [
     "GRAPH",

@@ -13,7 +13,7 @@ import numpy as np
 from lab.core.words import plural, size_text
 from lab.gpus.sampling import COLUMNS, SAMPLES, SUMMARY
 from lab.stats import robust
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 MOST_BYTES = 256 << 20
 _OTHER_NODES, _OTHER_SUMMARIES = "gpu_clocks.node*.csv", "gpu_clocks.node*.json"

@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.recordings.capture import Capture, Process, by_process
 from lab.recordings.tables import Table
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 _TABLES = ("ops", "api", "ranges", "sync", "osrt", "nodes")
 _OF_PROCESSES = (*_TABLES, "counters")  # the last has no pid

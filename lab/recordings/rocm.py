@@ -11,7 +11,7 @@ from lab.core.words import plural
 from lab.errors import BadDataError
 from lab.recordings.capture import Device
 from lab.recordings.lacks import Lack
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 # Numbers of `capture.COPY_KINDS`; rocprofv3 writes MEMORY_COPY_HOST_TO_DEVICE, .rpd CopyHostToDevice.
 _COPY_KINDS = {"hosttodevice": 1, "devicetohost": 2, "devicetodevice": 8, "hosttohost": 9}

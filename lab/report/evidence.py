@@ -31,17 +31,17 @@ def findings_of(page: Page, path: Path) -> Findings:
     """What the page at `path` says. A sentence cites the page and its tables; a card cites its CSV."""
     hashes: dict[str, str] = {}
     about = Evidence(file=path.name, sha256=sha256_of(path))
-    tables = [one for name in _sources(page) if (one := _file(path.parent, name, hashes))]
+    tables = [evidence for name in _sources(page) if (evidence := _file(path.parent, name, hashes))]
     verdict = [
         Finding(
-            id=f"verdict-{at}",
+            id=f"verdict-{number}",
             kind="verdict",
-            severity=_SEVERITY[page.status] if at == 1 else "info",
+            severity=_SEVERITY[page.status] if number == 1 else "info",
             title=page.title,
             text=str(sentence),
             evidence=(about, *tables[:MOST_FILES]),
         )
-        for at, sentence in enumerate(page.verdict, start=1)
+        for number, sentence in enumerate(page.verdict, start=1)
     ]
     figures = [_figure(at, card, path.parent, about, hashes) for at, card in enumerate(page.cards, start=1)]
     return Findings(
@@ -56,10 +56,10 @@ def findings_of(page: Page, path: Path) -> Findings:
     )
 
 
-def _figure(at: int, card: Card, folder: Path, page: Evidence, hashes: dict[str, str]) -> Finding:
+def _figure(number: int, card: Card, folder: Path, page: Evidence, hashes: dict[str, str]) -> Finding:
     source = _file(folder, card.source, hashes)
     return Finding(
-        id=f"figure-{at}",
+        id=f"figure-{number}",
         kind="figure",
         severity="info",
         title=card.label,
@@ -73,7 +73,7 @@ def _figure(at: int, card: Card, folder: Path, page: Evidence, hashes: dict[str,
 
 def number_in(text: str) -> float | None:
     """The number that a card shows, without separators of thousands; None for words, lists and infinities."""
-    return found[0] if (found := _parsed(text)) else None
+    return parsed[0] if (parsed := _parsed(text)) else None
 
 
 def _parsed(text: str) -> tuple[float, int] | None:
@@ -104,10 +104,10 @@ def _file(folder: Path, name: str, hashes: dict[str, str]) -> Evidence | None:
 
 def _with_row(source: Evidence, folder: Path, card: Card) -> Evidence:
     """The same with its row, where exactly one cell of the CSV reads as the card does."""
-    found = _cells(folder / source.file, card)
-    if len(found) != 1:
+    cells = _cells(folder / source.file, card)
+    if len(cells) != 1:
         return source
-    row, column, value = found[0]
+    row, column, value = cells[0]
     return Evidence(file=source.file, sha256=source.sha256, row=row, columns=(column,), values=(value,))
 
 
@@ -120,13 +120,13 @@ def _cells(path: Path, card: Card) -> list[tuple[int, str, str]]:
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.reader(file)
         names = next(rows, [])
-        units = [at for at, name in enumerate(names) if card.unit and heading(name).unit == card.unit]
+        units = [column for column, name in enumerate(names) if card.unit and heading(name).unit == card.unit]
         looked = units or range(len(names))
         return [
-            (index, names[at], row[at])
+            (index, names[column], row[column])
             for index, row in enumerate(rows)
-            for at in looked
-            if at < len(row) and _reads_as(row[at], wanted, decimals)
+            for column in looked
+            if column < len(row) and _reads_as(row[column], wanted, decimals)
         ]
 
 

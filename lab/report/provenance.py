@@ -19,10 +19,10 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
             "Analysed by": {"lab": lab.__version__, "commit": identity.commit or "unknown"},
         }
     by = _analysed_by(manifest)
-    made = manifest.lab
+    run_lab = manifest.lab
     # The manifest's machine is the one where lab ran: for a replay not the one that was measured.
     replayed = manifest.kind is Kind.replayed
-    here = " (of the machine that played it back)" if replayed else ""
+    machine_note = " (of the machine that played it back)" if replayed else ""
     origin = {"played back from": str((manifest.container or {}).get("recording", "?"))} if replayed else {}
     groups: dict[str, dict[str, str]] = {
         "Run": {
@@ -33,15 +33,15 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
             **origin,
             "image": _image(manifest.image),
             **{f"image of steps that name it: {one.name}": _image(one) for one in manifest.images},
-            "lab": f"{made.version} {made.commit or ''}{' with local changes' if made.dirty else ''}".strip(),
-            **_content(made),
+            "lab": _version(run_lab),
+            **_content(run_lab),
         },
         "Analysed by": by,
-        f"Host{here}": {name: str(value) for name, value in manifest.host.items()},
+        f"Host{machine_note}": {name: str(value) for name, value in manifest.host.items()},
         "GPUs": {f"{gpu.index}": f"{gpu.name} {gpu.uuid} driver {gpu.driver}" for gpu in manifest.gpus}
         or {"none": "CPU run"},
         "Versions": manifest.versions,
-        f"Environment{here}": manifest.env,
+        f"Environment{machine_note}": manifest.env,
         "Configuration": {name: str(value) for name, value in manifest.config.items()},
     }
     return {title: rows for title, rows in groups.items() if rows}
@@ -49,14 +49,19 @@ def provenance(folder: Path, manifest: Manifest | None) -> dict[str, dict[str, s
 
 def _analysed_by(manifest: Manifest) -> dict[str, str]:
     """The lab that makes this page now, which need not be the run's: a run can be analysed again later."""
-    ours = lab_with_content()
-    if ours.sha256 == manifest.lab.sha256:
+    this_lab = lab_with_content()
+    if this_lab.sha256 == manifest.lab.sha256:
         name = "the run's own"
     else:
-        name = " ".join(filter(None, [ours.version, ours.commit, "with local changes" if ours.dirty else ""]))
+        name = _version(this_lab)
     image = manifest.analysis_image if os.environ.get("LAB_IMAGE") else None
-    content = {"lab's content": ours.sha256[:16]} if ours.sha256 else {}
+    content = {"lab's content": this_lab.sha256[:16]} if this_lab.sha256 else {}
     return {"lab": name, **content, **({"image": _image(image)} if image else {})}
+
+
+def _version(lab_used: Lab) -> str:
+    words = [lab_used.version, lab_used.commit, "with local changes" if lab_used.dirty else ""]
+    return " ".join(filter(None, words))
 
 
 def _image(image: ImageRecord | None) -> str:
@@ -70,8 +75,8 @@ USED = {
 }
 
 
-def _content(made: Lab) -> dict[str, str]:
+def _content(run_lab: Lab) -> dict[str, str]:
     """Which code the steps imported, where the run knows it."""
-    if made.sha256 is None or made.used is None:
+    if run_lab.sha256 is None or run_lab.used is None:
         return {}
-    return {"lab's content": f"{made.sha256[:16]}, imported {USED[made.used]}"}
+    return {"lab's content": f"{run_lab.sha256[:16]}, imported {USED[run_lab.used]}"}

@@ -63,9 +63,9 @@ def lines_of(
 def heading(column: str) -> Heading:
     """Split a column name into words and unit: `total_time_ms` is (`total time`, `ms`)."""
     words = column.split("_")
-    for at in (len(words) - 1, 0):
-        if len(words) > 1 and words[at] in UNITS:
-            return Heading(" ".join(words[:at] + words[at + 1 :]), UNITS[words[at]])
+    for index in (len(words) - 1, 0):
+        if len(words) > 1 and words[index] in UNITS:
+            return Heading(" ".join(words[:index] + words[index + 1 :]), UNITS[words[index]])
     return Heading(" ".join(words), "")
 
 
@@ -91,5 +91,7 @@ def _texts(values: Sequence[Any], numeric: bool) -> list[str]:
 
 
 def _all_numbers(values: Sequence[Any]) -> bool:
-    known = [value for value in values if value is not None]
-    return bool(known) and all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in known)
+    present = [value for value in values if value is not None]
+    return bool(present) and all(
+        isinstance(value, (int, float)) and not isinstance(value, bool) for value in present
+    )

@@ -30,6 +30,13 @@ function made(parent, tag, words = "", kind = "") {
   return element;
 }
 
+function button(parent, words, act, kind = "") {
+  const element = made(parent, "button", words, kind);
+  element.type = "button";
+  element.addEventListener("click", act);
+  return element;
+}
+
 class Timeline {
   constructor(holder) {
     Object.assign(this, { holder, left: 16, chosen: -1, hits: null, by: "family", cursors: [] });
@@ -183,9 +190,7 @@ class Timeline {
   }
 
   makeTools() {
-    const all = made(this.tools, "button", "show all");
-    all.type = "button";
-    all.addEventListener("click", () => this.show(...this.whole));
+    button(this.tools, "show all", () => this.show(...this.whole));
     if (this.spec.marks.length) this.makeChoice();
     const ways = ["family", "change", "op", "module", "phase"].filter((by) => this.kinds[by]);
     if (ways.length > 1) {
@@ -221,11 +226,8 @@ class Timeline {
     this.regex = made(label, "input");
     this.regex.type = "checkbox";
     label.append(" regex");
-    for (const [words, way] of [["previous", -1], ["next", 1]]) {
-      const go = made(this.tools, "button", words);
-      go.type = "button";
-      go.addEventListener("click", () => this.step(way));
-    }
+    button(this.tools, "previous", () => this.step(-1));
+    button(this.tools, "next", () => this.step(1));
     this.box.addEventListener("input", () => this.find());
     this.box.addEventListener("keydown", (event) => { if (event.key === "Enter") this.step(event.shiftKey ? -1 : 1); });
     this.regex.addEventListener("change", () => this.find());
@@ -235,19 +237,17 @@ class Timeline {
     this.key.textContent = "";
     this.keys.forEach((one, at) => {
       if (!one.used) return;
-      const entry = made(this.key, "button", "", "key");
-      entry.type = "button";
+      const entry = button(this.key, "", () => {
+        const on = entry.getAttribute("aria-pressed") !== "true";
+        for (const other of this.key.children) other.setAttribute("aria-pressed", "false");
+        entry.setAttribute("aria-pressed", String(on));
+        this.light(on ? (kind) => this.keyOf[kind] === at : null, one.name);
+      }, "key");
       entry.title = one.name;
       entry.setAttribute("aria-pressed", "false");
       entry.style.setProperty("--tone", one.role ? `var(--${one.role})` : one.ink);
       made(entry, "i");
       entry.append(one.name.length > 44 ? `${one.name.slice(0, 30)}…${one.name.slice(-12)}` : one.name);
-      entry.addEventListener("click", () => {
-        const on = entry.getAttribute("aria-pressed") !== "true";
-        for (const other of this.key.children) other.setAttribute("aria-pressed", "false");
-        entry.setAttribute("aria-pressed", String(on));
-        this.light(on ? (kind) => this.keyOf[kind] === at : null, one.name);
-      });
     });
   }
 
@@ -321,15 +321,13 @@ class Timeline {
     ];
     for (const [words, value] of rows) { made(list, "dt", words); made(list, "dd", value || "not recorded"); }
     if (this.flow && this.flow[bar] >= 0) {
-      const go = made(this.told, "button", this.spec.families[this.kinds.family[kind]].name === "host calls" ? "go to what it launched" : "go to the call that launched it");
-      go.type = "button";
-      go.addEventListener("click", () => this.follow());
+      const isCall = this.spec.families[this.kinds.family[kind]].name === "host calls";
+      button(this.told, isCall ? "go to what it launched" : "go to the call that launched it", () => this.follow());
     }
     for (const column of ["name", "op", "module"]) {
       if (!this.text(kind, column)) continue;
-      const same = made(this.told, "button", `highlight this ${column === "name" ? "kernel" : column}`);
-      same.type = "button";
-      same.addEventListener("click", () => this.light((other) => this.kinds[column][other] === this.kinds[column][kind], this.text(kind, column)));
+      const isSame = (other) => this.kinds[column][other] === this.kinds[column][kind];
+      button(this.told, `highlight this ${column === "name" ? "kernel" : column}`, () => this.light(isSame, this.text(kind, column)));
     }
   }
 
@@ -433,25 +431,18 @@ class Timeline {
     this.pen.globalAlpha = 1;
   }
 
-  // The first bar of a row that ends after `us`: ends that only grow can be searched.
-  firstAfter(row, us) {
+  // The first bar of a row at or past which `isBefore` no longer holds: ends that only grow can be searched.
+  search(row, isBefore) {
     let low = this.first[row], high = this.first[row + 1];
     while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.reach[middle] * this.tick < us) low = middle + 1; else high = middle;
+      if (isBefore(middle)) low = middle + 1; else high = middle;
     }
     return low;
   }
 
-  // The first bar of a row that starts after `us`.
-  firstBeyond(row, us) {
-    let low = this.first[row], high = this.first[row + 1];
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (this.start[middle] * this.tick <= us) low = middle + 1; else high = middle;
-    }
-    return low;
-  }
+  firstAfter(row, us) { return this.search(row, (bar) => this.reach[bar] * this.tick < us); }
+  firstBeyond(row, us) { return this.search(row, (bar) => this.start[bar] * this.tick <= us); }
 
   // A bar that a pixel can show is drawn as it is; shorter ones add up in their pixel, which is as strong as it
   // is busy, and a node of the tree stands for all bars of its pixel.

@@ -1,3 +1,1 @@
-"""Intervals of time (`intervals`), robust statistics (`robust`), effects of conditions (`effects`), rates of
-failure (`rates`), the sequential test of a cure (`sprt`), several tests at once (`several`).
-"""
+"""Spans of time, columns, robust statistics, means, effects, rates of failure, the gate of `lab check`."""

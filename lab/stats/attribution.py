@@ -54,11 +54,11 @@ def sums_of(values: np.ndarray, factors: Mapping[str, np.ndarray], clusters: np.
     parts = [np.ones((len(values), 1))]
     width = 1
     for name, labels in factors.items():
-        given = np.asarray(labels)
-        if given.dtype.kind == "f":
-            added = given[:, None]
+        values_of = np.asarray(labels)
+        if values_of.dtype.kind == "f":
+            added = values_of[:, None]
         else:
-            added = (given[:, None] == np.unique(given)[1:]).astype(float)
+            added = (values_of[:, None] == np.unique(values_of)[1:]).astype(float)
         parts.append(added)
         columns[name] = np.arange(width, width + added.shape[1])
         width += added.shape[1]
@@ -94,23 +94,25 @@ def attribution(groups: Sequence[Sums], names: Sequence[str], *, seed: int = 202
     with np.errstate(invalid="ignore", divide="ignore"):
         fit = {subset: np.clip(sums / spread, 0, 1) for subset, sums in explained.items()}
     shares = {name: _shapley(fit, names, name) for name in names}
-    every = tuple(names)
-    unique = {name: float(fit[every][0] - fit[tuple(n for n in names if n != name)][0]) for name in names}
+    unique = {
+        name: float(fit[tuple(names)][0] - fit[tuple(n for n in names if n != name)][0]) for name in names
+    }
     low, high = {}, {}
     for name, values in shares.items():
-        some = values[1:][~np.isnan(values[1:])]
-        edges = np.percentile(some, [2.5, 97.5]) if num_clusters > 2 and len(some) else (math.nan, math.nan)
+        resampled = values[1:][~np.isnan(values[1:])]
+        has_edges = num_clusters > 2 and len(resampled)
+        edges = np.percentile(resampled, [2.5, 97.5]) if has_edges else (math.nan, math.nan)
         low[name], high[name] = float(edges[0]), float(edges[1])
-    first, second = sorted(names, key=lambda name: -shares[name][0])[:2]
-    both = tuple(name for name in names if name in (first, second))
-    shared = float(fit[(first,)][0] + fit[(second,)][0] - fit[both][0])
+    largest = sorted(names, key=lambda name: -shares[name][0])[:2]
+    pair = tuple(name for name in names if name in largest)
+    shared = float(sum(fit[(name,)][0] for name in pair) - fit[pair][0])
     return Attribution(
         share={name: float(values[0]) for name, values in shares.items()},
         unique=unique,
         low=low,
         high=high,
-        unexplained=float(1 - fit[every][0]),
-        pair=(both[0], both[-1]),
+        unexplained=float(1 - fit[tuple(names)][0]),
+        pair=(pair[0], pair[-1]),
         shared=shared,
     )
 
@@ -167,12 +169,12 @@ def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
 def _shapley(fit: Mapping[tuple[str, ...], np.ndarray], names: Sequence[str], name: str) -> np.ndarray:
     """Mean over all orders of what `name` adds."""
     share = np.zeros(len(next(iter(fit.values()))))
-    others = [one for one in names if one != name]
-    for size in range(len(others) + 1):
+    remaining = [factor for factor in names if factor != name]
+    for size in range(len(names)):
         weight = math.factorial(size) * math.factorial(len(names) - size - 1) / math.factorial(len(names))
-        for chosen in itertools.combinations(others, size):
-            with_it = tuple(one for one in names if one in chosen or one == name)
-            share += weight * (fit[with_it] - fit[chosen])
+        for subset in itertools.combinations(remaining, size):
+            extended = tuple(factor for factor in names if factor in (*subset, name))
+            share += weight * (fit[extended] - fit[subset])
     return share
 
 

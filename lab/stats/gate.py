@@ -4,10 +4,10 @@ Times are compared as logs, so that a change is a share whatever the size; Welch
 spread. Of 14 equal runs of one program the medians spread by 8.8 %, and tests over their steps called 86 to
 90 % of equal pairs different; this one calls about 1 %.
 
-Further processes of BASE, measured apart (A against A), tell how much equal ones differ. Where all scatter
-alike they are pooled: one variance from all, with more degrees of freedom, so that three processes which
-agree by luck prove nothing, and true changes are proven sooner. Where HEAD, or the machine of today, scatters
-more than they do, the wider of the pooled and of Welch's interval holds.
+Further processes of BASE, measured apart (A against A), show how much equal ones differ. Where all scatter
+alike they are pooled: with more degrees of freedom, true changes are proven sooner, and three processes that
+agree by luck prove nothing. Where HEAD, or BASE today, scatters more, the wider of the pooled and of Welch's
+interval holds.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from lab.stats.means import Sample, beyond_p, difference_ci, student_t
-from lab.stats.student import tail, variance_ratio
+from lab.stats.means import Sample, beyond_p, difference_ci, student_t, upper_p, variance_ratio
 
 Outcome = Literal["regression", "excluded", "undecided"]
 LEVEL = 0.99
@@ -53,45 +52,43 @@ def decide(
     fewer than three processes per side nothing is decided. equal: times of further processes of BASE, which
     tell how much equal ones differ (LEAST_EQUAL or more). excluding: the level at which a regression is
     excluded, if not `level`: of many things tested together, each is excluded by itself. ahead: whether to
-    work out `more`. Of several things p_slower and p_faster are what `lab.stats.several.holm` corrects.
+    work out `more`. Of several things p_slower and p_faster are what `lab.stats.effects.holm` corrects.
     Raises ValueError for values that are not positive and finite, or a negative `allowed`.
     """
-    a, b, others = (np.asarray(side, dtype=float) for side in (base, head, equal))
-    if not all(np.isfinite(one).all() and (one > 0).all() for one in (a, b, others)):
+    a, b, apart = (np.asarray(times, dtype=float) for times in (base, head, equal))
+    if not all(np.isfinite(times).all() and (times > 0).all() for times in (a, b, apart)):
         raise ValueError("times must be positive and finite")
     if not (math.isfinite(allowed) and allowed >= 0):
         raise ValueError(f"the allowed slowdown must be a share of 0 or more, got {allowed}")
-    found = Decision(n_base=len(a), n_head=len(b), outcome="undecided", change=None, low=None, high=None)
-    found.update(detectable=None, more=max(LEAST - min(len(a), len(b)), 0), p_slower=1.0, p_faster=1.0)
+    decision = Decision(n_base=len(a), n_head=len(b), outcome="undecided", change=None, low=None, high=None)
+    decision.update(detectable=None, more=max(LEAST - min(len(a), len(b)), 0), p_slower=1.0, p_faster=1.0)
     if min(len(a), len(b)) < 1:
-        return found
+        return decision
     x, y = np.log(a), np.log(b)
     change = float(y.mean() - x.mean())
-    found["change"] = math.expm1(change)
+    decision["change"] = math.expm1(change)
     if min(len(a), len(b)) < LEAST:
-        return found
+        return decision
     samples = Sample(change, float(y.std(ddof=1)), len(y)), Sample(0.0, float(x.std(ddof=1)), len(x))
-    among = (
-        Sample(0.0, float(np.log(others).std(ddof=1)), len(others)) if len(others) >= LEAST_EQUAL else None
-    )
+    among = Sample(0.0, float(np.log(apart).std(ddof=1)), len(apart)) if len(apart) >= LEAST_EQUAL else None
     by_itself = excluding if excluding is not None else level
     alike = among is not None and _alike(*samples, among)
-    half, narrow = (_half(*samples, among, alike, one) for one in (level, by_itself))
-    found.update(
+    half, narrow = (_half(*samples, among, alike, share) for share in (level, by_itself))
+    decision.update(
         low=math.expm1(change - half), high=math.expm1(change + half), detectable=math.expm1(2 * half)
     )
     limit = math.log1p(allowed)
-    found["p_slower"] = _beyond_p(change - limit, *samples, among, alike)
+    decision["p_slower"] = _beyond_p(change - limit, *samples, among, alike)
     if allowed < 1:
-        found["p_faster"] = _beyond_p(math.log1p(-allowed) - change, *samples, among, alike)
+        decision["p_faster"] = _beyond_p(math.log1p(-allowed) - change, *samples, among, alike)
     if change - half > limit:
-        found["outcome"] = "regression"
+        decision["outcome"] = "regression"
     elif change + narrow < limit:
-        found["outcome"] = "excluded"
+        decision["outcome"] = "excluded"
     elif ahead:
         side = level if change > limit else by_itself
-        found["more"] = _more(samples, among, alike, abs(change - limit), side)
-    return found
+        decision["more"] = _more(samples, among, alike, abs(change - limit), side)
+    return decision
 
 
 def _half(head: Sample, base: Sample, among: Sample | None, alike: bool, level: float) -> float:
@@ -108,29 +105,24 @@ def _welch(head: Sample, base: Sample, level: float) -> float:
 
 
 def _beyond_p(distance: float, head: Sample, base: Sample, among: Sample | None, alike: bool) -> float:
-    """One-sided p that the difference of the sides is not by `distance` above a limit: that of `_half`."""
+    """One-sided p that the means do not differ by `distance` above a limit, by the test of `_half`."""
     welch = beyond_p(Sample(distance, head.sd, head.n), Sample(0.0, base.sd, base.n))
     if among is None:
         return welch
-    error, freedom = _pooled(head, base, among)
-    if error == 0:
-        together = float(distance <= 0)
-    else:
-        above = tail(abs(distance) / error, freedom)
-        together = above if distance > 0 else 1 - above
+    together = upper_p(distance, *_pooled(head, base, among))
     return together if alike else max(together, welch)
 
 
 def _pooled(head: Sample, base: Sample, among: Sample) -> tuple[float, int]:
     """The standard error of the difference of means by one variance from all, and its degrees of freedom."""
     freedom = head.n + base.n + among.n - 3
-    variance = sum((one.n - 1) * one.sd**2 for one in (head, base, among)) / freedom
+    variance = sum((sample.n - 1) * sample.sd**2 for sample in (head, base, among)) / freedom
     return math.sqrt(variance * (1 / head.n + 1 / base.n)), freedom
 
 
 def _alike(head: Sample, base: Sample, among: Sample) -> bool:
     sizes = (head.n, base.n, among.n)
-    return all(one <= most for one, most in scatters(head.sd**2, base.sd**2, among.sd**2, sizes))
+    return all(variance <= limit for variance, limit in scatters(head.sd**2, base.sd**2, among.sd**2, sizes))
 
 
 Variance = TypeVar("Variance", float, np.ndarray)
@@ -139,8 +131,10 @@ Variance = TypeVar("Variance", float, np.ndarray)
 def scatters(
     head: Variance, base: Variance, among: Variance, n: tuple[int, int, int]
 ) -> tuple[tuple[Variance, Variance], tuple[Variance, Variance]]:
-    """Today's variance and HEAD's, each with the most that passes for alike: as those measured apart have,
-    and as all of BASE's. n: processes of HEAD, BASE and apart."""
+    """Today's variance and HEAD's, each with the limit up to which it passes for alike.
+
+    The limits come from the processes measured apart and from all of BASE; n: processes of HEAD, BASE, apart.
+    """
     n_head, n_base, n_among = n
     today = ((n_head - 1) * head + (n_base - 1) * base) / (n_head + n_base - 2)
     of_base = ((n_among - 1) * among + (n_base - 1) * base) / (n_among + n_base - 2)

@@ -6,8 +6,6 @@ A union is a span array that is sorted, disjoint and free of empty spans. All fu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 NO_SPANS = np.empty((0, 2), dtype=np.int64)
@@ -26,9 +24,9 @@ def union(spans: np.ndarray) -> np.ndarray:
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     reach = np.maximum.accumulate(spans[:, 1])
     opens = np.flatnonzero(spans[1:, 0] > reach[:-1]) + 1
-    first = np.concatenate([[0], opens])
-    last = np.concatenate([opens - 1, [len(spans) - 1]])
-    return np.stack([spans[first, 0], reach[last]], axis=1)
+    opening = np.concatenate([[0], opens])
+    closing = np.concatenate([opens - 1, [len(spans) - 1]])
+    return np.stack([spans[opening, 0], reach[closing]], axis=1)
 
 
 def total(spans: np.ndarray) -> int:
@@ -37,21 +35,24 @@ def total(spans: np.ndarray) -> int:
     return int((merged[:, 1] - merged[:, 0]).sum())
 
 
-def subtract(spans: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The union of what lies in `spans` and not in `other`."""
-    return _select(union(spans), union(other), lambda here, there: here & ~there)
+def subtract(spans: np.ndarray, removed: np.ndarray) -> np.ndarray:
+    """Return the union of what lies in `spans` and not in `removed`."""
+    limits = np.iinfo(np.int64)
+    edges = np.concatenate([[limits.min], union(removed).ravel(), [limits.max]])
+    return intersect(spans, edges.reshape(-1, 2))
 
 
-def intersect(spans: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The union of what lies in both."""
-    return _select(union(spans), union(other), lambda here, there: here & there)
+def intersect(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return the union of what lies in both."""
+    left, right = union(left), union(right)
+    i, j = meetings(left, right)
+    starts, ends = np.maximum(left[i, 0], right[j, 0]), np.minimum(left[i, 1], right[j, 1])
+    return union(np.stack([starts, ends], axis=1))
 
 
 def overlap(queries: np.ndarray, cover: np.ndarray) -> np.ndarray:
     """Length (n,) of each query (n, 2) that `cover` covers, each instant counted once."""
-    cover = union(cover)
-    covered: np.ndarray = _covered_before(cover, queries[:, 1]) - _covered_before(cover, queries[:, 0])
-    return covered
+    return load(queries, union(cover))
 
 
 def load(queries: np.ndarray, spans: np.ndarray) -> np.ndarray:
@@ -68,10 +69,10 @@ def meetings(queries: np.ndarray, spans: np.ndarray) -> tuple[np.ndarray, np.nda
     """
     order = np.argsort(spans[:, 0], kind="stable")
     reach = np.maximum.accumulate(spans[order, 1])
-    first = np.searchsorted(reach, queries[:, 0], side="right")
-    count = np.maximum(np.searchsorted(spans[order, 0], queries[:, 1], side="left") - first, 0)
+    candidate = np.searchsorted(reach, queries[:, 0], side="right")
+    count = np.maximum(np.searchsorted(spans[order, 0], queries[:, 1], side="left") - candidate, 0)
     query = np.repeat(np.arange(len(queries)), count)
-    index = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + first[query]
+    index = np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count) + candidate[query]
     span = order[index]
     shared = np.minimum(queries[query, 1], spans[span, 1]) > np.maximum(queries[query, 0], spans[span, 0])
     return query[shared], span[shared]
@@ -87,10 +88,10 @@ def totals(spans: np.ndarray, group: np.ndarray, num_groups: int) -> np.ndarray:
     rank[by_end] = np.arange(len(end))
     furthest = np.maximum.accumulate(group.astype(np.int64) * (len(end) + 1) + rank)
     reach = end[by_end[furthest % (len(end) + 1)]]
-    before = np.full(len(end), np.iinfo(np.int64).min)
+    covered_until = np.full(len(end), np.iinfo(np.int64).min)
     same = group[1:] == group[:-1]
-    before[1:][same] = reach[:-1][same]
-    gained = np.maximum(end - np.maximum(start, before), 0)
+    covered_until[1:][same] = reach[:-1][same]
+    gained = np.maximum(end - np.maximum(start, covered_until), 0)
     covered = np.zeros(num_groups, dtype=np.int64)
     np.add.at(covered, group, gained)
     return covered
@@ -101,9 +102,8 @@ def enclosing(spans: np.ndarray) -> np.ndarray:
 
     For properly nested spans this is the parent. Candidates jump together, so the cost is n log n.
     """
-    ends = np.append(
-        spans[:, 1], np.iinfo(np.int64).max
-    )  # index -1 is the last one: a parent that never ends
+    # Index -1 is the root, a parent that never ends.
+    ends = np.append(spans[:, 1], np.iinfo(np.int64).max)
     parent = np.arange(len(spans) + 1) - 1
     parent[-1] = -1
     todo = np.arange(len(spans))
@@ -112,40 +112,15 @@ def enclosing(spans: np.ndarray) -> np.ndarray:
     return parent[:-1]
 
 
-def _elapsed(since: np.ndarray, queries: np.ndarray) -> np.ndarray:
-    """Sum over `since` (m,), sorted, of the time from it that lies in each query (n, 2)."""
-    summed = np.concatenate([[0], np.cumsum(since - since[0])]) if len(since) else np.zeros(1, dtype=np.int64)
-    origin = since[0] if len(since) else 0
+def _elapsed(edges: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """Sum over the times `edges` (m,), sorted, of the time past each that lies in each query (n, 2)."""
+    origin = edges[0] if len(edges) else 0
+    summed = np.concatenate([[0], np.cumsum(edges - origin)])
 
-    def until(at: np.ndarray) -> np.ndarray:
-        count = np.searchsorted(since, at, side="left")
-        result: np.ndarray = count * (at - origin) - summed[count]
-        return result
+    def until(times: np.ndarray) -> np.ndarray:
+        count = np.searchsorted(edges, times, side="left")
+        elapsed: np.ndarray = count * (times - origin) - summed[count]
+        return elapsed
 
     elapsed: np.ndarray = until(queries[:, 1]) - until(queries[:, 0])
     return elapsed
-
-
-def _covered_before(cover: np.ndarray, at: np.ndarray) -> np.ndarray:
-    if len(cover) == 0:
-        return np.zeros(len(at), dtype=np.int64)
-    lengths = cover[:, 1] - cover[:, 0]
-    before = np.concatenate([[0], np.cumsum(lengths)])
-    index = np.searchsorted(cover[:, 0], at, side="right") - 1
-    inside = np.clip(at - cover[index, 0], 0, lengths[index])
-    return np.where(index < 0, 0, before[index] + inside)
-
-
-def _select(a: np.ndarray, b: np.ndarray, rule: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
-    # Edges may repeat: what lies between two equal ones is empty, and `union` drops it.
-    edges = np.sort(np.concatenate([a.ravel(), b.ravel()]))
-    keep = rule(_inside(a, edges[:-1]), _inside(b, edges[:-1]))
-    return union(np.stack([edges[:-1][keep], edges[1:][keep]], axis=1))
-
-
-def _inside(cover: np.ndarray, at: np.ndarray) -> np.ndarray:
-    if len(cover) == 0:
-        return np.zeros(len(at), dtype=bool)
-    index = np.searchsorted(cover[:, 0], at, side="right") - 1
-    inside: np.ndarray = (index >= 0) & (at < cover[index, 1])
-    return inside

@@ -14,12 +14,11 @@ def median(values: Sequence[float] | np.ndarray) -> float:
     """
     if not len(values):
         return float("nan")
-    last = len(values) - 1
-    ordered = np.partition(np.asarray(values, dtype=float), [last // 2, (last + 1) // 2, last])  # NaN last
-    if np.isnan(ordered[last]):
+    low, high = (len(values) - 1) // 2, len(values) // 2
+    ordered = np.partition(np.asarray(values, dtype=float), [low, high, len(values) - 1])  # NaN last
+    if np.isnan(ordered[-1]):
         return float("nan")
-    low, high = float(ordered[last // 2]), float(ordered[(last + 1) // 2])
-    return low if last % 2 == 0 else (low + high) / 2
+    return float(ordered[low]) if low == high else (float(ordered[low]) + float(ordered[high])) / 2
 
 
 def mad(values: Sequence[float] | np.ndarray) -> float:
@@ -32,9 +31,9 @@ def mad(values: Sequence[float] | np.ndarray) -> float:
 def column_medians(values: np.ndarray) -> np.ndarray:
     """The median of each column (n, columns) without its NaN; NaN where a column has nothing else."""
     ordered = np.sort(values, axis=0)
-    last = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
+    max_row = np.maximum((~np.isnan(values)).sum(axis=0) - 1, 0)
     columns = np.arange(values.shape[1])
-    middle: np.ndarray = (ordered[last // 2, columns] + ordered[(last + 1) // 2, columns]) / 2
+    middle: np.ndarray = (ordered[max_row // 2, columns] + ordered[(max_row + 1) // 2, columns]) / 2
     return middle
 
 
@@ -53,9 +52,9 @@ def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
     ordered = np.sort(np.asarray(values, dtype=float))  # NaN last
     if not len(ordered) or np.isnan(ordered[-1]):
         return float("nan")
-    place = percent / 100 * (len(ordered) - 1)
-    low = int(place)
-    start, stop, share = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)]), place - low
+    position = percent / 100 * (len(ordered) - 1)
+    low = int(position)
+    start, stop, share = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)]), position - low
     return start + (stop - start) * share if share < 0.5 else stop - (stop - start) * (1 - share)
 
 
@@ -78,8 +77,7 @@ def grouped(
         below = np.floor(position).astype(np.int64)
         low = np.minimum(start + below, len(of) - 1)
         high = np.minimum(low + 1, np.maximum(start + count - 1, 0))
-        found: np.ndarray = np.where(count > 0, of[low] + (of[high] - of[low]) * (position - below), np.nan)
-        return found
+        return np.where(count > 0, of[low] + (of[high] - of[low]) * (position - below), np.nan)
 
     if len(ordered) == 0:
         names = ["mean", "median", "std", "cv", "mad", "min", "max", *(f"p{p:g}" for p in percents)]

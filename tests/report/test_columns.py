@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 
 from lab.recordings.tables import Table
-from lab.report.columns import columns_of
 from lab.report.excel import write_workbook
-from lab.report.tables import cell_texts, write_csv
+from lab.report.tables import cell_texts, columns_of, write_csv
 from lab.report.terminal import ABSENT
 from lab.stats.columns import objects
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.stats.best import best_of, mcb_critical
+from lab.stats.effects import best_of, mcb_critical
 
 
 @pytest.mark.parametrize(("free", "known"), [(14, 2.59), (21, 2.50), (28, 2.46)])
@@ -23,7 +23,7 @@ def test_a_clear_best_stands_alone_though_blocks_differ_by_more():
     blocks = np.array([[0.0], [50.0], [100.0]])
     values = blocks + np.array([[10.0, 12.0, 12.1], [10.1, 12.1, 12.0], [9.9, 11.9, 12.1]])
     found = best_of(values)
-    assert (found.first, found.candidates) == (0, (0,)) and found.lead == pytest.approx(2.0, abs=0.05)
+    assert (found.lowest, found.candidates) == (0, (0,)) and found.lead == pytest.approx(2.0, abs=0.05)
     assert found.lead > found.needed > 0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lab.stats.gate import decide
-from lab.stats.student import quantile, tail, variance_ratio
+from lab.stats.means import quantile, tail, variance_ratio
 from tests.conftest import SHARED
 
 STEPS = SHARED / "serve" / "steps_h200.json.gz"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lab.stats import rates as rates_module
+from lab.stats.effects import holm
 from lab.stats.rates import (
     _chi2_tail,
     anytime_interval,
@@ -21,7 +22,6 @@ from lab.stats.rates import (
     stratified_p,
     trials_per_cell,
 )
-from lab.stats.several import holm
 from lab.stats.sprt import Sprt, first_answer
 
 ONE_RATE = [

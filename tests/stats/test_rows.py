@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.stats.rows import distinct, distinct_rows
+from lab.stats.columns import distinct, distinct_rows
 
 HUGE = 2**62
 

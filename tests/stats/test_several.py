@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.stats.several import holm
+from lab.stats.effects import holm
 
 P_VALUES = st.lists(st.one_of(st.floats(0, 1), st.just(float("nan"))), max_size=8)
 

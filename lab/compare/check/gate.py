@@ -22,9 +22,9 @@ from lab.compare.check.signatures import Signatures, judge_signatures
 from lab.compare.check.signatures import sentences as signature_words
 from lab.core.words import plural
 from lab.errors import BadDataError
+from lab.stats.effects import holm
 from lab.stats.gate import LEAST, LEVEL, decide
-from lab.stats.several import holm
-from lab.stats.student import variance_ratio
+from lab.stats.means import variance_ratio
 
 SPAN = "step time on the GPU"
 LEAST_ROUNDS = 4  # of a process of each side, below which nothing is said of their order

@@ -18,9 +18,9 @@ from lab.compare.check.floors import floor_of
 from lab.compare.check.samples import Process
 from lab.compare.side import Key
 from lab.recordings.names import short_dims
+from lab.stats.effects import holm
 from lab.stats.gate import LEAST, LEAST_EQUAL, decide, scatters
-from lab.stats.several import holm
-from lab.stats.student import quantile
+from lab.stats.means import quantile
 
 LEAST_SHARE, LEAST_NS = 0.001, 1000.0  # of a step, and per step: what a change has to cost
 LISTED = 5  # undecided ones that are named

@@ -14,8 +14,8 @@ import numpy as np
 
 from lab.compare.diff.split import Row
 from lab.compare.units import Units, as_a_rule
+from lab.stats.effects import holm
 from lab.stats.means import Sample, beyond_p, difference_ci
-from lab.stats.several import holm
 
 FLOOR_SHARE, FLOOR_NS = 0.03, 1000.0
 MOST_FLOOR, SCATTERS, MAD_TO_SD = 0.10, 5.0, 1.4826

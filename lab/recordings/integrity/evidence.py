@@ -11,7 +11,7 @@ import numpy as np
 
 from lab.recordings.integrity.calls import BEGIN_CAPTURE, END_CAPTURE, kinds_of
 from lab.recordings.tables import Table, Trace
-from lab.stats.rows import distinct, distinct_rows
+from lab.stats.columns import distinct, distinct_rows
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture

@@ -20,7 +20,7 @@ from lab.recordings.capture import GRAPH
 from lab.recordings.integrity.calls import COPY, FILL, GRAPH_LAUNCH, LAUNCH
 from lab.recordings.integrity.evidence import Evidence
 from lab.recordings.lacks import Lack, Place
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 # A recording with more distinct replays than this is not compared pair by pair.
 MOST_CLASSES = 2000

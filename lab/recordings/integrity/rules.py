@@ -13,7 +13,7 @@ from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH, WAIT
 from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Table, Trace
-from lab.stats.rows import distinct, distinct_rows
+from lab.stats.columns import distinct, distinct_rows
 
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture

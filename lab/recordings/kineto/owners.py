@@ -6,7 +6,7 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.tables import Table, Trace
-from lab.stats.rows import distinct, distinct_rows
+from lab.stats.columns import distinct, distinct_rows
 
 MOST_PROCESSES = 1024  # of one file; more are not told apart
 

@@ -10,7 +10,7 @@ import numpy as np
 from lab.recordings.pairing.clocks import DRIFT_WINDOW_NS, clock_line
 from lab.recordings.pairing.rows import CallRows
 from lab.stats import robust
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 # Clocks of GPUs differ by this much, so a short call may seem to end before its last rank has started.
 MEET_NS = 50_000

@@ -16,7 +16,7 @@ import numpy as np
 
 from lab.recordings.pairing.rows import NO_MATCH, CallRows, Match
 from lab.stats import robust
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 # Clocks of GPUs on one host, and the ends of one collective, differ by some tens of us.
 SAME_HOST_NS = 50_000

@@ -13,7 +13,7 @@ import numpy as np
 from lab.recordings.pairing.align import MEET_NS, align_ranks
 from lab.recordings.pairing.clocks import clock_line
 from lab.recordings.pairing.rows import CallRows, Match, numbered, running_count
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 # Ends of one call agree within some tens of us, those of neighbouring calls lie ms apart.
 STEADY_NS = 100_000

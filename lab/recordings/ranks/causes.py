@@ -19,8 +19,8 @@ from lab.recordings.ranks.labels import (
     WAIT,
     Segments,
 )
+from lab.stats.columns import distinct
 from lab.stats.intervals import overlap, subtract, union
-from lab.stats.rows import distinct
 
 # What the awaited rank did while the others waited -> the cause in words.
 WORK, LAUNCH, LINK, COPY = "work", "launch", "link", "copy"

@@ -20,8 +20,8 @@ from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.replay import Step
 from lab.recordings.ranks.work import COMP
 from lab.stats import robust
+from lab.stats.columns import distinct
 from lab.stats.intervals import overlap, union
-from lab.stats.rows import distinct
 
 
 @dataclass(frozen=True, order=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from lab.recordings.ranks.common import UNKNOWN, Call
 from lab.recordings.ranks.work import COMM, COMP, COPY, RankWork
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 COMPUTE, TRANSFER, WAIT, COPYING, LAUNCH_LATE, LAUNCH_GAP, TAIL, UNEXPLAINED = range(8)
 LABELS = ("compute", "transfer", "wait", "copy", "launch_late", "launch_gap", "tail", "unexplained")

@@ -20,7 +20,7 @@ from lab.recordings.ranks.common import UNKNOWN, Together, launched_in
 from lab.recordings.ranks.hosts import HostWait, host_waits
 from lab.recordings.ranks.work import RankWork
 from lab.stats import robust
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 LAUNCH_NS, STREAM_NS = 2_000, 1_000
 # An operation was held up by another stream if it started so soon after that, and so late after all else.

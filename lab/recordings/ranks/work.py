@@ -9,7 +9,7 @@ import numpy as np
 
 from lab.recordings import views
 from lab.recordings.tables import Table, Trace
-from lab.stats.rows import distinct, distinct_rows
+from lab.stats.columns import distinct, distinct_rows
 
 COMP, COMM, COPY = views.COMP, views.COMM, views.MEMCOPY
 

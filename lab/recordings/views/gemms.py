@@ -10,8 +10,8 @@ import numpy as np
 from lab.recordings.tables import KERNEL, MEMSET, Table, Trace, once
 from lab.recordings.views.launches import device_of, link_ops, steps_at, thread_nesting
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
+from lab.stats.columns import distinct_rows
 from lab.stats.intervals import spans, total
-from lab.stats.rows import distinct_rows
 
 # How many arguments stand before the two factors; linear and matmul count only where they are innermost.
 GEMM_OPS = {

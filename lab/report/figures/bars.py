@@ -1,15 +1,18 @@
-"""Stacked bars, alone and as small multiples."""
+"""Stacked bars, alone and as small multiples, and waterfalls: how parts lead from one value to another."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.report.figures.style import WIDTH_IN, add_legend, figure_with_axes, set_hover, styled
+from lab.report.figures.style import PHONE_IN, WIDTH_IN, add_legend, figure_with_axes, set_hover, styled
 from lab.report.palette import light
+
+ENDS, MORE, LESS = "computation", "fail", "ok"  # colour roles of a waterfall
 
 
 @styled
@@ -31,10 +34,12 @@ def stacked_bars(
     figure, axes = figure_with_axes(height_in)
     ax = axes[0]
     _stack(ax, labels, parts)
-    for at, (low, middle, high) in enumerate(marks):
-        ax.plot([low, high], [at, at], color=light("ink"), linewidth=1)
-        label = mark_label if at == 0 else None
-        ax.plot([middle], [at], marker="D", markersize=4.5, color=light("ink"), linestyle="none", label=label)
+    for row, (low, middle, high) in enumerate(marks):
+        ax.plot([low, high], [row, row], color=light("ink"), linewidth=1)
+        label = mark_label if row == 0 else None
+        ax.plot(
+            [middle], [row], marker="D", markersize=4.5, color=light("ink"), linestyle="none", label=label
+        )
     ax.set_xlabel(axis)
     add_legend(figure, parts, ax.get_legend_handles_labels()[0], words)
     return figure
@@ -88,3 +93,73 @@ def _stack(ax: Axes, labels: Sequence[str], parts: Mapping[str, np.ndarray], tit
     ax.set_yticks(range(len(labels)), labels)
     ax.set_ylim(len(labels) - 0.5, -0.5)
     ax.grid(axis="x")
+
+
+@styled
+def waterfall(
+    begin: tuple[str, float],
+    parts: Sequence[tuple[str, float]],
+    end: str,
+    *,
+    axis: str,
+    words: tuple[str, str, str] = ("value", "more", "less"),
+    width_in: float = WIDTH_IN,
+) -> Figure:
+    """Bars from top to bottom: `begin` (label, value), each of `parts` (label, change) where the one before
+    ended, and their sum, named `end`. words name the ends, rises and falls. On a phone's width a label stands
+    above its bar.
+    """
+    changes = np.array([change for _, change in parts], dtype=float)
+    steps = begin[1] + np.cumsum(changes)
+    starts = np.concatenate([[begin[1]], steps[:-1]]) if len(parts) else steps
+    total = steps[-1] if len(parts) else begin[1]
+    labels = [begin[0], *(label for label, _ in parts), end]
+    left = np.concatenate([[0.0], np.minimum(starts, steps), [0.0]])
+    length = np.concatenate([[begin[1]], np.abs(changes), [total]])
+    roles = [ENDS, *(MORE if change > 0 else LESS for change in changes), ENDS]
+    above = width_in <= PHONE_IN
+    figure, (ax,) = figure_with_axes(0.9 + (0.48 if above else 0.3) * len(labels), width_in=width_in)
+    thick = 0.42 if above else 0.66
+    bars = ax.barh(range(len(labels)), length, left=left, height=thick, color=[light(role) for role in roles])
+    _write_values(ax, bars, labels, [begin[1], *changes.tolist(), total], left + length)
+    edges = np.concatenate([[begin[1]], steps])
+    for row, value in enumerate(edges):  # the level that the next bar starts from
+        span = [row + thick / 2, row + 1 - thick / 2]
+        ax.plot([value, value], span, color=light("muted"), linewidth=0.7, zorder=0)
+    ax.set_yticks([] if above else range(len(labels)), [] if above else labels)
+    ax.set_ylim(len(labels) - 0.5, -0.85 if above else -0.5)
+    low, high = _limits(edges, begin[1], room_for=0.3 if above else 0.12)
+    ax.set_xlim(low, high)
+    for row, label in enumerate(labels if above else ()):
+        paper = {"facecolor": light("paper"), "edgecolor": "none", "pad": 0.5}
+        ax.text(low, row - thick / 2 - 0.06, label, ha="left", va="bottom", bbox=paper)
+    ax.set_xlabel(axis)
+    ax.grid(axis="x")
+    add_legend(
+        figure,
+        dict.fromkeys((ENDS, MORE, LESS), changes),
+        [],
+        dict(zip((ENDS, MORE, LESS), words, strict=True)),
+    )
+    return figure
+
+
+def _write_values(
+    ax: Axes, bars: Sequence[Any], labels: Sequence[str], values: Sequence[float], ends: np.ndarray
+) -> None:
+    """Each bar's value at its end; of all but the first and last with its sign."""
+    for row, (bar, label, value) in enumerate(zip(bars, labels, values, strict=True)):
+        text = f"{value:,.1f}" if row in (0, len(labels) - 1) else f"{value:+,.1f}"
+        set_hover(bar, f"{label}: {text}")
+        place: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
+        ax.annotate(text, (ends[row], row), color=light("muted"), **place)
+
+
+def _limits(edges: np.ndarray, begin: float, room_for: float) -> tuple[float, float]:
+    """From zero if the changes are a visible part of the values, else around the changes alone; `room_for` is
+    the share of the width that a bar's figure takes beside it."""
+    low, high = float(edges.min()), float(edges.max())
+    room = max(high - low, abs(begin) * 1e-6, 1e-9)
+    if room > 0.05 * abs(high):
+        return min(0.0, low - 0.02 * room), high + room_for * max(high, room)
+    return low - 0.3 * room, high + max(0.3, 2 * room_for) * room

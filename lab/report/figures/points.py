@@ -1,4 +1,4 @@
-"""Values as points: distributions, lines, intervals."""
+"""Values as points: distributions, lines, intervals, rooflines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from lab.report.figures.style import (
     MARKERS,
@@ -15,6 +16,7 @@ from lab.report.figures.style import (
     figure_with_axes,
     narrow_figure,
     row_labels,
+    set_hover,
     styled,
 )
 from lab.report.palette import light
@@ -34,16 +36,16 @@ def distributions(
     """
     figure = narrow_figure(3.9, across=len(titles))
     panels = figure.subplots(1, len(titles), squeeze=False, sharey=True)[0]
-    for ax, title, found in zip(panels, titles, groups, strict=True):
+    for ax, title, group in zip(panels, titles, groups, strict=True):
         ax.set_title(title)
         ax.grid(axis="y")
-        for at, values in enumerate(found.values()):
-            _draw_distribution(ax, at, np.asarray(values, dtype=float), violins)
+        for position, values in enumerate(group.values()):
+            _draw_distribution(ax, position, np.asarray(values, dtype=float), violins)
         labels = [
-            f"{label}\n{f'n {len(values)}' if len(values) else 'no data'}" for label, values in found.items()
+            f"{label}\n{f'n {len(values)}' if len(values) else 'no data'}" for label, values in group.items()
         ]
-        ax.set_xticks(range(len(found)), labels, rotation=90 if len(found) > 12 else 0)
-        ax.set_xlim(-0.6, len(found) - 0.4)
+        ax.set_xticks(range(len(group)), labels, rotation=90 if len(group) > 12 else 0)
+        ax.set_xlim(-0.6, len(group) - 0.4)
     panels[0].set_ylabel(axis)
     return figure
 
@@ -55,10 +57,10 @@ def lines(
     """A line per series over shared positions; `series` maps its name to values [position], NaN a gap."""
     figure = narrow_figure(3.9)
     ax = figure.subplots()
-    for at, (name, values) in enumerate(series.items()):
-        role = SERIES[at % len(SERIES)]
+    for index, (name, values) in enumerate(series.items()):
+        role = SERIES[index % len(SERIES)]
         ax.plot(
-            range(len(positions)), values, marker=MARKERS[at % len(MARKERS)], color=light(role), label=name
+            range(len(positions)), values, marker=MARKERS[index % len(MARKERS)], color=light(role), label=name
         )
     ax.set_xticks(range(len(positions)), positions)
     ax.set(xlabel=across, ylabel=axis, xlim=(-0.4, len(positions) - 0.6))
@@ -82,9 +84,9 @@ def ranges(
     figure, axes = figure_with_axes(0.75 + 0.24 * len(labels), width_in=width_in)
     ax = axes[0]
     ax.axvline(reference, color=light("muted"), linewidth=1)
-    for at, ((low, middle, high), role) in enumerate(zip(spans, roles, strict=True)):
-        ax.plot([low, high], [at, at], color=light(role), linewidth=1.6)
-        ax.plot([middle], [at], marker="o", markersize=4.5, color=light(role))
+    for row, ((low, middle, high), role) in enumerate(zip(spans, roles, strict=True)):
+        ax.plot([low, high], [row, row], color=light(role), linewidth=1.6)
+        ax.plot([middle], [row], marker="o", markersize=4.5, color=light(role))
     ax.set_yticks(range(len(labels)), row_labels(labels, width_in))
     ax.set_ylim(len(labels) - 0.5, -0.5)
     ax.set_xlabel(axis)
@@ -92,18 +94,55 @@ def ranges(
     return figure
 
 
-def _draw_distribution(ax: Axes, at: int, values: np.ndarray, violins: bool) -> None:
+def _draw_distribution(ax: Axes, position: int, values: np.ndarray, violins: bool) -> None:
     values = values[np.isfinite(values)]
     if violins and len(np.unique(values)) > 1:
-        drawn = ax.violinplot([values], positions=[at], widths=0.8, showextrema=False)
+        drawn = ax.violinplot([values], positions=[position], widths=0.8, showextrema=False)
         for body in drawn["bodies"]:  # type: ignore[attr-defined]
             body.set(facecolor=light("computation"), alpha=0.35)
     elif len(values):
         ax.boxplot(
-            [values], positions=[at], widths=0.55, showfliers=False, medianprops={"color": light("ink")}
+            [values], positions=[position], widths=0.55, showfliers=False, medianprops={"color": light("ink")}
         )
     # The golden ratio spreads neighbours far apart, so that no trend is drawn that is not there.
     sideways = 0.3 * (np.arange(len(values)) * 0.618034 % 1 - 0.5)
-    ax.plot(at + sideways, values, ".", markersize=4, color=light("computation"), alpha=0.7)
+    ax.plot(position + sideways, values, ".", markersize=4, color=light("computation"), alpha=0.7)
     if violins and len(values):
-        ax.plot([at - 0.15, at + 0.15], [np.median(values)] * 2, color=light("ink"), linewidth=1.4)
+        ax.plot(
+            [position - 0.15, position + 0.15], [np.median(values)] * 2, color=light("ink"), linewidth=1.4
+        )
+
+
+@styled
+def roofline(
+    series: Mapping[str, Sequence[tuple[float, float, str]]],
+    *,
+    roofs: Mapping[str, tuple[float, float]],
+    across: str,
+    axis: str,
+) -> Figure:
+    """Points (intensity, rate, hover text) of each series on two logarithmic axes, under one roof per GPU.
+
+    `roofs` maps a name to (highest rate, rate per unit of intensity): the lesser of both bounds any point.
+    """
+    figure = narrow_figure(4.4)
+    ax = figure.subplots()
+    ax.set(xscale="log", yscale="log", xlabel=across, ylabel=axis)
+    intensities = [x for points in series.values() for x, _, _ in points]
+    for name, (highest, slope) in roofs.items():
+        knee = highest / slope
+        low, high = min([*intensities, knee]) / 2, max([*intensities, knee]) * 3
+        ax.plot([low, knee, high], [low * slope, highest, highest], color=light("muted"), linewidth=1)
+        ax.annotate(name, (high, highest), ha="right", va="bottom", color=light("muted"))
+    for index, (name, points) in enumerate(series.items()):
+        role, marker = SERIES[index % len(SERIES)], MARKERS[index % len(MARKERS)]
+        for number, (x, y, hover) in enumerate(points):
+            label = name if number == 0 else None
+            (dot,) = ax.plot([x], [y], marker=marker, color=light(role), linestyle="none", label=label)
+            set_hover(dot, hover)
+    for side in (ax.xaxis, ax.yaxis):  # plain numbers: powers would be drawn as TeX
+        side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        side.set_minor_formatter(NullFormatter())
+    ax.grid(which="major")
+    figure.legend(loc="outside upper right", ncols=6)
+    return figure

@@ -69,11 +69,11 @@ def narrow_figure(height_in: float, across: int = 1) -> Figure:
 def add_legend(
     figure: Figure,
     parts: Mapping[str, np.ndarray],
-    more: Sequence[Any],
+    extra_handles: Sequence[Any],
     words: Mapping[str, str] | None = None,
 ) -> None:
     handles = [Patch(facecolor=light(role), label=(words or {}).get(role, role)) for role in parts] + list(
-        more
+        extra_handles
     )
     across = max(1, int(figure.get_figwidth() / LEGEND_IN))
     rows_more = -(-len(handles) // across) - -(-len(handles) // int(WIDTH_IN / LEGEND_IN))

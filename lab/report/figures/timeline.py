@@ -35,8 +35,8 @@ def timeline(
     """
     figure, axes = figure_with_axes(1.2 + 0.3 * len(rows), width_in=width_in)
     ax = axes[0]
-    for at, (name, start, end) in enumerate(bands):
-        ax.axvspan(start, end, facecolor=light("rule"), alpha=0.5 if at % 2 == 0 else 0.2, linewidth=0)
+    for index, (name, start, end) in enumerate(bands):
+        ax.axvspan(start, end, facecolor=light("rule"), alpha=0.5 if index % 2 == 0 else 0.2, linewidth=0)
         if (min(end, span[1]) - max(start, span[0])) > len(name) * 0.009 * (WIDTH_IN / width_in) * (
             span[1] - span[0]
         ):
@@ -54,8 +54,8 @@ def timeline(
     ax.set_yticks(range(len(rows)), row_labels(rows, width_in))
     handles = [Patch(facecolor=light(role), label=words) for words, role in parts]
     overlap = "compute beside communication or copies"
-    more = [Patch(facecolor=light("fail"), alpha=0.25, label=overlap)] if shades else []
-    add_legend(figure, {}, [*handles, *more])
+    shade_handles = [Patch(facecolor=light("fail"), alpha=0.25, label=overlap)] if shades else []
+    add_legend(figure, {}, [*handles, *shade_handles])
     return figure
 
 
@@ -72,14 +72,14 @@ def _bars(bars: np.ndarray, half: float, colour: str) -> list[PathPatch]:
     row, start, length, strength = bars.T
     left, right, top, low = start, start + length, row - half, row + half
     corners = np.stack([left, top, left, low, right, low, right, top, left, top], axis=1).reshape(-1, 5, 2)
-    found = []
-    for one in np.unique(strength).tolist():
-        chosen = corners[strength == one]
+    patches = []
+    for alpha in np.unique(strength).tolist():
+        chosen = corners[strength == alpha]
         codes = np.tile(_RECTANGLE, len(chosen))
         path = Path(chosen.reshape(-1, 2), codes)
-        face = (*to_rgb(colour), one)
-        found.append(PathPatch(path, facecolor=face, edgecolor="none", linewidth=0, snap=True))
-    return found
+        face = (*to_rgb(colour), alpha)
+        patches.append(PathPatch(path, facecolor=face, edgecolor="none", linewidth=0, snap=True))
+    return patches
 
 
 _RECTANGLE = np.array([Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY], dtype=np.uint8)

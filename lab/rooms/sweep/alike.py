@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from lab.core.words import printable
 from lab.recordings.ranks.words import ranks_in_words
 from lab.recordings.tables import Trace
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct
 
 About = Mapping[str, str]
 

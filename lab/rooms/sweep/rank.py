@@ -20,8 +20,7 @@ from lab.rooms.sweep.alike import about
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
 from lab.stats import robust
-from lab.stats.columns import grouped_rows
-from lab.stats.rows import distinct
+from lab.stats.columns import distinct, grouped_rows
 
 UNKNOWN_RANK = -1
 

@@ -19,7 +19,7 @@ from lab.core.words import first_few, plural
 from lab.rooms.sweep.layout import ConfigDir
 from lab.rooms.sweep.names import long_name, short_name
 from lab.rooms.sweep.tables import SETTING, column_names, grouped
-from lab.stats.best import best_of
+from lab.stats.effects import best_of
 from lab.stats.means import mean_interval
 
 WARM_UP_STEPS = 3

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lab.rooms.trials.config import ALPHA, NOT_RUN, RATIO, Trial, Until
-from lab.stats.effects import median_ratio_ci, permutation_p
+from lab.stats.effects import holm, median_ratio_ci, permutation_p
 from lab.stats.rates import (
     anytime_interval,
     chi2_p,
@@ -23,7 +23,6 @@ from lab.stats.rates import (
     runs_p,
     stratified_p,
 )
-from lab.stats.several import holm
 from lab.stats.sprt import Answer, Sprt, first_answer
 
 LESS, MORE = "fails less", "fails more"  # the verdicts that decide a comparison

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lab.serve.rows import Figure, RunRow, text_of
 from lab.serve.web.listing import config_of, figure_of, setting_of, unit_of, value_of
-from lab.stats.student import quantile
+from lab.stats.means import quantile
 
 MOST_CHANGES = 12
 

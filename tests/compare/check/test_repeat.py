@@ -24,7 +24,7 @@ from lab.compare.check.sides import sides
 from lab.compare.cli import check
 from lab.errors import BusyError, EngineError, MissingError, UsageError
 from lab.stats.gate import LEVEL
-from lab.stats.student import tail
+from lab.stats.means import tail
 from tests.compare.made import layer, trace
 from tests.conftest import ROOT
 from tests.engines.docker.fixtures import REF, busybox, own_caches  # noqa: F401

@@ -18,7 +18,7 @@ from lab.rooms.sweep.names import short_name, size_text
 from lab.rooms.sweep.tuner.file import Row, bounds_of
 from lab.rooms.sweep.tuner.logs import Choice
 from lab.rooms.sweep.tuner.observe import Observed, Ran, sizes_of
-from lab.stats.best import Best, best_of
+from lab.stats.effects import Best, best_of
 
 
 class Set(NamedTuple):
@@ -134,12 +134,12 @@ def _decide(name: Class, runs: Sequence[Ran], bounds: tuple[int, int] | None) ->
         return left("runs could not be replayed, so that waiting cannot be taken out", looked=False)
     cost, least = best_of(values[0]), best_of(values[1])
     if len(repeats) < 2:
-        first = f"{short_name(*settings[cost.first])} leads by {cost.lead:.3f} ms a step"
+        first = f"{short_name(*settings[cost.lowest])} leads by {cost.lead:.3f} ms a step"
         return left(f"one run of each setting proves nothing ({first})", cost=cost, least=least)
     reason = _not_alone(sets, cost, least)
     if reason:
         return left(reason, cost=cost, least=least)
-    best = sets[cost.first]
+    best = sets[cost.lowest]
     if not any(best):
         return left(f"the library's own choice is best, {_why(sets, cost)}", cost=cost, least=least)
     mine = [seen[settings[at], repeat] for at in cost.candidates for repeat in repeats]
@@ -186,9 +186,9 @@ def _not_alone(sets: Sequence[Set], cost: Best, least: Best) -> str | None:
             lead = f"{_lead(sets, judged):.3f} ms a step"
             needed = f"{judged.needed:.3f} ms would be needed"
             return f"{_together(several)} cannot be told apart: the lead is {lead}, and {needed}"
-    if sets[cost.first] != sets[least.first]:
+    if sets[cost.lowest] != sets[least.lowest]:
         return (
-            f"{sets[cost.first]} is best with all that waiting collectives cost GEMMs, {sets[least.first]} "
+            f"{sets[cost.lowest]} is best with all that waiting collectives cost GEMMs, {sets[least.lowest]} "
             "without: the recording does not tell which holds once nobody is late"
         )
     return None
@@ -204,12 +204,12 @@ def _together(several: Sequence[Set]) -> str:
 
 def _lead(sets: Sequence[Set], judged: Best) -> float:
     """How far the first lies before the best that sets something else."""
-    return min(_others(sets, judged)) - judged.means[judged.first]
+    return min(_others(sets, judged)) - judged.means[judged.lowest]
 
 
 def _others(sets: Sequence[Set], judged: Best) -> list[float]:
     """The means of the settings that set something else than the first."""
-    return [mean for at, mean in enumerate(judged.means) if sets[at] != sets[judged.first]]
+    return [mean for at, mean in enumerate(judged.means) if sets[at] != sets[judged.lowest]]
 
 
 def _not_honoured(mine: Sequence[Observed], best: Set) -> tuple[str, bool]:
@@ -247,7 +247,7 @@ def _why(sets: Sequence[Set], cost: Best) -> str:
     others = sorted({f"{mean:.2f}" for mean in (min(means), max(means))})
     what = "other channels" if len({one[1:] for one in sets}) == 1 else "other settings"
     return (
-        f"{cost.means[cost.first]:.2f} ms a step, {what} {' to '.join(others)} ms; "
+        f"{cost.means[cost.lowest]:.2f} ms a step, {what} {' to '.join(others)} ms; "
         f"lead {_lead(sets, cost):.3f} ms, {cost.needed:.3f} needed"
     )
 
@@ -268,7 +268,7 @@ def _threads(runs: Sequence[Ran]) -> tuple[int | None, str]:
     values = np.array([[seen[key, repeat] for key in settings] for repeat in repeats], dtype=float)
     judged = best_of(np.log(values))
     several = sorted({settings[at][0] for at in judged.candidates})
-    best = short_name(*settings[judged.first])
+    best = short_name(*settings[judged.lowest])
     if len(several) > 1:
         return None, (
             f"{' and '.join(map(str, several))} threads cannot be told apart by the step with nobody late "

@@ -17,9 +17,8 @@ import pandas as pd
 from lab.rooms.sweep.gemm.compare.sweeps import Sweep
 from lab.rooms.sweep.names import shape_name
 from lab.rooms.sweep.tables import GEMM_SHAPE, KEY, SETTING, SweepTables, column_names, copies, timed
-from lab.stats.effects import median_ratio_ci, permutation_p
+from lab.stats.effects import holm, median_ratio_ci, permutation_p
 from lab.stats.means import Sample, difference_ci
-from lab.stats.several import holm
 
 SIGNIFICANT = 0.05
 FEWEST_RANKS = 3  # for an interval over ranks

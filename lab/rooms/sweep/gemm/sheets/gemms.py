@@ -15,9 +15,8 @@ from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
 from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.rooms.sweep.gemm.sheets.ops import S5, who
 from lab.rooms.sweep.tables import column_names
-from lab.stats.columns import grouped_rows, in_order_of_appearance
+from lab.stats.columns import distinct_rows, grouped_rows, in_order_of_appearance
 from lab.stats.robust import grouped
-from lab.stats.rows import distinct_rows
 
 GEMM_GROUP = ["op", "B", "M", "N", "K", "bias", "strides", "dtype", "dims", "transpose"]
 # Our own columns of the GEMM sheet, after those of TraceLens.

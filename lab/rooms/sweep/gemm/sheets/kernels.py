@@ -11,8 +11,8 @@ from lab.rooms.sweep.gemm.sheets import families
 from lab.rooms.sweep.gemm.sheets.arguments import Cached, as_tuple
 from lab.rooms.sweep.gemm.sheets.figures import most_first, percent, sheet
 from lab.rooms.sweep.gemm.sheets.launches import Launches
+from lab.stats.columns import distinct_rows
 from lab.stats.robust import grouped
-from lab.stats.rows import distinct_rows
 
 SHORT_US = 10.0
 BINS = 100

@@ -9,8 +9,8 @@ import numpy as np
 from lab.recordings import views
 from lab.recordings.tables import Table, Trace, once
 from lab.rooms.sweep.gemm.sheets import families
+from lab.stats.columns import distinct_rows
 from lab.stats.intervals import enclosing, spans, totals
-from lab.stats.rows import distinct_rows
 
 
 @dataclass(frozen=True)
