@@ -103,6 +103,43 @@ def test_cells_that_ran_one_after_the_other_are_not_compared_as_if_they_had_take
     assert one.verdict == "confounded with time" and one.began_later == float(later)
 
 
+@pytest.mark.parametrize(
+    ("before", "verdict"), [(1, "confounded with time"), (2, "confounded with time"), (3, "fails less")]
+)
+@pytest.mark.parametrize("earlier", [False, True])
+def test_nine_tenths_of_the_pairs_in_one_order_are_a_reason_of_their_own(before, verdict, earlier):
+    """`before` of the cell's 20 trials began before the baseline's, the others after, or all reversed."""
+    sign = -1 if earlier else 1
+    base = [msgspec.structs.replace(r, order=sign * (100 + r.trial)) for r in rows("none", "F" * 20)]
+    cell = [
+        msgspec.structs.replace(r, order=sign * (r.trial if r.trial < before else 200 + r.trial))
+        for r in rows("a", "." * 20)
+    ]
+    assert of(base, cell).comparisons[0].verdict == verdict
+
+
+BY_ERRORS = "fails less, but ends in error more often"
+
+
+@pytest.mark.parametrize(
+    ("base_errors", "cell_errors", "n", "verdict"),
+    [
+        (0, 10, 20, BY_ERRORS),
+        (0, 3, 20, BY_ERRORS),  # p 0.12: few errors show little, and a cure is a strong word
+        (0, 2, 20, "fails less"),  # p 0.24
+        (5, 5, 20, "fails less"),
+        (0, 12, 100, BY_ERRORS),
+        (0, 8, 100, "fails less"),  # not one of ten: its rate is that of the others
+    ],
+)
+def test_errors_are_no_cure(base_errors, cell_errors, n, verdict):
+    base = rows("none", "E" * base_errors + "F" * (n - base_errors))
+    cell = rows("a", "E" * cell_errors + "." * (n - cell_errors))
+    decision = of(base, cell)
+    assert decision.comparisons[0].verdict == verdict
+    assert decision.decided == (verdict == "fails less")
+
+
 def test_a_cell_that_was_decided_early_is_not_confounded_with_time():
     """The baseline went on for other cells."""
     base = [msgspec.structs.replace(r, order=2 * r.trial) for r in rows("none", "F" * 200)]

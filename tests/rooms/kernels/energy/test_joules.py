@@ -49,6 +49,25 @@ def test_closure_names_every_factor_and_adds_up():
     assert closed.measured_share == pytest.approx(200 / 252)
 
 
+@pytest.mark.parametrize(
+    ("joules", "closes", "net_closes"),
+    [
+        (592.5, True, True),  # net +9 %
+        (590.0, True, False),  # net +12 %
+        (550.0, True, False),  # +9 %
+        (540.0, False, False),  # +11 %
+        (610.0, True, True),  # net -8 %
+        (660.0, True, False),  # -9 %
+        (680.0, False, False),  # -12 %
+    ],
+)
+def test_the_sum_closes_within_ten_percent_of_the_meter(joules, closes, net_closes):
+    run = msgspec.structs.replace(a_raw().model[0], window=a_window(joules))
+    result = evaluate(a_plan(), a_raw(model=[run]))
+    assert result.bars == {"closure": closes, "net_closure": net_closes}
+    assert status(result) == ("ok" if closes and net_closes else "warn")
+
+
 def test_counter_and_integral_stand_side_by_side():
     model = evaluate(a_plan(), a_raw()).model
     assert (model.counter_j, model.integral_j) == (pytest.approx(0.6), pytest.approx(0.59))
