@@ -21,13 +21,14 @@ class Job:
     """A job of `ranks` ranks that runs `steps` steps; every change is by rank, in ms or as a factor.
 
     late: (rank, step) -> ms that the host stops before a layer. extra: rank -> more GEMMs a step of
-    GEMM_US each. slower: rank -> factor on its GEMMs. leaves_late: rank or (rank, layer) -> us.
-    copies: rank -> ms copied at the end of the step. clock: rank -> ms added to its times; drift: rank -> ppm. dropped: (rank, number of
-    the collective). gap_ms: pause between steps, for long recordings. late_layer: where a late host stops.
-    entered: rank -> ms later that it enters the first step. tail: (rank, step) -> ms that its host stays in
-    the step after the GPUs have ended it. collective: what all calls are. layer_ms: what every host takes
-    before each layer. waits_after: a layer after which every host waits for its GPU. stalls: (rank, step) ->
-    ms that a GEMM starts late for no recorded reason, its GPU idle.
+    GEMM_US each. slower: rank -> factor on its GEMMs. leaves_late: rank or (rank, layer) -> us. copies:
+    rank -> ms copied at the end of the step. clock: rank -> ms added to its times; drift: rank -> ppm.
+    dropped: (rank, number of the collective). gap_ms: pause between steps, for long recordings.
+    late_layer: where a late host stops. entered: rank -> ms later that it enters the first step. tail:
+    (rank, step) -> ms that its host stays in the step after the GPUs have ended it. collective: what
+    all calls are. layer_ms: what every host takes before each layer. waits_after: a layer after which
+    every host waits for its GPU. stalls: (rank, step) -> ms that a GEMM starts late for no recorded
+    reason, its GPU idle.
     """
 
     ranks: int = 8

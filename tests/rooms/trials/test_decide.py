@@ -18,9 +18,9 @@ from lab.rooms.trials.analyze import is_table, read_table
 from lab.rooms.trials.config import Trial, Until
 from lab.rooms.trials.decide import clock_steps, decide
 from lab.stats.effects import median_ratio_ci
-from tests.conftest import ROOT
+from tests import conftest
 
-SHARED = ROOT.parent / "shared" / "data" / "training_numerics" / "trials.csv"
+SHARED = conftest.SHARED / "training_numerics" / "trials.csv"
 
 
 def rows(cell, verdicts, **more):
