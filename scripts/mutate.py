@@ -120,6 +120,7 @@ def mutate_constants(patterns: list[str]) -> int:
                     counts["killed"] += 1
                 else:
                     survivors.append(mutant)
+                    print(f"{mutant.function} ({mutant.state}): {mutant.after}", file=sys.stderr, flush=True)
     report("changed constants", counts, survivors)
     return 1 if survivors else 0
 
