@@ -434,6 +434,19 @@ def test_a_gpu_that_fails_more_often_is_named_and_a_cell_that_ran_there_is_not()
     assert alone.worse_places == () and alone.comparisons[0].verdict == "confounded with the place"
 
 
+def test_eight_places_are_named_at_most():
+    """Ten bad GPUs of twenty: each place that is tested takes from what the others can show."""
+    texts = {f"GPU-{at:02d}": "F" * 40 if at < 10 else "." * 40 for at in range(20)}
+    trials = [one for name, text in texts.items() for one in rows("none", text, gpus=name)]
+    assert [one.name for one in of(trials).worse_places] == [f"GPU-{at:02d}" for at in range(8)]
+
+
+@pytest.mark.parametrize(("set_s", "told"), [(1.5, False), (3.0, True), (-3.0, True)])
+def test_a_clock_that_drifts_by_less_than_two_seconds_was_not_set(set_s, told):
+    trials = [_at(r, r.trial, r.trial + set_s * (r.trial > 9)) for r in rows("none", "F" * 20)]
+    assert bool(clock_steps(trials)) == told
+
+
 def test_places_that_fail_alike_are_hardly_ever_named():
     """200 boxes of 8 GPUs at one rate: at most 5 % name one, and some allowance for 200."""
     named = 0

@@ -102,6 +102,30 @@ def test_sensors_that_disagree_are_flagged():
     assert any("disagree" in flag for row in evaluate(a_plan(), raw).rows for flag in row.flags)
 
 
+@pytest.mark.parametrize(
+    ("integral_j", "flagged"), [(2300.0, False), (2700.0, False), (2200.0, True), (2800.0, True)]
+)
+def test_sensors_agree_within_a_tenth_of_the_counter(integral_j, flagged):
+    raw = a_raw()
+    raw.signatures[0].windows = [a_window(2500.0, launches=50_000, integral=integral_j)]
+    flags = [flag for row in evaluate(a_plan(), raw).rows for flag in row.flags]
+    assert any("disagree" in flag for flag in flags) == flagged
+
+
+@pytest.mark.parametrize(("launches", "flagged"), [(48_000, False), (47_000, True)])
+def test_a_call_that_leaves_a_twentieth_of_the_time_idle_is_launch_bound(launches, flagged):
+    raw = a_raw()
+    raw.signatures[0].windows = [a_window(2500.0, launches=launches)]  # 100 us each, in 5 s
+    flags = [flag for row in evaluate(a_plan(), raw).rows for flag in row.flags]
+    assert any("launch-bound" in flag for flag in flags) == flagged
+
+
+@pytest.mark.parametrize(("limit_w", "refused"), [(480.0, False), (470.0, True)])
+def test_power_may_lie_a_twentieth_above_the_boards_limit(limit_w, refused):
+    result = evaluate(a_plan(), a_raw(facts_before={"power_limit_w": limit_w}))  # at most 502 W
+    assert any("above the board's limit" in why for why in result.refused) == refused
+
+
 def test_calls_without_energy_are_one_line_per_reason_with_their_share_of_the_time():
     result = evaluate(a_plan(), a_raw())
     row = result.rows[0]
