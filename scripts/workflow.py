@@ -1,6 +1,6 @@
 """Run a job of the code host's workflow here, step by step, in a clone of what is committed.
 
-    python scripts/workflow.py lint test --set python=3.12
+    python scripts/workflow.py lint smoke --set python=3.10
     python scripts/workflow.py image --set image=cpu
 
 `run:` steps run as they stand, with GITHUB_ENV carried from step to step. Actions are replaced by what does

@@ -67,8 +67,15 @@ def test_the_workflows_pass_the_linter_for_workflows():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_tests_run_on_every_python_from_the_floor_on():
-    versions = JOBS["test"]["strategy"]["matrix"]["python"]
+def test_all_tests_run_on_one_python_and_those_without_torch_on_every_other_from_the_floor_on():
+    (whole,) = (
+        step["with"]["python-version"]
+        for step in JOBS["test"]["steps"]
+        if "with" in step and "python-version" in step["with"]
+    )
+    others = JOBS["smoke"]["strategy"]["matrix"]["python"]
+    assert whole not in others
+    versions = sorted([whole, *others], key=lambda version: int(version.split(".")[1]))
     floor = re.search(r'requires-python = ">=([\d.]+)"', PROJECT)
     assert floor and versions[0] == floor[1]
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', PROJECT)
@@ -107,8 +114,8 @@ def test_a_job_may_write_only_what_it_publishes():
 def test_only_a_version_tag_publishes_and_only_after_everything_else():
     for name in ("publish", "publish-rocm70", "release"):
         assert JOBS[name]["if"].split(" && ")[0] == "startsWith(github.ref, 'refs/tags/v')"
-    assert set(JOBS["publish"]["needs"]) == {"lint", "test", "engine", "audit", "images"}
-    assert set(JOBS["publish-rocm70"]["needs"]) == {"lint", "test", "engine", "audit", "rocm70"}
+    assert set(JOBS["publish"]["needs"]) == {"lint", "test", "smoke", "engine", "audit", "images"}
+    assert set(JOBS["publish-rocm70"]["needs"]) == {"lint", "test", "smoke", "engine", "audit", "rocm70"}
     assert [name for name, job in CALLS.items() if job["with"].get("push")] == ["publish", "publish-rocm70"]
     (push,) = [step for _, step in STEPS if step.get("with", {}).get("push")]
     assert push["with"]["provenance"] == "mode=max" and push["with"]["sbom"] is True
@@ -209,6 +216,7 @@ def workflow(tmp_path, monkeypatch):
     [
         ("lint", ["make lint"]),
         ("test", ["make test PYTEST=-n 4 --dist loadfile -m 'not docker'"]),
+        ("smoke", ["make test PYTEST=-n 4 --dist loadfile -m 'not torch and not docker'"]),
         ("engine", ["make test PYTEST=-n 2 --dist loadfile -m docker"]),
         ("audit", ["python -m pip install --quiet pip-audit", "python scripts/audit.py"]),
         (

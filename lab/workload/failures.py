@@ -98,6 +98,16 @@ def exit_on_signals(out: Path) -> None:
     threading.Thread(target=watch, args=(writer,), daemon=True, name="signals").start()
 
 
+def leave_group(context: RankContext) -> None:
+    """End one of several ranks at once when all its files are written; do nothing in a single process.
+
+    DTensor's caches keep the process group, and with it gloo's threads. Python ends while such a thread may
+    still let go of a tensor, which aborts a rank that has finished (pytorch/pytorch#190489).
+    """
+    if context.world_size > 1:
+        leave(0)
+
+
 def leave(exit_code: int, *streams: TextIO) -> None:
     """End the process now, after flushing what was printed and `streams`."""
     for stream in (sys.stdout, sys.stderr, *streams):

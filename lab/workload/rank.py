@@ -69,7 +69,14 @@ def choose_device(context: RankContext, backend: str = "auto") -> torch.device:
 
 @contextlib.contextmanager
 def process_group(context: RankContext, device: torch.device) -> Iterator[None]:
-    """Join the other ranks and leave together; after an error do not wait for peers, which may be stuck."""
+    """Join the other ranks and leave together; after an error do not wait for peers, which may be stuck.
+
+    End what records the ranks inside the block: its collectives need the group.
+    """
+    # Its functions take the group that is there at their import as a default. A profiler imports them later,
+    # and they would keep the group and gloo's threads beyond the end of the block.
+    import torch.distributed.nn.functional
+
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group(backend)

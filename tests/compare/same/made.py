@@ -6,9 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests import conftest
 
-SHARED = ROOT.parent / "shared" / "data" / "training_numerics"
+SHARED = conftest.SHARED / "training_numerics"
 
 
 def shared(name: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import msgspec
+import pytest
 
 from lab.compare.same.judge import judge
 from lab.compare.same.recording import read
@@ -89,6 +90,38 @@ def test_at_the_level_of_modules_other_ops_are_no_reason_to_doubt(tmp_path):
     found = judge(a, b, [], None, level="module")
     assert (found.outcome, found.level, found.paired) == ("same bits", "module", 2)
     assert judge(a, b, [], None, level="ends").paired == 1
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(9.0, "within noise"), (12.0, "differs"), (25.0, "differs")])
+def test_an_output_is_beyond_the_noise_from_ten_times_its_floor(tmp_path, times, outcome):
+    def run(name, ck, off):
+        values = tuple(1.0 + off * (-1) ** at for at in range(16))
+        moved = {"sample": values, "sample_at": list(range(16))}
+        return recording(tmp_path / name, [{**row(at, "aten.mm", ck), **moved} for at in range(3)])
+
+    found = judge(run("a", "1", 0.0), run("b", "2", 1e-5 * times), [run("f", "3", 1e-5)], None)
+    assert found.outcome == outcome and found.values.beyond == (3 if outcome == "differs" else 0)
+    assert found.values.largest_ratio == pytest.approx(times, rel=0.01)
+
+
+@pytest.mark.parametrize(("blind", "outcome"), [(2, "within noise"), (3, "undecided")])
+def test_a_tenth_of_outputs_that_nothing_could_be_seen_in_is_the_most_a_verdict_bears(
+    tmp_path, blind, outcome
+):
+    def run(name, ck, off):
+        values = [
+            [1.0 + (off if at < blind else 1e-6 * off) * (-1) ** k for k in range(16)] for at in range(20)
+        ]
+        return recording(
+            tmp_path / name,
+            [
+                {**row(at, "aten.mm", ck), "sample": some, "sample_at": list(range(16))}
+                for at, some in enumerate(values)
+            ],
+        )
+
+    found = judge(run("a", "1", 0.0), run("b", "2", 0.1), [run("f", "3", 0.12)], None)
+    assert (found.outcome, found.blind) == (outcome, blind)
 
 
 def test_a_floor_as_large_as_the_output_is_no_all_clear(tmp_path):

@@ -161,6 +161,19 @@ def test_a_backend_without_states_cannot_tell_a_kernel_from_a_host(tmp_path):
     assert found.kind == "unknown" and "cannot be told" in found.text
 
 
+@pytest.mark.parametrize(
+    ("name", "state", "kind"),
+    [
+        ("gloo:all_reduce", "scheduled", "none"),  # gloo never writes another state
+        ("nccl:all_reduce", "completed", "none"),
+        ("nccl:all_reduce", "started", "stuck_kernel"),  # NCCL's watchdog retires what it gave up, too
+    ],
+)
+def test_a_retired_call_has_ended_where_the_backend_has_no_states(tmp_path, name, state, kind):
+    ranks = {rank: [entry(1, name), entry(2, name, state=state, retired=True)] for rank in (0, 1)}
+    assert made(tmp_path, ranks, {"0": [0, 1]}).kind == kind
+
+
 def test_overwritten_entries_of_a_ring_count_as_entered(tmp_path):
     config = {"0": {"name": "0", "desc": "", "ranks": "[0, 1]"}}
     for rank, first in ((0, 90), (1, 96)):

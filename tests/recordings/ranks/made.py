@@ -21,13 +21,14 @@ class Job:
     """A job of `ranks` ranks that runs `steps` steps; every change is by rank, in ms or as a factor.
 
     late: (rank, step) -> ms that the host stops before a layer. extra: rank -> more GEMMs a step of
-    GEMM_US each. slower: rank -> factor on its GEMMs. leaves_late: rank -> us. copies: rank -> ms copied at
-    the end of the step. clock: rank -> ms added to its times; drift: rank -> ppm. dropped: (rank, number of
-    the collective). gap_ms: pause between steps, for long recordings. late_layer: where a late host stops.
-    entered: rank -> ms later that it enters the first step. tail: (rank, step) -> ms that its host stays in
-    the step after the GPUs have ended it. collective: what all calls are. layer_ms: what every host takes
-    before each layer. waits_after: a layer after which every host waits for its GPU. stalls: (rank, step) ->
-    ms that a GEMM starts late for no recorded reason, its GPU idle.
+    GEMM_US each. slower: rank -> factor on its GEMMs. leaves_late: rank or (rank, layer) -> us. copies:
+    rank -> ms copied at the end of the step. clock: rank -> ms added to its times; drift: rank -> ppm.
+    dropped: (rank, number of the collective). gap_ms: pause between steps, for long recordings.
+    late_layer: where a late host stops. entered: rank -> ms later that it enters the first step. tail:
+    (rank, step) -> ms that its host stays in the step after the GPUs have ended it. collective: what
+    all calls are. layer_ms: what every host takes before each layer. waits_after: a layer after which
+    every host waits for its GPU. stalls: (rank, step) -> ms that a GEMM starts late for no recorded
+    reason, its GPU idle.
     """
 
     ranks: int = 8
@@ -35,7 +36,7 @@ class Job:
     late: dict[tuple[int, int], float] = field(default_factory=dict)
     extra: dict[int, int] = field(default_factory=dict)
     slower: dict[int, float] = field(default_factory=dict)
-    leaves_late: dict[int, float] = field(default_factory=dict)
+    leaves_late: dict[int | tuple[int, int], float] = field(default_factory=dict)
     copies: dict[int, float] = field(default_factory=dict)
     clock: dict[int, float] = field(default_factory=dict)
     drift: dict[int, float] = field(default_factory=dict)
@@ -63,9 +64,8 @@ class Job:
                 ready = [lane.launch(28, after=lane.last) for lane in lanes]
                 end = max(ready) + (TRANSFER_US * self.link + random.integers(0, 8)) * US
                 for lane, start in zip(lanes, ready, strict=True):
-                    leaves = (
-                        end + int(self.leaves_late.get(lane.rank, 0) * US) + int(random.integers(0, 3)) * US
-                    )
+                    late_us = self.leaves_late.get((lane.rank, layer), self.leaves_late.get(lane.rank, 0))
+                    leaves = end + int(late_us * US) + int(random.integers(0, 3)) * US
                     lane.run("collective", COMM, 28, start, leaves)
                     begin = lane.launch(7)
                     lane.run("beside", COMP, 7, begin, begin + BESIDE_US * US)

@@ -65,6 +65,13 @@ def test_a_slow_leave_is_a_link_and_no_clock():
     assert "after the others" in one.findings[0].text
 
 
+@pytest.mark.parametrize(("clearly_late", "names"), [(1, set()), (4, {(6, "slow_link")})])
+def test_a_link_is_named_where_late_leaves_are_most_of_the_excess(clearly_late, names):
+    """Transfers take 8 ms; 0.7 ms later is within what ranks differ by, 1 ms is not."""
+    late_us = {(6, layer): 1000.0 if layer < clearly_late else 700.0 for layer in range(LAYERS)}
+    assert named(explained(Job(link=20, leaves_late=late_us))) == names
+
+
 def test_a_slower_link_of_all_names_no_rank_and_shows_in_the_transfer():
     usual, slow = explained(Job()), explained(Job(link=3.0))
     assert slow.findings == ()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gzip
+import json
 import math
 import os
 import shutil
@@ -101,6 +103,20 @@ def test_one_broken_trace_is_a_row_and_the_rest_goes_on(tmp_path, workers):
         "1",
     )
     assert tables.configs.status[1] == "ok"
+
+
+@pytest.mark.parametrize("torn", [0, 1])
+def test_a_rank_that_lost_rows_makes_the_setting_incomplete_whichever_it_is(tmp_path, torn):
+    for rank in (0, 1):
+        path = record(tmp_path, 256, 28, rank)
+        if rank == torn:
+            trace = json.loads(gzip.decompress(path.read_bytes()))
+            kernels = [event for event in trace["traceEvents"] if event.get("cat") == "kernel"]
+            trace["traceEvents"].remove(kernels[len(kernels) // 2])
+            path.write_bytes(gzip.compress(json.dumps(trace).encode()))
+    row = analyze(tmp_path, workers=1).configs.iloc[0]
+    assert (row.status, row.ranks_found) == ("incomplete", 2)
+    assert row.reason.startswith(f"rank {torn}: ")
 
 
 def test_a_setting_of_which_nothing_can_be_read_is_broken(tmp_path):

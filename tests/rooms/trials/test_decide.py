@@ -18,9 +18,9 @@ from lab.rooms.trials.analyze import is_table, read_table
 from lab.rooms.trials.config import Trial, Until
 from lab.rooms.trials.decide import clock_steps, decide
 from lab.stats.effects import median_ratio_ci
-from tests.conftest import ROOT
+from tests import conftest
 
-SHARED = ROOT.parent / "shared" / "data" / "training_numerics" / "trials.csv"
+SHARED = conftest.SHARED / "training_numerics" / "trials.csv"
 
 
 def rows(cell, verdicts, **more):
@@ -101,6 +101,43 @@ def test_cells_that_ran_one_after_the_other_are_not_compared_as_if_they_had_take
         side[row.trial] = msgspec.structs.replace(row, order=at)
     (one,) = of(base, cell).comparisons
     assert one.verdict == "confounded with time" and one.began_later == float(later)
+
+
+@pytest.mark.parametrize(
+    ("before", "verdict"), [(1, "confounded with time"), (2, "confounded with time"), (3, "fails less")]
+)
+@pytest.mark.parametrize("earlier", [False, True])
+def test_nine_tenths_of_the_pairs_in_one_order_are_a_reason_of_their_own(before, verdict, earlier):
+    """`before` of the cell's 20 trials began before the baseline's, the others after, or all reversed."""
+    sign = -1 if earlier else 1
+    base = [msgspec.structs.replace(r, order=sign * (100 + r.trial)) for r in rows("none", "F" * 20)]
+    cell = [
+        msgspec.structs.replace(r, order=sign * (r.trial if r.trial < before else 200 + r.trial))
+        for r in rows("a", "." * 20)
+    ]
+    assert of(base, cell).comparisons[0].verdict == verdict
+
+
+BY_ERRORS = "fails less, but ends in error more often"
+
+
+@pytest.mark.parametrize(
+    ("base_errors", "cell_errors", "n", "verdict"),
+    [
+        (0, 10, 20, BY_ERRORS),
+        (0, 3, 20, BY_ERRORS),  # p 0.12: few errors show little, and a cure is a strong word
+        (0, 2, 20, "fails less"),  # p 0.24
+        (5, 5, 20, "fails less"),
+        (0, 12, 100, BY_ERRORS),
+        (0, 8, 100, "fails less"),  # not one of ten: its rate is that of the others
+    ],
+)
+def test_errors_are_no_cure(base_errors, cell_errors, n, verdict):
+    base = rows("none", "E" * base_errors + "F" * (n - base_errors))
+    cell = rows("a", "E" * cell_errors + "." * (n - cell_errors))
+    decision = of(base, cell)
+    assert decision.comparisons[0].verdict == verdict
+    assert decision.decided == (verdict == "fails less")
 
 
 def test_a_cell_that_was_decided_early_is_not_confounded_with_time():
@@ -395,6 +432,19 @@ def test_a_gpu_that_fails_more_often_is_named_and_a_cell_that_ran_there_is_not()
     # What one GPU alone ran is the cell's or the GPU's doing: nobody knows, and the GPU is not named.
     alone = of(rows("none", "." * 20, **good), rows("cell", "F" * 20, **bad))
     assert alone.worse_places == () and alone.comparisons[0].verdict == "confounded with the place"
+
+
+def test_eight_places_are_named_at_most():
+    """Ten bad GPUs of twenty: each place that is tested takes from what the others can show."""
+    texts = {f"GPU-{at:02d}": "F" * 40 if at < 10 else "." * 40 for at in range(20)}
+    trials = [one for name, text in texts.items() for one in rows("none", text, gpus=name)]
+    assert [one.name for one in of(trials).worse_places] == [f"GPU-{at:02d}" for at in range(8)]
+
+
+@pytest.mark.parametrize(("set_s", "told"), [(1.5, False), (3.0, True), (-3.0, True)])
+def test_a_clock_that_drifts_by_less_than_two_seconds_was_not_set(set_s, told):
+    trials = [_at(r, r.trial, r.trial + set_s * (r.trial > 9)) for r in rows("none", "F" * 20)]
+    assert bool(clock_steps(trials)) == told
 
 
 def test_places_that_fail_alike_are_hardly_ever_named():

@@ -17,7 +17,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from lab.rooms.kernels.cures import explained, host_env
 from lab.rooms.kernels.preflight import Facts, refuse_here, version
 from lab.secrets import redact_env
 from lab.workload.environment import ENV_PREFIXES, gpu_state
-from lab.workload.rank import RankContext
+from lab.workload.failures import leave_group
+from lab.workload.rank import RankContext, process_group
 from lab.workload.start import read_config, start, write_json
 
 log = logging.getLogger("lab.workload")
@@ -51,6 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if known is None:
             raise
         raise known from error
+    leave_group(context)
 
 
 def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str) -> None:
@@ -68,7 +70,7 @@ def run(config: KernelsConfig, out: Path, context: RankContext, device_kind: str
     environment = describe(config, found, device, context) if context.rank == 0 else {}
     if environment:
         write_json(out / "environment.json", environment)
-    with group(config, device):
+    with process_group(context, device) if config.tp > 1 else contextlib.nullcontext():
         generated = generate(config, out, context, device)
     if environment:
         weights = f"{generated.weights}: {generated.weights_note}"
@@ -104,20 +106,6 @@ def device_of(kind: str, context: RankContext) -> torch.device:
         return torch.device("cpu")
     torch.cuda.set_device(context.local_rank)
     return torch.device("cuda", context.local_rank)
-
-
-@contextlib.contextmanager
-def group(config: KernelsConfig, device: torch.device) -> Iterator[None]:
-    """The ranks' process group if there are several ranks. After an error no rank waits for the others."""
-    if config.tp == 1:
-        yield
-        return
-    import torch.distributed as dist
-
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    yield
-    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
-    dist.destroy_process_group()
 
 
 def facts(world_size: int) -> Facts:

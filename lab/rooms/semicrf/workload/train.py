@@ -29,7 +29,7 @@ from lab.rooms.semicrf.workload.epochs import evaluated, report_epoch, train_epo
 from lab.rooms.semicrf.workload.results import journal, write_result
 from lab.rooms.semicrf.workload.task import TrainingTask
 from lab.rooms.semicrf.workload.training import make_optimizer, make_tagger
-from lab.workload.failures import leave
+from lab.workload.failures import leave_group
 from lab.workload.rank import RankContext, choose_device, process_group
 from lab.workload.start import read_config, start
 
@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_environment(args.out, device, context)
     with process_group(context, device) if context.world_size > 1 else contextlib.nullcontext():
         run(read_config(args.config, TrainConfig), args.model, args.backend, args.out, context, device)
-    if context.world_size > 1:
-        leave(0)  # all is written; taking down what gloo and DDP leave behind has aborted a finished rank
+    leave_group(context)
 
 
 def run(

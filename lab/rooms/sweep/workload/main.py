@@ -38,6 +38,7 @@ from lab.rooms.sweep.workload.parallel import (
 from lab.rooms.sweep.workload.profiler import profile_phase, profiler
 from lab.rooms.sweep.workload.trainer import Trainer
 from lab.workload.environment import describe_environment, gpu_state
+from lab.workload.failures import leave_group
 from lab.workload.rank import RankContext, choose_device, process_group
 from lab.workload.stall import watch_for_stall
 from lab.workload.start import start, write_json
@@ -54,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     args, context = start(parser, argv, own_log=True)
     run(load_train_config(args.config, args.override), args.out, context)
+    leave_group(context)
 
 
 def run(config: TrainConfig, out: Path, context: RankContext) -> None:

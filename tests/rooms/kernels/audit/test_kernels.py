@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lab.rooms.kernels.audit.check import OK, REFUSED
 from lab.rooms.kernels.audit.kernels import (
     closure_of_time,
@@ -40,3 +42,9 @@ def test_two_faults_that_cancel_are_both_shown():
     assert check.factors["published_pct"] == 0.0
     assert check.factors["per_forward_pct"] == -96.0
     assert check.verdict == REFUSED
+
+
+@pytest.mark.parametrize(("model_us", "refused"), [(4600.0, False), (4400.0, True), (5600.0, True)])
+def test_parts_that_miss_the_whole_by_more_than_ten_percent_are_refused(model_us, refused):
+    check = closure_of_time([a_row(100.0, count=50)], 1, model_us)
+    assert (check.verdict == REFUSED) == refused

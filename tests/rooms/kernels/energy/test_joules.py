@@ -49,6 +49,25 @@ def test_closure_names_every_factor_and_adds_up():
     assert closed.measured_share == pytest.approx(200 / 252)
 
 
+@pytest.mark.parametrize(
+    ("joules", "closes", "net_closes"),
+    [
+        (592.5, True, True),  # net +9 %
+        (590.0, True, False),  # net +12 %
+        (550.0, True, False),  # +9 %
+        (540.0, False, False),  # +11 %
+        (610.0, True, True),  # net -8 %
+        (660.0, True, False),  # -9 %
+        (680.0, False, False),  # -12 %
+    ],
+)
+def test_the_sum_closes_within_ten_percent_of_the_meter(joules, closes, net_closes):
+    run = msgspec.structs.replace(a_raw().model[0], window=a_window(joules))
+    result = evaluate(a_plan(), a_raw(model=[run]))
+    assert result.bars == {"closure": closes, "net_closure": net_closes}
+    assert status(result) == ("ok" if closes and net_closes else "warn")
+
+
 def test_counter_and_integral_stand_side_by_side():
     model = evaluate(a_plan(), a_raw()).model
     assert (model.counter_j, model.integral_j) == (pytest.approx(0.6), pytest.approx(0.59))
@@ -81,6 +100,30 @@ def test_sensors_that_disagree_are_flagged():
     raw = a_raw()
     raw.signatures[0].windows = [a_window(2500.0, launches=50_000, integral=1500.0)]
     assert any("disagree" in flag for row in evaluate(a_plan(), raw).rows for flag in row.flags)
+
+
+@pytest.mark.parametrize(
+    ("integral_j", "flagged"), [(2300.0, False), (2700.0, False), (2200.0, True), (2800.0, True)]
+)
+def test_sensors_agree_within_a_tenth_of_the_counter(integral_j, flagged):
+    raw = a_raw()
+    raw.signatures[0].windows = [a_window(2500.0, launches=50_000, integral=integral_j)]
+    flags = [flag for row in evaluate(a_plan(), raw).rows for flag in row.flags]
+    assert any("disagree" in flag for flag in flags) == flagged
+
+
+@pytest.mark.parametrize(("launches", "flagged"), [(48_000, False), (47_000, True)])
+def test_a_call_that_leaves_a_twentieth_of_the_time_idle_is_launch_bound(launches, flagged):
+    raw = a_raw()
+    raw.signatures[0].windows = [a_window(2500.0, launches=launches)]  # 100 us each, in 5 s
+    flags = [flag for row in evaluate(a_plan(), raw).rows for flag in row.flags]
+    assert any("launch-bound" in flag for flag in flags) == flagged
+
+
+@pytest.mark.parametrize(("limit_w", "refused"), [(480.0, False), (470.0, True)])
+def test_power_may_lie_a_twentieth_above_the_boards_limit(limit_w, refused):
+    result = evaluate(a_plan(), a_raw(facts_before={"power_limit_w": limit_w}))  # at most 502 W
+    assert any("above the board's limit" in why for why in result.refused) == refused
 
 
 def test_calls_without_energy_are_one_line_per_reason_with_their_share_of_the_time():

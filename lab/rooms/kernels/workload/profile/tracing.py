@@ -23,7 +23,10 @@ log = logging.getLogger("lab.workload")
 
 @contextlib.contextmanager
 def tracing(out: Path, rank: int, device: torch.device, record_shapes: bool) -> Iterator[Any]:
-    """Profile the block; call the yielded function after it to write the traces."""
+    """Profile the block; call the yielded function after it to write the traces.
+
+    The observer ends with the block, whatever ends it: a process group is left only after that.
+    """
     draft = out / f".draft_trace_rank{rank}.json.gz"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     observer, nodes = execution_trace_observer(out / f".draft_execution_trace_rank{rank}.json")
@@ -38,7 +41,10 @@ def tracing(out: Path, rank: int, device: torch.device, record_shapes: bool) -> 
         if observer:
             _pack(nodes, out / f"execution_trace_rank{rank}.json.gz")
 
-    with profile(activities=activities, record_shapes=record_shapes, **more) as profiler:
+    with contextlib.ExitStack() as ending:
+        if observer:
+            ending.callback(observer.unregister_callback)
+        profiler = ending.enter_context(profile(activities=activities, record_shapes=record_shapes, **more))
         yield keep
 
 

@@ -49,6 +49,7 @@ FIRST_STEPS = 32
 # Once these are over: magnitudes so many times as often as asked for, shares so many times as seldom.
 MAGNITUDES, SHARES = 2, 16
 LEAST_POINTS, LEAST_FIT, MOST_AHEAD = 12, 0.9, 1000
+LEAST_SLOPE = 1e-4  # bits per step
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def shares_of(values: Tensor, dtype: str) -> list[Shares]:
 
 
 def trend_of(points: Iterable[tuple[int, float]]) -> Trend | None:
-    """A line through (step, log2 of the largest), only if it fits, rises, and is told from noise."""
+    """A line through (step, log2 of the largest), only if it fits and rises."""
     known = list(points)
     if len(known) < LEAST_POINTS:
         return None
@@ -253,8 +254,9 @@ def trend_of(points: Iterable[tuple[int, float]]) -> Trend | None:
     slope = sum((s - mean_step) * (b - mean_bits) for s, b in zip(steps, bits, strict=True)) / across
     rest = sum((b - mean_bits - slope * (s - mean_step)) ** 2 for s, b in zip(steps, bits, strict=True))
     fit = 1 - rest / total
-    error = math.sqrt(rest / (len(known) - 2) / across)
-    if fit < LEAST_FIT or slope <= 4 * error or slope < 1e-4:
+    if (
+        fit < LEAST_FIT or slope < LEAST_SLOPE
+    ):  # of 12 points, such a fit is nine standard errors of the slope
         return None
     now = mean_bits + slope * (steps[-1] - mean_step)
     left = {

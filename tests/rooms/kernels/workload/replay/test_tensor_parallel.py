@@ -27,7 +27,7 @@ def plan(tmp_path_factory):
     command = [sys.executable, *TORCHRUN.split(), program, str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
-    return folder, read_plan(folder / "trace.json", folder / "et.json")
+    return folder, read_plan(folder / "trace_rank0.json.gz", folder / "execution_trace_rank0.json.gz")
 
 
 def null_id(plan):

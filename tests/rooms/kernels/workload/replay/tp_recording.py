@@ -1,4 +1,4 @@
-"""Run by torchrun on two gloo ranks: a tensor-parallel network under torch's profiler, recorded on rank 0.
+"""Run by torchrun on two gloo ranks: a tensor-parallel network, recorded and ended as a profile of lab is.
 
 tp_recording.py FOLDER
 """
@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
+from torch.profiler import record_function
+
+from lab.rooms.kernels.workload.profile.tracing import tracing
+from lab.workload.failures import leave_group
+from lab.workload.rank import RankContext, process_group
 
 
 class Net(torch.nn.Module):
@@ -31,29 +34,20 @@ class Net(torch.nn.Module):
 
 
 def main(folder: Path) -> None:
-    dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (2,))
-    net = parallelize_module(Net(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    x = torch.ones(7, 64)
-    lead = dist.get_rank() == 0
-    observer = ExecutionTraceObserver()
-    if lead:
-        observer.register_callback(str(folder / "et.json"))
-    with torch.no_grad():
-        net(x)
-        with profile(
-            activities=[ProfilerActivity.CPU],
-            record_shapes=True,
-            execution_trace_observer=observer if lead else None,
-        ) as session:
-            for _ in range(2):
-                with record_function("prefill"):
-                    net(x)
-    if lead:
-        session.export_chrome_trace(str(folder / "trace.json"))
-        observer.unregister_callback()
-    dist.barrier()
-    dist.destroy_process_group()
+    context = RankContext.from_env()
+    device = torch.device("cpu")
+    with process_group(context, device):
+        mesh = init_device_mesh("cpu", (context.world_size,))
+        net = parallelize_module(Net(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        x = torch.ones(7, 64)
+        with torch.no_grad():
+            net(x)
+            with tracing(folder, context.rank, device, record_shapes=True) as keep:
+                for _ in range(2):
+                    with record_function("prefill"):
+                        net(x)
+        keep()
+    leave_group(context)
 
 
 if __name__ == "__main__":

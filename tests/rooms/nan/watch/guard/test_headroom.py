@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -41,6 +43,29 @@ def test_noise_a_fall_and_too_few_points_have_no_trend():
     assert trend_of([(step, float(torch.randn(1, generator=noise))) for step in range(60)]) is None
     assert trend_of([(step, 5 - 0.1 * step) for step in range(20)]) is None
     assert trend_of([(step, 5 + 0.1 * step) for step in range(6)]) is None
+
+
+@pytest.mark.parametrize(("scatter", "told"), [(0.31, True), (0.37, True), (0.40, False), (0.58, False)])
+def test_a_line_is_told_only_if_it_fits_nine_tenths(scatter, told):
+    """Points on both sides of a line over 40 steps, in turns."""
+    trend = trend_of([(step, 5 + 0.1 * step + scatter * (-1) ** step) for step in range(40)])
+    assert (trend is not None) == told and (trend is None or trend.fit >= 0.9)
+
+
+@pytest.mark.parametrize(("slope", "told"), [(1.5e-4, True), (0.7e-4, False)])
+def test_a_rise_of_less_than_a_bit_in_ten_thousand_steps_is_none(slope, told):
+    assert (trend_of([(step, 5 + slope * step) for step in range(40)]) is not None) == told
+
+
+@pytest.mark.parametrize(
+    ("largest", "sentences"),
+    [(40_000.0, ["activation in float16: largest 4e+04, 0.7 bits below its limit"]), (30_000.0, [])],
+)
+def test_the_last_bit_below_a_limit_is_told(largest, sentences):
+    headroom = Headroom(0)
+    headroom.met("forward", "float16", largest)
+    headroom.step_ends(SimpleNamespace(step=0), [])
+    assert headroom.sentences() == sentences
 
 
 def test_growing_gradients_are_told_before_they_overflow():
