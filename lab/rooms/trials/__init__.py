@@ -7,7 +7,7 @@ hold every cell once. A trial passes, fails or is an error; an error is in no ra
 cells are compared with the baseline by Fisher's exact test and Holm's correction, or, where the run may stop
 early, by a test that holds at every look. Time, GPU, node and speed are tested beside each claim.
 
-Source: Clopper and Pearson (1934), Fisher (1935), Wald (1945), Robbins (1970), Holm (1979); lab.stats.rates.
+Source: Clopper and Pearson (1934), Fisher (1935), Wald (1945), Robbins (1970), Holm (1979); see rates.
 
 What it cannot tell: whether a setting took effect inside the command; what a failure is, beyond its words.
 """

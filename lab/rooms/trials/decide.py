@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from lab.rooms.trials.config import ALPHA, NOT_RUN, RATIO, Trial, Until
-from lab.stats.effects import holm, median_ratio_ci, permutation_p
-from lab.stats.rates import (
+from lab.rooms.trials.rates import (
     anytime_interval,
     chi2_p,
     e_path,
@@ -23,7 +22,8 @@ from lab.stats.rates import (
     runs_p,
     stratified_p,
 )
-from lab.stats.sprt import Answer, Sprt, first_answer
+from lab.rooms.trials.sprt import Answer, Sprt, first_answer
+from lab.stats.effects import holm, median_ratio_ci, permutation_p
 
 LESS, MORE = "fails less", "fails more"  # the verdicts that decide a comparison
 SLOWER = "fails less, but slower"  # and nothing tells slowness from a cure

@@ -42,7 +42,7 @@ from lab.rooms.trials.decide import (
     clock_steps,
     decide,
 )
-from lab.stats.rates import MOST_TRIALS, trials_per_cell
+from lab.rooms.trials.rates import MOST_TRIALS, trials_per_cell
 
 PILLS = {
     "pass": "ok",

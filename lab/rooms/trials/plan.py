@@ -11,7 +11,7 @@ from lab.core.step import SOURCE, Step
 from lab.core.words import plural
 from lab.errors import GpuError, UsageError
 from lab.rooms.trials.config import CONFIG, RESULT, Cell, TrialsConfig, seed_of
-from lab.stats.sprt import Sprt
+from lab.rooms.trials.sprt import Sprt
 
 GRACE_S = 60.0  # beyond a trial's own limit, for the step around it
 

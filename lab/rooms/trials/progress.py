@@ -16,8 +16,8 @@ from lab.rooms.trials.config import (
 )
 from lab.rooms.trials.control import pause_for
 from lab.rooms.trials.failure import CANNOT_RUN
+from lab.rooms.trials.sprt import Sprt, first_answer
 from lab.rooms.trials.startable import differs_per_trial
-from lab.stats.sprt import Sprt, first_answer
 
 
 def progress(config: TrialsConfig, rows: Sequence[Trial]) -> str:

@@ -10,7 +10,14 @@ import numpy as np
 import pandas as pd
 
 from lab.rooms.sweep.gemm.columns import GROUP
-from lab.stats.attribution import Attribution, Effect, Sums, attribution, effect_within, sums_of
+from lab.rooms.sweep.gemm.variance.attribution import (
+    Attribution,
+    Effect,
+    Sums,
+    attribution,
+    effect_within,
+    sums_of,
+)
 from lab.stats.robust import median
 
 OTHER_SHARE = 0.1

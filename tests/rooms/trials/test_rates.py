@@ -8,9 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from lab.stats import rates as rates_module
-from lab.stats.effects import holm
-from lab.stats.rates import (
+from lab.rooms.trials import rates as rates_module
+from lab.rooms.trials.rates import (
     _chi2_tail,
     anytime_interval,
     chi2_p,
@@ -22,7 +21,8 @@ from lab.stats.rates import (
     stratified_p,
     trials_per_cell,
 )
-from lab.stats.sprt import Sprt, first_answer
+from lab.rooms.trials.sprt import Sprt, first_answer
+from lab.stats.effects import holm
 
 ONE_RATE = [
     ((0, 10), (0, 0.308497), (0, 0.376987)),

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from lab.stats.attribution import attribution, effect_within, sums_of
+from lab.rooms.sweep.gemm.variance.attribution import attribution, effect_within, sums_of
 
 
 def plain_r2(values, columns):
