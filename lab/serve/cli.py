@@ -69,8 +69,8 @@ def mcp(folder: Path) -> None:
     "--to",
     "form",
     required=True,
-    type=click.Choice(["perfetto", "chrome", "xlsx", "parquet", "chakra"]),
-    help="perfetto: .pftrace.gz; chrome: Trace Event JSON; chakra: .et per rank, with stream order.",
+    type=click.Choice(["perfetto", "chrome", "xlsx", "parquet"]),
+    help="perfetto: .pftrace.gz; chrome: Trace Event JSON; xlsx, parquet: tables.",
 )
 @option("-o", "--out", type=PATH, default=Path("exports"), help="Folder for the files.")
 def export(runs: tuple[Path, ...], form: str, out: Path) -> None:

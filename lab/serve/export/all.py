@@ -43,15 +43,9 @@ def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], 
     for group, paths in groups.items():
         stem = name if run.is_file() else f"{name}_{safe(group)}" if group != "." else name
         try:
-            if form == "chakra":
-                from lab.serve.export.chakra import write_chakra
-
-                files, left = write_chakra(paths, out / stem)
-                written += files
-            else:
-                write = write_perfetto if form == "perfetto" else write_chrome
-                left = write(paths, out / f"{stem}{SUFFIX[form]}")
-                written.append(out / f"{stem}{SUFFIX[form]}")
+            write = write_perfetto if form == "perfetto" else write_chrome
+            left = write(paths, out / f"{stem}{SUFFIX[form]}")
+            written.append(out / f"{stem}{SUFFIX[form]}")
         except LabError as error:
             if len(groups) == 1:
                 raise
