@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lab.gpus.sampling import COLUMNS, SAMPLES
-from lab.serve.clocks import clocks_of
 from lab.serve.index import Index
-from lab.serve.web.compared import changes_of, settings_of
+from lab.serve.web.differences import clocks_of
+from lab.serve.web.figures import changes_of, settings_of
 from tests.serve.made import DAY, write_run
 
 

@@ -14,7 +14,7 @@ from lab.cli.main import cli
 from lab.errors import MissingError, StepFailed
 from lab.recordings.load import load_capture
 from lab.serve.export.all import export_run
-from lab.serve.export.ranks import group_of, recordings_below
+from lab.serve.walk import group_of, recordings_below
 from tests.serve.made import write_run
 from tests.tracegen import BASE_NS, TraceWriter
 
