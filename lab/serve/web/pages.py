@@ -29,19 +29,10 @@ from lab.serve.rows import RunRow
 from lab.serve.sql.ask import SAVED, ask, askable
 from lab.serve.walk import by_step, folders_of_several, of_ranks
 from lab.serve.web.differences import changed, clocks_of, fields_of, previous_run
-from lab.serve.web.figures import (
-    changes_of,
-    chart_of,
-    figure_labels,
-    figure_lines,
-    is_bound,
-    is_elsewhere,
-    settings_of,
-    unit_of,
-)
+from lab.serve.web.figures import figure_lines
 from lab.serve.web.files import file_lines, media_type, verified
 from lab.serve.web.guard import Guard
-from lab.serve.web.listing import GROUPS, SORTS, Facts, fact_of, fits, link_of, listing, wish_of
+from lab.serve.web.listing import GROUPS, SORTS, Facts, fact_of, link_of, listing, wish_of
 
 FOLDER = Path(__file__).parent
 REPORT_FOLDER = Path(palette.__file__).parent
@@ -49,7 +40,6 @@ SCRIPTS = {
     "serve.js": FOLDER / "static" / "serve.js",
     "perfetto.js": FOLDER / "static" / "perfetto.js",
     "page.js": REPORT_FOLDER / "page.js",
-    "charts.js": REPORT_FOLDER / "charts.js",
     "timeline.js": REPORT_FOLDER / "timeline.js",
 }
 NUMERIC = re.compile(r"(U?(TINY|SMALL|BIG|HUGE)INT|U?INTEGER|FLOAT|DOUBLE|DECIMAL.*)\Z")  # of DuckDB's types
@@ -189,28 +179,6 @@ class Site:
             raise UsageError("a diff is of two runs, or of two recordings", fix="tick two of them")
         outcome = self.jobs.run(Task(kind="diff", paths=paths))
         return self.page("diff", rows=rows, keys=[key_of(row) for row in rows], files=files, outcome=outcome)
-
-    def plot(self, request: Request) -> Response:
-        rows, facts = self.rows()
-        query = request.query_params
-        chosen = [row for row in rows if fits(row, query.get("q", ""), facts, {})]
-        labels = figure_labels(chosen)
-        label = query.get("figure", "") or (labels[0] if labels else "")
-        unit = unit_of(chosen, label)
-        settings = settings_of(chosen, label)
-        return self.page(
-            "plot",
-            q=query.get("q", ""),
-            labels=labels,
-            label=label,
-            chart=chart_of(settings, label, unit) if settings else None,
-            unit=unit,
-            elsewhere=sum(is_elsewhere(row, label, unit) for row in chosen),
-            bounds=sum(is_bound(row, label) for row in chosen),
-            settings=settings,
-            changes=changes_of(settings, self.clocks),
-            key_of=key_of,
-        )
 
     def timeline(self, request: Request) -> Response:
         query = request.query_params

@@ -40,7 +40,6 @@ def made_app(index: Index, *, cookie: str, hosts: frozenset[str], spent: Callabl
         Route("/run/{key}/verify", site.verify),
         Route("/compare", site.compare),
         Route("/diff", site.diff),
-        Route("/plot", site.plot),
         Route("/timeline", site.timeline),
         Route("/columns", site.columns),
         Route("/perfetto", site.perfetto),

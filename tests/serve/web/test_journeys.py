@@ -182,7 +182,7 @@ def test_nothing_is_wider_than_a_phone(page):
     page.set_viewport_size({"width": 390, "height": 800})
     runs = [one.get_attribute("href").rsplit("/", 1)[1] for one in page.locator("td.name a").all()[:2]]
     sides = f"/compare?run={runs[0]}&run={runs[1]}"
-    for path in ("/", "/?group=room", f"/run/{runs[0]}", sides, "/plot", "/ask?sql=select+*+from+runs"):
+    for path in ("/", "/?group=room", f"/run/{runs[0]}", sides, "/ask?sql=select+*+from+runs"):
         page.goto(f"{page.base}{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
 
@@ -310,13 +310,11 @@ def test_check_the_files_of_a_run_against_its_manifest(page):
         log.write_bytes(before)
 
 
-def test_follow_a_figure_over_all_runs_to_what_changed_with_it(page):
+def test_follow_a_figure_over_all_runs(page):
     open_run(page, "sweep_0")
     page.click("text=over all runs")
-    page.wait_for_selector(".chart svg .point")
-    assert page.locator("h1").inner_text() == "Step ms"
-    steps = page.locator("tbody").nth(1).locator("tr").all_inner_texts()
-    assert any("+33.33 %" in row and "driver: 580.1 → 590.0" in row for row in steps)
+    page.wait_for_selector("th[aria-sort=descending]")
+    assert names(page)[0] == "sweep_0", "of 12, 11, 9 and 1 ms"
 
 
 def test_ask_a_question_by_keyboard_alone(page):

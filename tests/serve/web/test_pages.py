@@ -11,7 +11,7 @@ import pytest
 from lab.core.run import MANIFEST
 from lab.serve.index import Index, key_of
 from lab.serve.web.differences import changed, previous_run
-from lab.serve.web.figures import changes_of, figure_lines, settings_of, spark_of
+from lab.serve.web.figures import figure_lines, spark_of
 from lab.serve.web.files import file_lines, verified
 from lab.serve.web.listing import PAGE, Wish, fact_of, listing
 from tests.serve.made import DAY, write_run, write_runs
@@ -107,8 +107,6 @@ def test_numbers_of_two_units_are_not_put_together(root):
     found = listed(root, sort="figure", figure="Took")
     assert names(found) == ["r2", "r1", "r0"] and found.elsewhere == 1
     assert found.groups[0].spark is None
-    rows = Index(root, rest_s=0).refresh()
-    assert [sorted(value for _, value in one.values) for one in settings_of(rows, "Took")] == [[1.0, 2.0]]
 
 
 def test_a_sparkline_is_of_one_room_and_model(root):
@@ -131,14 +129,6 @@ def test_a_lossy_recording_is_not_called_complete(root):
     assert index.find("a").integrity == "the recording is lossy; figures are lower bounds"
     assert index.find("b").integrity == "complete, as analysed"
     assert [one.shown for one in index.find("a").figures] == ["lossy", "≥ 2 ms"]
-
-
-def test_settings_are_named_by_what_tells_them_apart(root):
-    for at, channels in enumerate([8, 16]):
-        write_run(root, f"r{at}", config={"channels": channels})
-    write_run(root, "bare", config=None, whole_config={})
-    found = [one.name for one in settings_of(Index(root, rest_s=0).refresh(), "Step")]
-    assert sorted(found) == ["channels 16", "channels 8", "no configuration recorded"]
 
 
 def test_a_sparkline_needs_two_values_of_one_unit(root):
@@ -189,27 +179,6 @@ def test_figures_side_by_side_with_their_change(root):
     share = next(one for one in figure_lines([index.find(name) for name in "def"]) if one.label == "Share")
     assert share.changes == ["+0 points", "-3 points", ""], "no percentage of a percentage, no two units"
     assert share.figures[1].shown == "≥ 27 %"
-
-
-def test_an_interval_is_over_runs_and_one_run_has_none(root):
-    for at, value in enumerate([10.0, 12.0, 14.0]):
-        write_run(root, f"s{at}", step_ms=value, at=DAY + timedelta(hours=at))
-    write_run(root, "alone", config={"model": "other"})
-    settings = {len(one.values): one for one in settings_of(Index(root, rest_s=0).refresh(), "Step")}
-    three = settings[3]
-    assert three.mean == 12.0 and three.high - three.mean == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-5)
-    assert settings[1].low is None
-
-
-def test_what_changed_when_a_figure_changed(root):
-    for at, (value, driver) in enumerate([(10.0, "580.1"), (10.1, "580.1"), (15.0, "590.0")]):
-        write_run(root, f"s{at}", step_ms=value, driver=driver, at=DAY + timedelta(hours=at))
-    first, second = changes_of(settings_of(Index(root, rest_s=0).refresh(), "Step"), no_clocks)
-    assert (first.base.folder, first.head.folder) == ("s1", "s2") and first.percent == pytest.approx(
-        48.5149, abs=1e-3
-    )
-    assert [(one.name, one.values) for one in first.fields] == [("driver", ["580.1", "590.0"])]
-    assert second.fields == [] and second.percent == pytest.approx(1.0)
 
 
 def test_files_say_whether_they_are_as_recorded(root):
