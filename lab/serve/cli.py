@@ -108,7 +108,6 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
 @as_json("The answer")
 @click.option("--csv", "as_csv", is_flag=True, help="The rows as CSV on stdout.")
 @click.option("--tables", is_flag=True, help="List the tables that can be asked.")
-@click.option("--saved", metavar="NAME", help="A question that comes with lab; `list` shows them.")
 @option("--rows", type=click.IntRange(1, 1_000_000), default=1000, help="At most this many rows.")
 @option(
     "--timeout",
@@ -124,7 +123,6 @@ def query(
     as_json: bool,
     as_csv: bool,
     tables: bool,
-    saved: str | None,
     rows: int,
     timeout_s: float,
     memory_mb: int,
@@ -140,13 +138,9 @@ def query(
     from lab.errors import UsageError, needs
     from lab.serve.sql.ask import ask
 
-    if tables or saved:
+    if tables:
         sql, folder = "", Path(sql) if sql else folder
-    if saved:
-        sql = _saved(saved)
     if not sql and not tables:
-        if saved == "list":
-            return
         raise UsageError(
             "no question", fix="lab query 'select * from runs', or --tables to see what there is"
         )
@@ -192,18 +186,6 @@ def _need(*packages: str) -> None:
     for name in packages:
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-def _saved(name: str) -> str:
-    from lab.errors import UsageError
-    from lab.serve.sql.ask import SAVED
-
-    if name == "list":
-        click.echo("\n\n".join(f"{name}\n  " + text.replace("\n", "\n  ") for name, text in SAVED.items()))
-        return ""
-    if name not in SAVED:
-        raise UsageError(f"unknown saved question {name!r}", fix="lab query --saved list")
-    return SAVED[name]
 
 
 def _csv(answer: Answer) -> str:

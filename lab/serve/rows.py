@@ -15,6 +15,7 @@ from lab.core.words import plural, printable
 COMPLETE = "complete, as analysed"
 MOST_TEXT = 2000  # characters of one text of a row
 MOST_VALUE = 1e100  # of a figure; a larger one is only shown
+FIELDS = ("room", "model", "state", "gpus", "driver", "host", "lab", "kind", "integrity", "lead", "error")
 State = Literal["done", "failed", "open", "planned", "analysis", "unreadable"]
 
 
@@ -107,23 +108,13 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         """What a person filters, sorts and groups by, as text."""
         return {
             **{one.label: one.shown for one in self.figures},  # at the start: none of them replaces a column
+            **{name: str(getattr(self, name)) for name in FIELDS},
             "run": self.folder,
-            "room": self.room,
-            "model": self.model,
             "verdict": self.verdict or "none",
-            "state": self.state,
             "when": self.created_utc,
             "day": self.created_utc[:10],
-            "gpus": self.gpus,
-            "driver": self.driver,
             "image": self.image or self.engine,
-            "host": self.host,
-            "lab": self.lab,
             "commit": self.commit[:12],
-            "kind": self.kind,
-            "integrity": self.integrity,
-            "lead": self.lead,
-            "error": self.error,
             **{f"version {name}": value for name, value in self.versions.items()},
             **{f"config {name}": text_of(value) for name, value in self.config.items()},
         }
@@ -319,24 +310,15 @@ def _figure(finding: Finding) -> Figure:
     return Figure(label=clean.title, text=clean.text, value=clean.value, unit=clean.unit, note=clean.note)
 
 
-def _clean(finding: Finding) -> Finding:
-    """Cut all texts to printable ones of bounded length, and drop numbers too large for arithmetic."""
-    evidence = tuple(
-        msgspec.structs.replace(
-            source,
-            file=cut(source.file),
-            columns=tuple(map(cut, source.columns)),
-            values=tuple(map(cut, source.values)),
-        )
-        for source in finding.evidence
-    )
-    return msgspec.structs.replace(
-        finding,
-        id=cut(finding.id),
-        title=cut(finding.title),
-        text=cut(finding.text),
-        note=cut(finding.note),
-        unit=cut(finding.unit),
-        value=finding.value if finding.value is not None and abs(finding.value) < MOST_VALUE else None,
-        evidence=evidence,
-    )
+def _clean(value: Any) -> Any:
+    """Cut every text in a finding to printable ones, and drop numbers too large for arithmetic."""
+    if isinstance(value, str):
+        return cut(value)
+    if isinstance(value, float):
+        return value if abs(value) < MOST_VALUE else None
+    if isinstance(value, tuple):
+        return tuple(map(_clean, value))
+    if isinstance(value, msgspec.Struct):
+        fields = {name: _clean(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    return value

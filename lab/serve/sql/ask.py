@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import lab
-from lab.core.words import plural
-from lab.serve.rows import RunRow
+from lab.serve.rows import RunRow, TableFile
 
 GRACE_S = 20.0  # for imports and reading tables
 MOST_OUTPUT = 64 << 20  # bytes
 PASSED_ON = ("PATH", "HOME", "XDG_CACHE_HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
+_WORD = re.compile(r"[^a-z0-9]+")
+
+
+def _names(words: str) -> tuple[str, ...]:
+    return tuple(words.split())
+
+
+# The columns of the index's own tables, in order; of text unless TYPES says otherwise.
+RUNS = _names(
+    "run id room state verdict lead integrity error kind created_utc ended_utc model host gpus gpu_count "
+    "driver engine image image_id lab commit dirty steps_done steps_total command config versions env"
+)
+STEPS = _names(
+    "run room step status reason seconds attempts started_utc exit_code peak_mem_bytes labels folder"
+)
+FINDINGS = _names(
+    "run room created_utc id kind severity title text value unit lower_bound note file sha256 row evidence"
+)
+COLUMNS = {"runs": RUNS, "steps": STEPS, "findings": FINDINGS, "figures": FINDINGS}
+CONTENTS = {
+    "runs": "one row per run: outcome, verdict, hardware, versions, configuration (JSON)",
+    "steps": "one row per step of every run",
+    "findings": "one row per sentence of a verdict and per key figure, with its evidence",
+    "figures": "the key figures among the findings",
+}
 SAVED: dict[str, str] = {
     "fastest sweeps of a week": """select run, title, value, unit, text
 from figures
@@ -27,18 +53,9 @@ from steps s join runs r using (run)
 where s.status not in ('ok', 'skipped', 'planned') order by r.created_utc desc""",
     "not complete": """select run, room, state, integrity, error
 from runs where integrity <> 'complete, as analysed'""",
-    "runs by GPU and driver": """select gpus, driver, count(*) as runs,
-  min(created_utc) as first, max(created_utc) as last
-from runs group by all order by last desc""",
-    "versions over time": """select date_trunc('day', created_utc) as day, versions->>'$.torch' as torch,
-  driver, count(*) as runs
-from runs group by all order by day desc""",
     "verdicts that warn": """select r.created_utc, r.run, f.text
 from findings f join runs r using (run)
 where f.kind = 'verdict' and f.severity <> 'info' order by 1 desc""",
-    "time in steps": """select room, count(*) as steps, sum(seconds) / 3600 as hours,
-  max(seconds) as longest_s
-from steps group by room order by hours desc""",
 }
 
 
@@ -126,17 +143,26 @@ def _reason(code: int, stderr: str) -> str:
     return f"the query failed: {lines[-1][:500]}"
 
 
-def askable(rows: list[RunRow]) -> list[tuple[str, str]]:
-    """Names and contents of the tables, without importing pyarrow."""
-    index_tables = [
-        ("runs", "one row per run"),
-        ("steps", "one row per step"),
-        ("findings", "sentences and figures"),
-        ("figures", "key figures"),
-    ]
-    rooms: dict[str, int] = {}
+def table_name(room: str, table: str) -> str:
+    """`sweep_configs`: what SQL calls tables/configs.csv of the room sweep."""
+    return _WORD.sub("_", f"{room}_{table}".lower()).strip("_") or "_"
+
+
+def room_tables(rows: Iterable[RunRow]) -> dict[str, list[tuple[RunRow, TableFile]]]:
+    """The files behind each room's tables, by the name that SQL has for them."""
+    tables: dict[str, list[tuple[RunRow, TableFile]]] = {}
     for row in rows:
         for file in row.tables:
-            name = f"{row.room}_{file.name}".lower()
-            rooms[name] = rooms.get(name, 0) + 1
-    return index_tables + [(name, plural(count, "file")) for name, count in sorted(rooms.items())]
+            tables.setdefault(table_name(row.room, file.name), []).append((row, file))
+    return {name: files for name, files in sorted(tables.items()) if name not in CONTENTS}
+
+
+def infos(rows: list[RunRow]) -> list[TableInfo]:
+    made_by_lab = [
+        TableInfo(name=name, contents=text, columns=tuple(COLUMNS[name])) for name, text in CONTENTS.items()
+    ]
+    rooms = [
+        TableInfo(name=name, contents=f"{files[0][1].file} of the room {files[0][0].room}", files=len(files))
+        for name, files in room_tables(rows).items()
+    ]
+    return made_by_lab + rooms

@@ -18,7 +18,7 @@ from lab.core.words import plural
 from lab.errors import LabError
 from lab.serve.index import Index
 from lab.serve.rows import RunRow
-from lab.serve.sql.ask import Answer, Question
+from lab.serve.sql.ask import Answer, Question, infos, room_tables
 
 ADDRESS_SPACE = 6 << 30  # bytes; thread pools and allocators reserve more than they use
 ENDED = ("done", "failed", "analysis")
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def answer(question: Question) -> Answer:
-    from lab.serve.sql.tables import index_tables, infos, linked, named_in, read_tables, room_tables
+    from lab.serve.sql.tables import index_tables, linked, named_in, read_tables
 
     index = Index(Path(question.root))
     rows = index.refresh()

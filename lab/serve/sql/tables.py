@@ -18,7 +18,7 @@ from lab.errors import LabError
 from lab.serve.confine import opened
 from lab.serve.index import TABLE_SUFFIXES, Index
 from lab.serve.rows import RunRow, StepRow, TableFile, is_lower_bound
-from lab.serve.sql.ask import TableInfo
+from lab.serve.sql.ask import COLUMNS, FINDINGS, RUNS, STEPS, table_name
 
 MOST_FILE_BYTES = 64 << 20
 MOST_BYTES = 512 << 20  # of all files of one question
@@ -27,25 +27,8 @@ MOST_ENTRIES = 10_000  # of a folder of tables, looked at for links
 MOST_DECODED = 1 << 30  # bytes of all tables of one question in memory
 BATCH = 16_384  # rows of a Parquet file that are decoded at a time
 TEXTS = ("sig_id", "sha256", "commit")  # hexadecimal: `123e4567` must stay text
-_WORD = re.compile(r"[^a-z0-9]+")
 
 
-def _names(words: str) -> tuple[str, ...]:
-    return tuple(words.split())
-
-
-# The columns of the index's own tables, in order; of text unless TYPES says otherwise.
-RUNS = _names(
-    "run id room state verdict lead integrity error kind created_utc ended_utc model host gpus gpu_count "
-    "driver engine image image_id lab commit dirty steps_done steps_total command config versions env"
-)
-STEPS = _names(
-    "run room step status reason seconds attempts started_utc exit_code peak_mem_bytes labels folder"
-)
-FINDINGS = _names(
-    "run room created_utc id kind severity title text value unit lower_bound note file sha256 row evidence"
-)
-COLUMNS = {"runs": RUNS, "steps": STEPS, "findings": FINDINGS, "figures": FINDINGS}
 TYPES = {
     **dict.fromkeys(("created_utc", "ended_utc", "started_utc"), pa.timestamp("ms")),
     **dict.fromkeys(("gpu_count", "steps_done", "steps_total", "attempts", "exit_code", "row"), pa.int64()),
@@ -55,37 +38,6 @@ TYPES = {
 }
 # Texts of a run that stay "" where there is none; all others are null then.
 NEVER_NULL = ("run", "id", "room", "state", "integrity", "command")
-CONTENTS = {
-    "runs": "one row per run: outcome, verdict, hardware, versions, configuration (JSON)",
-    "steps": "one row per step of every run",
-    "findings": "one row per sentence of a verdict and per key figure, with its evidence",
-    "figures": "the key figures among the findings",
-}
-
-
-def table_name(room: str, table: str) -> str:
-    """`sweep_configs`: what SQL calls tables/configs.csv of the room sweep."""
-    return _WORD.sub("_", f"{room}_{table}".lower()).strip("_") or "_"
-
-
-def room_tables(rows: Iterable[RunRow]) -> dict[str, list[tuple[RunRow, TableFile]]]:
-    """The files behind each room's tables, by the name that SQL has for them."""
-    tables: dict[str, list[tuple[RunRow, TableFile]]] = {}
-    for row in rows:
-        for file in row.tables:
-            tables.setdefault(table_name(row.room, file.name), []).append((row, file))
-    return {name: files for name, files in sorted(tables.items()) if name not in CONTENTS}
-
-
-def infos(rows: list[RunRow]) -> list[TableInfo]:
-    made_by_lab = [
-        TableInfo(name=name, contents=text, columns=tuple(COLUMNS[name])) for name, text in CONTENTS.items()
-    ]
-    rooms = [
-        TableInfo(name=name, contents=f"{files[0][1].file} of the room {files[0][0].room}", files=len(files))
-        for name, files in room_tables(rows).items()
-    ]
-    return made_by_lab + rooms
 
 
 def named_in(sql: str, names: Iterable[str]) -> list[str]:

@@ -26,7 +26,7 @@ from lab.serve.index import Index, key_of
 from lab.serve.jobs import Jobs, Task
 from lab.serve.live import GOING, activity, live_tail, may_go_on
 from lab.serve.rows import RunRow
-from lab.serve.sql.ask import SAVED, ask, askable
+from lab.serve.sql.ask import SAVED, ask, infos
 from lab.serve.walk import by_step, folders_of_several, of_ranks
 from lab.serve.web.differences import changed, clocks_of, fields_of, previous_run
 from lab.serve.web.figures import figure_lines
@@ -166,19 +166,14 @@ class Site:
         )
 
     def diff(self, request: Request) -> Response:
-        """Compare one recording of two runs, or two recordings outside of runs."""
-        query = request.query_params
-        rows = self.compared(query)
-        files = query.getlist("file")
-        if not rows and len(files) == 2:
-            paths = tuple(str(recording_inside(self.index.root, name)) for name in files)
-        elif len(rows) == 2:
-            files = [query.get("part", "")]
-            paths = tuple(str(recording_inside(self.index.path(row), files[0])) for row in rows)
-        else:
-            raise UsageError("a diff is of two runs, or of two recordings", fix="tick two of them")
+        """Compare one recording of two runs."""
+        rows = self.compared(request.query_params)
+        if len(rows) != 2:
+            raise UsageError("a diff is of two runs", fix="tick two of them")
+        part = request.query_params.get("part", "")
+        paths = tuple(str(recording_inside(self.index.path(row), part)) for row in rows)
         outcome = self.jobs.run(Task(kind="diff", paths=paths))
-        return self.page("diff", rows=rows, keys=[key_of(row) for row in rows], files=files, outcome=outcome)
+        return self.page("diff", rows=rows, keys=[key_of(row) for row in rows], part=part, outcome=outcome)
 
     def timeline(self, request: Request) -> Response:
         query = request.query_params
@@ -207,7 +202,7 @@ class Site:
             sql=sql,
             answer=answer,
             saved=SAVED,
-            tables=askable(rows),
+            tables=infos(rows),
             numeric=[NUMERIC.match(kind) is not None for kind in answer.types] if answer else [],
             keys={row.folder: key_of(row) for row in rows},
         )

@@ -17,9 +17,9 @@ import pyarrow.parquet
 
 from lab.cli.main import cli
 from lab.errors import StepFailed, UsageError
-from lab.serve.sql.ask import SAVED, Question, ask, environment
+from lab.serve.sql.ask import SAVED, Question, ask, environment, table_name
 from lab.serve.sql.child import answer, cell
-from lab.serve.sql.tables import named_in, read_table, table_name, together
+from lab.serve.sql.tables import named_in, read_table, together
 from tests.serve.made import write_run
 
 

@@ -75,16 +75,15 @@ async function follow() {
   }
 }
 
-async function checkHash(button, address) {
-  const status = button.parentNode.querySelector(".hash");
+async function checkHash(status, address) {
   status.className = "hash";
   status.textContent = "reading …";
   try {
-    const answer = await fetch(`${address}?file=${encodeURIComponent(button.dataset.file)}`);
+    const answer = await fetch(`${address}?file=${encodeURIComponent(status.dataset.file)}`);
     if (!answer.ok) throw new Error((await answer.text()).trim());
     const { words, sha256, ok } = await answer.json();
     status.textContent = `${words}: ${sha256.slice(0, 16)}`;
-    status.classList.add(ok ? "ok" : button.dataset.recorded ? "fail" : "unknown");
+    status.classList.add(ok ? "ok" : "fail");
     return ok;
   } catch (error) {
     status.textContent = `could not be checked: ${error.message}`;
@@ -94,26 +93,17 @@ async function checkHash(button, address) {
 }
 
 async function checkAllHashes(button) {
-  const buttons = Array.from(document.querySelectorAll("button.verify")), recorded = buttons.filter((check) => check.dataset.recorded);
+  const files = Array.from(document.querySelectorAll(".hash")), recorded = files.filter((file) => file.dataset.recorded);
   const missing = document.querySelectorAll("td.bad").length, status = document.getElementById("verified");
   button.disabled = true;
   let good = 0, bad = 0;
-  for (const check of recorded) {
-    if (await checkHash(check, button.dataset.verify)) good++; else bad++;
+  for (const file of recorded) {
+    if (await checkHash(file, button.dataset.verify)) good++; else bad++;
     status.textContent = `${good + bad} of ${recorded.length} checked`;
   }
-  const unrecorded = buttons.length - recorded.length;
+  const unrecorded = files.length - recorded.length;
   status.textContent = `${good} of ${recorded.length} files are as the manifest records them` + (bad ? `, ${bad} NOT` : "") + (missing ? `; ${missing} missing or of another size` : "") + (unrecorded ? `; ${unrecorded} are not in the manifest and cannot be checked` : "");
   button.disabled = false;
-}
-
-function copy(button) {
-  const range = document.createRange();
-  range.selectNodeContents(document.getElementById(button.dataset.copy));
-  getSelection().removeAllRanges();
-  getSelection().addRange(range);
-  // Over plain http to another host browsers have no clipboard: the text is selected there.
-  navigator.clipboard?.writeText(range.toString()).then(() => { button.textContent = "copied"; }, () => { button.textContent = "selected: Ctrl-C copies"; });
 }
 
 function toggle(button) {
@@ -123,12 +113,8 @@ function toggle(button) {
 }
 
 for (const button of document.querySelectorAll("[data-toggle]")) button.addEventListener("click", () => toggle(button));
-for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button));
 const verifyAll = document.getElementById("verify-all");
-if (verifyAll) {
-  verifyAll.addEventListener("click", () => checkAllHashes(verifyAll));
-  for (const button of document.querySelectorAll("button.verify")) button.addEventListener("click", () => checkHash(button, verifyAll.dataset.verify));
-}
+if (verifyAll) verifyAll.addEventListener("click", () => checkAllHashes(verifyAll));
 if (document.querySelector("[data-running]")) setInterval(() => { if (!document.hidden) follow(); }, EVERY_MS);
 const rows = document.getElementById("rows");
 if (rows) new List(rows);
