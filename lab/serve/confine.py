@@ -15,7 +15,7 @@ NOT_HERE = "no such file in this run"
 def inside(folder: Path, name: str) -> Path:
     """The path of `name` below `folder`. Raises MissingError for a name that leaves it, is hidden, or a link.
 
-    The error is the same whatever is wrong: a stranger learns nothing about other folders.
+    The error is always the same: a stranger learns nothing about other folders.
     """
     pure = PurePosixPath(*_parts(name))
     path = folder / pure

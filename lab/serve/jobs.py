@@ -27,7 +27,7 @@ AT_ONCE = 2
 WAIT_S = 60.0  # for one of them to end
 LIMIT_S = 600.0
 MOST_FILES = 24  # earlier results that stay in the cache
-# Limits of a child: a recording is foreign, and may be made to cost more than it looks.
+# Of a child: a hostile recording can cost more than it looks.
 ADDRESS_SPACE = 12 << 30
 CPU_S = 900
 Kind = Literal["timeline", "perfetto", "diff"]

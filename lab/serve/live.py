@@ -22,8 +22,8 @@ GOING = (RUNNING, ANALYSING)
 def activity(folder: Path, row: RunRow, locks: set[tuple[int, int]] | None = None) -> str:
     """Say what an open run is doing; "" for one that has ended.
 
-    A driver holds a lock on its run for as long as it lives, and /proc/locks names it: to try the lock would
-    be to hold it, and a driver that starts at that moment would fail.
+    A driver holds a lock on its run for as long as it lives, and /proc/locks names it. Trying the lock would
+    hold it, and make a driver that starts then fail.
     """
     if not may_go_on(row):
         return ""

@@ -54,8 +54,7 @@ class Columns:
 def columns_of(paths: Sequence[Path]) -> Columns:
     """The timeline of one recording, or of the ranks of one job under each other on one clock.
 
-    A rank that cannot be read is a sentence in `header["notes"]`. Raises BadDataError where nothing can be
-    drawn, and what the reader raises for a single recording.
+    Ranks that cannot be read are in `header["notes"]`. Raises BadDataError where nothing can be drawn.
     """
     captures, notes = _read(paths)
     capture = captures[0] if len(captures) == 1 else combined(paths[0].parent, captures)

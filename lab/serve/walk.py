@@ -58,7 +58,7 @@ class Walk(msgspec.Struct, frozen=True):
 def walk(root: Path) -> Walk:
     """Find every run below `root`, and `root` itself if it is one. Links and hidden folders are not entered.
 
-    Runs are looked for inside of an analysis and of `root`, but not inside of other runs.
+    Only an analysis and `root` can have runs inside of them.
     """
     runs: list[RunFiles] = []
     unseen: list[str] = []

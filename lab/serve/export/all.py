@@ -57,6 +57,6 @@ def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], 
 
 
 def with_place(note: str, place: str) -> str:
-    """Put the place into a note, behind the prefix that says that something is missing."""
+    """Put the place into a note, behind its prefix."""
     prefix = next((text for text in MISSING if note.startswith(text)), "")
     return f"{prefix} {place}: {note[len(prefix) :].strip()}" if prefix else f"{place}: {note}"

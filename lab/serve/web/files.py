@@ -1,4 +1,4 @@
-"""List the files of a run, check them against its manifest, and choose the type they are served as."""
+"""List the files of a run and check them against its manifest."""
 
 from __future__ import annotations
 

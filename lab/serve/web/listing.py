@@ -1,4 +1,4 @@
-"""Choose the runs that a list shows: filtered, sorted, grouped, a page at a time; the templates draw it."""
+"""Choose the runs that a list shows: filtered, sorted, grouped, paged."""
 
 from __future__ import annotations
 
