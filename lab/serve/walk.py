@@ -143,7 +143,7 @@ def by_step(names: Iterable[str]) -> list[tuple[str, list[str]]]:
 
 
 def of_ranks(names: Sequence[str]) -> bool:
-    """Whether recordings of one folder are named as the ranks of one job."""
+    """Whether recordings are named as ranks of one job."""
     return len(names) > 1 and all(any(part.startswith("rank") for part in name.split("/")) for name in names)
 
 

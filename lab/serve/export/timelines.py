@@ -1,4 +1,4 @@
-"""Write timelines for Perfetto and chrome://tracing: all ranks of one step on one clock."""
+"""Write timelines for Perfetto and Chrome: all ranks of a step on one clock."""
 
 from __future__ import annotations
 

@@ -77,14 +77,14 @@ def answer(question: Question) -> Answer:
 
 
 def _broken(rows: list[RunRow], wanted: list[str]) -> list[str]:
-    """Name runs that only the table `runs` has, with the reason that they could not be read."""
+    """Name runs that could not be read: only the table `runs` has them."""
     if not {*wanted} - {"runs"}:
         return []
     return [f"left out: {row.folder}: {row.error}" for row in rows if row.state == "unreadable"]
 
 
 def _without_findings(rows: list[RunRow], wanted: list[str]) -> list[str]:
-    """Name runs that have ended and are in neither `findings` nor `figures`."""
+    """Name ended runs that are in neither `findings` nor `figures`."""
     silent = [row.folder for row in rows if not row.findings and row.state in ENDED]
     if not silent or not {"findings", "figures"} & {*wanted}:
         return []
