@@ -33,7 +33,7 @@ def run_revision(model: str) -> str:
 
 
 def revision_to_load(model: str) -> str:
-    """Return the commit for a step that may download the model."""
+    """The commit for a step that may download the model."""
     return run_revision(model) or DEFAULT_REVISION
 
 
