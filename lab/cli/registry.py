@@ -132,7 +132,7 @@ def commands() -> Lazy:
         "mcp": ("lab.serve.cli:mcp", "Read-only tools over all runs for an assistant (MCP, stdio)."),
         "export": (
             "lab.serve.cli:export",
-            "Runs and recordings for Perfetto, Chrome, Excel, Parquet, Chakra.",
+            "Runs and recordings for Perfetto, Chrome, Excel, Parquet.",
         ),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),

@@ -11,7 +11,7 @@ import click
 from lab.terminal.options import PATH, as_json, option
 
 if TYPE_CHECKING:
-    from lab.serve.sql.answer import Answer
+    from lab.serve.sql.ask import Answer
 
 FOLDER = click.argument("folder", type=PATH, default=Path("experiments"), required=False)
 
@@ -35,7 +35,7 @@ def serve(folder: Path, port: int | None, open_browser: bool, uds: Path | None, 
     from lab.errors import needs
 
     with needs("serve"):
-        from lab.serve.web.run import serve as run
+        from lab.serve.web.server import serve as run
 
     run(
         folder,
@@ -59,8 +59,11 @@ def mcp(folder: Path) -> None:
     if not folder.is_dir():
         raise MissingError("no such folder", where=folder, fix="name the folder that holds the runs")
     with needs("mcp"):
-        from lab.serve.mcp_server import serve as run
-    run(folder)
+        import mcp.server  # noqa: F401
+
+    from lab.serve.tools import server
+
+    server(folder).run("stdio")
 
 
 @click.command("export")
@@ -69,8 +72,8 @@ def mcp(folder: Path) -> None:
     "--to",
     "form",
     required=True,
-    type=click.Choice(["perfetto", "chrome", "xlsx", "parquet", "chakra"]),
-    help="perfetto: .pftrace.gz; chrome: Trace Event JSON; chakra: .et per rank, with stream order.",
+    type=click.Choice(["perfetto", "chrome", "xlsx", "parquet"]),
+    help="perfetto: .pftrace.gz; chrome: Trace Event JSON; xlsx, parquet: tables.",
 )
 @option("-o", "--out", type=PATH, default=Path("exports"), help="Folder for the files.")
 def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
@@ -83,20 +86,20 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
 
     with needs("analysis"):
         from lab.serve.export.all import export_run, with_place
-        from lab.serve.export.ranks import MISSING
+        from lab.serve.export.timelines import MISSING
 
-    notes: list[str] = []
+    missing: list[str] = []
     for run in runs:
-        written, left = export_run(run, form, out)
-        found = [printable(with_place(text, run.name)) for text in left]
-        notes += [text for text in found if text.startswith(MISSING)]
-        for text in found:
-            if not text.startswith(MISSING):
+        written, notes = export_run(run, form, out)
+        for text in (printable(with_place(note, run.name)) for note in notes):
+            if text.startswith(MISSING):
+                missing.append(text)
+            else:
                 click.echo(f"note: {text}", err=True)
         for path in written:
             click.echo(printable(str(path)))
-    if notes:
-        raise StepFailed(listed("the export is not complete", notes, most=40), where=out)
+    if missing:
+        raise StepFailed(listed("the export is not complete", missing, most=40), where=out)
 
 
 @click.command("query")
@@ -105,7 +108,6 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
 @as_json("The answer")
 @click.option("--csv", "as_csv", is_flag=True, help="The rows as CSV on stdout.")
 @click.option("--tables", is_flag=True, help="List the tables that can be asked.")
-@click.option("--saved", metavar="NAME", help="A question that comes with lab; `list` shows them.")
 @option("--rows", type=click.IntRange(1, 1_000_000), default=1000, help="At most this many rows.")
 @option(
     "--timeout",
@@ -121,7 +123,6 @@ def query(
     as_json: bool,
     as_csv: bool,
     tables: bool,
-    saved: str | None,
     rows: int,
     timeout_s: float,
     memory_mb: int,
@@ -137,13 +138,9 @@ def query(
     from lab.errors import UsageError, needs
     from lab.serve.sql.ask import ask
 
-    if tables or saved:
+    if tables:
         sql, folder = "", Path(sql) if sql else folder
-    if saved:
-        sql = _saved(saved)
     if not sql and not tables:
-        if saved == "list":
-            return
         raise UsageError(
             "no question", fix="lab query 'select * from runs', or --tables to see what there is"
         )
@@ -153,31 +150,35 @@ def query(
         raise MissingError("no such folder", where=folder, fix="name the folder that holds the runs")
     with needs("query"):
         _need("duckdb", "pyarrow")
-    found = ask(folder, sql, most_rows=rows, timeout_s=timeout_s, memory_mb=memory_mb)
+    answer = ask(folder, sql, most_rows=rows, timeout_s=timeout_s, memory_mb=memory_mb)
     if as_json:
-        click.echo(msgspec.json.encode(found))
-    elif not found.error:
-        click.echo(_csv(found) if as_csv else _tables(found) if not sql else _text(found), nl=not as_csv)
-    _raise_for(found, rows)
+        click.echo(msgspec.json.encode(answer))
+    elif not answer.error:
+        text = _csv(answer) if as_csv else _text(answer) if sql else _tables(answer)
+        click.echo(text, nl=not as_csv)
+    _raise_for(answer, rows)
 
 
-def _raise_for(found: Answer, most_rows: int) -> None:
-    """Raises UsageError for a wrong question, StepFailed for an answer that is not whole."""
+def _raise_for(answer: Answer, most_rows: int) -> None:
+    """Raise UsageError for a wrong question, StepFailed for an answer that is not whole."""
     from lab.core.words import listed
     from lab.errors import StepFailed, UsageError
 
-    if found.limited:
-        words = listed(found.error, found.notes) if found.notes else found.error
+    if answer.limited:
+        words = listed(answer.error, answer.notes) if answer.notes else answer.error
         raise StepFailed(words, fix="--timeout and --memory-mb give it more")
-    if found.error:
-        fix = "lab query --tables shows what can be asked" if "Catalog Error" in found.error else None
-        raise UsageError(found.error, fix=fix)
-    if found.notes:
-        raise StepFailed(listed("the answer is not complete", found.notes))
-    if found.cut:
-        whole = len(found.rows) >= most_rows
-        fix = "--rows N" if whole else "fewer columns, or shorter texts: an answer is full"
-        raise StepFailed(f"cut after {len(found.rows):,} rows: there are more", fix=fix)
+    if answer.error:
+        fix = "lab query --tables shows what can be asked" if "Catalog Error" in answer.error else None
+        raise UsageError(answer.error, fix=fix)
+    if answer.notes:
+        raise StepFailed(listed("the answer is not complete", answer.notes))
+    if answer.cut:
+        fix = (
+            "--rows N"
+            if len(answer.rows) >= most_rows
+            else "fewer columns, or shorter texts: an answer is full"
+        )
+        raise StepFailed(f"cut after {len(answer.rows):,} rows: there are more", fix=fix)
 
 
 def _need(*packages: str) -> None:
@@ -187,19 +188,7 @@ def _need(*packages: str) -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def _saved(name: str) -> str:
-    from lab.errors import UsageError
-    from lab.serve.sql.saved import SAVED
-
-    if name == "list":
-        click.echo("\n\n".join(f"{name}\n  " + text.replace("\n", "\n  ") for name, text in SAVED.items()))
-        return ""
-    if name not in SAVED:
-        raise UsageError(f"there is no saved question {name!r}", fix="lab query --saved list")
-    return SAVED[name]
-
-
-def _csv(found: Answer) -> str:
+def _csv(answer: Answer) -> str:
     import csv
     import io
 
@@ -207,45 +196,49 @@ def _csv(found: Answer) -> str:
 
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([inert(name) for name in found.columns])
-    writer.writerows([["" if one is None else inert(one) for one in row] for row in found.rows])
+    writer.writerow([inert(name) for name in answer.columns])
+    writer.writerows([["" if one is None else inert(one) for one in row] for row in answer.rows])
     return text.getvalue()
 
 
-def _text(found: Answer) -> str:
-    """Columns side by side; a record per block where they do not fit a terminal."""
+def _text(answer: Answer) -> str:
+    """Columns side by side; one block per row where they do not fit a terminal."""
     from lab.core.words import plural, printable
 
     cells = [
-        ["" if one is None else printable(str(one)).replace("\n", " ") for one in row] for row in found.rows
+        ["" if one is None else printable(str(one)).replace("\n", " ") for one in row] for row in answer.rows
     ]
-    heads = [printable(name) for name in found.columns]
-    widths = [max([len(head), *(len(row[at]) for row in cells)]) for at, head in enumerate(heads)]
-    count = f"\n{plural(len(cells), 'row')}{' (cut)' if found.cut else ''}"
+    heads = [printable(name) for name in answer.columns]
+    widths = [max([len(head), *(len(row[index]) for row in cells)]) for index, head in enumerate(heads)]
+    count = f"\n{plural(len(cells), 'row')}{' (cut)' if answer.cut else ''}"
     if sum(widths) + 2 * len(widths) > 200:
         wide = max(map(len, heads), default=0)
         blocks = [
-            "\n".join(f"{head:>{wide}}  {one}" for head, one in zip(heads, row, strict=True)) for row in cells
+            "\n".join(f"{head:>{wide}}  {cell}" for head, cell in zip(heads, row, strict=True))
+            for row in cells
         ]
         return "\n\n".join(blocks) + count
     numbers = [
-        all(isinstance(row[at], (int, float, type(None))) for row in found.rows) for at in range(len(heads))
+        all(isinstance(row[index], (int, float, type(None))) for row in answer.rows)
+        for index in range(len(heads))
     ]
     lines = [
         "  ".join(
-            f"{one:>{wide}}" if right else f"{one:<{wide}}"
-            for one, wide, right in zip(row, widths, numbers, strict=True)
+            f"{cell:>{wide}}" if right else f"{cell:<{wide}}"
+            for cell, wide, right in zip(row, widths, numbers, strict=True)
         )
         for row in [heads, ["-" * wide for wide in widths], *cells]
     ]
     return "\n".join(line.rstrip() for line in lines) + count
 
 
-def _tables(found: Answer) -> str:
+def _tables(answer: Answer) -> str:
+    from lab.core.words import plural
+
     lines = []
-    for one in found.tables:
-        files = f" ({one.files:,} files)" if one.files else ""
-        lines.append(f"{one.name}: {one.what}{files}")
-        if one.columns:
-            lines.append(f"  {', '.join(one.columns)}")
+    for table in answer.tables:
+        files = f" ({plural(table.files, 'file')})" if table.files else ""
+        lines.append(f"{table.name}: {table.contents}{files}")
+        if table.columns:
+            lines.append(f"  {', '.join(table.columns)}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A name from outside as a file of one folder: no way out, no link, nothing hidden."""
+"""Turn a name from outside into a file of one folder: no way out, no link, nothing hidden."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_HERE = "no such file in this run"
 def inside(folder: Path, name: str) -> Path:
     """The path of `name` below `folder`. Raises MissingError for a name that leaves it, is hidden, or a link.
 
-    Whatever is wrong, the answer is the same: a stranger learns nothing about other folders.
+    The error is always the same: a stranger learns nothing about other folders.
     """
     pure = PurePosixPath(*_parts(name))
     path = folder / pure
@@ -32,8 +32,8 @@ def recording_inside(folder: Path, name: str) -> Path:
     """A file, or a folder of files in which no link leads elsewhere. Raises MissingError as `inside` does."""
     path = inside(folder, name)
     if path.is_dir():
-        for here, folders, files in os.walk(path):
-            if any(os.path.islink(os.path.join(here, one)) for one in (*folders, *files)):
+        for parent, folders, files in os.walk(path):
+            if any(os.path.islink(os.path.join(parent, name)) for name in (*folders, *files)):
                 raise MissingError(NOT_HERE, where=printable_name(name))
     return path
 
@@ -45,19 +45,19 @@ def opened(folder: Path, name: str) -> BinaryIO:
     """
     parts = _parts(name)
     try:
-        here = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for part in parts[:-1]:
                 below = os.open(
-                    part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here
+                    part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent
                 )
-                os.close(here)
-                here = below
+                os.close(parent)
+                parent = below
             # A pipe must not block.
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            handle = os.open(parts[-1], flags, dir_fd=here)
+            handle = os.open(parts[-1], flags, dir_fd=parent)
         finally:
-            os.close(here)
+            os.close(parent)
     except (OSError, ValueError) as error:
         raise MissingError(NOT_HERE, where=printable_name(name)) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):

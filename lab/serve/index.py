@@ -1,4 +1,4 @@
-"""The index of runs below a folder: read once, kept in a cache, and read again only where files changed."""
+"""Index the runs below a folder: read once, kept in a cache, read again only where files changed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lab.core.run import MANIFEST
 from lab.errors import LabError, MissingError
 from lab.serve.live import held_locks
 from lab.serve.rows import RunRow, TableFile, analysis_row, broken_row, row_of
-from lab.serve.walk import Seen, Walk, stamp, walk
+from lab.serve.walk import RunFiles, Walk, stamp, walk
 
-SCHEMA = 2  # of the cache
+SCHEMA = 3  # of the cache
 NO_FILE = "is a link, or no file at all: it is not read"
 MOST_MANIFEST_BYTES = 64 << 20
 MOST_TABLES = 500  # of one run
@@ -32,7 +32,7 @@ TABLE_SUFFIXES = (".csv", ".parquet")
 
 
 class Entry(msgspec.Struct, frozen=True):
-    seen: Seen
+    files: RunFiles
     row: RunRow
 
 
@@ -67,7 +67,7 @@ class Index:
         """The rows, newest first."""
         with self._mutex:
             if not self._looked or time.monotonic() - self._looked >= self._rest_s:
-                # Before the manifests: a driver that holds no lock any more has written all that it will.
+                # Before the manifests: a driver that has given up its lock has written all that it will.
                 self.locks = held_locks()
                 self._look(walk(self.root))
                 self._looked = time.monotonic()
@@ -85,25 +85,26 @@ class Index:
         """A run by its folder below the root, its id, or the folder's last part. Raises MissingError."""
         rows = self.refresh()
         wanted = name.rstrip("/")
-        found = [row for row in rows if row.folder == wanted] or [
+        matches = [row for row in rows if row.folder == wanted] or [
             row for row in rows if wanted in (row.id, row.folder.rsplit("/", 1)[-1], key_of(row))
         ]
-        if len(found) != 1:
-            words = "several runs are" if found else "no run is"
+        if len(matches) != 1:
+            words = "several runs are" if matches else "no run is"
             raise MissingError(
                 f"{words} named {name!r} here", where=self.root, fix="lab query 'select run from runs'"
             )
-        return found[0]
+        return matches[0]
 
-    def _look(self, seen: Walk) -> None:
+    def _look(self, below: Walk) -> None:
         new = {}
-        for one in seen.seen:
-            known = self._entries.get(one.folder)
-            new[one.folder] = known if known and known.seen == one else Entry(one, read_row(self.root, one))
+        for files in below.runs:
+            entry = self._entries.get(files.folder)
+            unchanged = entry is not None and entry.files == files
+            new[files.folder] = entry if entry and unchanged else Entry(files, read_row(self.root, files))
         changed = len(new) != len(self._entries) or any(
             self._entries.get(folder) is not entry for folder, entry in new.items()
         )
-        self.unseen, self.recordings = seen.unseen, seen.recordings
+        self.unseen, self.recordings = below.unseen, below.recordings
         if not changed and self.version:
             return
         self._entries = new
@@ -118,16 +119,16 @@ class Index:
         if self._cache is None:
             return
         with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
-            kept = msgspec.json.decode(self._cache.read_bytes(), type=_Cache)
-            if (kept.schema, kept.lab, kept.root) == (SCHEMA, lab.__version__, str(self.root)):
-                self._entries = {one.seen.folder: one for one in kept.entries}
+            cache = msgspec.json.decode(self._cache.read_bytes(), type=_Cache)
+            if (cache.schema, cache.lab, cache.root) == (SCHEMA, lab.__version__, str(self.root)):
+                self._entries = {entry.files.folder: entry for entry in cache.entries}
 
     def _save(self) -> None:
         if self._cache is None:
             return
-        kept = _Cache(SCHEMA, lab.__version__, str(self.root), list(self._entries.values()))
+        cache = _Cache(SCHEMA, lab.__version__, str(self.root), list(self._entries.values()))
         with contextlib.suppress(LabError, UnicodeEncodeError):  # without a cache the next start is slower
-            write_atomic(self._cache, msgspec.json.encode(kept), lasting=False)
+            write_atomic(self._cache, msgspec.json.encode(cache), lasting=False)
 
 
 def key_of(row: RunRow) -> str:
@@ -135,70 +136,69 @@ def key_of(row: RunRow) -> str:
     return _digest(row.folder)
 
 
-def read_row(root: Path, seen: Seen) -> RunRow:
-    """The row of one folder, read anew; what cannot be read is a row with the reason."""
-    here, folder = root / seen.folder, _as_text(seen.folder)
-    if folder != seen.folder:
-        return broken_row(folder, "the folder's name is not UTF-8: rename it", _when(seen))
-    found = _findings(here, seen)
-    if MANIFEST in seen.odd:
-        return broken_row(folder, f"{MANIFEST} {NO_FILE}", _when(seen))
-    if seen.manifest is None:
-        if isinstance(found, Findings):
-            row = analysis_row(folder, found)
-        else:
-            return broken_row(folder, str(found), _when(seen))
+def read_row(root: Path, files: RunFiles) -> RunRow:
+    """Read the row of one folder; what cannot be read is a row with the reason."""
+    path, folder = root / files.folder, _as_text(files.folder)
+    if folder != files.folder:
+        return broken_row(folder, "the folder's name is not UTF-8: rename it", _when(files))
+    findings = _findings(path, files)
+    if MANIFEST in files.odd:
+        return broken_row(folder, f"{MANIFEST} {NO_FILE}", _when(files))
+    if files.manifest is None:
+        if not isinstance(findings, Findings):
+            return broken_row(folder, str(findings), _when(files))
+        row = analysis_row(folder, findings)
     else:
-        manifest = _manifest(here, seen)
+        manifest = _manifest(path, files)
         if isinstance(manifest, str):
-            return broken_row(folder, manifest, _when(seen))
-        row = row_of(folder, manifest, found)
-    return msgspec.structs.replace(row, tables=_tables(here) if seen.tables else ())
+            return broken_row(folder, manifest, _when(files))
+        row = row_of(folder, manifest, findings)
+    return msgspec.structs.replace(row, tables=_tables(path) if files.tables else ())
 
 
-def _manifest(here: Path, seen: Seen) -> Manifest | str:
-    if seen.manifest and seen.manifest.size > MOST_MANIFEST_BYTES:
-        return f"the manifest has {seen.manifest.size:,} bytes, more than {MOST_MANIFEST_BYTES:,}"
+def _manifest(run: Path, files: RunFiles) -> Manifest | str:
+    if files.manifest and files.manifest.size > MOST_MANIFEST_BYTES:
+        return f"the manifest has {files.manifest.size:,} bytes, more than {MOST_MANIFEST_BYTES:,}"
     try:
-        return manifests.load(here / MANIFEST)
+        return manifests.load(run / MANIFEST)
     except LabError as error:
         return error.what
     except RecursionError:
         return "the manifest is nested too deeply"
 
 
-def _findings(here: Path, seen: Seen) -> Findings | str | None:
-    if FINDINGS in seen.odd:
+def _findings(run: Path, files: RunFiles) -> Findings | str | None:
+    if FINDINGS in files.odd:
         return f"{FINDINGS} {NO_FILE}"
-    if seen.findings is None:
+    if files.findings is None:
         return None
     try:
-        return findings_file.load(here / FINDINGS)
+        return findings_file.load(run / FINDINGS)
     except LabError as error:
         return error.what
 
 
-def _tables(here: Path) -> tuple[TableFile, ...]:
-    found = []
-    with contextlib.suppress(OSError), os.scandir(here / "tables") as entries:
+def _tables(run: Path) -> tuple[TableFile, ...]:
+    tables = []
+    with contextlib.suppress(OSError), os.scandir(run / "tables") as entries:
         for entry in entries:
             name, suffix = os.path.splitext(entry.name)
-            is_at = stamp(entry.path) if suffix in TABLE_SUFFIXES and not name.startswith(".") else None
-            if is_at and _as_text(entry.name) == entry.name:
+            state = stamp(entry.path) if suffix in TABLE_SUFFIXES and not name.startswith(".") else None
+            if state and _as_text(entry.name) == entry.name:
                 file = f"tables/{entry.name}"
-                found.append(TableFile(name=name, file=file, size_bytes=is_at.size, mtime_ns=is_at.mtime_ns))
-            if len(found) >= MOST_TABLES:
+                tables.append(TableFile(name=name, file=file, size_bytes=state.size, mtime_ns=state.mtime_ns))
+            if len(tables) >= MOST_TABLES:
                 break
-    return tuple(sorted(found, key=lambda one: one.file))
+    return tuple(sorted(tables, key=lambda table: table.file))
 
 
 def _as_text(name: str) -> str:
-    """Bytes that are no UTF-8 escaped, so that any answer can hold the name."""
+    """Escape bytes that are not UTF-8, so that any answer can carry the name."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def _when(seen: Seen) -> str:
-    newest = max((one.mtime_ns for one in (seen.manifest, seen.findings) if one), default=0)
+def _when(files: RunFiles) -> str:
+    newest = max((one.mtime_ns for one in (files.manifest, files.findings) if one), default=0)
     return datetime.fromtimestamp(newest / 1e9, timezone.utc).isoformat(timespec="milliseconds")
 
 

@@ -1,4 +1,4 @@
-"""Which runs go on now, and their last lines: seen from outside, without touching any lock."""
+"""Tell which runs are going on, and show their last lines, without touching any lock."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ LEFT, ELSEWHERE = "left by its driver", "begun on another host"
 GOING = (RUNNING, ANALYSING)
 
 
-def now(folder: Path, row: RunRow, locks: set[tuple[int, int]] | None = None) -> str:
-    """`running`, or what else an open run is; "" for one that has ended.
+def activity(folder: Path, row: RunRow, locks: set[tuple[int, int]] | None = None) -> str:
+    """Say what an open run is doing; "" for one that has ended.
 
-    A driver holds a lock on its run for as long as it lives, and /proc/locks names it.
+    A driver holds a lock on its run for as long as it lives, and /proc/locks names it. Trying the lock would
+    hold it, and make a driver that starts then fail.
     """
     if not may_go_on(row):
         return ""
     try:
-        found = os.lstat(folder / LOCK)
+        lock = os.lstat(folder / LOCK)
     except OSError:
-        found = None
+        lock = None
     held = locks if locks is not None else held_locks()
-    if found and (found.st_dev, found.st_ino) in held:
+    if lock and (lock.st_dev, lock.st_ino) in held:
         return RUNNING if row.state in ("open", "planned") else ANALYSING
     if row.state != "open":
         return ""
@@ -39,7 +40,7 @@ def now(folder: Path, row: RunRow, locks: set[tuple[int, int]] | None = None) ->
 
 
 def may_go_on(row: RunRow) -> bool:
-    """Whether steps or the verdict of a run are still to come."""
+    """Whether steps or the verdict of a run are not there yet."""
     return row.state in ("open", "planned") or (row.state in ("done", "failed") and not row.verdict)
 
 
@@ -47,12 +48,12 @@ def held_locks() -> set[tuple[int, int]]:
     """(device, inode) of every file of this machine on which a lock is held."""
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
-            words = [line.split() for line in file]
+            lines = [line.split() for line in file]
     except OSError:
         return set()
     return {
         (os.makedev(int(major, 16), int(minor, 16)), int(inode))
-        for line in words
+        for line in lines
         if len(line) > 5 and line[1] != "->" and line[5].count(":") == 2
         for major, minor, inode in [line[5].split(":")]
     }
@@ -73,7 +74,7 @@ def tail(folder: Path, name: str, most_lines: int = 40) -> list[str]:
 
 
 def live_tail(folder: Path, row: RunRow) -> dict[str, list[str]]:
-    """The last lines of each step that has begun and not ended: of its log, else of its ranks' logs."""
+    """The last lines of each step that is going on: of its log, else of its ranks' logs."""
     return {one.name: _last_lines(folder, one.folder) for one in row.steps if one.status == "begun"}
 
 
@@ -84,5 +85,5 @@ def _last_lines(folder: Path, step: str) -> list[str]:
         names = sorted(name for name in os.listdir(inside(folder, step)) if name.endswith(".log"))
     except (LabError, OSError):
         return []
-    found = ((name, tail(folder, f"{step}/{name}", 8)) for name in names[:MOST_LOGS])
-    return [f"{name}: {line}" for name, lines in found for line in lines]
+    tails = ((name, tail(folder, f"{step}/{name}", 8)) for name in names[:MOST_LOGS])
+    return [f"{name}: {line}" for name, lines in tails for line in lines]

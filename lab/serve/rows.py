@@ -1,4 +1,4 @@
-"""One run as a row: what its manifest and findings say, and what is wrong with it."""
+"""Make one row per run: what its manifest and findings say, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lab.core.words import plural, printable
 COMPLETE = "complete, as analysed"
 MOST_TEXT = 2000  # characters of one text of a row
 MOST_VALUE = 1e100  # of a figure; a larger one is only shown
+FIELDS = ("room", "model", "state", "gpus", "driver", "host", "lab", "kind", "integrity", "lead", "error")
 State = Literal["done", "failed", "open", "planned", "analysis", "unreadable"]
 
 
@@ -32,7 +33,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """A key figure: `text` as on the page, `value` where it is a number. least: it is a lower bound."""
+    """A key figure: `text` as on the page, `value` where it is a number."""
 
     label: str
     text: str
@@ -41,16 +42,15 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
     @property
-    def least(self) -> bool:
-        return is_least(self.label, self.note)
+    def is_bound(self) -> bool:
+        return is_lower_bound(self.label, self.note)
 
     @property
     def shown(self) -> str:
-        """The text, with what it is a bound of."""
-        return f"≥ {self.text}" if self.least else self.text
+        return f"≥ {self.text}" if self.is_bound else self.text
 
 
-def is_least(label: str, note: str) -> bool:
+def is_lower_bound(label: str, note: str) -> bool:
     """Whether a page calls this figure a lower bound, as it does where the recording lost something."""
     return "at least" in label.lower() or note.lower().startswith("at least")
 
@@ -63,7 +63,7 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `folder` is relative to the indexed one; integrity says in words what is known to be missing.
+    """One run. `folder` is relative to the indexed one; `integrity` says what is known to be missing.
 
     state: `open` is a run that began and has steps without an outcome: going on, or left by its driver.
     verdict: status of the report (`ok`, `warn`, `fail`), "" where there is none.
@@ -107,24 +107,14 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     def fields(self) -> dict[str, str]:
         """What a person filters, sorts and groups by, as text."""
         return {
-            **{one.label: one.shown for one in self.figures},  # first: none of them replaces a column
+            **{one.label: one.shown for one in self.figures},  # at the start: none of them replaces a column
+            **{name: str(getattr(self, name)) for name in FIELDS},
             "run": self.folder,
-            "room": self.room,
-            "model": self.model,
             "verdict": self.verdict or "none",
-            "state": self.state,
             "when": self.created_utc,
             "day": self.created_utc[:10],
-            "gpus": self.gpus,
-            "driver": self.driver,
             "image": self.image or self.engine,
-            "host": self.host,
-            "lab": self.lab,
             "commit": self.commit[:12],
-            "kind": self.kind,
-            "integrity": self.integrity,
-            "lead": self.lead,
-            "error": self.error,
             **{f"version {name}": value for name, value in self.versions.items()},
             **{f"config {name}": text_of(value) for name, value in self.config.items()},
         }
@@ -145,13 +135,13 @@ def cut(text: str) -> str:
 
 def _model_of(config: Mapping[str, object]) -> str:
     """What a run measured; several as `linear, semicrf`."""
-    found = next((config[key] for key in ("model", "config", "models") if config.get(key)), "")
-    words = [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
-    return cut(", ".join(words)) if words and words == found else text_of(found)
+    models = next((config[key] for key in ("model", "config", "models") if config.get(key)), "")
+    names = [one for one in models if isinstance(one, str)] if isinstance(models, list) else []
+    return cut(", ".join(names)) if names and names == models else text_of(models)
 
 
-def row_of(folder: str, manifest: Manifest, found: Findings | str | None) -> RunRow:
-    """The row of a readable manifest; `found` are its findings, or why they could not be read."""
+def row_of(folder: str, manifest: Manifest, findings: Findings | str | None) -> RunRow:
+    """The row of a readable manifest; `findings` is a text where they could not be read: the reason."""
     steps = tuple(map(_step_row, manifest.steps))
     image = manifest.image
     config = manifest.config
@@ -163,7 +153,7 @@ def row_of(folder: str, manifest: Manifest, found: Findings | str | None) -> Run
         kind=manifest.kind.value,
         created_utc=cut(manifest.created_utc),
         ended_utc=_ended(steps),
-        integrity=_integrity(manifest, steps, found),
+        integrity=_integrity(steps, findings),
         engine=cut(manifest.engine),
         image=cut(image.name or image.ref) if image else "",
         image_id=cut(image.id or "") if image else "",
@@ -187,21 +177,21 @@ def row_of(folder: str, manifest: Manifest, found: Findings | str | None) -> Run
         steps=steps,
         steps_done=sum(one.status in ("ok", "skipped") for one in steps),
         steps_total=len(steps),
-        **_told(found),
+        **_verdict_and_figures(findings),
     )
 
 
-def analysis_row(folder: str, found: Findings) -> RunRow:
+def analysis_row(folder: str, findings: Findings) -> RunRow:
     """The row of an analysis of a recording that lab did not make."""
     return RunRow(
         folder=folder,
         id=folder.rsplit("/", 1)[-1],
         state="analysis",
-        room=cut(found.room),
-        kind=found.kind,
-        created_utc=cut(found.written_utc),
-        integrity=_lacks(found) or COMPLETE,
-        **_told(found),
+        room=cut(findings.room),
+        kind=findings.kind,
+        created_utc=cut(findings.written_utc),
+        integrity=_lacks(findings) or COMPLETE,
+        **_verdict_and_figures(findings),
     )
 
 
@@ -217,15 +207,15 @@ def broken_row(folder: str, error: str, when: str) -> RunRow:
     )
 
 
-def _told(found: Findings | str | None) -> dict[str, Any]:
-    if not isinstance(found, Findings):
+def _verdict_and_figures(findings: Findings | str | None) -> dict[str, Any]:
+    if not isinstance(findings, Findings):
         return {}
     return {
-        "verdict": found.status,
-        "lead": cut(next(iter(found.verdict), "")),
-        "lacking": tuple(map(cut, found.lacking or ())),
-        "findings": tuple(map(_clean, found.findings)),
-        "figures": tuple(_figure(one) for one in found.findings if one.kind == "figure"),
+        "verdict": findings.status,
+        "lead": cut(next(iter(findings.verdict), "")),
+        "lacking": tuple(map(cut, findings.lacking or ())),
+        "findings": tuple(map(_clean, findings.findings)),
+        "figures": tuple(_figure(one) for one in findings.findings if one.kind == "figure"),
     }
 
 
@@ -279,33 +269,33 @@ def _gpus(manifest: Manifest) -> str:
     return ", ".join(f"{count} × {name}" for name, count in names.items())
 
 
-def _integrity(manifest: Manifest, steps: tuple[StepRow, ...], found: Findings | str | None) -> str:
+def _integrity(steps: tuple[StepRow, ...], findings: Findings | str | None) -> str:
     """What is known to be missing from a run; `complete, as analysed` where nothing is."""
     wrong: list[str] = []
     bad = [one for one in steps if one.status not in ("ok", "skipped")]
     if bad:
         wrong.append(f"{len(bad)} of {plural(len(steps), 'step')} without a result")
-    if isinstance(found, str):
-        wrong.append(cut(f"findings unreadable: {found}"))
-    elif found is None:
+    if isinstance(findings, str):
+        wrong.append(cut(f"findings unreadable: {findings}"))
+    elif findings is None:
         wrong.append("no findings: not analysed, or by a lab of before they were kept (lab analyze RUN)")
     else:
-        if lacks := _lacks(found):
+        if lacks := _lacks(findings):
             wrong.append(lacks)
-        if (ended := _ended(steps)) and ended > found.written_utc:
+        if (ended := _ended(steps)) and ended > findings.written_utc:
             wrong.append("analysed before its last step ended")
     if not steps:
         wrong.append("no steps")
     return "; ".join(wrong) or COMPLETE
 
 
-def _lacks(found: Findings) -> str:
-    if found.lacking is None:
+def _lacks(findings: Findings) -> str:
+    if findings.lacking is None:
         return "the analysis was not finished"
-    wrong = [f"the analysis lacks {plural(len(found.lacking), 'thing')}"] if found.lacking else []
-    figures = [one for one in found.findings if one.kind == "figure"]
+    wrong = [f"the analysis lacks {plural(len(findings.lacking), 'thing')}"] if findings.lacking else []
+    figures = [one for one in findings.findings if one.kind == "figure"]
     wrong += [f"the recording is {cut(one.text)}" for one in figures if _is_incomplete(one)]
-    if any(_figure(one).least for one in figures):
+    if any(_figure(one).is_bound for one in figures):
         wrong.append("figures are lower bounds")
     return "; ".join(wrong)
 
@@ -315,26 +305,20 @@ def _is_incomplete(figure: Finding) -> bool:
     return figure.title == "recording" and figure.text != "complete"
 
 
-def _figure(one: Finding) -> Figure:
-    clean = _clean(one)
+def _figure(finding: Finding) -> Figure:
+    clean = _clean(finding)
     return Figure(label=clean.title, text=clean.text, value=clean.value, unit=clean.unit, note=clean.note)
 
 
-def _clean(one: Finding) -> Finding:
-    """The same in printable texts of bounded length, and no number that arithmetic cannot bear."""
-    evidence = tuple(
-        msgspec.structs.replace(
-            it, file=cut(it.file), columns=tuple(map(cut, it.columns)), values=tuple(map(cut, it.values))
-        )
-        for it in one.evidence
-    )
-    return msgspec.structs.replace(
-        one,
-        id=cut(one.id),
-        title=cut(one.title),
-        text=cut(one.text),
-        note=cut(one.note),
-        unit=cut(one.unit),
-        value=one.value if one.value is not None and abs(one.value) < MOST_VALUE else None,
-        evidence=evidence,
-    )
+def _clean(value: Any) -> Any:
+    """Cut every text in a finding to printable ones, and drop numbers too large for arithmetic."""
+    if isinstance(value, str):
+        return cut(value)
+    if isinstance(value, float):
+        return value if abs(value) < MOST_VALUE else None
+    if isinstance(value, tuple):
+        return tuple(map(_clean, value))
+    if isinstance(value, msgspec.Struct):
+        fields = {name: _clean(getattr(value, name)) for name in value.__struct_fields__}
+        return msgspec.structs.replace(value, **fields)
+    return value

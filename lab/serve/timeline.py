@@ -1,4 +1,4 @@
-"""A recording as the columns that the page's canvas draws: GPU operations, host calls, who launched what."""
+"""Turn a recording into the columns that the page's canvas draws: GPU operations, host calls, launches."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ class Columns:
 def columns_of(paths: Sequence[Path]) -> Columns:
     """The timeline of one recording, or of the ranks of one job under each other on one clock.
 
-    A rank that cannot be read is a sentence in `header["notes"]`. Raises BadDataError where nothing can be
-    drawn, and what the reader raises for a single recording.
+    Ranks that cannot be read are in `header["notes"]`. Raises BadDataError where nothing can be drawn.
     """
     captures, notes = _read(paths)
     capture = captures[0] if len(captures) == 1 else combined(paths[0].parent, captures)
@@ -84,41 +83,44 @@ def _ranges_as_calls(capture: Capture, notes: list[str], path: Path) -> Capture:
 def _read(paths: Sequence[Path]) -> tuple[list[Capture], list[str]]:
     if len(paths) == 1:
         return [load_capture(paths[0])], []
-    found, notes = [], []
+    captures: list[Capture] = []
+    notes: list[str] = []
     for path in paths:
         try:
-            found.append(with_processes(load_capture(path)))
+            captures.append(with_processes(load_capture(path)))
         except LabError as error:
             notes.append(f"{path.name} is left out: {error.what}")
-    if not found:
+    if not captures:
         raise BadDataError(
             "none of the recordings can be read", where=paths[0].parent, fix="; ".join(notes[:3])
         )
-    if len({one.collector for one in found}) > 1:
+    if len({one.collector for one in captures}) > 1:
         raise BadDataError("recordings of several profilers do not share a clock", where=paths[0].parent)
-    return _on_one_clock(found, paths, notes), notes
+    return _on_one_clock(captures, notes), notes
 
 
-def _on_one_clock(captures: list[Capture], paths: Sequence[Path], notes: list[str]) -> list[Capture]:
+def _on_one_clock(captures: list[Capture], notes: list[str]) -> list[Capture]:
     """Each rank's times less what its collectives show its clock to be off."""
     ranks: dict[int, Table] = {}
     of_rank: dict[int, int] = {}
-    for at, capture in enumerate(captures):
+    for index, capture in enumerate(captures):
         rank = next((one.rank for one in capture.processes if one.rank is not None), None)
         if capture.collector != "kineto" or rank is None or rank in ranks:
             notes.append("clocks of the ranks are as recorded: no collectives tell how far they are off")
             return captures
         ranks[rank] = collective_instances(load_trace(capture.source))
-        of_rank[rank] = at
+        of_rank[rank] = index
     pairs = pair_collectives(ranks)
     offsets = pairs.offsets_ns
-    why = {
+    doubtful = {
         "no collective with the others tells how far it is off": [
-            one.rank for one in pairs.clocks if np.isnan(one.low_ns)
+            clock.rank for clock in pairs.clocks if np.isnan(clock.low_ns)
         ],
         "its collectives contradict each other": [one.rank for one in pairs.clocks if not one.plausible],
     }
-    notes += [f"{ranks_text(odd, most=16)}: clock as recorded, {text}" for text, odd in why.items() if odd]
+    notes += [
+        f"{ranks_text(odd, most=16)}: clock as recorded, {text}" for text, odd in doubtful.items() if odd
+    ]
     for rank, offset_ns in offsets.items():
         if offset_ns:
             captures[of_rank[rank]] = _moved(captures[of_rank[rank]], -offset_ns)
@@ -178,17 +180,17 @@ def _host_row(text: str, deep: bool) -> str:
     words = text.removesuffix(" compute")
     if not deep:
         return f"{words} calls"
-    before, _, number = words.rpartition(" ")
-    return f"{before} {int(number) >> DEPTH_BITS} level {int(number) % (1 << DEPTH_BITS)}"
+    thread, _, number = words.rpartition(" ")
+    return f"{thread} {int(number) >> DEPTH_BITS} level {int(number) % (1 << DEPTH_BITS)}"
 
 
 def _joined(
     gpu: Bars, host: Bars, shown: np.ndarray, call_of: np.ndarray, capture: Capture, notes: list[str]
 ) -> Columns:
     """GPU rows and host rows of each rank together, and the flows between their bars."""
-    lanes = [(lane[0], 0, at) for at, lane in enumerate(gpu.lane)]
-    lanes += [(lane[0], 1, at + len(gpu.rows)) for at, lane in enumerate(host.lane)]
-    order = [at for _, _, at in sorted(lanes)]
+    lanes = [(lane[0], 0, index) for index, lane in enumerate(gpu.lane)]
+    lanes += [(lane[0], 1, index + len(gpu.rows)) for index, lane in enumerate(host.lane)]
+    order = [index for _, _, index in sorted(lanes)]
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     row = place[np.concatenate([gpu.row, host.row + len(gpu.rows)])]
@@ -197,7 +199,7 @@ def _joined(
     first_us = float(start_us.min())
     start_us = start_us - first_us  # host calls come before the first operation
     sorting = np.lexsort((start_us, row))
-    every = replace(
+    bars = replace(
         gpu,
         row=row,
         name=np.concatenate([gpu.name, host.name + len(gpu.names)]),
@@ -205,22 +207,22 @@ def _joined(
         family=np.concatenate([gpu.family, host.family]),
         labels={name: np.concatenate([ids, np.full(len(host.row), -1)]) for name, ids in gpu.labels.items()},
     )
-    which, kinds, texts = kinds_of(every)
+    kind_of_bar, kinds, texts = kinds_of(bars)
     end_us = float((start_us + dur_us).max())
     tick_us = max(0.001, end_us / (2**32 - 1))
     rows = [*gpu.rows, *host.rows]
     header = {
         "tickUs": tick_us,
         "count": len(row),
-        "rows": [rows[at] for at in order],
+        "rows": [rows[index] for index in order],
         "families": [*({"name": name, "role": role} for name, role, _ in FAMILIES), HOST],
         "texts": texts,
-        "short": [short_name(name) for name in every.names],
+        "short": [short_name(name) for name in bars.names],
         "kinds": kinds,
         "marks": [[one.name, one.start_us - first_us, one.end_us - first_us] for one in _joint(gpu.marks)],
         "shades": [
-            [int(place[at]), float(piece[0]) - first_us, float(piece[1]) - first_us]
-            for at, lane in enumerate(gpu.lane)
+            [int(place[index]), float(piece[0]) - first_us, float(piece[1]) - first_us]
+            for index, lane in enumerate(gpu.lane)
             for piece in joined(gpu.overlap[lane], 0.0, gpu.end_us * 1.001)
         ],
         "notes": list(dict.fromkeys(notes))[:50],
@@ -231,21 +233,21 @@ def _joined(
         start=np.rint(start_us / tick_us)[sorting].astype("<u4"),
         dur=np.rint(dur_us / tick_us)[sorting].astype("<u4"),
         row=row[sorting].astype("<u4"),
-        kind=which[sorting].astype("<u4"),
+        kind=kind_of_bar[sorting].astype("<u4"),
         flow=_flows(gpu, host, shown, call_of, sorting).astype("<i4"),
     )
 
 
 def _joint(marks: Sequence[Span]) -> list[Span]:
-    """The step of several ranks as one: spans of one name that overlap, from first start to last end."""
-    found: dict[str, list[Span]] = {}
-    for one in sorted(marks, key=lambda mark: mark.start_us):
-        same = found.setdefault(one.name, [])
-        if same and one.start_us < same[-1].end_us:
-            same[-1] = replace(same[-1], end_us=max(same[-1].end_us, one.end_us))
+    """Join the same step of several ranks: overlapping spans of one name, from first start to last end."""
+    by_name: dict[str, list[Span]] = {}
+    for mark in sorted(marks, key=lambda mark: mark.start_us):
+        same = by_name.setdefault(mark.name, [])
+        if same and mark.start_us < same[-1].end_us:
+            same[-1] = replace(same[-1], end_us=max(same[-1].end_us, mark.end_us))
         else:
-            same.append(one)
-    return sorted((one for same in found.values() for one in same), key=lambda mark: mark.start_us)
+            same.append(mark)
+    return sorted((mark for same in by_name.values() for mark in same), key=lambda mark: mark.start_us)
 
 
 def _flows(gpu: Bars, host: Bars, shown: np.ndarray, call_of: np.ndarray, sorting: np.ndarray) -> np.ndarray:
@@ -254,22 +256,22 @@ def _flows(gpu: Bars, host: Bars, shown: np.ndarray, call_of: np.ndarray, sortin
     drawn[sorting] = np.arange(len(sorting))
     bar_of_call = np.full(int(call_of.max(initial=-1)) + 2, -1)
     calls = shown[host.order]
-    known = calls < len(bar_of_call) - 1
-    bar_of_call[calls[known]] = drawn[len(gpu.row) + np.flatnonzero(known)]
+    launching = calls < len(bar_of_call) - 1
+    bar_of_call[calls[launching]] = drawn[len(gpu.row) + np.flatnonzero(launching)]
     flow = np.full(len(sorting), -1)
     call = call_of[gpu.order]
     target = np.where(call >= 0, bar_of_call[call], -1)
-    mine = drawn[: len(gpu.row)]
-    flow[mine] = target
+    operations = drawn[: len(gpu.row)]
+    flow[operations] = target
     linked = target >= 0
     # Written last to first, so that a call keeps the first operation that it launched.
     late = np.argsort(-gpu.start_us[linked], kind="stable")
-    flow[target[linked][late]] = mine[linked][late]
+    flow[target[linked][late]] = operations[linked][late]
     return flow
 
 
 def write_columns(columns: Columns, file: BinaryIO) -> None:
-    """MAGIC, the header's length, the header as JSON padded to 8 bytes, then the columns; little endian."""
+    """Write MAGIC, the header's length, the header (JSON, padded to 8 bytes), the columns; little endian."""
     head = msgspec.json.encode(columns.header)
     head += b" " * (-len(head) % 8)
     file.write(MAGIC + struct.pack("<Q", len(head)) + head)

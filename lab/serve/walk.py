@@ -1,10 +1,11 @@
-"""Finding runs: folders with a manifest or findings, below one folder, without following links."""
+"""Find runs and recordings below one folder by their names, without following links."""
 
 from __future__ import annotations
 
 import os
 import re
 import stat
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,7 @@ class Stamp(msgspec.Struct, frozen=True):
     inode: int
 
 
-class Seen(msgspec.Struct, frozen=True):
+class RunFiles(msgspec.Struct, frozen=True):
     """A folder that holds a run or an analysis; None for a file that is not there.
 
     odd: names of these files that are links or anything else than a file: they are not read, and count.
@@ -49,17 +50,17 @@ class Seen(msgspec.Struct, frozen=True):
 class Walk(msgspec.Struct, frozen=True):
     """The folders with runs, and sentences about what was not looked at."""
 
-    seen: tuple[Seen, ...]
+    runs: tuple[RunFiles, ...]
     unseen: tuple[str, ...] = ()
     recordings: tuple[str, ...] = ()  # that belong to no run, by their names
 
 
 def walk(root: Path) -> Walk:
-    """Every run below `root`, and `root` itself if it is one. Links and hidden folders are not entered.
+    """Find every run below `root`, and `root` itself if it is one. Links and hidden folders are not entered.
 
-    Runs are looked for inside of an analysis and of `root`, but not inside of other runs.
+    Only an analysis and `root` can have runs inside of them.
     """
-    found: list[Seen] = []
+    runs: list[RunFiles] = []
     unseen: list[str] = []
     links: list[str] = []
     real = os.path.realpath(root)
@@ -68,20 +69,20 @@ def walk(root: Path) -> Walk:
     visited = 0
     while queue:
         below, depth = queue.pop()
-        here = os.path.join(root, below) if below else str(root)
+        folder = os.path.join(root, below) if below else str(root)
         visited += 1
-        one = _run_in(here, below)
-        if one:
-            found.append(one)
-            if below and one.manifest:
+        run = _run_in(folder, below)
+        if run:
+            runs.append(run)
+            if below and run.manifest:
                 continue
         try:
-            folders, out, files = _inside(here, real)
+            folders, out, files = _inside(folder, real)
         except OSError as error:
             unseen.append(f"{below or '.'}: {error.strerror}")
             continue
         links += [_below(below, name) for name in out]
-        recordings += [_below(below, name) for name in files if not one]
+        recordings += [_below(below, name) for name in files if not run]
         if folders and depth >= MOST_DEPTH:
             unseen.append(f"{below}: folders deeper than {MOST_DEPTH} levels")
             continue
@@ -97,12 +98,12 @@ def walk(root: Path) -> Walk:
         unseen.append(f"{plural(odd, 'recording')} with a name that is not UTF-8")
     if len(recordings) > MOST_RECORDINGS:
         unseen.append(f"{len(recordings):,} recordings outside of runs: {MOST_RECORDINGS} are listed")
-    return Walk(tuple(sorted(found, key=lambda one: one.folder)), tuple(unseen), named)
+    return Walk(tuple(sorted(runs, key=lambda run: run.folder)), tuple(unseen), named)
 
 
-def _inside(here: str, real: str) -> tuple[list[str], list[str], list[str]]:
+def _inside(folder: str, real: str) -> tuple[list[str], list[str], list[str]]:
     """Folders, links that lead out of `real`, and files named as recordings. Raises OSError."""
-    with os.scandir(here) as entries:
+    with os.scandir(folder) as entries:
         shown = [entry for entry in entries if not entry.name.startswith(".")]
         return (
             [entry.name for entry in shown if entry.is_dir(follow_symlinks=False)],
@@ -124,6 +125,47 @@ def is_recording(name: str) -> bool:
     return RECORDING.search(f"/{name}") is not None and not EXECUTION_TRACE.search(f"/{name}")
 
 
+def group_of(name: str) -> str:
+    """The folder above the ranks: `256thread/nccl_28channels` of `…/torch_profiler/rank0/trace.json`."""
+    parts = name.split("/")
+    ranked = (
+        index for index, part in enumerate(parts[:-1]) if part.startswith("rank") or part == "torch_profiler"
+    )
+    return "/".join(parts[: next(ranked, len(parts) - 1)]) or "."
+
+
+def by_step(names: Iterable[str]) -> list[tuple[str, list[str]]]:
+    """Recordings of one step together: the folder above the ranks, and its files."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(group_of(name), []).append(name)
+    return list(groups.items())
+
+
+def of_ranks(names: Sequence[str]) -> bool:
+    """Whether recordings are named as ranks of one job."""
+    return len(names) > 1 and all(any(part.startswith("rank") for part in name.split("/")) for name in names)
+
+
+def folders_of_several(names: set[str]) -> set[str]:
+    """The folders that hold more than one of these files."""
+    folders = [name.rsplit("/", 1)[0] for name in names if "/" in name]
+    return {folder for folder in folders if folders.count(folder) > 1}
+
+
+def recordings_below(run: Path) -> dict[str, list[Path]]:
+    """The recordings of a run by the step's folder they belong to; a recording itself is one of its own."""
+    if run.is_file():
+        return {run.name.split(".", 1)[0] or run.name: [run]}
+    groups: dict[str, list[Path]] = {}
+    for path in sorted(run.rglob("*")):
+        name = path.relative_to(run).as_posix()
+        hidden = any(part.startswith(".") for part in name.split("/"))
+        if not hidden and is_recording(name) and path.is_file() and not path.is_symlink():
+            groups.setdefault(group_of(name), []).append(path)
+    return groups
+
+
 def is_text(name: str) -> bool:
     """Whether a file's name is UTF-8."""
     try:
@@ -133,16 +175,16 @@ def is_text(name: str) -> bool:
     return True
 
 
-def _run_in(here: str, below: str) -> Seen | None:
-    manifest, findings = stamp(os.path.join(here, MANIFEST)), stamp(os.path.join(here, FINDINGS))
+def _run_in(folder: str, below: str) -> RunFiles | None:
+    manifest, findings = stamp(os.path.join(folder, MANIFEST)), stamp(os.path.join(folder, FINDINGS))
     odd = tuple(
         name
-        for name, known in ((MANIFEST, manifest), (FINDINGS, findings))
-        if known is None and os.path.lexists(os.path.join(here, name))
+        for name, file in ((MANIFEST, manifest), (FINDINGS, findings))
+        if file is None and os.path.lexists(os.path.join(folder, name))
     )
     if manifest is None and findings is None and not odd:
         return None
-    return Seen(below, manifest, findings, stamp(os.path.join(here, "tables"), folder=True), odd)
+    return RunFiles(below, manifest, findings, stamp(os.path.join(folder, "tables"), folder=True), odd)
 
 
 def _leads_out(link: str, real: str) -> bool:
@@ -153,8 +195,8 @@ def _leads_out(link: str, real: str) -> bool:
 def stamp(path: str | Path, *, folder: bool = False) -> Stamp | None:
     """A regular file's (or folder's) stamp; None for a link, anything else, and what is not there."""
     try:
-        found = os.lstat(path)
+        state = os.lstat(path)
     except (OSError, ValueError):
         return None
     wanted = stat.S_ISDIR if folder else stat.S_ISREG
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino) if wanted(found.st_mode) else None
+    return Stamp(state.st_size, state.st_mtime_ns, state.st_ino) if wanted(state.st_mode) else None

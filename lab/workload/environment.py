@@ -42,14 +42,14 @@ def describe_environment(context: RankContext, device: torch.device) -> dict[str
     }
 
 
-def versions(**more: str | None) -> dict[str, str | None]:
+def versions(**extra: str | None) -> dict[str, str | None]:
     """Of torch, Python and the GPU's runtime, and whatever else the workload adds."""
     return {
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        **more,
+        **extra,
     }
 
 

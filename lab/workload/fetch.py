@@ -48,23 +48,26 @@ NETWORK_PACKAGES = ("requests", "httpx", "httpx2", "httpcore", "urllib3")
 
 
 def main(model: str, revision: str) -> int:
-    """The process's exit code; its last line is for the driver."""
+    """Fetch, print a JSON line for the driver, return the exit code."""
     try:
         with tempfile.TemporaryDirectory(prefix="lab-fetch-") as folder:
             apply_settings(json.load(sys.stdin), Path(folder))
-            found = fetch(model, revision)
+            downloaded = fetch(model, revision)
     except LabError as error:
         answer = {"kind": type(error).__name__, "what": error.what, "where": error.where, "fix": error.fix}
         print(json.dumps({"error": answer}), flush=True)
         return error.exit_code
-    print(json.dumps({"fetched": {"commit": found.commit, "size_bytes": found.size_bytes}}), flush=True)
+    print(
+        json.dumps({"fetched": {"commit": downloaded.commit, "size_bytes": downloaded.size_bytes}}),
+        flush=True,
+    )
     return 0
 
 
 def apply_settings(settings: Mapping[str, Any], folder: Path) -> None:
-    """Must come before the Hub's libraries are imported, because they read their variables then."""
+    """Set the environment; call before importing the Hub's libraries, which read it on import."""
     os.environ.update(settings["env"])
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # a bar of carriage returns is no log
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # a bar of carriage returns spoils a log
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     os.environ["HF_XET_CHUNK_CACHE_SIZE_BYTES"] = "0"  # it would fill a container's /tmp, which is memory
     if pem := settings.get("certificates"):
@@ -106,16 +109,16 @@ def fetch(model: str, revision: str) -> CachedModel:
             huggingface_hub.snapshot_download(
                 model, revision=revision, allow_patterns=[glob.escape(name) for name in wanted]
             )
-    found = find_model(model, cache, revision)
-    if found.state in (State.absent, State.incomplete):
+    downloaded = find_model(model, cache, revision)
+    if downloaded.state in (State.absent, State.incomplete):
         raise BadDataError(
-            f"the download of {model} is incomplete: {', '.join(found.missing[:3]) or 'no snapshot'}",
+            f"the download of {model} is incomplete: {', '.join(downloaded.missing[:3]) or 'no snapshot'}",
             where=cache,
             fix="fetch it again; what is there is kept",
         )
-    if found.state is State.unclear:
+    if downloaded.state is State.unclear:
         say("note: the repository has no weights under a name that transformers looks for")
-    return found
+    return downloaded
 
 
 def choose(files: Sequence[str]) -> list[str]:
@@ -137,10 +140,10 @@ def explained(model: str, revision: str, cache: Path) -> Iterator[None]:
     except LabError:
         raise
     except Exception as error:
-        known = explain(error, model, revision, cache)
-        if known is None:
+        translated = explain(error, model, revision, cache)
+        if translated is None:
             raise
-        raise known from error
+        raise translated from error
 
 
 def explain(error: BaseException, model: str, revision: str, cache: Path) -> LabError | None:
@@ -175,7 +178,7 @@ def _gated(model: str) -> LabError:
     page = f"{endpoint()}/{model}"
     if not os.environ.get("HF_TOKEN"):
         return MissingError(
-            f"{model} is gated, and there is no token",
+            f"{model} is gated, and HF_TOKEN is not set",
             where=page,
             fix=f"accept its conditions on that page, then: HF_TOKEN=... {fetch_command(model)}",
         )
@@ -188,8 +191,8 @@ def _gated(model: str) -> LabError:
 
 def _not_found(model: str) -> LabError:
     """The Hub answers the same for a model that does not exist and for one that the caller may not see."""
-    given = bool(os.environ.get("HF_TOKEN"))
-    token = "this token is not valid or may not see it" if given else "it is private and needs HF_TOKEN"
+    has_token = bool(os.environ.get("HF_TOKEN"))
+    token = "this token is not valid or may not see it" if has_token else "it is private and needs HF_TOKEN"
     return MissingError(
         f"the Hub has no model {model}, or {token}", where=endpoint(), fix="check ORGANISATION/MODEL"
     )
@@ -221,18 +224,18 @@ def endpoint() -> str:
 @contextlib.contextmanager
 def progress(blobs: Path, needed: int) -> Iterator[None]:
     """One line every few seconds while the block downloads into `blobs`."""
-    before, done = _size(blobs), threading.Event()
+    start_bytes, stopped = _size(blobs), threading.Event()
 
     def report() -> None:
-        while not done.wait(PROGRESS_S):
-            say(f"{size_text(max(0, _size(blobs) - before))} of {size_text(needed)}")
+        while not stopped.wait(PROGRESS_S):
+            say(f"{size_text(max(0, _size(blobs) - start_bytes))} of {size_text(needed)}")
 
     thread = threading.Thread(target=report, daemon=True, name="lab-progress")
     thread.start()
     try:
         yield
     finally:
-        done.set()
+        stopped.set()
         thread.join()
 
 

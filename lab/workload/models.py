@@ -1,4 +1,4 @@
-"""What a step says about a model of the Hub that it cannot load: that it is offline, and what to type."""
+"""Find a model in the Hub's cache at the run's commit, or explain what to type on the host to fetch it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class _Recorded(msgspec.Struct):
 
 
 def run_revision(model: str) -> str:
-    """The commit of this model that the run began with, "" if without it; the default where none is named.
+    """Return the model's commit at the run's start: "" if it was absent, the default if none is recorded.
 
-    A step works in its run's folder. A fetch in the meantime moves the default to another commit.
+    A step works in its run's folder. A fetch in the meantime moves the default branch to another commit.
     """
     path = Path(MODELS)
     try:
@@ -33,14 +33,14 @@ def run_revision(model: str) -> str:
 
 
 def revision_to_load(model: str) -> str:
-    """The same for a step that may download what its run began without."""
+    """The commit for a step that may download the model."""
     return run_revision(model) or DEFAULT_REVISION
 
 
 def is_loadable(model: str) -> bool:
     """Whether the Hub's cache has the run's commit with a config, and all weights that it names."""
     revision = run_revision(model)
-    if not revision:  # steps of one run do not load what others were without
+    if not revision:  # all steps of a run must see the same models
         return False
     return find_model(model, hub_cache(), revision).state in (State.complete, State.unclear)
 
@@ -55,11 +55,11 @@ def check_model(model: str) -> None:
             where=model,
             fix="containers see only the run folder and the caches: run without --image, or name a Hub id",
         )
-    where = "this container is offline" if os.environ.get("LAB_IMAGE") else "steps run offline"
-    found = find_model(model, hub_cache(), revision_to_load(model))
-    state = "only partly" if found.state is State.incomplete else "not"
+    offline_reason = "this container is offline" if os.environ.get("LAB_IMAGE") else "steps run offline"
+    cached = find_model(model, hub_cache(), revision_to_load(model))
+    state = "only partly" if cached.state is State.incomplete else "not"
     raise MissingError(
-        f"the model {model} is {state} in the Hub's cache, and {where}",
+        f"the model {model} is {state} in the Hub's cache, and {offline_reason}",
         where=hub_cache(),
         fix=f"on the host, which has the network: {fetch_command(model)}",
     )

@@ -24,7 +24,7 @@ class RankContext(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_env(cls) -> RankContext:
-        """From torchrun's RANK, LOCAL_RANK and WORLD_SIZE; a single process without them."""
+        """From torchrun's variables; a single process without them."""
         try:
             return cls(
                 rank=int(os.environ.get("RANK", "0")),
@@ -38,9 +38,9 @@ class RankContext(msgspec.Struct, frozen=True):
 def check_promised_gpus(env: Mapping[str, str] = os.environ) -> None:
     """Raise GpuError where torch sees fewer GPUs than the engine gave: the step would compute on the CPU."""
     promised = promised_gpus(env)
-    if promised and (seen := torch.cuda.device_count()) < promised:
+    if promised and (visible := torch.cuda.device_count()) < promised:
         raise GpuError(
-            f"this step was given {plural(promised, 'GPU')}, and torch {torch.__version__} sees {seen}",
+            f"this step was given {plural(promised, 'GPU')}, and torch {torch.__version__} sees {visible}",
             fix="see the driver and the engine with `lab doctor`; --gpus none runs on the CPU",
         )
 
@@ -48,7 +48,7 @@ def check_promised_gpus(env: Mapping[str, str] = os.environ) -> None:
 def choose_device(context: RankContext, backend: str = "auto") -> torch.device:
     """This rank's GPU, or the CPU: backend is nccl, gloo or auto (a GPU where there is one).
 
-    Raises GpuError when a GPU is requested that is not present.
+    Raises GpuError when the requested GPU does not exist.
     """
     gpus = torch.cuda.device_count()
     if backend == "gloo" or (backend == "auto" and gpus == 0):

@@ -98,21 +98,21 @@ def _recorded(model: nn.Module, recorder: Recorder) -> Iterator[None]:
 def moved(model: nn.Module, seed: int) -> Iterator[None]:
     """See `lab.same.nudged`."""
     weights = [one for one in model.parameters() if one.is_floating_point()]
-    before = [one.detach().clone() for one in weights]
+    originals = [one.detach().clone() for one in weights]
     generator = torch.Generator().manual_seed(seed)
     try:
         with torch.no_grad():
-            for one in weights:
-                step = torch.randint(0, 4, one.shape, generator=generator).to(one.device)
-                step = torch.where(one == 0, 2, step)  # a zero has no relative noise
-                up, down = (torch.full_like(one, end) for end in (float("inf"), float("-inf")))
-                moved_up, moved_down = torch.nextafter(one, up), torch.nextafter(one, down)
-                one.copy_(torch.where(step == 0, moved_up, torch.where(step == 1, moved_down, one)))
+            for weight in weights:
+                step = torch.randint(0, 4, weight.shape, generator=generator).to(weight.device)
+                step = torch.where(weight == 0, 2, step)  # a zero has no relative noise
+                up, down = (torch.full_like(weight, end) for end in (float("inf"), float("-inf")))
+                moved_up, moved_down = torch.nextafter(weight, up), torch.nextafter(weight, down)
+                weight.copy_(torch.where(step == 0, moved_up, torch.where(step == 1, moved_down, weight)))
         yield
     finally:
         with torch.no_grad():
-            for one, old in zip(weights, before, strict=True):
-                one.copy_(old)
+            for weight, old in zip(weights, originals, strict=True):
+                weight.copy_(old)
 
 
 class Recorder:
@@ -125,22 +125,24 @@ class Recorder:
         self.calls = 0
         self._without: Counter[str] = Counter()
         self._looking = False  # the recorder's own ops are not the model's
-        self._began: dict[int, list[tuple[int, str]]] = {}  # by thread: from which node on which module ran
+        self._began: dict[int, list[tuple[int, str]]] = {}  # by thread: (first node, module that ran)
         self._owners: dict[int, str] = {}  # id of a weight -> its module
         self._on_outputs: list[Any] = []  # hooks of tensors, which may outlive the block
-        self._left: Counter[str] = Counter()  # outputs that nobody need write, by name
-        self._unwritten: dict[int, Tensor] = {}  # by address; held, so that none takes their place
+        self._left: Counter[str] = Counter()  # outputs that need not be written, by name
+        self._unwritten: dict[
+            int, Tensor
+        ] = {}  # by address; kept alive, so that no other tensor gets the same one
 
     def start(self, model: nn.Module) -> None:
         """The head of the file, then every weight and buffer."""
-        first = next(model.parameters(), None)
-        device = torch.device("cpu") if first is None else first.device
+        first_weight = next(model.parameters(), None)
+        device = torch.device("cpu") if first_weight is None else first_weight.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         meta = {
             "format": FORMAT,
             "checksum": "mix64",
             "level": self.level,
-            "dtype": "" if first is None else _short(first.dtype),
+            "dtype": "" if first_weight is None else _short(first_weight.dtype),
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),
             "device": name,
@@ -154,36 +156,36 @@ class Recorder:
             self.row("weight", _plain(path), tensor, phase="start", node=BUFFER)
 
     def hooks(self, model: nn.Module) -> list[Any]:
-        found: list[Any] = []
+        handles: list[Any] = []
         for path, module in [("", model)] if self.level == "ends" else model.named_modules():
 
             def enter(_: nn.Module, args: Any, path: str = path) -> None:
                 self.modules.append(path)
                 self._mark()
                 if not path:
-                    for at, tensor in enumerate(_tensors(args)):
-                        self.row("input", "input", tensor, out=at)
+                    for argument, tensor in enumerate(_tensors(args)):
+                        self.row("input", "input", tensor, out=argument)
 
             def leave(module: nn.Module, _: Any, result: Any, path: str = path) -> None:
                 name = "" if hasattr(module, "_orig_mod") else type(module).__name__
-                for at, tensor in enumerate(_tensors(result)):
-                    self.row("module", name, tensor, out=at, module=path)
-                    self._watch_gradient(tensor, name, at, path)
+                for output, tensor in enumerate(_tensors(result)):
+                    self.row("module", name, tensor, out=output, module=path)
+                    self._watch_gradient(tensor, name, output, path)
                 while self.modules and self.modules.pop() != path:
-                    pass  # a module inside raised, which an old torch does not say
+                    pass  # a module inside raised: old torch then calls no forward hook
                 self._mark()
 
-            found += [
+            handles += [
                 module.register_forward_pre_hook(enter),
                 module.register_forward_hook(leave, **_ALSO_WHERE_IT_RAISES),
             ]
-        return found
+        return handles
 
-    def _watch_gradient(self, tensor: Tensor, name: str, at: int, path: str) -> None:
+    def _watch_gradient(self, tensor: Tensor, name: str, output: int, path: str) -> None:
         """A row of the gradient that reaches this output of a module."""
 
         def came(gradient: Tensor) -> None:
-            self.row("module", name, gradient, out=at, module=path, phase="bwd")
+            self.row("module", name, gradient, out=output, module=path, phase="bwd")
 
         if tensor.requires_grad:
             self._on_outputs.append(tensor.register_hook(came))  # type: ignore[no-untyped-call]
@@ -246,23 +248,23 @@ class Recorder:
         read = (
             [] if silent else [one for one in _tensors([*args, *kwargs.values()]) if self._holds_values(one)]
         )
-        given = [_checksum(one) for one in read]
+        input_checksums = [_checksum(one) for one in read]
         result = func(*args, **kwargs)
         if silent or not _tensors(result):
             return result
         errors = self._local(func, name, args, kwargs, result)
         left = unwritten(func, args, kwargs, result)
         current = getattr(torch._C, "_current_autograd_node", lambda: None)()
-        more = {
+        context = {
             "phase": "fwd" if current is None else "bwd",
             "node": "" if current is None else current.name(),
             "module": self._module_now(current),
         }
-        for at, (tensor, error) in enumerate(zip(_tensors(result), errors, strict=True)):
-            if at in left:
-                self._leave_out(left[at], tensor)
+        for output, (tensor, error) in enumerate(zip(_tensors(result), errors, strict=True)):
+            if output in left:
+                self._leave_out(left[output], tensor)
             else:
-                self.row("op", name, tensor, out=at, in_ck=given, **error, **more)
+                self.row("op", name, tensor, out=output, in_ck=input_checksums, **error, **context)
         self.calls += 1
         return result
 
@@ -275,9 +277,9 @@ class Recorder:
         return not self._unwritten or _no_memory(tensor) or tensor.data_ptr() not in self._unwritten
 
     def row(
-        self, kind: str, op: str, tensor: Tensor, *, out: int = 0, phase: str = "fwd", **more: Any
+        self, kind: str, op: str, tensor: Tensor, *, out: int = 0, phase: str = "fwd", **columns: Any
     ) -> None:
-        before, self._looking = self._looking, True
+        was_looking, self._looking = self._looking, True
         try:
             tensor = (
                 tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -286,10 +288,10 @@ class Recorder:
                 self._without[f"{op} (no plain tensor)"] += 1
                 return
             place = {"i": self.calls, "kind": kind, "op": op, "out": out, "phase": phase}
-            self._line({**place, **facts(tensor), **more})
+            self._line({**place, **facts(tensor), **columns})
             self.rows += 1
         finally:
-            self._looking = before
+            self._looking = was_looking
 
     def _local(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> list[dict[str, Any]]:
         """Per output, its error against the same call in float64."""
@@ -329,17 +331,19 @@ def facts(tensor: Tensor) -> dict[str, Any]:
     flat = tensor.detach().contiguous().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     size = flat.numel()
-    at = sample_places(size)
+    positions = sample_places(size)
     words = flat.view(_WORDS[flat.element_size()]) if str(flat.dtype) in UNINDEXED else flat
-    picked = words[torch.tensor(at, device=flat.device)].view(flat.dtype).double().tolist() if size else []
-    found: dict[str, Any] = {
+    picked = (
+        words[torch.tensor(positions, device=flat.device)].view(flat.dtype).double().tolist() if size else []
+    )
+    description: dict[str, Any] = {
         "shape": list(tensor.shape),
         "dtype": _short(tensor.dtype),
         "ck": _checksum(tensor),
-        "sample_at": at,
+        "sample_at": positions,
         "sample": picked,
     }
-    return {**found, **_norms(flat)}
+    return {**description, **_norms(flat)}
 
 
 def _norms(flat: Tensor) -> dict[str, Any]:

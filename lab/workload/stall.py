@@ -1,9 +1,9 @@
-"""When a step stalls: what each rank was doing, written before its process ends.
+"""Record what each rank was doing when a step stalls, before its process ends.
 
 Each rank watches its own progress. After the limit it dumps torch's flight recorder and its Python stacks
-into OUT/hang, waits a little for the other ranks to do the same, and ends itself; the lowest rank that is
-alive says in one line who is waited for. A thread does this, because the main one is inside the call that
-hangs. A host that holds Python's lock cannot be watched: the engine's own limit ends it.
+into OUT/hang, waits a little for the other ranks to do the same, and ends itself; the lowest rank alive
+prints the rank that the others wait for. A thread does this, because the main one is inside the call that
+hangs; while a C call holds Python's lock it cannot run, and the engine's own limit ends the step.
 """
 
 from __future__ import annotations
@@ -77,41 +77,41 @@ class _Watch:
 
     def __init__(self, folder: Path, context: RankContext, seconds: float) -> None:
         self._folder, self._context, self._seconds = folder, context, seconds
-        self._last, self._begun = time.monotonic(), time.time()
+        self._progress_s, self._attempt_start_s = time.monotonic(), time.time()
         self._over = threading.Event()
         threading.Thread(target=self._run, daemon=True, name="stall").start()
 
     def progressed(self) -> None:
-        self._last = time.monotonic()
+        self._progress_s = time.monotonic()
 
     def stop(self) -> None:
         self._over.set()
 
     def _run(self) -> None:
-        while not self._over.wait(max(0.05, self._last + self._seconds - time.monotonic())):
-            if time.monotonic() - self._last >= self._seconds:
-                end(self._folder, self._context, self._seconds, self._begun)
+        while not self._over.wait(max(0.05, self._progress_s + self._seconds - time.monotonic())):
+            if time.monotonic() - self._progress_s >= self._seconds:
+                end(self._folder, self._context, self._seconds, self._attempt_start_s)
 
 
-def end(folder: Path, context: RankContext, seconds: float, begun: float) -> None:
+def end(folder: Path, context: RankContext, seconds: float, attempt_start_s: float) -> None:
     """Dump, wait for the others' dumps, say what they show, and end this process as failed.
 
-    begun: when this attempt began (time.time()); older files are of another attempt, and are removed.
+    attempt_start_s: time.time() then; older files are an earlier attempt's and are removed.
     """
     reason = f"no step finished within {seconds:.0f} s"
     try:
-        _forget(folder, begun)
+        _forget(folder, attempt_start_s)
         dump(folder, context.rank)
         log.warning("rank %d: %s; wrote what it was doing into %s", context.rank, reason, folder)
         _await_others(folder, context.world_size, limit=min(20.0, max(LEAST_WAIT_S, seconds / 2)))
         ranks = _ranks_there(folder)
-        said = folder.with_suffix(".txt")
+        summary = folder.with_suffix(".txt")
         if context.rank == min(ranks, default=context.rank):
             verdict = verdict_of(next(iter(read_dumps(folder).values())))
             reason = f"{reason}: {verdict.kind.replace('_', ' ')}: {verdict.text}"
-            write_atomic(said, f"rank {context.rank} stalled: {reason}\n".encode())
-        else:  # a rank that ends takes its peers with it, the one that reads too
-            _await(said.exists, limit=10.0)
+            write_atomic(summary, f"rank {context.rank} stalled: {reason}\n".encode())
+        else:  # wait: a rank that ends takes its peers with it, the one that writes the summary too
+            _await(summary.exists, limit=10.0)
     except (LabError, OSError) as error:
         reason = f"{reason}; its dumps cannot be read: {error}"
     text = f"rank {context.rank} stalled: {reason}\n"
@@ -120,10 +120,10 @@ def end(folder: Path, context: RankContext, seconds: float, begun: float) -> Non
     leave(StepFailed.exit_code)
 
 
-def _forget(folder: Path, before: float) -> None:
+def _forget(folder: Path, oldest_s: float) -> None:
     for path in (folder.with_suffix(".txt"), *folder.glob("rank*")):
         with contextlib.suppress(FileNotFoundError):  # another rank was faster
-            if path.stat().st_mtime < before:
+            if path.stat().st_mtime < oldest_s:
                 path.unlink()
 
 
@@ -150,7 +150,7 @@ def flight_record() -> bytes:
 def stacks() -> str:
     """Every thread's Python stack, the main one first, the innermost frame first in each."""
     frames = sys._current_frames()
-    threads = sorted(threading.enumerate(), key=lambda one: one is not threading.main_thread())
+    threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
     lines = []
     for thread in threads:
         if thread.ident not in frames or thread is threading.current_thread():
@@ -163,12 +163,12 @@ def stacks() -> str:
 
 def _await_others(folder: Path, world_size: int, *, limit: float) -> None:
     _await(lambda: len(_ranks_there(folder)) >= world_size, limit=limit)
-    time.sleep(0.3)  # so that nobody ends, and takes its peers with it, while another still reads
+    time.sleep(0.3)  # a rank that ends takes its peers with it, so let the slower ones finish reading
 
 
-def _await(there: Callable[[], bool], *, limit: float) -> None:
+def _await(is_complete: Callable[[], bool], *, limit: float) -> None:
     until = time.monotonic() + limit
-    while not there() and time.monotonic() < until:
+    while not is_complete() and time.monotonic() < until:
         time.sleep(0.1)
 
 

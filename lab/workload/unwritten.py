@@ -1,8 +1,8 @@
-"""Outputs of operators that nobody need write: seeds of an attention that draws nothing, workspaces.
+"""Find outputs that an operator may leave unwritten: seeds of an attention without dropout, workspaces.
 
-What they hold is whatever was in that memory before, so no two runs agree in it and no verdict may rest on
-it. From torch's sources. On a CPU every operator of torch 2.13 that its own tests have samples of ran twice,
-with and without new memory filled with NaN (551 operators): `_ctc_loss` alone gives what it did not write.
+Such an output contains whatever was in that memory before, so no two runs agree in it. The table follows
+torch's sources; of 551 CPU operators of torch 2.13 that ran with and without new memory filled with NaN,
+only `_ctc_loss` returned memory that it had not written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-# Of aten and prims: new or longer memory, and not one value in it.
+# aten and prims operators that allocate or grow memory and write no value into it.
 EMPTY = re.compile(
     r"(aten|prims)\.(new_empty|new_empty_strided|_?empty\w*|_?resize_output_?|_?resize_as_\w*|resize_?)\."
 )
@@ -21,37 +21,40 @@ _SDPA = r"_scaled_dot_product_(flash|efficient|cudnn|fused)_attention(_overridea
 _FORWARD = r"_(flash|efficient|cudnn)_attention_forward"
 
 
-def _draws_nothing(given: Mapping[str, Any]) -> bool:
-    """Without dropout no kernel draws, and none writes where it began; so, too, if that is not known."""
-    return not given.get("dropout_p")
+def _draws_nothing(arguments: Mapping[str, Any]) -> bool:
+    """Whether the call has no dropout: then no kernel writes a seed. True, too, if dropout is unknown."""
+    return not arguments.get("dropout_p")
 
 
-def _of_several_lengths(given: Mapping[str, Any]) -> bool:
-    """A row per sequence, as long as the longest."""
-    return any(given.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q"))
+def _of_several_lengths(arguments: Mapping[str, Any]) -> bool:
+    """Whether sequences of several lengths are packed: rows are padded to the longest, unwritten."""
+    return any(arguments.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q"))
 
 
-def _of_one_offset_more(given: Mapping[str, Any]) -> bool:
-    """A GPU gives a size for it, too, though no bag begins there."""
-    return bool(given.get("include_last_offset"))
+def _of_one_offset_more(arguments: Mapping[str, Any]) -> bool:
+    """Whether the last offset ends the last bag: a GPU's size for it means nothing."""
+    return bool(arguments.get("include_last_offset"))
 
 
-def _always(given: Mapping[str, Any]) -> bool:
+def _always(arguments: Mapping[str, Any]) -> bool:
     return True
 
 
 class _Left(NamedTuple):
-    """`op`: its name without overload, and without library if that is aten. `returns`: by their names in the
-    schema, or numbers."""
+    """An operator and the outputs that it may leave unwritten.
+
+    op: its name without overload, and without library if that is aten. returns: names in the schema, or
+    positions.
+    """
 
     op: str
     returns: tuple[str | int, ...]
-    where: Callable[[Mapping[str, Any]], bool] = _always
+    applies: Callable[[Mapping[str, Any]], bool] = _always
 
 
 _TABLE = [
-    (re.compile(one.op), one)
-    for one in (
+    (re.compile(rule.op), rule)
+    for rule in (
         _Left(rf"{_SDPA}|{_FORWARD}", ("philox_seed", "philox_offset", "rng_state"), _draws_nothing),
         _Left(rf"{_SDPA}|{_FORWARD}", ("unused", "debug_attn_mask")),
         _Left(_FORWARD, ("logsumexp", "softmax_logsumexp"), _of_several_lengths),
@@ -66,41 +69,40 @@ _TABLE = [
 
 
 def gives_no_values(name: str) -> bool:
-    """Whether `aten.empty_like.default` computes nothing. Operators of other libraries may be called so."""
+    """Whether this operator only allocates, as `aten.empty_like.default` does."""
     return EMPTY.match(_plain(name)) is not None
 
 
 def unwritten(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> dict[int, str]:
-    """Of the tensors in `result`, numbered as they come in it, those that this call need not write: their
-    names."""
+    """Name the tensors in `result` that may be unwritten, by their position among its tensors."""
     word = _word(str(func))
     rows = [one for pattern, one in _TABLE if pattern.fullmatch(word)]
     if not rows or not isinstance(result, (tuple, list)):
         return {0: word} if rows and 0 in rows[0].returns else {}
-    given = _arguments(func, args, kwargs)
-    left = {name for one in rows if one.where(given) for name in one.returns}
-    found: dict[int, str] = {}
+    arguments = _arguments(func, args, kwargs)
+    left = {name for one in rows if one.applies(arguments) for name in one.returns}
+    names: dict[int, str] = {}
     number = 0
-    for at, (value, name) in enumerate(zip(result, _names(func, len(result)), strict=True)):
+    for position, (value, name) in enumerate(zip(result, _names(func, len(result)), strict=True)):
         for _ in _tensors(value):
-            if at in left or name in left:
-                found[number] = f"{word} {name or f'output {at}'}"
+            if position in left or name in left:
+                names[number] = f"{word} {name or f'output {position}'}"
             number += 1
-    return found
+    return names
 
 
 def _plain(name: str) -> str:
-    """`aten.mm.default`, also where an old torch says `aten::mm`."""
+    """Write `aten::mm`, as torch 1.12 has it, like `aten.mm`."""
     return f"{name.replace('::', '.')}."
 
 
 def _word(name: str) -> str:
-    """Without overload; with the library unless it is aten: another's operator may have the same name."""
+    """Drop the overload, and the library if it is aten."""
     return ".".join(_plain(name).split(".")[:2]).removeprefix("aten.")
 
 
 def _arguments(func: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """By name, with the schema's defaults; empty without a schema."""
+    """Arguments by name, with the schema's defaults; empty without a schema."""
     arguments = func._schema.arguments if hasattr(func, "_schema") else ()
     defaults = {one.name: one.default_value for one in arguments if one.default_value is not None}
     return {**defaults, **dict(zip((one.name for one in arguments), args, strict=False)), **kwargs}

@@ -83,7 +83,7 @@ def test_the_token_of_the_hubs_own_login_is_used_and_never_shown(hub, tmp_path):
     "model, more, code, said",
     [
         ("org/none", {}, 4, "the Hub has no model org/none"),
-        ("org/gated", {}, 4, "org/gated is gated, and there is no token"),
+        ("org/gated", {}, 4, "org/gated is gated, and HF_TOKEN is not set"),
         ("org/gated", {"HF_TOKEN": "hf_of_somebody_else"}, 4, "this token may not read it"),
         ("org/m", {"HF_ENDPOINT": "http://127.0.0.1:9"}, 8, "the Hub does not answer"),
         ("org/m", {"HTTP_PROXY": "http://me:planted_pw@127.0.0.1:9"}, 8, "the Hub does not answer"),

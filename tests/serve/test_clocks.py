@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lab.gpus.sampling import COLUMNS, SAMPLES
-from lab.serve.clocks import clocks_of
 from lab.serve.index import Index
-from lab.serve.web.compared import changes_of, settings_of
+from lab.serve.web.differences import changed, clocks_of
 from tests.serve.made import DAY, write_run
 
 
@@ -65,15 +64,19 @@ def test_a_link_in_their_place_is_not_read(tmp_path):
     assert facts(folder) == {}
 
 
-def test_a_lower_clock_stands_beside_the_figure_that_changed(tmp_path):
-    for at, (value, clock) in enumerate([(10.0, 1980), (10.1, 1979), (13.0, 1410)]):
-        folder = write_run(tmp_path / "runs", f"s{at}", step_ms=value, at=DAY.replace(day=1 + at))
+def test_a_lower_clock_is_among_what_differs_between_runs(tmp_path):
+    for number, clock in enumerate([1980, 1979, 1410]):
+        folder = write_run(tmp_path / "runs", f"s{number}", at=DAY.replace(day=1 + number))
         sample(folder, "step0", [(clock, 2619, 690, 61, 8 if clock < 1500 else 0)])
     index = Index(tmp_path / "runs", cache=False)
-    settings = settings_of(index.refresh(), "Step")
-    first, second = changes_of(settings, lambda row: clocks_of(index.path(row), row))
-    assert {one.name: one.values for one in first.fields} == {
+    slow, fast, same = index.refresh()
+
+    def differences(base, head):
+        fields = changed(base, head, lambda row: clocks_of(index.path(row), row))
+        return {field.name: field.values for field in fields}
+
+    assert differences(fast, slow) == {
         "SM clock": ["about 1,980 MHz", "about 1,410 MHz"],
         "slowed by": ["nothing seen", "hardware slowdown"],
     }
-    assert second.fields == [], "a megahertz is no difference"
+    assert differences(same, fast) == {}, "a megahertz is below a driver's step"

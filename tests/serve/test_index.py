@@ -20,7 +20,7 @@ from lab.errors import BadDataError, MissingError
 from lab.serve import index as index_module
 from lab.serve.confine import inside, opened
 from lab.serve.index import Index, key_of
-from lab.serve.live import ANALYSING, ELSEWHERE, LEFT, RUNNING, live_tail, now
+from lab.serve.live import ANALYSING, ELSEWHERE, LEFT, RUNNING, activity, live_tail
 from lab.serve.walk import walk
 from tests.serve.made import DAY, write_run, write_runs
 
@@ -164,7 +164,7 @@ def test_what_was_not_looked_at_is_said(tmp_path, monkeypatch):
     root = tmp_path / "runs"
     write_run(root / "1/2/3/4/5/6/7", "too_deep")
     found = walk(root)
-    assert not found.seen and "deeper than 6 levels" in found.unseen[0]
+    assert not found.runs and "deeper than 6 levels" in found.unseen[0]
     monkeypatch.setattr("lab.serve.walk.MOST_FOLDERS", 3)
     for index in range(5):
         (root / f"folder{index}").mkdir()
@@ -198,7 +198,7 @@ def test_a_running_run_is_told_from_one_that_its_driver_left(tmp_path):
     here = socket.gethostname()
     folder = write_run(tmp_path / "runs", "live", statuses=("ok", None), host=here)
     row = looked(tmp_path / "runs")["live"]
-    assert row.state == "open" and now(folder, row) == LEFT
+    assert row.state == "open" and activity(folder, row) == LEFT
     holder = subprocess.Popen(
         [
             sys.executable,
@@ -211,12 +211,12 @@ def test_a_running_run_is_told_from_one_that_its_driver_left(tmp_path):
         stdout=subprocess.PIPE,
     )
     assert holder.stdout.readline() == b"held\n"
-    assert now(folder, row) == RUNNING
+    assert activity(folder, row) == RUNNING
     holder.communicate()
-    assert now(folder, row) == LEFT
+    assert activity(folder, row) == LEFT
     assert live_tail(folder, row) == {"step1": ["loss 0.7", "loss 0.6"]}
     away = write_run(tmp_path / "runs", "away", statuses=(None,), host="node9")
-    assert now(away, looked(tmp_path / "runs")["away"]) == ELSEWHERE
+    assert activity(away, looked(tmp_path / "runs")["away"]) == ELSEWHERE
 
 
 def test_a_run_that_ends_between_two_looks_is_never_said_to_be_left_by_its_driver(tmp_path):
@@ -227,8 +227,8 @@ def test_a_run_that_ends_between_two_looks_is_never_said_to_be_left_by_its_drive
         fcntl.flock(lock, fcntl.LOCK_EX)
         index.refresh()
     (row,) = index.refresh()
-    assert now(folder, row) == LEFT, "as one would say who looks at the lock alone"
-    assert now(folder, row, index.locks) == RUNNING
+    assert activity(folder, row) == LEFT, "as one would say who looks at the lock alone"
+    assert activity(folder, row, index.locks) == RUNNING
 
 
 def test_no_name_leads_out_of_a_folder(tmp_path):
@@ -273,7 +273,7 @@ def test_a_link_out_of_the_folder_is_said_and_one_inside_is_not(tmp_path):
     (tmp_path / "runs" / "file").symlink_to(tmp_path / "elsewhere" / "b" / MANIFEST)
     (tmp_path / "runs" / "nowhere").symlink_to(tmp_path / "absent")
     found = walk(tmp_path / "runs")
-    assert [one.folder for one in found.seen] == ["a"]
+    assert [one.folder for one in found.runs] == ["a"]
     assert found.unseen == ("shared: a link out of this folder",)
 
 
@@ -323,9 +323,13 @@ def test_a_run_whose_steps_have_ended_and_whose_driver_lives_is_being_analysed(t
     (folder / LOCK).write_text("1")
     at = os.stat(folder / LOCK)
     locks = {(at.st_dev, at.st_ino)}
-    assert row.state == "done" and now(folder, row, set()) == "" and now(folder, row, locks) == ANALYSING
+    assert (
+        row.state == "done"
+        and activity(folder, row, set()) == ""
+        and activity(folder, row, locks) == ANALYSING
+    )
     write_run(tmp_path / "runs", "b")
-    assert now(folder, index.find("b"), locks) == "", "it has its verdict"
+    assert activity(folder, index.find("b"), locks) == "", "it has its verdict"
 
 
 def test_the_output_of_ranks_is_shown_where_the_steps_log_is_empty(tmp_path):

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from lab.serve.sql.answer import Answer
+from lab.serve.sql.ask import Answer
 from lab.serve.tools import MOST_ROWS, Tools
 from tests.conftest import ROOT
 from tests.serve.made import write_run, write_runs
@@ -89,7 +89,7 @@ def test_the_server_offers_four_read_only_tools(tmp_path, monkeypatch):
     mcp = pytest.importorskip("mcp", reason="needs lab[mcp]")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_run(tmp_path / "runs", "sweep_a")
-    from lab.serve.mcp_server import server
+    from lab.serve.tools import server
 
     async def asked():
         async with mcp.Client(server(tmp_path / "runs")) as client:

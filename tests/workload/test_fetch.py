@@ -63,7 +63,7 @@ Refused = type("ConnectError", (Exception,), {"__module__": "httpx2"})
     [
         (HubError(404), MissingError, "has no model"),
         (HubError(401), MissingError, "has no model"),
-        (GatedRepoError(401), MissingError, "gated, and there is no token"),
+        (GatedRepoError(401), MissingError, "gated, and HF_TOKEN is not set"),
         (HubError(403), MissingError, "gated"),
         (RevisionNotFoundError(404), MissingError, "no revision"),
         (HubError(503), NetworkError, "does not answer"),

@@ -1,4 +1,4 @@
-"""One run in one format: which files that makes."""
+"""Export one run in one format."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from lab.core.files import make_folder
 from lab.errors import LabError, MissingError, not_here
-from lab.serve.export.ranks import MISSING, recordings_below
 from lab.serve.export.sheets import safe, write_parquet, write_xlsx
-from lab.serve.export.timelines import write_chrome, write_perfetto
+from lab.serve.export.timelines import MISSING, write_chrome, write_perfetto
+from lab.serve.walk import recordings_below
 
 SUFFIX = {"perfetto": ".pftrace.gz", "chrome": ".json.gz"}
 
@@ -37,21 +37,17 @@ def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:
 def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], list[str]]:
     groups = recordings_below(run)
     if not groups:
-        raise MissingError("no recording in this run", where=run, fix="lab inspect says what a folder holds")
+        raise MissingError(
+            "no recording in this run", where=run, fix="lab inspect shows what a folder contains"
+        )
     written: list[Path] = []
     notes: list[str] = []
     for group, paths in groups.items():
         stem = name if run.is_file() else f"{name}_{safe(group)}" if group != "." else name
         try:
-            if form == "chakra":
-                from lab.serve.export.chakra import write_chakra
-
-                files, left = write_chakra(paths, out / stem)
-                written += files
-            else:
-                write = write_perfetto if form == "perfetto" else write_chrome
-                left = write(paths, out / f"{stem}{SUFFIX[form]}")
-                written.append(out / f"{stem}{SUFFIX[form]}")
+            write = write_perfetto if form == "perfetto" else write_chrome
+            left = write(paths, out / f"{stem}{SUFFIX[form]}")
+            written.append(out / f"{stem}{SUFFIX[form]}")
         except LabError as error:
             if len(groups) == 1:
                 raise
@@ -61,6 +57,6 @@ def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], 
 
 
 def with_place(note: str, place: str) -> str:
-    """A sentence that says where it holds, and still begins with what tells that something is missing."""
-    kind = next((one for one in MISSING if note.startswith(one)), "")
-    return f"{kind} {place}: {note[len(kind) :].strip()}" if kind else f"{place}: {note}"
+    """Put the place into a note, behind its prefix."""
+    prefix = next((text for text in MISSING if note.startswith(text)), "")
+    return f"{prefix} {place}: {note[len(prefix) :].strip()}" if prefix else f"{place}: {note}"

@@ -20,9 +20,10 @@ from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.recordings.load import load_capture
 from lab.report.excel import write_workbook
-from lab.serve.export.ranks import LACKS, recordings_below
+from lab.serve.export.timelines import LACKS
 from lab.serve.rows import row_of
 from lab.serve.sql.tables import read_table
+from lab.serve.walk import recordings_below
 
 TABLES = ("ops", "api", "ranges", "sync")
 TEXTS = {
@@ -54,9 +55,8 @@ def write_parquet(run: Path, folder: Path) -> tuple[list[Path], list[str]]:
         written.append(_write(table, folder / f"{name}.parquet"))
     for group, paths in recordings_below(run).items():
         for path in paths:
-            stem = (
-                f"{group}_{path.name.split('.', 1)[0]}" if len(paths) == 1 else f"{group}_{_stem(run, path)}"
-            )
+            name = path.name.split(".", 1)[0]
+            stem = f"{group}_{name}" if len(paths) == 1 else f"{group}_{path.parent.name}_{name}"
             try:
                 capture = load_capture(path)
             except LabError as error:
@@ -72,17 +72,8 @@ def write_parquet(run: Path, folder: Path) -> tuple[list[Path], list[str]]:
 
 def safe(name: str) -> str:
     """A name that any file system and shell takes."""
-    kept = "".join(one if one.isascii() and (one.isalnum() or one in "._-") else "_" for one in name)
-    return kept.strip("._")[-120:] or "export"
-
-
-def _stem(run: Path, path: Path) -> str:
-    name = path.relative_to(run).as_posix() if run.is_dir() else path.name
-    return (
-        name.rsplit("/", 2)[-2] + "_" + path.name.split(".", 1)[0]
-        if "/" in name
-        else path.name.split(".", 1)[0]
-    )
+    plain = "".join(one if one.isascii() and (one.isalnum() or one in "._-") else "_" for one in name)
+    return plain.strip("._")[-120:] or "export"
 
 
 def _columns(capture: Capture, table: str) -> pa.Table:
@@ -99,31 +90,31 @@ def _columns(capture: Capture, table: str) -> pa.Table:
 
 
 def _tables(run: Path, notes: list[str]) -> dict[str, pa.Table]:
-    found = {}
+    tables = {}
     for path in sorted((run / "tables").glob("*")) if run.is_dir() else ():
         if path.suffix not in (".csv", ".parquet") or path.name.startswith("."):
             continue
         try:
-            found[path.stem] = read_table(run, f"tables/{path.name}")
+            tables[path.stem] = read_table(run, f"tables/{path.name}")
         except (LabError, pa.ArrowException, OSError) as error:
             notes.append(f"left out: tables/{path.name}: {str(error).splitlines()[0]}")
-    return found
+    return tables
 
 
 def _about(run: Path, notes: list[str]) -> dict[str, pd.DataFrame]:
     sheets: dict[str, pd.DataFrame] = {}
     try:
-        found = findings_file.load(run / FINDINGS)
+        findings = findings_file.load(run / FINDINGS)
         rows = [
-            (one.kind, one.title, one.text, one.value, one.unit, one.evidence[0].file)
-            for one in found.findings
+            (row.kind, row.title, row.text, row.value, row.unit, row.evidence[0].file)
+            for row in findings.findings
         ]
         sheets["findings"] = pd.DataFrame(rows, columns=["kind", "title", "text", "value", "unit", "file"])
     except LabError as error:
         notes.append(f"no findings: {error.what}")
-        found = None
+        findings = None
     try:
-        row = row_of(run.name, manifests.load(run / MANIFEST), found)
+        row = row_of(run.name, manifests.load(run / MANIFEST), findings)
         steps = [(one.name, one.status, one.seconds, one.attempts, one.reason) for one in row.steps]
         sheets["steps"] = pd.DataFrame(steps, columns=["step", "status", "seconds", "attempts", "reason"])
     except LabError as error:

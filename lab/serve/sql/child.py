@@ -1,4 +1,4 @@
-"""The process that answers one question, read from stdin, on stdout: `python -m lab.serve.sql.child`."""
+"""Answer one question, read from stdin, on stdout: `python -m lab.serve.sql.child`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lab.core.words import plural
 from lab.errors import LabError
 from lab.serve.index import Index
 from lab.serve.rows import RunRow
-from lab.serve.sql.answer import Answer, Question
+from lab.serve.sql.ask import Answer, Question, infos, room_tables
 
 ADDRESS_SPACE = 6 << 30  # bytes; thread pools and allocators reserve more than they use
 ENDED = ("done", "failed", "analysis")
@@ -45,17 +45,17 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     began = time.perf_counter()
     try:
-        found = answer(question)
+        reply = answer(question)
     except LabError as error:
-        found = Answer(error=error.what)
+        reply = Answer(error=error.what)
     except MemoryError:
-        found = Answer(error="the question needs more memory than it may have", limited=True)
-    found.seconds = time.perf_counter() - began
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+        reply = Answer(error="the question needs more memory than it may have", limited=True)
+    reply.seconds = time.perf_counter() - began
+    sys.stdout.buffer.write(msgspec.json.encode(reply))
 
 
 def answer(question: Question) -> Answer:
-    from lab.serve.sql.tables import infos, linked, named_in, own_tables, read_tables, room_tables
+    from lab.serve.sql.tables import index_tables, linked, named_in, read_tables
 
     index = Index(Path(question.root))
     rows = index.refresh()
@@ -69,7 +69,7 @@ def answer(question: Question) -> Answer:
         *_without_findings(rows, wanted),
         *linked(index.root, rows, question.sql),
     ]
-    tables = own_tables(rows, wanted) | read_tables(index, files, wanted, notes, question.sql)
+    tables = index_tables(rows, wanted) | read_tables(index, files, wanted, notes, question.sql)
     if gone := [name for name in wanted if name not in tables]:
         return Answer(error=f"no file of {', '.join(gone)} could be read", notes=notes, limited=True)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # from here on nothing can be written
@@ -77,21 +77,21 @@ def answer(question: Question) -> Answer:
 
 
 def _broken(rows: list[RunRow], wanted: list[str]) -> list[str]:
-    """Runs that no table but `runs` can hold, which has a row with the error of each."""
+    """Name runs that could not be read: only the table `runs` has them."""
     if not {*wanted} - {"runs"}:
         return []
     return [f"left out: {row.folder}: {row.error}" for row in rows if row.state == "unreadable"]
 
 
 def _without_findings(rows: list[RunRow], wanted: list[str]) -> list[str]:
-    """Runs that `findings` and `figures` cannot hold though they have ended."""
+    """Name ended runs that are in neither `findings` nor `figures`."""
     silent = [row.folder for row in rows if not row.findings and row.state in ENDED]
     if not silent or not {"findings", "figures"} & {*wanted}:
         return []
     named = ", ".join(silent[:3]) + (", ..." if len(silent) > 3 else "")
     return [
-        f"{len(silent)} of {plural(len(rows), 'run')} have no findings (not analysed, or by a lab of before "
-        f"they were kept): {named}; lab analyze RUN writes them"
+        f"{len(silent)} of {plural(len(rows), 'run')} have no findings (not analysed, or by a lab "
+        f"from before they were kept): {named}; lab analyze RUN writes them"
     ]
 
 
@@ -151,18 +151,18 @@ def _words(error: Exception) -> str:
 
 def _bounded(question: Question, described: list[Any], rows: list[Any], notes: list[str]) -> Answer:
     cut = len(rows) > question.most_rows
-    kept, characters = [], 0
+    answered, characters = [], 0
     for row in rows[: question.most_rows]:
         cells = [cell(value) for value in row]
         characters += sum(len(one) if isinstance(one, str) else 8 for one in cells)
         if characters > MOST_ANSWER:
             cut = True
             break
-        kept.append(cells)
+        answered.append(cells)
     return Answer(
         columns=[str(one[0]) for one in described],
         types=[str(one[1]) for one in described],
-        rows=kept,
+        rows=answered,
         cut=cut,
         notes=notes,
     )

@@ -1,4 +1,4 @@
-"""The tables that SQL sees: runs, steps, findings and figures from the index, and each room's own."""
+"""Make the tables that SQL sees: runs, steps, findings and figures from the index, and each room's own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any, BinaryIO
 import msgspec
 import pyarrow as pa
 
+from lab.core.findings import Finding
 from lab.errors import LabError
 from lab.serve.confine import opened
 from lab.serve.index import TABLE_SUFFIXES, Index
-from lab.serve.rows import RunRow, TableFile, is_least
-from lab.serve.sql.answer import TableInfo
+from lab.serve.rows import RunRow, StepRow, TableFile, is_lower_bound
+from lab.serve.sql.ask import COLUMNS, FINDINGS, RUNS, STEPS, table_name
 
 MOST_FILE_BYTES = 64 << 20
 MOST_BYTES = 512 << 20  # of all files of one question
@@ -25,127 +26,37 @@ MOST_NOTES = 20
 MOST_ENTRIES = 10_000  # of a folder of tables, looked at for links
 MOST_DECODED = 1 << 30  # bytes of all tables of one question in memory
 BATCH = 16_384  # rows of a Parquet file that are decoded at a time
-TEXTS = ("sig_id", "sha256", "commit")  # hexadecimal: `123e4567` is no number
-_WORD = re.compile(r"[^a-z0-9]+")
+TEXTS = ("sig_id", "sha256", "commit")  # hexadecimal: `123e4567` must stay text
 
-TIME = pa.timestamp("ms")
-RUNS: dict[str, tuple[Any, Callable[[RunRow], Any]]] = {
-    "run": (pa.string(), lambda row: row.folder),
-    "id": (pa.string(), lambda row: row.id),
-    "room": (pa.string(), lambda row: row.room),
-    "state": (pa.string(), lambda row: row.state),
-    "verdict": (pa.string(), lambda row: row.verdict or None),
-    "lead": (pa.string(), lambda row: row.lead or None),
-    "integrity": (pa.string(), lambda row: row.integrity),
-    "error": (pa.string(), lambda row: row.error or None),
-    "kind": (pa.string(), lambda row: row.kind or None),
-    "created_utc": (TIME, lambda row: when(row.created_utc)),
-    "ended_utc": (TIME, lambda row: when(row.ended_utc)),
-    "model": (pa.string(), lambda row: row.model or None),
-    "host": (pa.string(), lambda row: row.host or None),
-    "gpus": (pa.string(), lambda row: row.gpus or None),
-    "gpu_count": (pa.int64(), lambda row: row.gpu_count),
-    "driver": (pa.string(), lambda row: row.driver or None),
-    "engine": (pa.string(), lambda row: row.engine or None),
-    "image": (pa.string(), lambda row: row.image or None),
-    "image_id": (pa.string(), lambda row: row.image_id or None),
-    "lab": (pa.string(), lambda row: row.lab or None),
-    "commit": (pa.string(), lambda row: row.commit or None),
-    "dirty": (pa.bool_(), lambda row: row.dirty),
-    "steps_done": (pa.int64(), lambda row: row.steps_done),
-    "steps_total": (pa.int64(), lambda row: row.steps_total),
-    "command": (pa.string(), lambda row: " ".join(row.command)),
-    "config": (pa.string(), lambda row: as_json(row.config)),
-    "versions": (pa.string(), lambda row: as_json(row.versions)),
-    "env": (pa.string(), lambda row: as_json(row.env)),
+
+TYPES = {
+    **dict.fromkeys(("created_utc", "ended_utc", "started_utc"), pa.timestamp("ms")),
+    **dict.fromkeys(("gpu_count", "steps_done", "steps_total", "attempts", "exit_code", "row"), pa.int64()),
+    "peak_mem_bytes": pa.int64(),
+    **dict.fromkeys(("seconds", "value"), pa.float64()),
+    **dict.fromkeys(("dirty", "lower_bound"), pa.bool_()),
 }
-STEPS: dict[str, tuple[Any, Callable[[tuple[RunRow, Any]], Any]]] = {
-    "run": (pa.string(), lambda one: one[0].folder),
-    "room": (pa.string(), lambda one: one[0].room),
-    "step": (pa.string(), lambda one: one[1].name),
-    "status": (pa.string(), lambda one: one[1].status),
-    "reason": (pa.string(), lambda one: one[1].reason or None),
-    "seconds": (pa.float64(), lambda one: one[1].seconds),
-    "attempts": (pa.int64(), lambda one: one[1].attempts),
-    "started_utc": (TIME, lambda one: when(one[1].started_utc)),
-    "exit_code": (pa.int64(), lambda one: one[1].exit_code),
-    "peak_mem_bytes": (pa.int64(), lambda one: one[1].peak_mem_bytes),
-    "labels": (pa.string(), lambda one: as_json(one[1].labels)),
-    "folder": (pa.string(), lambda one: one[1].folder),
-}
-FINDINGS: dict[str, tuple[Any, Callable[[tuple[RunRow, Any]], Any]]] = {
-    "run": (pa.string(), lambda one: one[0].folder),
-    "room": (pa.string(), lambda one: one[0].room),
-    "created_utc": (TIME, lambda one: when(one[0].created_utc)),
-    "id": (pa.string(), lambda one: one[1].id),
-    "kind": (pa.string(), lambda one: one[1].kind),
-    "severity": (pa.string(), lambda one: one[1].severity),
-    "title": (pa.string(), lambda one: one[1].title),
-    "text": (pa.string(), lambda one: one[1].text),
-    "value": (pa.float64(), lambda one: one[1].value),
-    "unit": (pa.string(), lambda one: one[1].unit or None),
-    "lower_bound": (pa.bool_(), lambda one: is_least(one[1].title, one[1].note)),
-    "note": (pa.string(), lambda one: one[1].note or None),
-    "file": (pa.string(), lambda one: one[1].evidence[0].file),
-    "sha256": (pa.string(), lambda one: one[1].evidence[0].sha256),
-    "row": (pa.int64(), lambda one: one[1].evidence[0].row),
-    "evidence": (pa.string(), lambda one: as_json(one[1].evidence)),
-}
-WHAT = {
-    "runs": "one row per run: outcome, verdict, hardware, versions, configuration (JSON)",
-    "steps": "one row per step of every run",
-    "findings": "one row per sentence of a verdict and per key figure, with its evidence",
-    "figures": "the key figures among the findings",
-}
-
-
-def table_name(room: str, table: str) -> str:
-    """`sweep_configs`: what SQL calls tables/configs.csv of the room sweep."""
-    return _WORD.sub("_", f"{room}_{table}".lower()).strip("_") or "_"
-
-
-def room_tables(rows: Iterable[RunRow]) -> dict[str, list[tuple[RunRow, TableFile]]]:
-    """The files behind each room's tables, by the name that SQL has for them."""
-    found: dict[str, list[tuple[RunRow, TableFile]]] = {}
-    for row in rows:
-        for file in row.tables:
-            found.setdefault(table_name(row.room, file.name), []).append((row, file))
-    return {name: files for name, files in sorted(found.items()) if name not in WHAT}
-
-
-def infos(rows: list[RunRow]) -> list[TableInfo]:
-    columns: dict[str, Iterable[str]] = {
-        "runs": RUNS,
-        "steps": STEPS,
-        "findings": FINDINGS,
-        "figures": FINDINGS,
-    }
-    own = [TableInfo(name=name, what=WHAT[name], columns=tuple(columns[name])) for name in WHAT]
-    rooms = [
-        TableInfo(name=name, what=f"{files[0][1].file} of the room {files[0][0].room}", files=len(files))
-        for name, files in room_tables(rows).items()
-    ]
-    return own + rooms
+# Texts of a run that stay "" where there is none; all others are null then.
+NEVER_NULL = ("run", "id", "room", "state", "integrity", "command")
 
 
 def named_in(sql: str, names: Iterable[str]) -> list[str]:
-    """The names that occur in a query as words: more than it uses at most, never fewer."""
-    words = set(re.findall(r"\w+", sql.lower()))
-    return [name for name in names if name.lower() in words]
+    """The names that occur anywhere in a query: all that it uses, and at times one that it does not."""
+    texts = set(re.findall(r"\w+", sql.lower()))
+    return [name for name in names if name.lower() in texts]
 
 
 def linked(root: Path, rows: Iterable[RunRow], sql: str) -> list[str]:
-    """A note for each file behind the tables of a query that is left out because it is a link, and for each
-    folder of a room's tables that is one: links lead out of the runs, and are not followed."""
-    found = []
+    """Name each file and folder behind the tables of a query that is a link: links are not followed."""
+    notes = []
     for row in rows:
         folder = root / row.folder / "tables"
         if folder.is_symlink():
             left_out = ["tables"] if f"{table_name(row.room, '')}_" in sql.lower() else []
         else:
             left_out = [f"tables/{name}" for name in _links(folder) if _is_named(sql, row.room, name)]
-        found += [f"left out: {row.folder}/{name} is a link: put what it leads to there" for name in left_out]
-    return found[:MOST_NOTES] + ([f"and {len(found) - MOST_NOTES} more"] if len(found) > MOST_NOTES else [])
+        notes += [f"left out: {row.folder}/{name} is a link: put what it leads to there" for name in left_out]
+    return notes[:MOST_NOTES] + ([f"and {len(notes) - MOST_NOTES} more"] if len(notes) > MOST_NOTES else [])
 
 
 def _is_named(sql: str, room: str, file: str) -> bool:
@@ -154,7 +65,7 @@ def _is_named(sql: str, room: str, file: str) -> bool:
 
 
 def _links(folder: Path) -> list[str]:
-    """The names of the links among the first entries of a folder, as text that any answer can hold."""
+    """The names of the links among the first entries of a folder, as UTF-8."""
     try:
         with os.scandir(folder) as entries:
             names = [one.name for one in islice(entries, MOST_ENTRIES) if one.is_symlink()]
@@ -163,22 +74,62 @@ def _links(folder: Path) -> list[str]:
     return sorted(name.encode("utf-8", "backslashreplace").decode() for name in names)
 
 
-def own_tables(rows: list[RunRow], wanted: Iterable[str]) -> dict[str, pa.Table]:
-    made: dict[str, Callable[[], pa.Table]] = {
-        "runs": lambda: _made(RUNS, rows),
-        "steps": lambda: _made(STEPS, [(row, step) for row in rows for step in row.steps]),
-        "findings": lambda: _made(FINDINGS, [(row, one) for row in rows for one in row.findings]),
-        "figures": lambda: _made(
-            FINDINGS, [(row, one) for row in rows for one in row.findings if one.kind == "figure"]
-        ),
+def index_tables(rows: list[RunRow], wanted: Iterable[str]) -> dict[str, pa.Table]:
+    """The tables that the index itself answers."""
+    makers: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "runs": lambda: [_run_cells(row) for row in rows],
+        "steps": lambda: [_step_cells(row, step) for row in rows for step in row.steps],
+        "findings": lambda: [_finding_cells(row, one) for row in rows for one in row.findings],
+        "figures": lambda: [
+            _finding_cells(row, figure) for row in rows for figure in row.findings if figure.kind == "figure"
+        ],
     }
-    return {name: made[name]() for name in wanted if name in made}
+    return {name: _table(COLUMNS[name], makers[name]()) for name in wanted if name in makers}
 
 
-def _made(columns: dict[str, tuple[Any, Callable[[Any], Any]]], items: list[Any]) -> pa.Table:
-    return pa.table(
-        {name: pa.array([of(item) for item in items], type=kind) for name, (kind, of) in columns.items()}
-    )
+def _table(names: Iterable[str], rows: list[dict[str, Any]]) -> pa.Table:
+    types = {name: TYPES.get(name, pa.string()) for name in names}
+    return pa.table({name: pa.array([row[name] for row in rows], type=kind) for name, kind in types.items()})
+
+
+def _run_cells(row: RunRow) -> dict[str, Any]:
+    cells = {name: getattr(row, name, None) for name in RUNS} | {
+        "run": row.folder,
+        "created_utc": utc_time(row.created_utc),
+        "ended_utc": utc_time(row.ended_utc),
+        "command": " ".join(row.command),
+        "config": as_json(row.config),
+        "versions": as_json(row.versions),
+        "env": as_json(row.env),
+    }
+    return {name: None if value == "" and name not in NEVER_NULL else value for name, value in cells.items()}
+
+
+def _step_cells(row: RunRow, step: StepRow) -> dict[str, Any]:
+    return {name: getattr(step, name, None) for name in STEPS} | {
+        "run": row.folder,
+        "room": row.room,
+        "step": step.name,
+        "reason": step.reason or None,
+        "started_utc": utc_time(step.started_utc),
+        "labels": as_json(step.labels),
+    }
+
+
+def _finding_cells(row: RunRow, finding: Finding) -> dict[str, Any]:
+    source = finding.evidence[0]
+    return {name: getattr(finding, name, None) for name in FINDINGS} | {
+        "run": row.folder,
+        "room": row.room,
+        "created_utc": utc_time(row.created_utc),
+        "unit": finding.unit or None,
+        "lower_bound": is_lower_bound(finding.title, finding.note),
+        "note": finding.note or None,
+        "file": source.file,
+        "sha256": source.sha256,
+        "row": source.row,
+        "evidence": as_json(finding.evidence),
+    }
 
 
 def read_tables(
@@ -193,7 +144,7 @@ def read_tables(
     A file that cannot be read, and a column of `sql` whose types do not agree, are sentences in `notes`.
     """
     left, room = MOST_BYTES, MOST_DECODED
-    found = {}
+    tables = {}
     for name in wanted:
         parts = []
         for row, file in files.get(name, []):
@@ -206,18 +157,18 @@ def read_tables(
             try:
                 table = read_table(index.path(row), file.file, room)
             except (LabError, pa.ArrowException, OSError, MemoryError) as error:
-                words = str(error).splitlines() or ["not enough memory to read it"]
-                notes.append(f"left out: {row.folder}/{file.file}: {words[0][:200]}")
+                lines = str(error).splitlines() or ["not enough memory to read it"]
+                notes.append(f"left out: {row.folder}/{file.file}: {lines[0][:200]}")
                 continue
             room -= table.nbytes
             parts.append(_with_run(_without_zones(table), row.folder))
         if parts:
-            found[name] = together(parts)
+            tables[name] = together(parts)
             notes += [
                 f"{name}.{column} is text here, and sorts as text: not all files hold the same kind of number"
-                for column in named_in(sql, _mixed_columns(parts, found[name]))
+                for column in named_in(sql, _mixed_columns(parts, tables[name]))
             ]
-    return found
+    return tables
 
 
 def read_table(folder: Path, file: str, room: int = MOST_DECODED) -> pa.Table:
@@ -232,7 +183,7 @@ def read_table(folder: Path, file: str, room: int = MOST_DECODED) -> pa.Table:
 
         size_bytes = os.fstat(stream.fileno()).st_size
         _check(size_bytes, MOST_FILE_BYTES)  # it may have grown since it was seen
-        data = stream.read(size_bytes)  # reserves what it is told
+        data = stream.read(size_bytes)  # with its size: without, it would grow with the file
     if not data.strip():
         return pa.table({})
     table = pyarrow.csv.read_csv(
@@ -289,10 +240,10 @@ def together(parts: list[pa.Table]) -> pa.Table:
     return pa.concat_tables([_cast(part, wanted) for part in parts])
 
 
-def _mixed_columns(parts: list[pa.Table], whole: pa.Table) -> list[str]:
-    """Columns of numbers in some tables that are text in `whole`, and so sort and compare as text."""
+def _mixed_columns(parts: list[pa.Table], table: pa.Table) -> list[str]:
+    """Columns of numbers in some parts that are text in `table`, and so sort and compare as text."""
     numbers = {column.name.lower() for part in parts for column in part.schema if _is_number(column.type)}
-    return [one.name for one in whole.schema if one.name.lower() in numbers and pa.types.is_string(one.type)]
+    return [one.name for one in table.schema if one.name.lower() in numbers and pa.types.is_string(one.type)]
 
 
 def _one_spelling(parts: list[pa.Table]) -> list[pa.Table]:
@@ -312,10 +263,10 @@ def _by_name(parts: list[pa.Table]) -> dict[str, list[Any]]:
 
 
 def _common(columns: list[Any]) -> Any:
-    known = {str(one.type): one.type for one in columns if not pa.types.is_null(one.type)}
-    if len(known) <= 1:
-        return next(iter(known.values()), pa.string())
-    numbers = all(map(_is_number, known.values()))
+    kinds = {str(one.type): one.type for one in columns if not pa.types.is_null(one.type)}
+    if len(kinds) <= 1:
+        return next(iter(kinds.values()), pa.string())
+    numbers = all(map(_is_number, kinds.values()))
     return pa.float64() if numbers and all(map(_is_exact, columns)) else pa.string()
 
 
@@ -344,24 +295,24 @@ def _cast(part: pa.Table, wanted: dict[str, Any]) -> pa.Table:
 
 def _without_zones(table: pa.Table) -> pa.Table:
     """Times with a zone as UTC without one, like the times in `runs`: DuckDB needs a package for zones."""
-    for at, column in enumerate(table.schema):
+    for index, column in enumerate(table.schema):
         if pa.types.is_timestamp(column.type) and column.type.tz is not None:
             plain = (
-                table.column(at)
+                table.column(index)
                 .cast(pa.timestamp(column.type.unit, "UTC"))
                 .cast(pa.timestamp(column.type.unit))
             )
-            table = table.set_column(at, column.name, plain)
+            table = table.set_column(index, column.name, plain)
     return table
 
 
-def when(text: str) -> datetime | None:
+def utc_time(text: str) -> datetime | None:
     """A time of a manifest as UTC without a zone; None where it is not one."""
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found.astimezone(timezone.utc).replace(tzinfo=None) if found.tzinfo else found
+    return time.astimezone(timezone.utc).replace(tzinfo=None) if time.tzinfo else time
 
 
 def as_json(value: object) -> str:

@@ -1,1 +1,1 @@
-"""The pages of `lab serve`: a view of files for one person on one machine."""
+"""The pages of `lab serve`: a view of files for one person."""

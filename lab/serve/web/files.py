@@ -1,4 +1,4 @@
-"""The files of a run: which there are, what the manifest says of them, and what they are served as."""
+"""List the files of a run and check them against its manifest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHOWN = {
 
 @dataclass(frozen=True)
 class FileLine:
-    """A file of a run. state: what its size says against the manifest; hashes are looked at when asked."""
+    """A file of a run. state: its size against the manifest's; hashes are computed only when asked."""
 
     name: str
     size_bytes: int | None
@@ -35,28 +35,28 @@ class FileLine:
 
 
 def file_lines(folder: Path) -> tuple[list[FileLine], str]:
-    """Every file of a run that may be opened, those of the manifest first; a sentence if it is cut."""
+    """List every file that may be opened, the manifest's first; with a sentence if some are left out."""
     recorded = _recorded(folder)
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     unseen: list[str] = []
     links = 0
-    for here, folders, names in os.walk(folder, onerror=lambda error: unseen.append(_words(error))):
-        links += sum(os.path.islink(os.path.join(here, name)) for name in (*folders, *names))
+    for parent, folders, names in os.walk(folder, onerror=lambda error: unseen.append(_words(error))):
+        links += sum(os.path.islink(os.path.join(parent, name)) for name in (*folders, *names))
         folders[:] = sorted(name for name in folders if not name.startswith(".") and is_text(name))
         for name in sorted(names):
-            at = stamp(os.path.join(here, name)) if not name.startswith(".") and is_text(name) else None
-            if at:
-                found[Path(here, name).relative_to(folder).as_posix()] = at.size
-        if len(found) > MOST_FILES:
+            hidden = name.startswith(".") or not is_text(name)
+            if not hidden and (file := stamp(os.path.join(parent, name))):
+                sizes[Path(parent, name).relative_to(folder).as_posix()] = file.size
+        if len(sizes) > MOST_FILES:
             unseen.append(
                 f"more than {MOST_FILES:,} files: of the others only those of the manifest are listed"
             )
-            found |= {name: at.size for name in recorded if (at := stamp(folder / name))}
+            sizes |= {name: file.size for name in recorded if (file := stamp(folder / name))}
             break
     if links:
         unseen.append(f"{plural(links, 'link is', 'links are')} not followed")
-    lines = [_line(name, found.get(name), recorded.get(name)) for name in {**recorded, **found}]
-    return sorted(lines, key=lambda one: (one.sha256 == "", one.name)), first_few(unseen, 10, between="; ")
+    lines = [_line(name, sizes.get(name), recorded.get(name)) for name in {**recorded, **sizes}]
+    return sorted(lines, key=lambda line: (line.sha256 == "", line.name)), first_few(unseen, 10, between="; ")
 
 
 def _words(error: OSError) -> str:
@@ -80,21 +80,21 @@ def _line(name: str, size_bytes: int | None, recorded: tuple[int, str] | None) -
 
 
 def verified(folder: Path, name: str) -> dict[str, str | bool]:
-    """The hash of one file now, and whether it is the manifest's."""
+    """Compute the hash of one file, and say whether it is the manifest's."""
     recorded = _recorded(folder).get(name)
     digest = hashlib.sha256()
     with opened(folder, name) as file:
         while block := file.read(1 << 20):
             digest.update(block)
-    now = digest.hexdigest()
+    sha256 = digest.hexdigest()
     words = (
         "not in the manifest: nothing to compare with"
         if recorded is None
         else "as the manifest records it"
-        if recorded[1] == now
+        if recorded[1] == sha256
         else "NOT the file that the manifest records"
     )
-    return {"file": name, "sha256": now, "ok": bool(recorded and recorded[1] == now), "words": words}
+    return {"file": name, "sha256": sha256, "ok": bool(recorded and recorded[1] == sha256), "words": words}
 
 
 def media_type(name: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from http.cookies import CookieError, SimpleCookie
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 Scope = MutableMapping[str, Any]
@@ -22,23 +22,14 @@ POLICY = (
 )
 
 
-class Foreign(NamedTuple):
-    """Pages that lab did not write, and the policy they get, in which HERE stands for this server's origin.
-
-    `public` ones are no secret: a page without an origin may read them.
-    """
-
-    policy: str
-    public: bool = False
-
-
-# A run's own page is foreign code: an origin of its own, nothing from outside, no way to the top.
-FILES = Foreign(
+# A run's own page is foreign code: an origin of its own, nothing from outside, no way to the top. Files lie
+# under a capability in their path, because a page in a sandbox sends no cookie.
+FOREIGN = "/files/"
+FOREIGN_POLICY = (
     "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
     "style-src 'unsafe-inline'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'self'"
 )
-FOREIGN = {"/files/": FILES}
 HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -54,35 +45,24 @@ class Guard:
     """Lets a request through to `app` if it comes from the person who was shown the address.
 
     A token opens the pages once: it is traded for a cookie, and `spent` is called with the next one.
-    foreign: where files lie that lab did not write, each with its policy. They are under a capability in
-    their path, without the cookie: a page in a sandbox sends none.
     """
 
     def __init__(
-        self,
-        app: App,
-        *,
-        cookie: str,
-        hosts: frozenset[str] = LOCAL,
-        foreign: Mapping[str, Foreign] = FOREIGN,
-        spent: Callable[[str], None] = lambda _: None,
+        self, *, cookie: str, hosts: frozenset[str] = LOCAL, spent: Callable[[str], None] = lambda _: None
     ) -> None:
-        self.app, self.cookie, self.hosts, self.foreign = app, cookie, hosts, foreign
+        self.app: App = _no_routes
+        self.cookie, self.hosts = cookie, hosts
         self.token = secrets.token_urlsafe(24)
         self.secret = secrets.token_urlsafe(24)
         self._spent = spent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
         if scope["type"] != "http":
             return
-        foreign = self._foreign(scope)
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
-        send = _with_headers(send, foreign, _origin(scope, headers))
+        send = _with_headers(send, _is_foreign(scope))
         refusal = self._refusal(scope, headers)
         if refusal:
             await _answer(send, *refusal)
@@ -106,42 +86,28 @@ class Guard:
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MOST_URL:
             return 414, "the address is too long\n"
         origin = headers.get("origin")
-        foreign = self._foreign(scope)
-        own = _origin(scope, headers)
-        if (
-            origin is not None
-            and origin.lower() != own
-            and not (foreign and foreign.public and origin == "null")
-        ):
+        if origin is not None and origin.lower() != f"{scope['scheme']}://{host[0]}":
             return 403, "asked by another page\n"
-        if headers.get("sec-fetch-site") == "cross-site" and not self._is_visit(scope, headers):
+        if headers.get("sec-fetch-site") == "cross-site" and not _is_visit(scope, headers):
             return 403, "asked by another page\n"
         return None
-
-    def _is_visit(self, scope: Scope, headers: dict[str, str]) -> bool:
-        """A link that was followed, or a file of a run's own page, which is a site of its own."""
-        return headers.get("sec-fetch-mode") == "navigate" or self._foreign(scope) is not None
-
-    def _foreign(self, scope: Scope) -> Foreign | None:
-        path = str(scope["path"])
-        return next((one for prefix, one in self.foreign.items() if path.startswith(prefix)), None)
 
     def _trade(self, scope: Scope) -> str:
         """Where to go with the cookie; "" without the right token."""
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        given = [value for name, value in pairs if name == "token"]
-        if not given or not hmac.compare_digest(given[0].encode(), self.token.encode()):
+        tokens = [value for name, value in pairs if name == "token"]
+        if not tokens or not hmac.compare_digest(tokens[0].encode(), self.token.encode()):
             return ""
         self.token = secrets.token_urlsafe(24)
         self._spent(self.token)
-        rest = urlencode([(name, value) for name, value in pairs if name != "token"])
+        query = urlencode([(name, value) for name, value in pairs if name != "token"])
         path = "/" + str(scope["path"]).lstrip("/\\")
         return path.encode("ascii", "ignore").decode().replace("\r", "").replace("\n", "") + (
-            f"?{rest}" if rest else ""
+            f"?{query}" if query else ""
         )
 
     def _may_pass(self, scope: Scope, headers: dict[str, str]) -> bool:
-        if self._foreign(scope):
+        if _is_foreign(scope):
             return True  # the capability in the path is checked there
         try:
             held = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
@@ -154,41 +120,40 @@ class Guard:
         return hmac.new(self.secret.encode(), key.encode(), "sha256").hexdigest()[:40]
 
 
-def _origin(scope: Scope, headers: dict[str, str]) -> str:
-    """This server's own, by the name that it was asked by; "" for a name that no server has."""
-    host = headers.get("host", "").lower()
-    return f"{scope['scheme']}://{host}" if _HOST.match(host) else ""
+async def _no_routes(*_: Any) -> None:
+    """The application until the routes are known."""
 
 
-def _with_headers(send: Send, foreign: Foreign | None, origin: str) -> Send:
-    async def sent(message: MutableMapping[str, Any]) -> None:
+def _is_foreign(scope: Scope) -> bool:
+    return str(scope["path"]).startswith(FOREIGN)
+
+
+def _is_visit(scope: Scope, headers: dict[str, str]) -> bool:
+    """A link that was followed, or a file of a run's own page, which is a site of its own."""
+    return headers.get("sec-fetch-mode") == "navigate" or _is_foreign(scope)
+
+
+def _with_headers(send: Send, foreign: bool) -> Send:
+    always = {**HEADERS, "content-security-policy": FOREIGN_POLICY if foreign else POLICY}
+    if foreign:  # its page in a sandbox is another origin
+        always["cross-origin-resource-policy"] = "cross-origin"
+    added = [(name.encode(), value.encode()) for name, value in always.items()]
+
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            more = {
-                **HEADERS,
-                "content-security-policy": foreign.policy.replace("HERE", origin) if foreign else POLICY,
-            }
-            if foreign:  # its page in a sandbox is another origin
-                more["cross-origin-resource-policy"] = "cross-origin"
-            if foreign and foreign.public:
-                more["access-control-allow-origin"] = "*"
-                if message["status"] == 200:
-                    more["cache-control"] = "private, max-age=86400"
-            own = [
+            inner = [
                 (name, value)
                 for name, value in message.get("headers", [])
-                if name.lower().decode() not in more
+                if name.lower().decode() not in always
             ]
-            message = {
-                **message,
-                "headers": [*own, *((name.encode(), value.encode()) for name, value in more.items())],
-            }
+            message = {**message, "headers": [*inner, *added]}
         await send(message)
 
-    return sent
+    return send_with_headers
 
 
-async def _answer(send: Send, status: int, text: str, more: dict[str, str] | None = None) -> None:
-    headers = {"content-type": "text/plain; charset=utf-8", "content-length": str(len(text)), **(more or {})}
+async def _answer(send: Send, status: int, text: str, extra: dict[str, str] | None = None) -> None:
+    headers = {"content-type": "text/plain; charset=utf-8", "content-length": str(len(text)), **(extra or {})}
     pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": status, "headers": pairs})
     await send({"type": "http.response.body", "body": text.encode()})

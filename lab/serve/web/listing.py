@@ -1,32 +1,40 @@
-"""Which runs a list shows: filtered, sorted, grouped, a page at a time. Nothing here knows HTML."""
+"""Choose the runs that a list shows: filtered, sorted, grouped, paged."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 from lab.serve.index import key_of
 from lab.serve.live import RUNNING
-from lab.serve.rows import Figure, RunRow, text_of
+from lab.serve.rows import Figure, RunRow
+from lab.serve.web.figures import (
+    Spark,
+    figure_labels,
+    figure_of,
+    is_elsewhere,
+    setting_of,
+    spark_of,
+    unit_of,
+    value_of,
+)
 
 PAGE = 100
-FIRST = ("torch", "cuda", "rocm", "nccl", "rccl", "triton")  # versions that people ask for
-OWN = 3  # key figures that a row shows
-SPARK = (120, 24)  # px
+PREFERRED_VERSIONS = ("torch", "cuda", "rocm", "nccl", "rccl", "triton")  # versions that people ask for
+SHOWN_FIGURES = 3  # per row
 SORTS = ("when", "run", "room", "model", "verdict", "state", "gpus", "image", "driver", "host", "integrity")
 GROUPS = ("room", "model", "setting", "verdict", "state", "gpus", "image", "driver", "host", "day")
-MORE = 60  # names of configuration and versions to sort and group by
-FACETS = ("room", "verdict", "state", "model")
-MOST_FACETS = 8  # values of one
+MOST_NAMES = 60  # of configuration and versions, to sort and group by
 _TERM = re.compile(r'(-?)(?:([a-z][a-z0-9_.-]*):)?(?:"([^"]*)"|(\S+))')
 _DIGITS = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What a person asked for.
+    """The search, order, grouping and page in an address.
 
     q: words that must occur; `room:nan`, `channels:28` or `torch:2.11` names a column, a configuration or a
     version; `-word` must not be. figure: "" for each run's own.
@@ -38,6 +46,31 @@ class Wish:
     group: str = ""
     figure: str = ""
     page: int = 1
+
+
+def wish_of(query: Mapping[str, str]) -> Wish:
+    """Read a wish from an address; what is not valid becomes the default."""
+    page = query.get("page", "1")
+    return Wish(
+        q=query.get("q", "")[:500],
+        sort=query.get("sort", "when")[:40],
+        desc=query.get("desc", "1") != "0",
+        group=query.get("group", "")[:40],
+        figure=query.get("figure", "")[:200],
+        page=int(page) if page.isascii() and page.isdecimal() and len(page) < 9 else 1,
+    )
+
+
+def link_of(wish: Wish, **changes: Any) -> str:
+    """The address of a list with some of its wish changed."""
+    values = {
+        "q": wish.q,
+        "sort": wish.sort,
+        "desc": int(wish.desc),
+        "group": wish.group,
+        "figure": wish.figure,
+    }
+    return "/?" + urlencode({name: value for name, value in {**values, **changes}.items() if value != ""})
 
 
 class Fact(NamedTuple):
@@ -57,23 +90,10 @@ class Shown:
 
     row: RunRow
     key: str
-    now: str  # of an open run: what it is doing
+    activity: str  # what an open run is doing
     figure: Figure | None
-    own: tuple[Figure, ...] = ()  # its first key figures
+    figures: tuple[Figure, ...] = ()  # its first key figures
     versions: str = ""  # the two that say most
-
-
-@dataclass(frozen=True)
-class Spark:
-    """A figure over time as an SVG polyline: `points`, and the values at its ends."""
-
-    label: str
-    points: str
-    first: str
-    last: str
-    least: str
-    most: str
-    count: int
 
 
 @dataclass(frozen=True)
@@ -86,8 +106,6 @@ class Group:
 
 @dataclass(frozen=True)
 class Listing:
-    """facets: values of a column and their number of runs, with what `q` becomes to see only those."""
-
     groups: list[Group]
     total: int
     matching: int
@@ -95,50 +113,48 @@ class Listing:
     page: int
     figures: list[str]
     figure: str
-    more: list[str]
-    facets: dict[str, list[tuple[str, int, str]]]
+    names: list[str]  # of configuration and versions
     elsewhere: int  # runs that have the figure in another unit
     live: list[Shown] = field(default_factory=list)
 
 
-def listing(rows: Sequence[RunRow], wish: Wish, now: dict[str, str], known: Facts) -> Listing:
-    """The page of the list that `wish` names.
+def listing(rows: Sequence[RunRow], wish: Wish, activities: dict[str, str], facts: Facts) -> Listing:
+    """Make the page of the list that `wish` names.
 
-    now: what each open run is doing, by its folder.
+    activities: what each open run is doing, by its folder.
     """
-    found = [row for row in rows if fits(row, wish.q, known, now)]
-    labels = figure_labels(found)
+    matching = [row for row in rows if fits(row, wish.q, facts, activities)]
+    labels = figure_labels(matching)
     figure = wish.figure if wish.figure in labels else (labels[0] if labels else "")
-    unit = unit_of(found, figure)
-    found = ordered(found, wish, figure, known)
-    pages = max(1, -(-len(found) // PAGE))
+    unit = unit_of(matching, figure)
+    matching = ordered(matching, wish, figure, facts)
+    pages = max(1, -(-len(matching) // PAGE))
     page = min(max(1, wish.page), pages)
-    on_page = found[(page - 1) * PAGE : page * PAGE]
+    on_page = matching[(page - 1) * PAGE : page * PAGE]
     return Listing(
-        groups=grouped(on_page, found, wish, figure, now, known),
+        groups=grouped(on_page, matching, wish, figure, activities, facts),
         total=len(rows),
-        matching=len(found),
+        matching=len(matching),
         pages=pages,
         page=page,
         figures=labels,
         figure=figure,
-        more=more_names(found),
-        facets=facets_of(found, wish.q, known),
-        elsewhere=sum(is_elsewhere(row, figure, unit) for row in found),
-        live=[_shown(row, figure, now) for row in rows if now.get(row.folder) == RUNNING][:20],
+        names=config_and_version_names(matching),
+        elsewhere=sum(is_elsewhere(row, figure, unit) for row in matching),
+        live=[_shown(row, figure, activities) for row in rows if activities.get(row.folder) == RUNNING][:20],
     )
 
 
-def fits(row: RunRow, q: str, known: Facts, now: dict[str, str]) -> bool:
+def fits(row: RunRow, q: str, facts: Facts, activities: dict[str, str]) -> bool:
     """Whether every term of `q` is in the row, and no term with a minus is."""
     for minus, column, quoted, word in _TERM.findall(q.lower()):
         term = quoted or word
         if column == "state":
-            text = f"{row.state} {now.get(row.folder, '')}"
+            text = f"{row.state} {activities.get(row.folder, '')}"
         elif column:
-            text = known[row.folder].by_name.get(column, "\0absent")
+            text = facts[row.folder].by_name.get(column, "\0absent")
         else:
-            text = known[row.folder].text
+            text = facts[row.folder].text
         if (term in text) == bool(minus):
             return False
     return True
@@ -159,66 +175,27 @@ def fact_of(row: RunRow) -> Fact:
     return Fact(fields, by_name, "\n".join(parts).lower())
 
 
-def setting_of(row: RunRow) -> str:
-    """Room and configuration in words: runs that agree in it repeat each other."""
-    config = ", ".join(f"{name} {value}" for name, value in config_of(row).items())
-    return f"{row.room}: {config or 'no configuration recorded'}"[:300]
-
-
-def config_of(row: RunRow) -> dict[str, str]:
-    """The configuration without what differs between any two runs."""
-    return {name: text_of(value) for name, value in row.config.items() if name != "seed"}
-
-
-def more_names(rows: Iterable[RunRow]) -> list[str]:
-    """`config X` and `version X` of these runs, those of most runs first."""
+def config_and_version_names(rows: Iterable[RunRow]) -> list[str]:
+    """Count `config X` and `version X` over these runs; the commonest names first."""
     counts: dict[str, int] = {}
     for row in rows:
         for name in (*(f"config {one}" for one in row.config), *(f"version {one}" for one in row.versions)):
             counts[name] = counts.get(name, 0) + 1
-    return sorted(counts, key=lambda name: (-counts[name], name))[:MORE]
+    return sorted(counts, key=lambda name: (-counts[name], name))[:MOST_NAMES]
 
 
-def facets_of(rows: Sequence[RunRow], q: str, known: Facts) -> dict[str, list[tuple[str, int, str]]]:
-    """For each column with several values: (value, runs, the filter with it), the most frequent first."""
-    found = {}
-    for column in FACETS:
-        counts: dict[str, int] = {}
-        for row in rows:
-            value = known[row.folder].fields[column]
-            if value and '"' not in value and len(value) < 60:
-                counts[value] = counts.get(value, 0) + 1
-        if len(counts) > 1:
-            most = sorted(counts, key=lambda value: (-counts[value], value))[:MOST_FACETS]
-            found[column] = [(value, counts[value], f"{q} {_term(column, value)}".strip()) for value in most]
-    return found
-
-
-def _term(column: str, value: str) -> str:
-    return f'{column}:"{value}"' if _TERM.fullmatch(f"{column}:{value}") is None else f"{column}:{value}"
-
-
-def figure_labels(rows: Iterable[RunRow]) -> list[str]:
-    """Labels of numeric figures, those of most runs first."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        for label in {one.label for one in row.figures if one.value is not None}:
-            counts[label] = counts.get(label, 0) + 1
-    return sorted(counts, key=lambda label: (-counts[label], label))[:40]
-
-
-def ordered(rows: list[RunRow], wish: Wish, figure: str, known: Facts) -> list[RunRow]:
-    """Sorted; rows without the value, or with one in another unit, are last either way."""
+def ordered(rows: list[RunRow], wish: Wish, figure: str, facts: Facts) -> list[RunRow]:
+    """Sort the rows; those without the value, or with one in another unit, are last in either direction."""
     keys: dict[str, Any]
     if wish.sort == "figure":
         unit = unit_of(rows, figure)
         keys = {row.folder: value_of(row, figure, unit) for row in rows}
     else:
         name = wish.sort if wish.sort in SORTS or wish.sort.startswith(("config ", "version ")) else "when"
-        keys = _sort_keys({row.folder: known[row.folder].fields.get(name, "") for row in rows})
-    first = [row for row in rows if keys[row.folder] is not None]
-    first.sort(key=lambda row: keys[row.folder], reverse=wish.desc)
-    return first + [row for row in rows if keys[row.folder] is None]
+        keys = _sort_keys({row.folder: facts[row.folder].fields.get(name, "") for row in rows})
+    with_value = [row for row in rows if keys[row.folder] is not None]
+    with_value.sort(key=lambda row: keys[row.folder], reverse=wish.desc)
+    return with_value + [row for row in rows if keys[row.folder] is None]
 
 
 def _sort_keys(texts: dict[str, str]) -> dict[str, Any]:
@@ -233,55 +210,24 @@ def _natural(text: str) -> list[tuple[int, int, str]]:
     return [(0, int(one), "") if one.isdecimal() else (1, 0, one) for one in _DIGITS.split(text) if one]
 
 
-def figure_of(row: RunRow, label: str) -> Figure | None:
-    return next((one for one in row.figures if one.label == label), None)
-
-
-def unit_of(rows: Iterable[RunRow], label: str) -> str:
-    """The unit that most of these runs give the figure in."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        if (found := figure_of(row, label)) and found.value is not None:
-            counts[found.unit] = counts.get(found.unit, 0) + 1
-    return max(counts, key=lambda unit: (counts[unit], unit), default="")
-
-
-def value_of(row: RunRow, label: str, unit: str) -> float | None:
-    """None without the figure, and for one in another unit: numbers of two units are not compared."""
-    found = figure_of(row, label)
-    return found.value if found and found.unit == unit else None
-
-
-def is_elsewhere(row: RunRow, label: str, unit: str) -> bool:
-    """Whether a run has this figure as a number in another unit."""
-    found = figure_of(row, label)
-    return found is not None and found.value is not None and found.unit != unit
-
-
-def is_bound(row: RunRow, label: str) -> bool:
-    """Whether a run's figure is a lower bound."""
-    found = figure_of(row, label)
-    return found is not None and found.least
-
-
 def grouped(
     on_page: list[RunRow],
     matching: list[RunRow],
     wish: Wish,
     figure: str,
-    now: dict[str, str],
-    known: Facts,
+    activities: dict[str, str],
+    facts: Facts,
 ) -> list[Group]:
     """Groups in the order of their first row; counts and sparklines are of all that matches."""
     if wish.group not in GROUPS and not wish.group.startswith(("config ", "version ")):
-        rows = [_shown(row, figure, now) for row in on_page]
+        rows = [_shown(row, figure, activities) for row in on_page]
         return [Group("", rows, len(matching), spark_of(matching, figure))] if rows else []
     members: dict[str, list[RunRow]] = {}
     for row in matching:
-        members.setdefault(_group(row, wish.group, known), []).append(row)
+        members.setdefault(_group(row, wish.group, facts), []).append(row)
     shown: dict[str, list[Shown]] = {}
     for row in on_page:
-        shown.setdefault(_group(row, wish.group, known), []).append(_shown(row, figure, now))
+        shown.setdefault(_group(row, wish.group, facts), []).append(_shown(row, figure, activities))
     chosen = {name: wish.figure or next(iter(figure_labels(members[name])), "") for name in shown}
     return [
         Group(name, rows, len(members[name]), spark_of(members[name], chosen[name]))
@@ -289,34 +235,17 @@ def grouped(
     ]
 
 
-def _group(row: RunRow, name: str, known: Facts) -> str:
-    return known[row.folder].fields.get(name, "") or "none"
+def _group(row: RunRow, name: str, facts: Facts) -> str:
+    return facts[row.folder].fields.get(name, "") or "none"
 
 
-def _shown(row: RunRow, figure: str, now: dict[str, str]) -> Shown:
-    own = tuple(one for one in row.figures if one.value is not None)[:OWN]
-    names = sorted(row.versions, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+def _shown(row: RunRow, figure: str, activities: dict[str, str]) -> Shown:
+    figures = tuple(one for one in row.figures if one.value is not None)[:SHOWN_FIGURES]
+    names = sorted(row.versions, key=_preference)
     versions = ", ".join(f"{name} {row.versions[name]}" for name in names[:2])
-    return Shown(row, key_of(row), now.get(row.folder, ""), figure_of(row, figure), own, versions)
+    return Shown(row, key_of(row), activities.get(row.folder, ""), figure_of(row, figure), figures, versions)
 
 
-def spark_of(rows: Iterable[RunRow], label: str) -> Spark | None:
-    """The figure of these runs over time; None for fewer than two values, and for what is not one line.
-
-    That is: values in several units, of several rooms or models, or of recordings that may be of anything.
-    """
-    having = [(row, one) for row in rows if (one := figure_of(row, label)) and one.value is not None]
-    having.sort(key=lambda pair: pair[0].created_utc)
-    kinds = {(row.room, row.model, one.unit) for row, one in having}
-    if len(having) < 2 or len(kinds) > 1 or any(row.state == "analysis" for row, _ in having):
-        return None
-    values = [one.value or 0.0 for _, one in having]
-    low, high = min(values), max(values)
-    wide, tall = SPARK
-    step = max(1, len(values) // 240)
-    drawn = values[::step]
-    across, up = wide / max(1, len(drawn) - 1), (tall - 4) / ((high - low) or 1)
-    places = [f"{at * across:.1f},{tall - 2 - (value - low) * up:.1f}" for at, value in enumerate(drawn)]
-    unit = having[0][1].unit
-    first, last, least, most = (f"{one:.4g} {unit}".strip() for one in (values[0], values[-1], low, high))
-    return Spark(label, " ".join(places), first, last, least, most, len(values))
+def _preference(version: str) -> int:
+    names = PREFERRED_VERSIONS
+    return names.index(version) if version in names else len(names)

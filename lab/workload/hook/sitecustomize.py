@@ -1,4 +1,4 @@
-"""Starts a part of lab in a Python program that knows nothing of it; first on PYTHONPATH, so Python runs it.
+"""Start a part of lab inside an unchanged Python program; it stands first on PYTHONPATH, so Python runs it.
 
 Only `LAB_HOOK` (`module:function`) makes it do anything, and only once the program imports torch: then the
 function is called without arguments and reads its own settings. Whatever sitecustomize the program's own
@@ -16,10 +16,10 @@ from typing import Any
 
 def _chain() -> None:
     """Run the sitecustomize that this one hides."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    own_folder = os.path.dirname(os.path.abspath(__file__))
     for folder in sys.path:
         path = os.path.join(folder or os.curdir, "sitecustomize.py")
-        if os.path.abspath(folder or os.curdir) != here and os.path.isfile(path):
+        if os.path.abspath(folder or os.curdir) != own_folder and os.path.isfile(path):
             spec = importlib.util.spec_from_file_location("lab_hidden_sitecustomize", path)
             if spec is not None and spec.loader is not None:
                 spec.loader.exec_module(importlib.util.module_from_spec(spec))
@@ -27,7 +27,7 @@ def _chain() -> None:
 
 
 class _AfterTorch:
-    """Finds torch as everybody else does, and starts lab's part when it is loaded."""
+    """Find torch by the ordinary finders, and start lab's part once it is loaded."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "torch":
@@ -47,7 +47,7 @@ class _AfterTorch:
 
 
 def _start() -> None:
-    """Before torch's first user: a program that lab only looks at comes first, so no error ends it."""
+    """Call the function of LAB_HOOK; an error is printed and never ends the user's program."""
     root = os.environ.get("LAB_HOOK_ROOT")
     try:
         if root and root not in sys.path:

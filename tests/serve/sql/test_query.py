@@ -17,11 +17,9 @@ import pyarrow.parquet
 
 from lab.cli.main import cli
 from lab.errors import StepFailed, UsageError
-from lab.serve.sql.answer import Question
-from lab.serve.sql.ask import ask, environment
+from lab.serve.sql.ask import SAVED, Question, ask, environment, table_name
 from lab.serve.sql.child import answer, cell
-from lab.serve.sql.saved import SAVED
-from lab.serve.sql.tables import named_in, read_table, table_name, together
+from lab.serve.sql.tables import named_in, read_table, together
 from tests.serve.made import write_run
 
 

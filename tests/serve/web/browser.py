@@ -19,10 +19,10 @@ PATIENCE_MS = 180_000  # of a page that shows in a second on a machine with noth
 
 
 @contextlib.contextmanager
-def served(folder: Path, cache: Path, *, packages: Path = ROOT, where: tuple[str, ...] = ()) -> Iterator[str]:
+def served(folder: Path, cache: Path, *, where: tuple[str, ...] = ()) -> Iterator[str]:
     """`lab serve` on a free port; yields the address with its token, ends the process afterwards.
 
-    packages: a folder whose packages come before the installed ones. where: options in place of a free port.
+    where: options in place of a free port.
     """
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
@@ -30,7 +30,7 @@ def served(folder: Path, cache: Path, *, packages: Path = ROOT, where: tuple[str
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
-            env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": f"{packages}{os.pathsep}{ROOT}"},
+            env={**os.environ, "XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)},
         )
         try:
             assert process.stdout is not None

@@ -10,8 +10,8 @@ pytest.importorskip("starlette", reason="needs lab[serve]")
 
 from lab.core.run import LOCK
 from lab.serve.index import Index, key_of
-from lab.serve.web.app import made_app
 from lab.serve.web.guard import LOCAL
+from lab.serve.web.server import made_app
 from tests.serve.made import write_run
 from tests.serve.web.asgi import HOST, get
 
@@ -306,7 +306,7 @@ def test_a_broken_manifest_gives_a_page_and_no_error(site):
 
 
 def test_the_socket_is_its_owners_alone_and_leaves_nothing(tmp_path):
-    from lab.serve.web.run import _listening
+    from lab.serve.web.server import _listening
 
     path = tmp_path / "sock"
     with _listening("127.0.0.1", None, path):

@@ -10,9 +10,10 @@ import pytest
 
 from lab.core.run import MANIFEST
 from lab.serve.index import Index, key_of
-from lab.serve.web.compared import before, changed, changes_of, figure_lines, settings_of
+from lab.serve.web.differences import changed, previous_run
+from lab.serve.web.figures import figure_lines, spark_of
 from lab.serve.web.files import file_lines, verified
-from lab.serve.web.listing import PAGE, Wish, fact_of, listing, spark_of
+from lab.serve.web.listing import PAGE, Wish, fact_of, listing
 from tests.serve.made import DAY, write_run, write_runs
 
 
@@ -22,9 +23,13 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "runs"
 
 
-def listed(root, now=None, **wish):
+def no_clocks(_):
+    return {}
+
+
+def listed(root, activities=None, **wish):
     rows = Index(root, rest_s=0).refresh()
-    return listing(rows, Wish(**wish), now or {}, {row.folder: fact_of(row) for row in rows})
+    return listing(rows, Wish(**wish), activities or {}, {row.folder: fact_of(row) for row in rows})
 
 
 def names(found) -> list[str]:
@@ -63,7 +68,7 @@ def test_groups_count_all_that_matches_and_have_a_sparkline(root):
     found = listed(root, group="room", figure="Step")
     assert {group.name: group.count for group in found.groups} == {"a": 2, "b": 2}
     (a,) = (group for group in found.groups if group.name == "a")
-    assert (a.spark.first, a.spark.last, a.spark.count) == ("0 ms", "2 ms", 2)
+    assert (a.spark.oldest, a.spark.newest, a.spark.count) == ("0 ms", "2 ms", 2)
     assert a.spark.points == "0.0,22.0 120.0,2.0"
 
 
@@ -87,19 +92,6 @@ def test_versions_sort_as_people_count(root):
     assert names(listed(root, sort="config share", q="share", desc=False)) == ["y", "x"], "as numbers"
 
 
-def test_values_of_a_column_can_be_chosen(root):
-    write_run(root, "a", config={"model": "a model"})
-    write_run(root, "b", room="nan")
-    write_run(root, "c", room="nan", verdict="warn")
-    facets = listed(root, q="-zzz").facets
-    assert facets["room"] == [("nan", 2, "-zzz room:nan"), ("sweep", 1, "-zzz room:sweep")]
-    assert facets["model"] == [("tiny", 2, "-zzz model:tiny"), ("a model", 1, '-zzz model:"a model"')]
-    for column, values in facets.items():
-        for value, count, q in values:
-            assert len(names(listed(root, q=q))) == count, (column, value)
-    assert "state" not in facets, "all are done: nothing to choose"
-
-
 def test_no_figure_takes_the_place_of_a_column(root):
     write_run(
         root, "a", verdict="fail", figures=[("verdict", "ok", None, "", ""), ("room", "nan", 1.0, "", "")]
@@ -115,8 +107,6 @@ def test_numbers_of_two_units_are_not_put_together(root):
     found = listed(root, sort="figure", figure="Took")
     assert names(found) == ["r2", "r1", "r0"] and found.elsewhere == 1
     assert found.groups[0].spark is None
-    rows = Index(root, rest_s=0).refresh()
-    assert [sorted(value for _, value in one.values) for one in settings_of(rows, "Took")] == [[1.0, 2.0]]
 
 
 def test_a_sparkline_is_of_one_room_and_model(root):
@@ -141,14 +131,6 @@ def test_a_lossy_recording_is_not_called_complete(root):
     assert [one.shown for one in index.find("a").figures] == ["lossy", "≥ 2 ms"]
 
 
-def test_settings_are_named_by_what_tells_them_apart(root):
-    for at, channels in enumerate([8, 16]):
-        write_run(root, f"r{at}", config={"channels": channels})
-    write_run(root, "bare", config=None, whole_config={})
-    found = [one.name for one in settings_of(Index(root, rest_s=0).refresh(), "Step")]
-    assert sorted(found) == ["channels 16", "channels 8", "no configuration recorded"]
-
-
 def test_a_sparkline_needs_two_values_of_one_unit(root):
     rows = Index(write_run(root, "a").parent, rest_s=0).refresh()
     assert spark_of(rows, "Step") is None and spark_of(rows, "") is None
@@ -162,11 +144,11 @@ def test_a_long_list_comes_in_pages(root):
 
 def test_a_run_that_goes_on_is_on_top(root):
     write_run(root, "a", statuses=("ok", None))
-    found = listed(root, now={"a": "running"})
+    found = listed(root, {"a": "running"})
     assert [one.row.folder for one in found.live] == ["a"] and names(
         listed(root, {"a": "running"}, q="state:running")
     ) == ["a"]
-    assert not listed(root, now={"a": "left by its driver"}).live
+    assert not listed(root, {"a": "left by its driver"}).live
 
 
 def test_what_differs_from_the_run_before(root):
@@ -175,11 +157,11 @@ def test_what_differs_from_the_run_before(root):
     write_run(root, "new", at=DAY + timedelta(hours=2), driver="590.0", config={"model": "gpt"})
     index = Index(root, rest_s=0)
     new = index.find("new")
-    earlier = before(index.refresh(), new)
+    earlier = previous_run(index.refresh(), new)
     assert earlier.folder == "old", "of the same model, though another run is nearer"
-    found = {(one.group, one.name): one.values for one in changed(earlier, new)}
+    found = {(one.group, one.name): one.values for one in changed(earlier, new, no_clocks)}
     assert found == {("versions", "torch"): ["2.10.0", "2.11.0"], ("machine", "driver"): ["580.1", "590.0"]}
-    assert before(index.refresh(), index.find("old")) is None
+    assert previous_run(index.refresh(), index.find("old")) is None
 
 
 def test_figures_side_by_side_with_their_change(root):
@@ -197,27 +179,6 @@ def test_figures_side_by_side_with_their_change(root):
     share = next(one for one in figure_lines([index.find(name) for name in "def"]) if one.label == "Share")
     assert share.changes == ["+0 points", "-3 points", ""], "no percentage of a percentage, no two units"
     assert share.figures[1].shown == "≥ 27 %"
-
-
-def test_an_interval_is_over_runs_and_one_run_has_none(root):
-    for at, value in enumerate([10.0, 12.0, 14.0]):
-        write_run(root, f"s{at}", step_ms=value, at=DAY + timedelta(hours=at))
-    write_run(root, "alone", config={"model": "other"})
-    settings = {len(one.values): one for one in settings_of(Index(root, rest_s=0).refresh(), "Step")}
-    three = settings[3]
-    assert three.mean == 12.0 and three.high - three.mean == pytest.approx(4.302653 * 2 / 3**0.5, rel=1e-5)
-    assert settings[1].low is None
-
-
-def test_what_changed_when_a_figure_changed(root):
-    for at, (value, driver) in enumerate([(10.0, "580.1"), (10.1, "580.1"), (15.0, "590.0")]):
-        write_run(root, f"s{at}", step_ms=value, driver=driver, at=DAY + timedelta(hours=at))
-    first, second = changes_of(settings_of(Index(root, rest_s=0).refresh(), "Step"))
-    assert (first.before.folder, first.after.folder) == ("s1", "s2") and first.percent == pytest.approx(
-        48.5149, abs=1e-3
-    )
-    assert [(one.name, one.values) for one in first.fields] == [("driver", ["580.1", "590.0"])]
-    assert second.fields == [] and second.percent == pytest.approx(1.0)
 
 
 def test_files_say_whether_they_are_as_recorded(root):
@@ -274,8 +235,8 @@ def test_a_hash_is_compared_with_the_manifest(root):
 
 def test_a_list_that_did_not_change_is_not_sent_again(root):
     pytest.importorskip("starlette", reason="needs lab[serve]")
-    from lab.serve.web.app import made_app
     from lab.serve.web.guard import LOCAL
+    from lab.serve.web.server import made_app
     from tests.serve.web.asgi import get
 
     write_run(root, "a", statuses=("ok", None))
@@ -296,8 +257,8 @@ def test_a_list_that_did_not_change_is_not_sent_again(root):
 
 def test_ranks_that_belong_to_no_run_are_offered_together(root):
     pytest.importorskip("starlette", reason="needs lab[serve]")
-    from lab.serve.web.app import made_app
     from lab.serve.web.guard import LOCAL
+    from lab.serve.web.server import made_app
     from tests.serve.web.asgi import get
 
     for name in ("job/rank0/trace.json", "job/rank1/trace.json", "other/a.trace.json", "other/b.trace.json"):

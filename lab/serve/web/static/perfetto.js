@@ -1,56 +1,45 @@
 "use strict";
 // Hands a recording to Perfetto as its documentation says: PING until PONG, then the bytes by postMessage.
-const EVERY_MS = 50, PATIENCE_MS = 60_000;
+const PERFETTO = "https://ui.perfetto.dev", EVERY_MS = 50, PATIENCE_MS = 60_000;
 
-class Handover {
-  constructor(holder) {
-    this.holder = holder;
-    this.said = document.getElementById("said");
-    const frame = document.querySelector("iframe.perfetto");
-    if (frame) this.give(() => frame.contentWindow);
-    const button = document.getElementById("elsewhere");
-    // The window must be opened by the click itself, or it counts as a popup.
-    if (button) button.addEventListener("click", () => { const other = window.open(button.dataset.address); if (other) this.give(() => other); else this.said.textContent = "The browser did not let a window open."; });
-  }
-
-  async give(target) {
-    try {
-      const [bytes] = await Promise.all([this.fetched(), this.answered(target)]);
-      this.said.textContent = "handing it over …";
-      target().postMessage({ perfetto: { buffer: bytes, title: this.holder.dataset.title, fileName: this.holder.dataset.file } }, "*", [bytes]);
-      this.said.textContent = `${(this.size / 1e6).toFixed(1)} MB given to Perfetto`;
-      this.holder.dataset.given = "true";
-    } catch (error) {
-      this.said.textContent = error.message;
-      this.said.className = "warning";
-    }
-  }
-
-  async fetched() {
-    this.said.textContent = "reading the recording …";
-    const answer = await fetch(this.holder.dataset.perfetto);
-    if (!answer.ok) throw new Error((await answer.text()).trim());
-    const bytes = await answer.arrayBuffer();
-    this.size = bytes.byteLength;
-    return bytes;
-  }
-
-  answered(target) {
-    return new Promise((done, failed) => {
-      const began = performance.now();
-      const heard = (event) => {
-        if (event.source !== target() || event.data !== "PONG") return;
-        stop();
-        done();
-      };
-      const asking = setInterval(() => {
-        if (performance.now() - began > PATIENCE_MS) { stop(); failed(new Error("Perfetto's page does not answer: download the file and open it there.")); }
-        else target()?.postMessage("PING", "*");
-      }, EVERY_MS);
-      const stop = () => { clearInterval(asking); removeEventListener("message", heard); };
-      addEventListener("message", heard);
-    });
+async function handOver(target, button, status) {
+  try {
+    const [bytes] = await Promise.all([fetchBytes(button.dataset.src), untilReady(target)]);
+    const size = (bytes.byteLength / 1e6).toFixed(1);
+    // To Perfetto's origin alone: the window may have gone to another page since.
+    target.postMessage({ perfetto: { buffer: bytes, title: button.dataset.title, fileName: button.dataset.file } }, PERFETTO, [bytes]);
+    status.textContent = `${size} MB given to Perfetto`;
+  } catch (error) {
+    status.textContent = error.message;
+    status.className = "warning";
   }
 }
 
-for (const holder of document.querySelectorAll("[data-perfetto]")) new Handover(holder);
+async function fetchBytes(address) {
+  const answer = await fetch(address);
+  if (!answer.ok) throw new Error((await answer.text()).trim());
+  return answer.arrayBuffer();
+}
+
+function untilReady(target) {
+  return new Promise((resolve, reject) => {
+    const start = performance.now();
+    const listener = (event) => { if (event.source === target && event.data === "PONG") { stop(); resolve(); } };
+    const timer = setInterval(() => {
+      if (performance.now() - start > PATIENCE_MS) { stop(); reject(new Error("Perfetto's page does not answer: download the file and open it there.")); }
+      else target.postMessage("PING", PERFETTO);
+    }, EVERY_MS);
+    const stop = () => { clearInterval(timer); removeEventListener("message", listener); };
+    addEventListener("message", listener);
+  });
+}
+
+const perfetto = document.getElementById("perfetto");
+perfetto.addEventListener("click", () => {
+  const status = document.getElementById("handover");
+  // The window must be opened by the click itself, or it counts as a popup.
+  const target = window.open(PERFETTO);
+  if (!target) { status.textContent = "The browser did not let a window open."; return; }
+  status.textContent = "reading the recording …";
+  handOver(target, perfetto, status);
+});

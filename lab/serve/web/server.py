@@ -1,4 +1,4 @@
-"""Starting and ending the server: an address of this machine, or a Unix socket that its owner alone opens."""
+"""The server: its routes, where it listens, and what it prints. `made_app` is the ASGI application."""
 
 from __future__ import annotations
 
@@ -10,17 +10,66 @@ import signal
 import socket
 import stat
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
 
-from lab.errors import StorageError, UsageError
+from lab.errors import BadDataError, BusyError, LabError, MissingError, StorageError, UsageError
 from lab.serve.index import Index
-from lab.serve.web.app import made_app
-from lab.serve.web.guard import LOCAL
+from lab.serve.web.guard import LOCAL, Guard
+from lab.serve.web.pages import Site
 
 FIRST_PORT, PORTS = 8000, 20
+CODES = {MissingError: 404, UsageError: 400, BusyError: 503, BadDataError: 422}
+DATA = ("/files/", "/columns", "/perfetto")  # what scripts read: an error is a line of text there
+
+
+def made_app(index: Index, *, cookie: str, hosts: frozenset[str], spent: Callable[[str], None]) -> Guard:
+    """The server as an ASGI application; `guard.token` opens it."""
+    guard = Guard(cookie=cookie, hosts=hosts, spent=spent)
+    site = Site(index, guard)
+    routes = [
+        Route("/", site.home),
+        Route("/rows", site.fragment),
+        Route("/run/{key}", site.run),
+        Route("/run/{key}/verify", site.verify),
+        Route("/compare", site.compare),
+        Route("/diff", site.diff),
+        Route("/timeline", site.timeline),
+        Route("/columns", site.columns),
+        Route("/perfetto", site.perfetto),
+        Route("/ask", site.ask),
+        Route("/static/{name}", site.static),
+        Route("/favicon.ico", lambda _: Response(status_code=204)),
+        Route("/files/{key}/{capability}/{path:path}", site.file),
+    ]
+    guard.app = Starlette(routes=routes, exception_handlers={LabError: _error_page(site), 404: _not_found})
+    return guard
+
+
+def _error_page(site: Site) -> Callable[[Request, Exception], Response]:
+    """A handler that shows any error of lab as a page with its words."""
+
+    def handle(request: Request, error: Exception) -> Response:
+        assert isinstance(error, LabError)
+        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), 500)
+        path = request.url.path
+        if path.startswith(DATA) or path.endswith("/verify"):
+            return PlainTextResponse(f"{error.what}\n", status_code=code)
+        answer = site.page("error", error=error)
+        answer.status_code = code
+        return answer
+
+    return handle
+
+
+async def _not_found(_: Request, __: Exception) -> Response:
+    return PlainTextResponse("no such page\n", status_code=404)
 
 
 def serve(
@@ -32,29 +81,30 @@ def serve(
     open_browser: bool,
     say: Callable[[str], None],
 ) -> None:
-    """Serve until Ctrl-C. Raises UsageError for a port that is taken, StorageError for a socket's place."""
+    """Serve until Ctrl-C. Raises UsageError for a port that is taken, StorageError for a socket's path."""
     index = Index(folder)
     with _listening(host, port, uds) as listener:
         name = listener.getsockname()
         number = FIRST_PORT if uds else name[1]  # of a socket: what the line below forwards it to
-        where = f"http://{'localhost' if uds else f'[{host}]' if ':' in host else host}:{number}"
+        address = f"http://{'localhost' if uds else f'[{host}]' if ':' in host else host}:{number}"
         hosts = LOCAL | ({host.lower()} if not uds else set()) | ({f"[{host}]"} if ":" in host else set())
 
         def spent(token: str) -> None:
-            say(f"opened in a browser; for another one: {where}/?token={token}")
+            say(f"opened in a browser; for another one: {address}/?token={token}")
 
         app = made_app(index, cookie=_cookie(number, uds), hosts=frozenset(hosts), spent=spent)
         index.refresh()
         for text in index.unseen:
             say(f"not looked at: {text}")
         if uds:
-            there = shlex.quote(f"{number}:{uds.absolute()}")
-            say(f"listening on {uds}; from your machine: ssh -L {there} {socket.gethostname()}, then open")
+            forwarding = shlex.quote(f"{number}:{uds.absolute()}")
+            login = socket.gethostname()
+            say(f"listening on {uds}; from your machine: ssh -L {forwarding} {login}, then open")
         elif host not in ("127.0.0.1", "::1", "localhost"):
             say(f"anyone who reaches {host}:{number} and has the address below can read {index.root}")
-        say(f"{where}/?token={app.token}")
+        say(f"{address}/?token={app.token}")
         if open_browser and not uds:
-            webbrowser.open(f"{where}/?token={app.token}")
+            webbrowser.open(f"{address}/?token={app.token}")
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -80,7 +130,7 @@ def _cookie(number: int, uds: Path | None) -> str:
 
 
 @contextlib.contextmanager
-def _listening(host: str, port: int | None, uds: Path | None):  # type: ignore[no-untyped-def]
+def _listening(host: str, port: int | None, uds: Path | None) -> Iterator[socket.socket]:
     listener = _unix(uds) if uds else _tcp(host, port)
     try:
         yield listener
@@ -110,20 +160,20 @@ def _tcp(host: str, port: int | None) -> socket.socket:
 
 
 def _unix(path: Path) -> socket.socket:
-    """A socket that only its owner can open, from its first moment on."""
+    """A socket that only its owner can open, from the moment it is made."""
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(os.lstat(path).st_mode):
             with socket.socket(socket.AF_UNIX) as probe:
-                if probe.connect_ex(str(path)):  # nobody listens: left by a server that was killed
+                if probe.connect_ex(str(path)):  # refused: left by a server that was killed
                     path.unlink()
     listener = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
+    umask = os.umask(0o177)
     try:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
         raise StorageError(f"cannot make the socket: {error.strerror or error}", where=path) from error
     finally:
-        os.umask(before)
+        os.umask(umask)
     listener.listen(128)
     return listener

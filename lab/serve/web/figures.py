@@ -1,0 +1,122 @@
+"""Look up key figures over runs, compare them, and draw one over time as a sparkline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from lab.serve.rows import Figure, RunRow, text_of
+
+SPARK = (120, 24)  # px
+
+
+def figure_labels(rows: Iterable[RunRow]) -> list[str]:
+    """Labels of numeric figures, those of most runs first."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        for label in {one.label for one in row.figures if one.value is not None}:
+            counts[label] = counts.get(label, 0) + 1
+    return sorted(counts, key=lambda label: (-counts[label], label))[:40]
+
+
+def figure_of(row: RunRow, label: str) -> Figure | None:
+    return next((one for one in row.figures if one.label == label), None)
+
+
+def unit_of(rows: Iterable[RunRow], label: str) -> str:
+    """The unit in which most of these runs give the figure."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        if (figure := figure_of(row, label)) and figure.value is not None:
+            counts[figure.unit] = counts.get(figure.unit, 0) + 1
+    return max(counts, key=lambda unit: (counts[unit], unit), default="")
+
+
+def value_of(row: RunRow, label: str, unit: str) -> float | None:
+    """None without the figure, and for one in another unit: numbers of two units are not compared."""
+    figure = figure_of(row, label)
+    return figure.value if figure and figure.unit == unit else None
+
+
+def is_elsewhere(row: RunRow, label: str, unit: str) -> bool:
+    """Whether a run has this figure as a number in another unit."""
+    figure = figure_of(row, label)
+    return figure is not None and figure.value is not None and figure.unit != unit
+
+
+def setting_of(row: RunRow) -> str:
+    """Room and configuration as text: runs that agree in it repeat each other."""
+    config = ", ".join(f"{name} {value}" for name, value in config_of(row).items())
+    return f"{row.room}: {config or 'no configuration recorded'}"[:300]
+
+
+def config_of(row: RunRow) -> dict[str, str]:
+    """The configuration without the seed, which differs between repeats."""
+    return {name: text_of(value) for name, value in row.config.items() if name != "seed"}
+
+
+@dataclass(frozen=True)
+class FigureLine:
+    """One figure of several runs; changes are against the first run, "" where numbers cannot be compared."""
+
+    label: str
+    figures: list[Figure | None]
+    changes: list[str]
+
+
+def figure_lines(rows: Sequence[RunRow]) -> list[FigureLine]:
+    labels = dict.fromkeys(one.label for row in rows for one in row.figures)
+    return [_line(rows, label) for label in labels]
+
+
+def _line(rows: Sequence[RunRow], label: str) -> FigureLine:
+    figures = [figure_of(row, label) for row in rows]
+    return FigureLine(label, figures, [_change(figures[0], figure) for figure in figures])
+
+
+def _change(base: Figure | None, head: Figure | None) -> str:
+    """`+12.5 %`; of shares the difference in points, because a percentage of a percentage reads as either."""
+    if not base or not head or base.value is None or head.value is None or head.unit != base.unit:
+        return ""
+    if head.unit == "%":
+        return f"{head.value - base.value:+.3g} points"
+    return f"{100 * (head.value / base.value - 1):+.1f} %" if base.value else ""
+
+
+@dataclass(frozen=True)
+class Spark:
+    """A figure over time as an SVG polyline: `points`, and the values at its ends."""
+
+    label: str
+    points: str
+    oldest: str
+    newest: str
+    low: str
+    high: str
+    count: int
+
+
+def spark_of(rows: Iterable[RunRow], label: str) -> Spark | None:
+    """The figure of these runs over time; None for fewer than two values, and for what is not one line.
+
+    That is: values in several units, of several rooms or models, or of recordings that may be of anything.
+    """
+    having = [(row, figure) for row in rows if (figure := figure_of(row, label)) and figure.value is not None]
+    having.sort(key=lambda pair: pair[0].created_utc)
+    kinds = {(row.room, row.model, one.unit) for row, one in having}
+    if len(having) < 2 or len(kinds) > 1 or any(row.state == "analysis" for row, _ in having):
+        return None
+    values = [one.value or 0.0 for _, one in having]
+    low, high = min(values), max(values)
+    wide, tall = SPARK
+    step = max(1, len(values) // 240)
+    drawn = values[::step]
+    across, up = wide / max(1, len(drawn) - 1), (tall - 4) / ((high - low) or 1)
+    points = [
+        f"{index * across:.1f},{tall - 2 - (value - low) * up:.1f}" for index, value in enumerate(drawn)
+    ]
+    unit = having[0][1].unit
+    oldest, newest, lowest, highest = (
+        f"{value:.4g} {unit}".strip() for value in (values[0], values[-1], low, high)
+    )
+    return Spark(label, " ".join(points), oldest, newest, lowest, highest, len(values))
