@@ -31,7 +31,7 @@ RUN --mount=type=bind,from=pip,source=/opt/pip,target=/opt/pip \
          -o -path '*/pyarrow/libarrow_python*.so.*.*' \) -delete
 
 # What remains must still work.
-RUN python -c 'import pandas, pyarrow.compute, pyarrow.parquet, matplotlib.pyplot as p; p.plot([0, 1]); p.savefig("/tmp/x.svg"); p.savefig("/tmp/x.png")' \
+RUN python -c 'import pandas, openpyxl, pyarrow.compute, pyarrow.parquet, matplotlib.pyplot as p; p.plot([0, 1]); p.savefig("/tmp/x.svg"); p.savefig("/tmp/x.png")' \
     && rm -rf /tmp/* /root/.config /root/.cache/matplotlib
 
 # shared: wheel

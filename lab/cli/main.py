@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 EXTRAS = {
-    "analysis": "numpy pandas jinja2 matplotlib isal pyarrow",
+    "analysis": "numpy pandas openpyxl jinja2 matplotlib isal pyarrow",
     "host": "docker",
     "mcp": "mcp",
     "query": "duckdb",

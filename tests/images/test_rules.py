@@ -118,6 +118,7 @@ def test_the_cpu_locks_hold_what_the_extras_ask_for():
     assert {
         "numpy",
         "pandas",
+        "openpyxl",
         "jinja2",
         "matplotlib",
         "isal",
