@@ -17,7 +17,10 @@ Place = Literal["head", "tail", "hole", "all"]
 Verdict = Literal["complete", "lossy", "unknown"]
 
 AXES: tuple[Axis, ...] = ("gpu", "host", "ops")
-CONTRADICTIONS = ("K", "U", "W", "Z")  # rows that cannot stand as they are; how many are lost nobody knows
+# Rows that cannot stand as they are: clocks that differ, rows that outlast their successor, without a name, there
+# twice, without a time. How many are lost cannot be known.
+CONTRADICTIONS = ("K", "O", "U", "W", "Z")
+EXCESSES = ("O", "W")  # of these, the ones that make times too long and counts too high
 
 
 class Lack(msgspec.Struct, frozen=True, omit_defaults=False):

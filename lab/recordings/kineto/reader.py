@@ -7,11 +7,12 @@ from pathlib import Path
 from lab.recordings.kineto.columns import Columns
 from lab.recordings.kineto.frame import decode_frame
 from lab.recordings.kineto.native import library
+from lab.recordings.owners import settled
 from lab.recordings.pieces import PIECE_BYTES, EventPieces
 from lab.recordings.tables import Trace
 
 # Increase it whenever the same file would give other columns: older cache entries are then ignored.
-READER_VERSION = 9
+READER_VERSION = 10
 
 
 # Pieces that stay in the processor's cache while they are copied and scanned; columns are made of many
@@ -35,4 +36,4 @@ def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int | N
         columns.feed(piece)
     if pieces.cut:
         columns.problems[pieces.cut] += 1
-    return columns.finish(decode_frame(pieces, columns.problems))
+    return settled(columns.finish(decode_frame(pieces, columns.problems)))
