@@ -19,6 +19,7 @@ from lab.recordings.combine import combined
 from lab.recordings.integrity import integrity_of
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
+from lab.recordings.lacks import without_times
 from lab.recordings.nsys.parquet import load_folder
 
 _NAMES = re.compile(r"\.(sqlite|db|rpd|nsys-rep|qdrep|pftrace|pb)(\.gz)?\Z|trace.*\.json(\.gz)?\Z")
@@ -135,12 +136,22 @@ def read_found(found: Found) -> Capture:
     return replace(capture, lacks=(*capture.lacks, *integrity_of(capture)))
 
 
+def _timed(capture: Capture) -> Capture:
+    """The capture without rows of 0 to 0 ns: rocprofv3 writes such for dispatches whose end it has missed
+    (ROCm/rocm-systems#5811), and one of them would stretch the recording to decades."""
+    untimed = (capture.ops.start_ns == 0) & (capture.ops.end_ns == 0)
+    if not untimed.any():
+        return capture
+    lacks = without_times(int(untimed.sum()), len(untimed))
+    return replace(capture, ops=capture.ops.where(~untimed), lacks=(*capture.lacks, *lacks))
+
+
 def _loaded(found: Found) -> Capture:
     """The capture with what its reader alone knows of lacks."""
     kind = kind_of(found)
     if kind.load is None:
         raise BadDataError(kind.what, where=found.path, fix=kind.why)
-    return replace(kind.load(found.plain), source=found.path)
+    return _timed(replace(kind.load(found.plain), source=found.path))
 
 
 def format_of(path: Path | str) -> Format:

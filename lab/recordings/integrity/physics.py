@@ -13,7 +13,7 @@ from lab.core.words import plural
 from lab.recordings.integrity.calls import WAIT
 from lab.recordings.integrity.evidence import Evidence
 from lab.recordings.lacks import Lack
-from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Table
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, NO_SYMBOL, Table
 from lab.stats.rows import distinct, distinct_rows
 
 # A kernel may seem to begin a little before its call (clocks drift); a queue may hold it for seconds.
@@ -184,9 +184,7 @@ def _unmeasured(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) ->
 def _unnamed(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
     """Rule U: kernels whose name is not in the recording; no table can tell them apart."""
     kernels = ops[of.ops.kind[ops] == KERNEL]
-    blank = [
-        index for index in distinct(of.ops.name_id[kernels]) if index < 0 or not of.strings[index].strip()
-    ]
+    blank = [index for index in distinct(of.ops.name_id[kernels]) if index < 0 or is_blank(of.strings[index])]
     rows = kernels[np.isin(of.ops.name_id[kernels], blank)]
     if not len(rows):
         return []
@@ -197,6 +195,11 @@ def _unnamed(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> li
         "recording: they stand as one kernel without a name"
     )
     return [Lack("gpu", "all", "U", process, len(rows), len(kernels), None, text, unknown=True)]
+
+
+def is_blank(name: str) -> bool:
+    """Whether this is no kernel's name but stands for one that is not in the recording."""
+    return not name.strip() or name.endswith(NO_SYMBOL)
 
 
 def durations_ns(of: Evidence, rows: np.ndarray) -> np.ndarray:

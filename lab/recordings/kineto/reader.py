@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from lab.recordings.kineto.columns import Columns
 from lab.recordings.kineto.frame import decode_frame
 from lab.recordings.kineto.native import library
+from lab.recordings.lacks import without_times
 from lab.recordings.owners import settled
 from lab.recordings.pieces import PIECE_BYTES, EventPieces
-from lab.recordings.tables import Trace
+from lab.recordings.tables import Table, Trace
 
 # Increase it whenever the same file would give other columns: older cache entries are then ignored.
 READER_VERSION = 10
@@ -36,4 +40,19 @@ def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int | N
         columns.feed(piece)
     if pieces.cut:
         columns.problems[pieces.cut] += 1
-    return settled(columns.finish(decode_frame(pieces, columns.problems)))
+    return settled(_timed(columns.finish(decode_frame(pieces, columns.problems))))
+
+
+def _timed(trace: Trace) -> Trace:
+    """The trace without GPU rows at 0 that took no time: their times were never written."""
+    untimed = (trace.kernels.ts_ns == trace.meta.base_ns) & (trace.kernels.dur_ns == 0)
+    if not untimed.any():
+        return trace
+    row = np.cumsum(~untimed) - 1
+    collectives = trace.collectives.where(~untimed[trace.collectives.kernel])
+    return replace(
+        trace,
+        kernels=trace.kernels.where(~untimed),
+        collectives=Table(collectives.as_dict() | {"kernel": row[collectives.kernel]}),
+        lacks=(*trace.lacks, *without_times(int(untimed.sum()), len(untimed))),
+    )
