@@ -1,8 +1,8 @@
 """Who owns a launch: the process that made the call, and the operator around it. Nothing else decides it.
 
 A recording of one process says it by ids. Files of several processes (merges of ranks, servers with
-several workers) repeat the ids of every process, so `settled` gives each process numbers of its own once, when
-the file is read; whoever joins by id afterwards is right.
+several workers) repeat the ids of every process, so `settled` gives each process numbers of its own once,
+when the file is read; whoever joins by id afterwards is right.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ AMBIGUOUS = -2
 # As merges name the rows of a rank: "[R3] rank 3 GPU 0", "[TP01] 4000", "[TP00-DP01] 0", "rank 3".
 _PART = r"[A-Za-z]+[- _]?\d{1,6}"
 _LABEL = re.compile(rf"\[({_PART}(?:[-_ ,]+{_PART})*)\]|(r(?:ank)? ?\d{{1,6}})\b", re.IGNORECASE)
+_WITH_PID = ("kernels", "ops", "runtime", "ranges", "threads", "processes", "flows", "modules")
 _NUMBER = re.compile(r"[A-Za-z]+[- _]?(\d{1,6})")
 
 
@@ -40,7 +41,7 @@ def rank_of_label(label: str) -> int | None:
 
 def labels_of_pids(trace: Trace) -> dict[int, str]:
     """pid, as in the tables -> the label of its rank: from a text pid, its process' name or its labels."""
-    labels = {}
+    labels: dict[int, str] = {}
     for row, pid in enumerate(trace.processes.pid.tolist()):
         for text_id in (trace.processes.name_id[row], trace.processes.label_id[row]):
             if text_id >= 0 and (label := label_of(trace.strings[text_id])):
@@ -100,6 +101,48 @@ def settled(trace: Trace) -> Trace:
         kernels=_with(trace.kernels, correlation=kernels_corr, external_id=kernels_id),
         waits=trace.waits.where(known_waits),
         lacks=(*trace.lacks, *_unclear(int(unclear.sum()), len(trace.kernels), len(pids))),
+    )
+
+
+def traces_of_ranks(trace: Trace) -> list[Trace]:
+    """One trace per rank of a merged file, by the labels that the merge put on its rows; else the trace.
+
+    Where every label has one number (TP01, R1) that is the rank; otherwise ranks count in their order.
+    `lacks` are those of the whole file.
+    """
+    labels = labels_of_pids(trace)
+    names = sorted({labels.get(pid, "") for pid in _pids(trace)}, key=_natural)
+    if len(names) < 2 or "" in names:
+        return [trace]
+    numbers = [rank_of_label(name) for name in names]
+    distinct_numbers = None not in numbers and len(set(numbers)) == len(numbers)
+    ranks = numbers if distinct_numbers else range(len(names))
+    return [
+        _of_pids(trace, {pid for pid, label in labels.items() if label == name}, rank, len(names))
+        for name, rank in zip(names, ranks, strict=True)
+    ]
+
+
+def _natural(label: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts TP2 before TP10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", label)]
+
+
+def _of_pids(trace: Trace, pids: set[int], rank: int | None, num_ranks: int) -> Trace:
+    wanted = np.array(sorted(pids), dtype=np.int64)
+    kept = {name: np.isin(getattr(trace, name).pid, wanted) for name in _WITH_PID}
+    tables = {name: getattr(trace, name).where(mask) for name, mask in kept.items()}
+    for name, owner, column in (("collectives", "kernels", "kernel"), ("comm_ops", "ops", "op")):
+        table = getattr(trace, name)
+        table = table.where(kept[owner][getattr(table, column)])
+        row = np.cumsum(kept[owner]) - 1
+        tables[name] = _with(table, **{column: row[getattr(table, column)]})
+    calls = tables["runtime"].correlation
+    return replace(
+        trace,
+        **tables,
+        waits=trace.waits.where(np.isin(trace.waits.correlation, calls)),
+        meta=replace(trace.meta, rank=rank, world_size=trace.meta.world_size or num_ranks),
     )
 
 

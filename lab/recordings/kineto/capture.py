@@ -77,14 +77,16 @@ def _described(trace: Trace, processes: tuple[Process, ...]) -> tuple[Process, .
     if len(processes) == 1:
         return (replace(processes[0], rank=trace.meta.rank, host=trace.meta.host),)
     names = dict(zip(trace.processes.pid.tolist(), trace.text(trace.processes.name_id), strict=True))
+    names |= {pid: trace.strings[-2 - pid] for pid in trace.runtime.pid.tolist() if pid <= -2}
     labels = labels_of_pids(trace)
+    pids = [-1 if process.pid is None else process.pid for process in processes]
     return tuple(
         replace(
             process,
-            name=process.name or names.get(process.pid) or labels.get(process.pid) or None,
-            rank=rank_of_label(labels.get(process.pid, "")),
+            name=process.name or names.get(pid) or labels.get(pid) or None,
+            rank=rank_of_label(labels.get(pid, "")),
         )
-        for process in processes
+        for process, pid in zip(processes, pids, strict=True)
     )
 
 
