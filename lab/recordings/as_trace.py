@@ -12,6 +12,7 @@ from lab.recordings.cache import load_trace
 from lab.recordings.capture import GRAPH, KERNEL, OP, Capture
 from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.lacks import Lack
+from lab.recordings.owners import traces_of_ranks
 from lab.recordings.tables import (
     COLLECTIVE_COLUMNS,
     COMM_OP_COLUMNS,
@@ -72,12 +73,15 @@ def load_recording(path: Path | str, *, cache: Path | None = None) -> Loaded:
 
 
 def load_traces(path: Path | str, *, cache: Path | None = None) -> tuple[list[Trace], bool]:
-    """The traces of a recording of any format, one per process, and whether torch.profiler made it.
+    """The traces of a recording of any format, one per process or merged rank, and whether torch.profiler
+    made it.
 
     Raises what `load_capture` raises.
     """
-    found = load_recording(path, cache=cache)
-    return found.traces, found.annotated
+    recording = load_recording(path, cache=cache)
+    if recording.annotated:
+        return traces_of_ranks(recording.traces[0]), True
+    return recording.traces, False
 
 
 def _used_processes(capture: Capture) -> list[int]:

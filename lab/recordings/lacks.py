@@ -12,12 +12,17 @@ from typing import Literal
 
 import msgspec
 
+from lab.core.words import plural
+
 Axis = Literal["gpu", "host", "ops"]
 Place = Literal["head", "tail", "hole", "all"]
 Verdict = Literal["complete", "lossy", "unknown"]
 
 AXES: tuple[Axis, ...] = ("gpu", "host", "ops")
-CONTRADICTIONS = ("K", "U", "W", "Z")  # rows that cannot stand as they are; how many are lost nobody knows
+# Rows that cannot stand as they are: clocks that differ, rows that outlast their successor, without a name,
+# there twice, without a time. How many are lost cannot be known.
+CONTRADICTIONS = ("K", "O", "U", "W", "Z")
+EXCESSES = ("O", "W")  # of these, the ones that make times too long and counts too high
 
 
 class Lack(msgspec.Struct, frozen=True, omit_defaults=False):
@@ -40,6 +45,14 @@ class Lack(msgspec.Struct, frozen=True, omit_defaults=False):
     text: str
     unknown: bool = False
     untraced: bool = False
+
+
+def without_times(count: int, rows: int) -> tuple[Lack, ...]:
+    """The finding for GPU rows whose start and end are 0, which readers leave out of every table."""
+    if not count:
+        return ()
+    text = f"{count:,} of {plural(rows, 'GPU row')} have no time (start and end are 0) and were left out"
+    return (Lack("gpu", "hole", "Z", -1, count, rows, count / rows, text),)
 
 
 def verdict_of(lacks: Sequence[Lack], axis: Axis | None = None) -> Verdict:

@@ -19,10 +19,19 @@ from lab.recordings.combine import combined
 from lab.recordings.integrity import integrity_of
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.capture import from_kineto
+from lab.recordings.lacks import without_times
 from lab.recordings.nsys.parquet import load_folder
+from lab.recordings.rocprofv3.csv_reader import is_kernel_trace, load_csv
 
-_NAMES = re.compile(r"\.(sqlite|db|rpd|nsys-rep|qdrep|pftrace|pb)(\.gz)?\Z|trace.*\.json(\.gz)?\Z")
+_NAMES = re.compile(
+    r"\.(sqlite|db|rpd|nsys-rep|qdrep|pftrace|pb)(\.gz)?\Z|trace.*\.json(\.gz)?\Z|kernel_trace\.csv(\.gz)?\Z"
+)
 START_BYTES = 4096
+# JAX writes no categories; its processes are named by device, its GPU events by HLO operation.
+_JAX = re.compile(rb'"/device:(GPU|TPU):\d+|"hlo_module"|"PjitFunction\(')
+_XPLANE = re.compile(rb"/(device|host):(GPU|TPU|CPU)|/host:metadata|Task Environment")
+_JAX_WAY = "record the program under nsys (nsys profile python ...) and give lab the export"
+_PAIRS = re.compile(rb'"ph"\s*:\s*"B"[^}]*"cat"|"cat"\s*:[^}]*"ph"\s*:\s*"B"')
 _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
 # Names of its tracks and arguments; torch.profiler writes neither.
@@ -107,10 +116,34 @@ FORMATS: tuple[Format, ...] = (
         rocprofv3.load,
     ),
     Format(
+        "rocprofv3",
+        "rocprofv3's CSV (kernel trace)",
+        lambda found: is_kernel_trace(found.start),
+        load_csv,
+    ),
+    Format(
         "rocprof",
         "a JSON trace of the first rocprof (v1, v2), which AMD has replaced and lab does not read",
         lambda found: _json_starts(found) and any(mark in found.start for mark in _OLD_ROCPROF),
         why="record with rocprofv3 (--output-format rocpd or json), or with torch.profiler",
+    ),
+    Format(
+        "jax",
+        "a trace of JAX's profiler, which lab does not read yet",
+        lambda found: _json_starts(found) and _JAX.search(found.start) is not None,
+        why=_JAX_WAY,
+    ),
+    Format(
+        "jax",
+        "an XPlane file of JAX's profiler, which lab does not read yet",
+        lambda found: found.start[:1] == b"\n" and _XPLANE.search(found.start) is not None,
+        why=_JAX_WAY,
+    ),
+    Format(
+        "chrome",
+        "a trace of begin and end events (ph B and E); torch.profiler writes complete ones (ph X)",
+        lambda found: _json_starts(found) and _PAIRS.search(found.start) is not None,
+        why="give the file that the profiler wrote, before a tool rewrote it",
     ),
     Format("kineto", "a Kineto trace", _json_starts, _kineto),
     Format(
@@ -135,12 +168,22 @@ def read_found(found: Found) -> Capture:
     return replace(capture, lacks=(*capture.lacks, *integrity_of(capture)))
 
 
+def _timed(capture: Capture) -> Capture:
+    """The capture without rows of 0 to 0 ns: rocprofv3 writes such for dispatches whose end it has missed
+    (ROCm/rocm-systems#5811), and one of them would stretch the recording to decades."""
+    untimed = (capture.ops.start_ns == 0) & (capture.ops.end_ns == 0)
+    if not untimed.any():
+        return capture
+    lacks = without_times(int(untimed.sum()), len(untimed))
+    return replace(capture, ops=capture.ops.where(~untimed), lacks=(*capture.lacks, *lacks))
+
+
 def _loaded(found: Found) -> Capture:
     """The capture with what its reader alone knows of lacks."""
     kind = kind_of(found)
     if kind.load is None:
         raise BadDataError(kind.what, where=found.path, fix=kind.why)
-    return replace(kind.load(found.plain), source=found.path)
+    return _timed(replace(kind.load(found.plain), source=found.path))
 
 
 def format_of(path: Path | str) -> Format:

@@ -13,6 +13,9 @@ import numpy as np
 from lab.recordings.lacks import Lack
 
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
+NO_SYMBOL = (
+    "(no symbol recorded)"  # at the end of what stands for a kernel's name that is not in the recording
+)
 GRAPH = 3  # a whole graph replay, recorded as one row without its kernels
 Schema = Mapping[str, Any]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from lab.recordings.integrity.words import AT_LEAST, AT_MOST, idle_bound
+from lab.recordings.integrity.words import busy_and_idle
 from lab.recordings.lacks import Lack
 from lab.stats.intervals import intersect, spans, total, union
 
@@ -169,7 +169,7 @@ def busy_table(bars: Bars, lacks: Sequence[Lack] = ()) -> pd.DataFrame:
 
     bound says `busy at least, idle at most` where `lacks` names lost GPU rows.
     """
-    bounds = f"busy {AT_LEAST}, idle {AT_MOST}" if idle_bound(lacks) else ""
+    bounds = busy_and_idle(lacks)
     rows = []
     for lane in sorted(set(bars.lane)):
         mine = np.isin(bars.row, [row for row, one in enumerate(bars.lane) if one == lane])

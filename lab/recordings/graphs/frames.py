@@ -17,9 +17,9 @@ import numpy as np
 from lab.recordings.kineto.decode import EventDecoder, clean_text
 from lab.recordings.kineto.frame import decode_frame, integer_of
 from lab.recordings.kineto.times import digits_us_to_ns, float_us_to_ns
+from lab.recordings.owners import innermost, thread_nesting
 from lab.recordings.pieces import EventPieces
 from lab.recordings.tables import MODULE, Table, Trace
-from lab.recordings.views.launches import innermost, thread_nesting
 
 _NUMBER = re.compile(r"_\d+\Z")
 _LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)\Z")

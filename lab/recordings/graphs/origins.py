@@ -16,8 +16,8 @@ from lab.recordings.graphs.loss import lacks_of
 from lab.recordings.graphs.rows import NONE, RULES
 from lab.recordings.graphs.sources import Source
 from lab.recordings.lacks import Lack
+from lab.recordings.owners import first_index, innermost, thread_nesting
 from lab.recordings.tables import Table
-from lab.recordings.views.launches import first_index, innermost, thread_nesting
 
 _FOLLOWED = 8  # copies of copies of a node that are followed
 

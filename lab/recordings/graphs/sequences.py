@@ -12,7 +12,7 @@ from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, Capture
 from lab.recordings.graphs import calls
 from lab.recordings.graphs.frames import Frames, layers_of
 from lab.recordings.graphs.replays import COPY, FILL, Words, words_of_rows
-from lab.recordings.views.launches import first_index
+from lab.recordings.owners import first_index
 
 CAPTURED, EAGER = "capture", "eager run"
 _BATCH = re.compile(r"capture_(\d+)_(\w+)\Z")

@@ -16,13 +16,18 @@ from lab.stats.columns import distinct, distinct_rows
 if TYPE_CHECKING:
     from lab.recordings.capture import Capture
 
+UNIFIED = 11  # copy_kind from here on: migrations of unified memory (`capture.COPY_KINDS`)
 FOREVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """ops and api need only: process, start_ns, end_ns, corr, name_id; ops also device, stream, kind, graph,
-    graph_node; api also pid and tid. optional_copies: the recorder traces copies only if asked (rule T)."""
+    """The columns that rules need, and joins of them, each computed once.
+
+    ops and api: process, start_ns, end_ns, corr, name_id; ops also device, context, stream, kind, graph,
+    graph_node, copy_kind; api also pid and tid. optional_copies: the recorder traces copies only if asked
+    (rule T).
+    """
 
     ops: Table
     api: Table
@@ -58,6 +63,11 @@ class Evidence:
             known = self.api.corr[api[at]] == self.ops.corr[ops]
             found[ops[known]] = api[at[known]]
         return found
+
+    @cached_property
+    def uncalled(self) -> np.ndarray:
+        """Of each row on the GPU (n,): what the GPU did by itself (page migrations); no call owes it."""
+        return self.ops.copy_kind >= UNIFIED
 
     @cached_property
     def windows(self) -> np.ndarray:
@@ -106,7 +116,7 @@ def of_trace(trace: Trace) -> Evidence:
         "end_ns": kernels.ts_ns + kernels.dur_ns,
         "corr": kernels.correlation,
         **{name: getattr(kernels, name) for name in ("kind", "name_id", "device", "stream")},
-        **{name: _column(kernels, name) for name in ("graph", "graph_node")},
+        **{name: _column(kernels, name) for name in ("graph", "graph_node", "copy_kind", "context")},
     }
     api = {
         "process": np.zeros(len(runtime), dtype=np.int32),

@@ -8,15 +8,22 @@ from typing import Any
 import msgspec
 
 from lab.core.words import printable
-from lab.recordings.lacks import AXES, Axis, Lack, verdict_of
+from lab.recordings.lacks import AXES, EXCESSES, Axis, Lack, verdict_of
 
-AT_LEAST, AT_MOST = "at least", "at most"
+AT_LEAST, AT_MOST, ABOUT = "at least", "at most", "about"
 
 
 def bound(lacks: Sequence[Lack], *axes: Axis) -> str:
-    """`at least` for counts and times that rest on `axes` (all of them if none is named) of which rows are
-    known to be lost, else "". Idle time is then AT_MOST, and a share is one of what was recorded."""
-    return AT_LEAST if any(verdict_of(lacks, axis) == "lossy" for axis in axes or AXES) else ""
+    """What stands before counts and times that rest on `axes` (all of them if none is named), or "".
+
+    `at least` where rows are known to be lost, `at most` where rows last too long or are there twice, `about`
+    for both. Idle time is the other way round (`idle_bound`); a share is one of what was recorded.
+    """
+    lost = any(verdict_of(lacks, axis) == "lossy" for axis in axes or AXES)
+    inflated = any(lack.rule in EXCESSES for lack in lacks if lack.axis in (axes or AXES))
+    if lost and inflated:
+        return ABOUT
+    return AT_LEAST if lost else AT_MOST if inflated else ""
 
 
 def marked(word: str) -> str:
@@ -25,9 +32,19 @@ def marked(word: str) -> str:
 
 
 def idle_bound(lacks: Sequence[Lack]) -> str:
-    """`at most ` where GPU rows are lost, or copies were not traced: what ran in them reads as idle time."""
-    lost = bound(lacks, "gpu") or any(lack.axis == "gpu" and lack.untraced for lack in lacks)
-    return marked(AT_MOST if lost else "")
+    """`at most ` where GPU rows are lost, or copies were not traced: what ran in them reads as idle time;
+    `at least ` where rows last too long, which covers idle time."""
+    untraced = any(lack.axis == "gpu" and lack.untraced for lack in lacks)
+    opposite = {AT_LEAST: AT_MOST, AT_MOST: ABOUT if untraced else AT_LEAST, ABOUT: ABOUT}
+    return marked(opposite.get(bound(lacks, "gpu"), AT_MOST if untraced else ""))
+
+
+def busy_and_idle(lacks: Sequence[Lack]) -> str:
+    """`busy at least, idle at most`, as a column of a table says it; "" where both stand as they are."""
+    idle = idle_bound(lacks).strip()
+    # Copies that were not traced are missing from the busy time, too.
+    parts = {"busy": bound(lacks, "gpu") or (AT_LEAST if idle else ""), "idle": idle}
+    return ", ".join(f"{name} {word}" for name, word in parts.items() if word)
 
 
 def integrity_lines(lacks: Sequence[Lack], *, processes: int = 1) -> list[str]:
@@ -59,5 +76,5 @@ def as_json(lacks: Sequence[Lack]) -> dict[str, Any]:
 
 
 def lack_json(lack: Lack) -> dict[str, Any]:
-    found: dict[str, Any] = msgspec.to_builtins(lack)
-    return found
+    columns: dict[str, Any] = msgspec.to_builtins(lack)
+    return columns

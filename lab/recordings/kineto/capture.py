@@ -24,12 +24,11 @@ from lab.recordings.capture import (
     by_process,
     filled,
 )
-from lab.recordings.kineto.owners import owners
+from lab.recordings.owners import labels_of_pids, processes_of_kernels, rank_of_label
 from lab.recordings.tables import Schema, Table, Trace, concat
 from lab.recordings.views import gemm_instances
 
 _COPY = re.compile(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?")
-_RANK = re.compile(r"\[?R(?:ank)? ?(\d{1,6})\b", re.IGNORECASE)  # as merges name the processes of a rank
 _LONG = {
     "HtoD": "Host-to-Device",
     "DtoH": "Device-to-Host",
@@ -50,7 +49,8 @@ def from_kineto(trace: Trace) -> Capture:
     (api, ranges), processes = by_process(
         [_renamed(trace.runtime, API_COLUMNS, corr=trace.runtime.correlation), _ranges_of(trace, words)]
     )
-    process, problems = owners(trace, api, len(processes))
+    pids = np.array([-1 if process.pid is None else process.pid for process in processes], dtype=np.int64)
+    process, problems = processes_of_kernels(trace, api, pids)
     if (process < 0).any():
         processes = (*processes, Process(name="unknown"))
         process = np.where(process < 0, len(processes) - 1, process)
@@ -77,12 +77,17 @@ def _described(trace: Trace, processes: tuple[Process, ...]) -> tuple[Process, .
     if len(processes) == 1:
         return (replace(processes[0], rank=trace.meta.rank, host=trace.meta.host),)
     names = dict(zip(trace.processes.pid.tolist(), trace.text(trace.processes.name_id), strict=True))
-    found = []
-    for one in processes:
-        name = one.name or names.get(one.pid) or None
-        rank = _RANK.match(name) if name else None
-        found.append(replace(one, name=name, rank=int(rank[1]) if rank else None))
-    return tuple(found)
+    names |= {pid: trace.strings[-2 - pid] for pid in trace.runtime.pid.tolist() if pid <= -2}
+    labels = labels_of_pids(trace)
+    pids = [-1 if process.pid is None else process.pid for process in processes]
+    return tuple(
+        replace(
+            process,
+            name=process.name or names.get(pid) or labels.get(pid) or None,
+            rank=rank_of_label(labels.get(pid, "")),
+        )
+        for process, pid in zip(processes, pids, strict=True)
+    )
 
 
 def _ops_of(trace: Trace, process: np.ndarray, processes: tuple[Process, ...]) -> Table:

@@ -61,6 +61,43 @@ def read_info(export: Export) -> dict[str, str]:
     return info
 
 
+# What nsys writes where it knows of a loss, whatever the row's severity: "Not all CUDA events might have been
+# collected.", "CUDA profiling might have not been started correctly.", "Some CUPTI events might be missing."
+_EVENTS = r"(?:events?|records?|activities|data)"
+_LOSS = re.compile(
+    rf"not all (?:\w+ )?{_EVENTS}"
+    rf"|(?:might|may|could) (?:have )?not (?:have )?(?:been |be )?(?:start|collect|record|complete|fully)"
+    r"|(?:might|may) be (?:missing|incomplete|lost)"
+    rf"|{_EVENTS} (?:was|were|have been|has been|had been) (?:lost|dropped|discarded)"
+    rf"|(?:lost|dropped|discarded) (?:\d+ )?(?:\w+ )?{_EVENTS}"
+    r"|buffers? (?:is|are|was|were|became) (?:full|exhausted)",
+    re.IGNORECASE,
+)
+_FAILURE = re.compile(r"(?:failed|unable|could not|cannot)\b", re.IGNORECASE)
+_TRACED = re.compile(r"\b(?:CUDA|CUPTI|NVTX)\b", re.IGNORECASE)
+# Samples of the CPU and of the operating system are in no table that lab adds up.
+_ELSEWHERE = re.compile(
+    r"\bCPU\b|sampl|ftrace|perf_event|OS runtime|context switch|Vulkan|OpenGL|DX1", re.IGNORECASE
+)
+
+
+def said_lacks(export: Export) -> tuple[Lack, ...]:
+    """Rule N: what nsys itself says about events that it may have lost."""
+    if "text" not in export.tables.get("DIAGNOSTIC_EVENT", set()):
+        return ()
+    texts = dict.fromkeys(str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", ("text",)))
+    lacks = []
+    for text in texts:
+        subject = _TRACED.search(text)
+        loss = _LOSS.search(text) or (subject and _FAILURE.search(text))
+        if not loss or (_ELSEWHERE.search(text) and not subject):
+            continue
+        axis: Axis = "ops" if subject and subject[0].upper() == "NVTX" else "gpu"
+        words = f"nsys says: {printable(text.strip())[:300]}"
+        lacks.append(Lack(axis, "all", "N", -1, 0, 0, None, words, unknown=True))
+    return tuple(lacks)
+
+
 def count_lacks(export: Export) -> tuple[Lack, ...]:
     """Rule N: rows against the numbers of events that nsys itself says it collected.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, Process, by_process
 from lab.recordings.nsys.export import Export, SqliteExport, pid_of
-from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info
+from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info, said_lacks
 from lab.recordings.nsys.operations import (
     read_api_calls,
     read_graph_nodes,
@@ -42,7 +42,7 @@ def load(path: Path | str) -> Capture:
 def capture_of(export: Export) -> Capture:
     """The capture in an export of either kind."""
     export.check()
-    lacks = count_lacks(export)
+    lacks = count_lacks(export) + said_lacks(export)
     strings = StringIds(export)
     read = [
         read_operations(export, strings),

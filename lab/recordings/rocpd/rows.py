@@ -33,7 +33,7 @@ from lab.recordings.rocm import (
 from lab.recordings.rocpd.people import People
 from lab.recordings.rocpd.section import Section
 from lab.recordings.sqlite import lookup
-from lab.recordings.tables import Table
+from lab.recordings.tables import NO_SYMBOL, Table
 
 _DISPATCH = "start end pid agent_id kernel_id dispatch_id stream_id event_id"
 _SIZES = "workgroup_size_x workgroup_size_y workgroup_size_z grid_size_x grid_size_y grid_size_z"
@@ -81,7 +81,7 @@ def _kernel_names(section: Section, kernels: np.ndarray, strings: Strings) -> np
 
     def name(kernel: int) -> str:
         found = shown.get(kernel) or mangled.get(kernel, "").removesuffix(".kd")
-        return found or f"kernel {kernel} (no symbol recorded)"
+        return found or f"kernel {kernel} {NO_SYMBOL}"
 
     return _by_id(kernels, lambda kernel: strings.id(name(kernel)))
 

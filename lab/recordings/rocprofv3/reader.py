@@ -43,7 +43,7 @@ from lab.recordings.rocprofv3 import records
 from lab.recordings.rocprofv3.records import Columns
 from lab.recordings.rocprofv3.scan import Scan
 from lab.recordings.sqlite import lookup
-from lab.recordings.tables import Table, concat
+from lab.recordings.tables import NO_SYMBOL, Table, concat
 
 KEY = "rocprofiler-sdk-tool"
 _DECODERS: dict[str, tuple[str, msgspec.json.Decoder[Any]]] = {
@@ -277,7 +277,7 @@ def _kernels(
 
 def _kernel_name(kernel: int, symbol: records.Symbol | None) -> str:
     found = (symbol.formatted_kernel_name or symbol.kernel_name.removesuffix(".kd")) if symbol else ""
-    return found or f"kernel {kernel} (no symbol recorded)"
+    return found or f"kernel {kernel} {NO_SYMBOL}"
 
 
 def _copies(element: _Element, process: int, strings: Strings, problems: list[str]) -> Table:

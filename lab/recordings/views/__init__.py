@@ -8,11 +8,11 @@ from lab.recordings.views.gemms import GEMM_OPS, gemm_instances
 from lab.recordings.views.launches import (
     STEP_PREFIX,
     device_of,
-    innermost,
     kernel_steps,
     launch_calls,
     launches_graph,
     link_ops,
+    linked_by_id,
     of_graphs,
     steps_at,
 )
@@ -30,11 +30,11 @@ __all__ = [
     "device_of",
     "gemm_instances",
     "gpu_timeline",
-    "innermost",
     "kernel_steps",
     "launch_calls",
     "launches_graph",
     "link_ops",
+    "linked_by_id",
     "of_graphs",
     "steps_at",
 ]

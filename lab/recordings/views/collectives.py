@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from lab.recordings.communication import OPS, communication, kind_in
+from lab.recordings.owners import first_index
 from lab.recordings.tables import Table, Trace, once
-from lab.recordings.views.launches import device_of, first_index, kernel_steps, link_ops, steps_at
+from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.recordings.views.timeline import COMM, GLOO_PREFIX, classify, is_gloo
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from lab.recordings.owners import thread_nesting
 from lab.recordings.tables import KERNEL, MEMSET, Table, Trace, once
-from lab.recordings.views.launches import device_of, link_ops, steps_at, thread_nesting
+from lab.recordings.views.launches import device_of, link_ops, steps_at
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.stats.columns import distinct_rows
 from lab.stats.intervals import spans, total

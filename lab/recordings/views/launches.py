@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from lab.recordings.owners import first_index, operators_of_launches
 from lab.recordings.tables import Table, Trace, once
 
 STEP_PREFIX = "ProfilerStep#"
@@ -19,20 +20,35 @@ def device_of(trace: Trace) -> str:
 
 @once
 def link_ops(trace: Trace) -> np.ndarray:
-    """Row of `ops` that launched each row of `kernels` (n,), -1 where the launch was not recorded.
+    """Row of `ops` that launched each row of `kernels` (n,), -1 where no operator did, or none that is known.
 
-    By External id; else by correlation to the runtime call, then the innermost op around it on its thread.
-    A kernel of a graph has none here: its op ran at the capture, and its External id is that of the op around
-    the graph's launch (`lab.recordings.graphs` finds the op).
+    By External id or the innermost op around the launching call (`lab.recordings.owners`). A kernel of a
+    graph has none here: its op ran at the capture, and its External id is that of the op around the graph's
+    launch (`lab.recordings.graphs` finds the op).
     """
-    by_id = first_index(trace.kernels.external_id, trace.ops.external_id)
-    call = launch_calls(trace)
-    todo = np.flatnonzero((by_id < 0) & (call >= 0))
-    if len(todo):
-        calls = trace.runtime.take(call[todo])
-        by_id[todo] = innermost(trace.ops, calls.pid, calls.tid, calls.ts_ns)
-    by_id[of_graphs(trace, call)] = -1
-    return by_id
+    return np.where(of_graphs(trace, launch_calls(trace)), -1, _owners(trace).op)
+
+
+def linked_by_id(trace: Trace) -> np.ndarray:
+    """Mask (n,) of `kernels`: the recorder's External id named the operator of `link_ops`."""
+    mask: np.ndarray = _owners(trace).by_id
+    return mask
+
+
+@once
+def _owners(trace: Trace) -> Table:
+    """Columns op and by_id (n,) of each row of `kernels`."""
+    external_id, call = trace.kernels.external_id, launch_calls(trace)
+    # Where the call is not here, the id is all there is, unless it is the kernel's own number (kineto#1001).
+    alone = (call < 0) & (external_id != trace.kernels.correlation)
+    op = np.where(alone, first_index(external_id, trace.ops.external_id), -1)
+    by_id = op >= 0
+    called = np.flatnonzero(call >= 0)
+    calls = trace.runtime.take(call[called])
+    op[called], by_id[called] = operators_of_launches(
+        trace.ops, external_id[called], calls.pid, calls.tid, calls.ts_ns
+    )
+    return Table({"op": op, "by_id": by_id})
 
 
 def launches_graph(name: str) -> bool:
@@ -75,48 +91,6 @@ def steps_at(trace: Trace, ts_ns: np.ndarray) -> np.ndarray:
     return np.where(inside, numbers[found.name_id[index]], -1)
 
 
-def innermost(ops: Table, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray) -> np.ndarray:
-    """Row of the innermost op that runs at each (pid, tid, time) (n,), or -1."""
-    result = np.full(len(ts_ns), -1, dtype=np.int64)
-    for where in sorted(set(zip(pid.tolist(), tid.tolist(), strict=True))):
-        rows, parents = thread_nesting(ops, *where)
-        if len(rows) == 0:
-            continue
-        asked = np.flatnonzero((pid == where[0]) & (tid == where[1]))
-        at = ts_ns[asked]
-        ends = ops.ts_ns[rows] + ops.dur_ns[rows]
-        index = np.searchsorted(ops.ts_ns[rows], at, side="right") - 1
-        while (over := (index >= 0) & (ends[index] < at)).any():
-            index[over] = parents[index[over]]
-        result[asked] = np.where(index >= 0, rows[index], -1)
-    return result
-
-
 def step_number(text: str) -> int:
     digits = text.removeprefix(STEP_PREFIX)
     return int(digits) if digits != text and digits.isdecimal() and len(digits) < 10 else -1
-
-
-def first_index(wanted: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """Index in `among` (m,) of each `wanted` (n,): the first of equals; -1 for none and for negative ids."""
-    if len(among) == 0:
-        return np.full(len(wanted), -1, dtype=np.int64)
-    order = np.argsort(among, kind="stable")
-    index = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
-    found = order[index]
-    return np.where((among[found] == wanted) & (wanted >= 0), found, -1)
-
-
-def thread_nesting(ops: Table, pid: int, tid: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (m,) of one thread by start, longest first, and the index of each one's parent in them, or -1."""
-    rows = np.flatnonzero((ops.pid == pid) & (ops.tid == tid))
-    rows = rows[np.lexsort((-ops.dur_ns[rows], ops.ts_ns[rows]))]
-    ends = (ops.ts_ns[rows] + ops.dur_ns[rows]).tolist()
-    parents = np.full(len(rows), -1, dtype=np.int64)
-    open_indices: list[int] = []
-    for index, end in enumerate(ends):
-        while open_indices and ends[open_indices[-1]] < end:
-            open_indices.pop()
-        parents[index] = open_indices[-1] if open_indices else -1
-        open_indices.append(index)
-    return rows, parents

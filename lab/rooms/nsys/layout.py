@@ -17,12 +17,13 @@ CAPTURES = ("capture.sqlite", "capture.json.gz")
 ENDINGS = (".sqlite", ".json.gz", ".json", ".nsys-rep")
 _SIZE = r"(?P<size>small|medium|large|xl|2\.7B|tiny)"
 _TYPE = r"(?P<type>forward_backward|forward|training)"
+_MORE = r"(?:_ctx(?P<context>\d+))?"  # as `published_name` writes other contexts than the published one
 # Pattern of a published name -> its profile type, None where the name contains it.
 _PUBLISHED: tuple[tuple[re.Pattern[str], ProfileType | None], ...] = (
     (re.compile(rf"{_SIZE}_forward_ctx(?P<context>\d+)"), "forward"),
-    (re.compile(rf"{_SIZE}_{_TYPE}_annotated"), None),
-    (re.compile(rf"{_SIZE}_training_step"), "training"),
-    (re.compile(rf"{_SIZE}_attention_analysis"), "forward"),
+    (re.compile(rf"{_SIZE}_{_TYPE}_annotated{_MORE}"), None),
+    (re.compile(rf"{_SIZE}_{_TYPE}_step{_MORE}"), None),
+    (re.compile(rf"{_SIZE}_attention_analysis{_MORE}"), "forward"),
     (re.compile(rf"{_SIZE}_ctx(?P<context>\d+)_{_TYPE}"), None),
 )
 _FOLDERS = {"part_a": ("a",), "part_b_c": ("b", "c"), "part_d": ("d",), "part_e": ("e",)}

@@ -12,7 +12,7 @@ import numpy as np
 from lab.errors import BadDataError, LabError
 from lab.recordings import views
 from lab.recordings.cache import load_trace
-from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound
+from lab.recordings.integrity.words import bound, busy_and_idle
 from lab.recordings.lacks import Lack, verdict_of
 from lab.recordings.pairing.kinds import kind_of
 from lab.recordings.tables import Trace
@@ -93,7 +93,7 @@ def _timeline_row(trace: Trace) -> dict[str, Any]:
 def _bounds(lacks: Sequence[Lack]) -> str:
     """How a row's times are to be read where GPU rows are missing, or contradict themselves."""
     if bound(lacks, "gpu"):
-        return f"busy {AT_LEAST}, idle {AT_MOST}"
+        return busy_and_idle(lacks)
     return "not known" if verdict_of(lacks, "gpu") == "unknown" else "exact"
 
 

@@ -19,6 +19,7 @@ from lab.recordings.merge.pftrace.packets import (
     int_field,
     text_field,
 )
+from lab.recordings.owners import innermost
 from lab.recordings.tables import Table, Trace
 
 # The first three in the order of the values of `kernels.kind`.
@@ -116,7 +117,7 @@ def _arrows(trace: Trace, rank: int) -> dict[int, bytes]:
     An end lies in the innermost operator at its time, as in a viewer; arrows without both ends are left out.
     """
     flows = trace.flows
-    row = views.innermost(trace.ops, flows.pid, flows.tid, flows.ts_ns)
+    row = innermost(trace.ops, flows.pid, flows.tid, flows.ts_ns)
     starts, ends = (
         dict(zip(flows.flow[chosen].tolist(), row[chosen].tolist(), strict=True))
         for chosen in ((row >= 0) & ~flows.is_end, (row >= 0) & flows.is_end)

@@ -19,8 +19,8 @@ from lab.recordings.compiled import (
 )
 from lab.recordings.graphs import Join, Source
 from lab.recordings.kineto.capture import from_kineto
+from lab.recordings.owners import innermost
 from lab.recordings.tables import Table, Trace
-from lab.recordings.views.launches import innermost
 
 _REGION = re.compile(r"Torch-Compiled Region: .+")
 _GRAPH = re.compile(r"## Call CompiledFxGraph (\w+) ##")

@@ -21,7 +21,7 @@ from lab.recordings.graphs.loss import RULE as REPLAYS
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
-from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops, of_graphs
+from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops, linked_by_id, of_graphs
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
 from lab.rooms.kernels.catalogue.classes import moves_no_data
 from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
@@ -276,9 +276,7 @@ def _lacks(trace: Trace, replayed: Replayed | None) -> tuple[Lack, ...]:
 
 def _rules(trace: Trace, owner: np.ndarray) -> np.ndarray:
     """How each launch (n,) found its owner, of those that no graph replayed."""
-    external_id = trace.kernels.external_id
-    by_id = (external_id >= 0) & (np.append(trace.ops.external_id, -1)[owner] == external_id)
-    rules = np.where(by_id, "external_id", "correlation").astype(object)
+    rules = np.where(linked_by_id(trace), "external_id", "correlation").astype(object)
     rules[owner < 0] = "none"
     return rules
 

@@ -15,7 +15,7 @@ from lab.recordings.capture import Capture
 from lab.recordings.gantt.bars import FAMILIES, LABELS, Bars, busy_table
 from lab.recordings.gantt.capture import bars_of_capture
 from lab.recordings.gantt.packed import packed
-from lab.recordings.integrity.words import AT_LEAST, AT_MOST, bound, idle_bound, marked, sentences
+from lab.recordings.integrity.words import bound, busy_and_idle, marked, sentences
 from lab.recordings.lacks import AXES, Axis, verdict_of
 from lab.recordings.names import kernel_class, short_name
 from lab.recordings.processes import process_label
@@ -174,7 +174,7 @@ def _gpu_rows(one: Summary) -> list[dict[str, Any]]:
             "busy_ms": gpu.busy_ms,
             "idle_ms": gpu.idle_ms,
             "longest_gap_ms": gpu.longest_gap_ms,
-            "bound": f"busy {AT_LEAST}, idle {AT_MOST}" if idle_bound(one.lacks) else "",
+            "bound": busy_and_idle(one.lacks),
         }
         for gpu in one.gpus
     ]

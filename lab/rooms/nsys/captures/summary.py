@@ -145,7 +145,7 @@ def summarise(projection: Projection, phases: re.Pattern[str] = PHASES) -> Summa
         top=tuple(by_name[:TOP]),
         origins=_origins(projection, kernels, num_steps),
         matmul_share=_matmul_share(by_name),
-        gpus=_gpus(capture, measured),
+        gpus=_gpus(capture, projection.owners(projection.warmups) >= 0),
         replayed=_replayed(projection, kernels, num_steps),
         replay_rules=_replay_rules(projection),
         rules=_rules(projection),
@@ -243,17 +243,22 @@ def _replay_rules(projection: Projection) -> dict[str, tuple[int, float]]:
     return found
 
 
-def _gpus(capture: Capture, measured: np.ndarray) -> tuple[Gpu, ...]:
-    ops = capture.ops.where(measured)
-    known = {device.device: device.name for device in capture.devices}
-    found = []
-    for device in np.unique(ops.device).tolist():
-        mine = ops.where(ops.device == device)
-        busy = intervals.union(np.stack([mine.start_ns, mine.end_ns], axis=1))
+def _gpus(capture: Capture, warmup: np.ndarray) -> tuple[Gpu, ...]:
+    """Each GPU from its first to its last row after any warm-up: busy while any row runs, whoever launched
+    it, and whether its call was recorded or not. warmup (n,): rows of warm-up."""
+    names = {device.device: device.name for device in capture.devices}
+    gpus = []
+    for device in np.unique(capture.ops.device).tolist():
+        on_gpu = capture.ops.device == device
+        counted = capture.ops.where(on_gpu & ~warmup if (on_gpu & ~warmup).any() else on_gpu)
+        rows = capture.ops.where(on_gpu)
+        window_ns = int(counted.start_ns.min()), int(counted.end_ns.max())
+        spans = np.clip(np.stack([rows.start_ns, rows.end_ns], axis=1), *window_ns)
+        busy = intervals.union(spans[spans[:, 0] < spans[:, 1]])
         gaps = busy[1:, 0] - busy[:-1, 1]
         busy_ms, idle_ms = intervals.total(busy) / 1e6, int(gaps.sum()) / 1e6
-        found.append(Gpu(device, known.get(device, "GPU"), busy_ms, idle_ms, int(gaps.max(initial=0)) / 1e6))
-    return tuple(found)
+        gpus.append(Gpu(device, names.get(device, "GPU"), busy_ms, idle_ms, int(gaps.max(initial=0)) / 1e6))
+    return tuple(gpus)
 
 
 def _rules(projection: Projection) -> dict[str, tuple[int, float]]:

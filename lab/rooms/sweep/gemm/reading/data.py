@@ -94,7 +94,7 @@ def read_sweep(
         raise_if_none_read(results)
     read: list[list[RankTables]] = [[] for _ in configs]
     for job, result in zip(jobs, results, strict=True):
-        read[job.config].append(_unread(job, result) if isinstance(result, LabError) else result)
+        read[job.config] += [_unread(job, result)] if isinstance(result, LabError) else result
     return _together(sweep, configs, read, expected)
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from lab.recordings import views
 from lab.recordings.cache import load_trace
+from lab.recordings.owners import traces_of_ranks
 from lab.recordings.ranks import RankWork, work_of
-from lab.recordings.tables import Table
+from lab.recordings.tables import Table, Trace
 from lab.rooms.sweep.gemm.naming import report_name
 from lab.rooms.sweep.gemm.reading.instances import gemm_table, with_columns
 from lab.rooms.sweep.gemm.sheets.collectives import coll_analysis
@@ -57,9 +58,15 @@ class RankTables:
     work: RankWork | None = None
 
 
-def read_rank_tables(job: RankJob) -> RankTables:
-    """Everything of one trace; raises LabError if it cannot be read."""
-    trace = load_trace(job.path, cache=job.cache, salvage=job.salvage)
+def read_rank_tables(job: RankJob) -> list[RankTables]:
+    """Everything of each rank in one file, of one in most; raises LabError if it cannot be read."""
+    traces = traces_of_ranks(load_trace(job.path, cache=job.cache, salvage=job.salvage))
+    if len(traces) > 1:  # the path's rank is that of a merged file as a whole
+        job = replace(job, trace=replace(job.trace, rank=None))
+    return [_tables_of(job, trace) for trace in traces]
+
+
+def _tables_of(job: RankJob, trace: Trace) -> RankTables:
     figures = figures_of(job.trace, trace)
     found = launches(trace)
     collectives = views.collective_instances(trace)

@@ -1,0 +1,218 @@
+"""What a GPU cannot have done: rules K, O, U, W and Z of each process, whether calls were recorded or not.
+
+Each rule takes the evidence, a process, its rows of `ops` and of `api`, and answers with findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lab.core.words import plural
+from lab.recordings.integrity.calls import WAIT
+from lab.recordings.integrity.evidence import Evidence
+from lab.recordings.lacks import Lack
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, NO_SYMBOL, Table
+from lab.stats.columns import distinct, distinct_rows
+
+# A kernel may seem to begin a little before its call (clocks drift); a queue may hold it for seconds.
+EARLIEST_NS, LATEST_NS = 10_000_000, 60_000_000_000
+# A wait returns after the row that it waited for; 8 us before its end was the most in recordings.
+OUTLASTS_NS = 1_000_000
+# Times rounded to whole microseconds may put a row's end up to 1 us behind that of its successor.
+ORDER_NS = 2_000
+_IDENTITY = ("start_ns", "end_ns", "device", "stream", "corr", "name_id", "kind", "graph_node")
+_CALL_IDENTITY = ("start_ns", "end_ns", "pid", "tid", "corr", "name_id")
+
+
+def _stream_order(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule O: rows that end after a later row of their stream has ended.
+
+    A stream runs one row after the other: rows may begin before their predecessor ended (programmatic
+    dependent launch), but not end before it. 0 of 20,000 dispatches of an MI350X and of 17 real traces do
+    (a recorded duration of 1.6 s for 2 ms of work: AMD-AGI/TraceLens#669). The rows of one graph replay may
+    run beside each other, so a replay counts as one row.
+    """
+    rows = ops[(of.ops.kind[ops] != GRAPH) & ~of.uncalled[ops]]
+    if len(rows) < 2:
+        return []
+    begin_ns, end_ns, stream, members = _units(of, rows)
+    order = np.lexsort((end_ns, begin_ns, stream))
+    stream, end_ns = stream[order], end_ns[order]
+    # From the back, the earliest end among the rows that begin later on the same stream.
+    late = np.zeros(len(order), dtype=bool)
+    for lane in np.split(np.arange(len(order)), np.flatnonzero(np.diff(stream)) + 1):
+        ends = end_ns[lane]
+        earliest = np.minimum.accumulate(ends[::-1])[::-1]
+        late[lane[:-1]] = ends[:-1] > earliest[1:] + ORDER_NS
+    if not late.any():
+        return []
+    count = int(members[order][late].sum())
+    excess_ns = int(durations_ns(of, rows).max())
+    text = (
+        f"{count:,} of {plural(len(ops), 'GPU row')} end after a later row of their stream has ended, which "
+        f"no stream does (the longest takes {excess_ns / 1e6:,.3f} ms): times are at most what is printed"
+    )
+    return [Lack("gpu", "all", "O", process, count, len(ops), None, text, unknown=True)]
+
+
+def _units(of: Evidence, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Begin, end, stream and number of rows of what runs as one: a row, or all rows of one graph replay."""
+    lanes = distinct_rows(np.stack([of.ops.device[rows], of.ops.context[rows], of.ops.stream[rows]], axis=1))[
+        1
+    ]
+    begin_ns, end_ns = of.ops.start_ns[rows], of.ops.end_ns[rows]
+    in_graph = (of.ops.graph_node[rows] > 0) | (of.ops.graph[rows] > 0)
+    if not in_graph.any():
+        return begin_ns, end_ns, lanes, np.ones(len(rows), dtype=np.int64)
+    # Rows outside graphs get numbers of their own, beyond any correlation.
+    own = np.where(in_graph, of.ops.corr[rows], -1 - np.arange(len(rows)))
+    unit = distinct_rows(np.stack([lanes, own], axis=1))[1]
+    order = np.argsort(unit, kind="stable")
+    heads = np.flatnonzero(np.append(True, np.diff(unit[order]) > 0))
+    return (
+        np.minimum.reduceat(begin_ns[order], heads),
+        np.maximum.reduceat(end_ns[order], heads),
+        lanes[order][heads],
+        np.diff(np.append(heads, len(rows))),
+    )
+
+
+def _clocks(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule K: rows that begin before their call, or later than a queue explains: two clocks, or two units."""
+    ops_known = ops[of.call_of[ops] >= 0]
+    if not len(ops_known):
+        return []
+    delay_ns = of.ops.start_ns[ops_known] - of.api.start_ns[of.call_of[ops_known]]
+    calls_ns = of.api.start_ns[api]
+    most_ns = max(LATEST_NS, 10 * int(calls_ns.max() - calls_ns.min()))
+    early, late = delay_ns < -EARLIEST_NS, delay_ns > most_ns
+    found = []
+    for rows, words in ((early, "before"), (late, "after")):
+        if n := int(rows.sum()):
+            far_s = int(np.abs(delay_ns[rows]).max()) / 1e9
+            text = (
+                f"{n:,} of {plural(len(ops), 'GPU row')} begin up to {far_s:,.3g} s {words} the call that "
+                "launched them: clocks or units of GPU and host differ, and times across them mean nothing"
+            )
+            found.append(Lack("gpu", "all", "K", process, n, len(ops), None, text, unknown=True))
+    return found
+
+
+def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule K: rows that end after a wait for the whole device that began when they were launched already.
+
+    A wait covers the current device only, so a process with several is not judged. Nor is a wait of 0 ns,
+    which is how readers give a call without an end: nobody saw it return.
+    """
+    waits = api[(of.call_kinds[api] == WAIT) & (of.api.end_ns[api] > of.api.start_ns[api])]
+    known = ops[of.call_of[ops] >= 0]
+    if not len(waits) or not len(known) or len(distinct(of.ops.device[ops])) > 1:
+        return []
+    waits = waits[np.argsort(of.api.start_ns[waits], kind="stable")]
+    launched_ns = of.api.end_ns[of.call_of[known]]
+    at = np.searchsorted(of.api.start_ns[waits], launched_ns, side="left")
+    covered = at < len(waits)
+    # Of the waits for a row, the one that begins first.
+    over_ns = of.ops.end_ns[known[covered]] - of.api.end_ns[waits[at[covered]]]
+    late_ns = over_ns[over_ns > OUTLASTS_NS]
+    if not len(late_ns):
+        return []
+    text = (
+        f"{len(late_ns):,} of {plural(len(ops), 'GPU row')} end up to {int(late_ns.max()) / 1e9:,.3g} s "
+        "after the return of a call that waited for them: clocks of GPU and host differ, and times across "
+        "them mean nothing"
+    )
+    return [Lack("gpu", "all", "K", process, len(late_ns), len(ops), None, text, unknown=True)]
+
+
+def _rows_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule W: equal rows. A stream runs one row at a time, so the second is a copy."""
+    n = _written_twice(of.ops, ops, _IDENTITY)
+    if not n:
+        return []
+    text = (
+        f"{n:,} of {plural(len(ops), 'GPU row')} are there twice (same stream, start, end, name and "
+        "correlation): counts and times are too high"
+    )
+    return [Lack("gpu", "all", "W", process, n, len(ops), None, text, unknown=True)]
+
+
+def _calls_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule W: a correlation is one call's, so the second equal call is a copy."""
+    known = api[of.api.corr[api] > 0]
+    n = _written_twice(of.api, known, _CALL_IDENTITY)
+    if not n:
+        return []
+    text = (
+        f"{n:,} of {plural(len(api), 'API call')} are there twice (same thread, start, end, name and "
+        "correlation): counts are too high"
+    )
+    return [Lack("host", "all", "W", process, n, len(api), None, text, unknown=True)]
+
+
+def _written_twice(table: Table, rows: np.ndarray, identity: Sequence[str]) -> int:
+    """How many of these rows repeat another one in every column of `identity`."""
+    order = rows[np.argsort(table.start_ns[rows], kind="stable")]
+    start_ns = table.start_ns[order]
+    tied = np.flatnonzero(start_ns[1:] == start_ns[:-1])
+    if not len(tied):
+        return 0
+    alike = order[np.union1d(tied, tied + 1)]
+    keys = np.stack([getattr(table, name)[alike].astype(np.int64) for name in identity], axis=1)
+    return len(alike) - len(distinct_rows(keys)[0])
+
+
+def _unmeasured(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule Z: kernels, copies and fills that took no time, in a recording that resolves less than a µs; of
+    any resolution if no kernel took time."""
+    fine = bool((durations_ns(of, ops) % 1000).any())
+    found = []
+    for kinds, one, many in (
+        ((KERNEL,), "kernel", "kernels"),
+        ((MEMCPY, MEMSET), "copy or fill", "copies and fills"),
+    ):
+        rows = ops[np.isin(of.ops.kind[ops], kinds)]
+        n = int((durations_ns(of, rows) <= 0).sum())
+        if n and (fine or (kinds == (KERNEL,) and n == len(rows))):
+            text = f"{n:,} of {plural(len(rows), one, many)} took 0 ns: their times were not measured"
+            found.append(Lack("gpu", "all", "Z", process, n, len(rows), None, text, unknown=True))
+    return found
+
+
+def _unnamed(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
+    """Rule U: kernels whose name is not in the recording; no table can tell them apart."""
+    kernels = ops[of.ops.kind[ops] == KERNEL]
+    blank = [index for index in distinct(of.ops.name_id[kernels]) if index < 0 or is_blank(of.strings[index])]
+    rows = kernels[np.isin(of.ops.name_id[kernels], blank)]
+    if not len(rows):
+        return []
+    whole_ns = int(durations_ns(of, kernels).sum())
+    share = int(durations_ns(of, rows).sum()) / max(whole_ns, 1)
+    text = (
+        f"{len(rows):,} of {plural(len(kernels), 'kernel')} ({share:.1%} of kernel time) have no name in the "
+        "recording: they stand as one kernel without a name"
+    )
+    return [Lack("gpu", "all", "U", process, len(rows), len(kernels), None, text, unknown=True)]
+
+
+def is_blank(name: str) -> bool:
+    """Whether this is no kernel's name but stands for one that is not in the recording."""
+    return not name.strip() or name.endswith(NO_SYMBOL)
+
+
+def durations_ns(of: Evidence, rows: np.ndarray) -> np.ndarray:
+    dur: np.ndarray = of.ops.end_ns[rows] - of.ops.start_ns[rows]
+    return dur
+
+
+PHYSICS: tuple[Callable[[Evidence, int, np.ndarray, np.ndarray], list[Lack]], ...] = (
+    _stream_order,
+    _clocks,
+    _waits,
+    _rows_twice,
+    _calls_twice,
+    _unmeasured,
+    _unnamed,
+)
