@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from lab.cli.options import BOTH, EARLIER, KNOBS, PLACE, SLURM, make_options
-from lab.cli.registry import run_commands
+from lab.cli.registry import run_commands, sections
 from lab.core.options import Options
 from lab.core.plan import Experiment
 from lab.driver.analysis import analyse
 from lab.driver.drive import drive, resume
+from lab.driver.sections import Sections
 from lab.errors import UsageError, not_here
 from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
@@ -118,16 +119,35 @@ def _carry_out(made: Experiment | None, **_flags: Any) -> None:
 @out("Where tables, figures and page go. [default: the run; for a recording, experiments/NAME_analysis]")
 @as_json("Findings")
 @quiet()
+@click.option(
+    "--only",
+    metavar="SECTIONS",
+    callback=lambda _ctx, _param, text: _sections(text) if text is not None else None,
+    help=f"Only these, each into a folder of its own: {','.join(sections())}.",
+)
 @REQUIRE
-def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool, require: str | None) -> None:
+def analyze(
+    folder: Path, out: Path | None, as_json: bool, quiet: bool, only: Sections | None, require: str | None
+) -> None:
     """Analyse a run, a recording (a FILE or FOLDER of any profiler), or a folder of recordings.
 
-    A recording that lab did not make is never changed: its page goes to -o, or below experiments/.
+    A recording that lab did not make is never changed: its page goes to -o, or below experiments/. Exit code
+    1 where anything that was asked for is missing.
     """
     if not folder.exists():
         raise not_here("no such file or folder", folder, "see `lab runs list`")
-    findings = analyse(folder, out, Console(quiet=quiet))
+    findings = analyse(folder, out, Console(quiet=quiet), only)
     show_findings(folder, findings, Options(json=as_json))
     raise_for_findings(findings, folder)
     if require == "complete":
         raise_unless_complete(findings.incomplete, folder)
+
+
+def _sections(text: str) -> Sections:
+    """The sections in a list with commas, each once. Raises UsageError for one that is unknown."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in sections()]:
+        raise UsageError(
+            f"--only: no section {unknown[0]!r}", fix=f"one or several of {','.join(sections())}"
+        )
+    return Sections({name: sections()[name] for name in names})

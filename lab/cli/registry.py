@@ -14,7 +14,10 @@ Lazy = dict[str, tuple[str, str]]  # command -> (module:attribute, help line)
 class Room(NamedTuple):
     """run and read map a command's name to its help line; smoke is its smallest experiment, on a CPU.
 
-    scans maps a kind of file that a C file of the room scans to the module that finds its library.
+    scans maps a kind of file that a C file of the room scans to the module that finds its library. differs
+    maps a module that compares inputs of its own for `lab diff`, by recognises(path) and
+    diff(a, b, repeat_a, as_json), to what it compares. sections name parts of an
+    analysis, for `lab analyze --only`; the room has an analyse_NAME() like its analyse() for each.
     """
 
     name: str
@@ -23,6 +26,8 @@ class Room(NamedTuple):
     read: dict[str, str] = {}
     smoke: str = ""
     scans: dict[str, str] = {}
+    differs: dict[str, str] = {}
+    sections: tuple[str, ...] = ()
 
 
 ROOMS = (
@@ -35,6 +40,7 @@ ROOMS = (
             "ranks": "Which rank makes the others wait, why, and what a repair gives; hangs.",
         },
         smoke="sweep -c 28 -t 256 --ranks 2",
+        sections=("gemm", "ranks"),
     ),
     Room(
         "nan",
@@ -43,11 +49,15 @@ ROOMS = (
             "nan": "Watch every module's outputs for NaN and Inf.",
             "nixnan": "Watch floating-point instructions with nixnan.",
         },
-        read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs, compare."},
+        read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs."},
         smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2 --timing 0",
         scans={
             "nixnan logs": "lab.rooms.nan.nixnan.reading.native.find",
             "tensors on a CPU": "lab.rooms.nan.watch.native.find",
+        },
+        differs={
+            "lab.rooms.nan.nixnan.cli": "Two nixnan logs, or a folder of logs per run: which sites "
+            "(function, SASS, operand) appeared or vanished, judged against --repeat-a."
         },
     ),
     Room(
@@ -56,6 +66,7 @@ ROOMS = (
         run={"nsys": "Profile Transformers, and answer where their GPU time goes."},
         read={"nsys": "Read captures of nsys or torch.profiler: phases, reports, answers."},
         smoke="nsys --model-size tiny --profile-type forward --measure-steps 2",
+        sections=("phases",),
     ),
     Room(
         "kernels",
@@ -63,6 +74,7 @@ ROOMS = (
         run={"kernels": "Profile, replay and price every kernel a model launches."},
         read={"kernels": "Every launch of a model: catalogue, chart, C++, audits."},
         smoke="kernels profile tiny-bloom --max-new-tokens 2",
+        sections=("kernels",),
     ),
     Room(
         "semicrf",
@@ -90,6 +102,15 @@ REMOVED: dict[str, str] = {
     "semicrf": "lab run {run} semicrf {args}",
     "trials": "lab run {run} trials {args}",
     "replay": "lab run {run} replay {args}",
+    # Reading commands
+    "gemm part": "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own",
+    "gemm spread": "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own",
+    "gemm timestamps": "lab gemm variance {args}",
+    "gemm overlap": "lab gemm variance {args}",
+    "gemm plots": "lab gemm variance {args}",
+    "kernels launches": "lab kernels unique --launches {args}",
+    "nan diff": "lab diff {args}  # --repeat-a for --noise",
+    "nsys scrub": "lab nsys summary FILE --scrubbed TARGET",
 }
 
 
@@ -115,6 +136,17 @@ def scanners() -> dict[str, str]:
     }
 
 
+def differs() -> dict[str, str]:
+    """Modules of rooms that compare inputs of their own, and what each compares."""
+    return {module: text for room in ROOMS for module, text in room.differs.items()}
+
+
+def sections() -> dict[str, str]:
+    """What `lab analyze --only` can be asked for, and the module of the room that has it."""
+    names = {name: f"lab.rooms.{room.name}" for room in ROOMS for name in room.sections}
+    return {name: names[name] for name in ("phases", "kernels", "gemm", "ranks") if name in names}
+
+
 def commands() -> Lazy:
     """What `lab` itself offers, in the order of --help."""
     reading = {
@@ -127,7 +159,7 @@ def commands() -> Lazy:
         **reading,
         "analyze": ("lab.cli.commands:analyze", "Analyse a run, or a recording that lab did not make."),
         "inspect": ("lab.cli.inspect:inspect", "What a recording is, what it lacks, what can read it."),
-        "diff": ("lab.compare.cli:diff", "What changed between two recordings, split exactly."),
+        "diff": ("lab.cli.diff:diff", "What changed between two recordings, split exactly."),
         "check": ("lab.compare.cli:check", "Is HEAD slower than BASE? Exit code 0, 1, or 3 for undecided."),
         "same": ("lab.compare.same.cli:same", "Did two runs compute the same? From which op on not?"),
         "serve": ("lab.serve.cli:serve", "All runs below a folder as pages on this machine."),

@@ -72,22 +72,27 @@ def _other_json(path: Path) -> bool:
     return b"traceEvents" not in text and b"rocprofiler-sdk-tool" not in text and text.lstrip()[:1] == b"{"
 
 
-def analyse_recordings(path: Path, out: Path, progress: Callable[[str], None]) -> Findings:
+def analyse_recordings(
+    path: Path, out: Path, progress: Callable[[str], None], *, need_ranges: bool = False
+) -> Findings:
     """Page, tables and summary of one recording in `out`; of a folder of them one folder below it for each.
 
     Raises what the reader raises for one recording; of a folder, a recording that cannot be read is named in
-    `lacking` and leaves the others intact.
+    `lacking` and leaves the others intact. need_ranges: a recording without ranges, and so without phases, is
+    an error too (MissingError).
     """
     if not path.is_dir() or is_recording(path):
-        return _one(path, out)
+        return _one(path, out, need_ranges=need_ranges)
     paths = recordings_in(path)
     if len(paths) > MOST_FILES:
         raise MissingError(f"{len(paths)} recordings in one folder: more than {MOST_FILES}", where=path)
-    return _several(path, paths, out, progress)
+    return _several(path, paths, out, progress, need_ranges=need_ranges)
 
 
-def _one(path: Path, out: Path) -> Findings:
+def _one(path: Path, out: Path, *, need_ranges: bool) -> Findings:
     if format_of(path).name == FORMAT:
+        if need_ranges:
+            raise MissingError("counters without a timeline have no phases", where=path)
         metrics, text = write_metrics(path, out)
         return Findings(metrics.verdict, metrics.status, metrics.files, text, incomplete=[NO_TIMELINE])
     capture = with_processes(load_capture(path))
@@ -96,6 +101,12 @@ def _one(path: Path, out: Path) -> Findings:
             "the recording holds no events",
             where=path,
             fix="record while the program works, and stop the profiler before it ends",
+        )
+    if need_ranges and not len(capture.ranges):
+        raise MissingError(
+            "the recording has no ranges, so there are no phases",
+            where=path,
+            fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
     make_folder(out)
     found = _summaries(capture)
@@ -128,7 +139,9 @@ def _terminal(found: list[Summary], written: Written) -> str:
     return f"{printable(text)}{unknown}{written.files[0]}"
 
 
-def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str], None]) -> Findings:
+def _several(
+    path: Path, paths: list[Path], out: Path, progress: Callable[[str], None], *, need_ranges: bool
+) -> Findings:
     """Each recording in a folder of its own, and a page that lists them."""
     import pandas as pd
 
@@ -140,7 +153,7 @@ def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str],
     for index, one in enumerate(paths, start=1):
         progress(f"{index} of {len(paths)}: {one.name}")
         try:
-            done = _one(one, out / one.name)
+            done = _one(one, out / one.name, need_ranges=need_ranges)
         except LabError as error:
             results.append(error)
             lacking.append(f"{printable(one.name)}: {error.what}")

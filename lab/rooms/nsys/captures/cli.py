@@ -1,4 +1,4 @@
-"""`lab nsys summary`, `stats` and `scrub`: one capture."""
+"""`lab nsys summary` and `stats`: one capture."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ ATTRIBUTION = ["full", "nsys"]
     type=click.Path(path_type=Path),
     help="Trace of the graphs' capture, or of an eager run, that names their operators. Repeatable.",
 )
+@click.option(
+    "--scrubbed",
+    metavar="TARGET",
+    type=click.Path(path_type=Path),
+    help="Also copy the export FILE to TARGET, without environment, command line, users, paths and output.",
+)
 @out("Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")
 @as_json("The figures")
 @REQUIRE
@@ -49,6 +55,7 @@ def summary(
     attribution: str,
     phases: tuple[str, ...],
     captures: tuple[Path, ...],
+    scrubbed: Path | None,
     out: Path | None,
     as_json: bool,
     require: str | None,
@@ -64,6 +71,8 @@ def summary(
         from lab.rooms.nsys.captures.summary_text import summaries_text
 
         every = projections(file, attribution, names, part, captures=captures)
+    if scrubbed:
+        _scrub(file, scrubbed, err=as_json)
     used = [(index, one) for index, one in every if len(one.capture.ops)]
     if not used:
         raise MissingError(
@@ -88,6 +97,18 @@ def summary(
             where=file,
             fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
+
+
+def _scrub(file: Path, target: Path, *, err: bool) -> None:
+    from lab.core.words import plural
+    from lab.recordings.nsys.scrub import scrub
+
+    removed = scrub(file, target)
+    click.echo(
+        f"{target}: {plural(removed.rows, 'row')} and {plural(removed.strings, 'string')} removed, "
+        f"{removed.bytes_before} -> {removed.bytes_after} bytes",
+        err=err,
+    )
 
 
 def _json(found: Sequence[Summary]) -> str:
@@ -218,21 +239,6 @@ def stats(
 
 def _reason(name: str, why: str, projection: Projection, several: bool) -> str:
     return f"{name}{f', process {projection.capture.processes[0].pid}' if several else ''}: {why}"
-
-
-@click.command()
-@FILE
-@click.argument("target", type=click.Path(path_type=Path))
-def scrub(file: Path, target: Path) -> None:
-    """Write TARGET, a copy of the export FILE without environment, command line, users, paths and output."""
-    from lab.core.words import plural
-    from lab.recordings.nsys.scrub import scrub as scrub_export
-
-    done = scrub_export(file, target)
-    click.echo(
-        f"{target}: {plural(done.rows, 'row')} and {plural(done.strings, 'string')} removed, "
-        f"{done.bytes_before} -> {done.bytes_after} bytes"
-    )
 
 
 def _say_lacks(lacks: Sequence[Lack]) -> None:

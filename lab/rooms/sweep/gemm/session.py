@@ -39,7 +39,7 @@ class Session:
         self.places = places(sweep, out, in_place=in_place)
         self.workers = workers or num_workers()
         self.console = Console(quiet=quiet)
-        self.progress = show_progress(self.console)
+        self.progress = show_progress(self.console.detail)
         self._as_json = as_json
         self._require = require
         self._incomplete: list[str] = []
@@ -109,10 +109,12 @@ def _by_folder(files: list[Path]) -> list[str]:
     return lines
 
 
-def show_progress(console: Console) -> Callable[[int, int, Path], None]:
-    def show(done: int, total: int, path: Path) -> None:
-        if done == total or done % SHOW_EVERY == 0:
-            console.detail(f"  {done} of {total}: {path.name}")
+def show_progress(say: Callable[[str], None]) -> Callable[[int, int, Path], None]:
+    """Say how many traces are read, every SHOW_EVERY of them."""
+
+    def show(count: int, total: int, path: Path) -> None:
+        if count == total or count % SHOW_EVERY == 0:
+            say(f"  {count} of {total}: {path.name}")
 
     return show
 
