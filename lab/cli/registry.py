@@ -16,8 +16,8 @@ class Room(NamedTuple):
 
     scans maps a kind of file that a C file of the room scans to the module that finds its library. differs
     maps a module that compares inputs of its own for `lab diff`, by recognises(path) and
-    diff(a, b, repeat_a, as_json), to what it compares. sections name parts of an
-    analysis, for `lab analyze --only`; the room has an analyse_NAME() like its analyse() for each.
+    diff(a, b, repeat_a, as_json), to what it compares. sections are what `lab analyze --only` can be asked
+    for: of each the room has an analyse_NAME() like its analyse().
     """
 
     name: str
@@ -143,8 +143,7 @@ def differs() -> dict[str, str]:
 
 def sections() -> dict[str, str]:
     """What `lab analyze --only` can be asked for, and the module of the room that has it."""
-    names = {name: f"lab.rooms.{room.name}" for room in ROOMS for name in room.sections}
-    return {name: names[name] for name in ("phases", "kernels", "gemm", "ranks") if name in names}
+    return {name: f"lab.rooms.{room.name}" for room in ROOMS for name in room.sections}
 
 
 def commands() -> Lazy:

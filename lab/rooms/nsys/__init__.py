@@ -80,4 +80,4 @@ def analyse_phases(folder: Path, out: Path, run: Run | None, progress: Callable[
         )
     with needs("analysis"):
         from lab.rooms.nsys.captures.analysis import analyse_recordings
-    return analyse_recordings(folder, out / "phases", progress, need_ranges=True)
+    return analyse_recordings(folder, out / "phases", progress, need_phases=True)

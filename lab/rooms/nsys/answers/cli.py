@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,11 @@ def answers(
     phases: tuple[str, ...],
     require: str | None,
 ) -> None:
-    """Answer questions a to e from TARGET, a run, a folder of captures or one capture. It is only read."""
+    """Answer questions a to e from TARGET, a run, a folder of captures or one capture. It is only read.
+
+    Exit code 1 where a question named by --part has no answer, a check of one failed, or a recording has
+    holes.
+    """
     from lab.errors import StepFailed, UsageError, needs
     from lab.rooms.nsys.config import parse_parts
 
@@ -75,6 +79,25 @@ def answers(
         raise StepFailed("no question could be answered:\n  " + "\n  ".join(reasons), where=target)
     lacks = [lack for one in recordings.values() for lack in one.lacks]
     raise_for_lacks(list(dict.fromkeys(lacks)), target, require=require)
+    problems = _problems(given, wanted if parts != "all" else ())
+    if problems:
+        raise StepFailed("not all is answered:\n  " + "\n  ".join(problems), where=target)
+
+
+def _problems(answers: Sequence[Answer], named: Sequence[str]) -> list[str]:
+    """A sentence per named question without any answer, and per check that failed."""
+    from lab.rooms.nsys.answers.answer import FAILED
+
+    answered = {answer.part for answer in answers if answer.given}
+    return [
+        *(f"({part}): no recording here answers it" for part in named if part not in answered),
+        *(
+            f"({answer.part}) {answer.cell}: {check.name}: expected {check.expected}, found {check.found}"
+            for answer in answers
+            for check in answer.checks
+            if check.state == FAILED
+        ),
+    ]
 
 
 def of_folder(folder: Path) -> Results:

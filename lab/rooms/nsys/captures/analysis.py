@@ -73,25 +73,25 @@ def _other_json(path: Path) -> bool:
 
 
 def analyse_recordings(
-    path: Path, out: Path, progress: Callable[[str], None], *, need_ranges: bool = False
+    path: Path, out: Path, progress: Callable[[str], None], *, need_phases: bool = False
 ) -> Findings:
     """Page, tables and summary of one recording in `out`; of a folder of them one folder below it for each.
 
     Raises what the reader raises for one recording; of a folder, a recording that cannot be read is named in
-    `lacking` and leaves the others intact. need_ranges: a recording without ranges, and so without phases, is
-    an error too (MissingError).
+    `lacking` and leaves the others intact. need_phases: a recording without phases is an error too
+    (MissingError).
     """
     if not path.is_dir() or is_recording(path):
-        return _one(path, out, need_ranges=need_ranges)
+        return _one(path, out, need_phases=need_phases)
     paths = recordings_in(path)
     if len(paths) > MOST_FILES:
         raise MissingError(f"{len(paths)} recordings in one folder: more than {MOST_FILES}", where=path)
-    return _several(path, paths, out, progress, need_ranges=need_ranges)
+    return _several(path, paths, out, progress, need_phases=need_phases)
 
 
-def _one(path: Path, out: Path, *, need_ranges: bool) -> Findings:
+def _one(path: Path, out: Path, *, need_phases: bool) -> Findings:
     if format_of(path).name == FORMAT:
-        if need_ranges:
+        if need_phases:
             raise MissingError("counters without a timeline have no phases", where=path)
         metrics, text = write_metrics(path, out)
         return Findings(metrics.verdict, metrics.status, metrics.files, text, incomplete=[NO_TIMELINE])
@@ -102,14 +102,14 @@ def _one(path: Path, out: Path, *, need_ranges: bool) -> Findings:
             where=path,
             fix="record while the program works, and stop the profiler before it ends",
         )
-    if need_ranges and not len(capture.ranges):
+    found = _summaries(capture)
+    if need_phases and found and not any(one.steps or len(one.phases) > 1 for one in found):
         raise MissingError(
-            "the recording has no ranges, so there are no phases",
+            "no step and no range of the program is recorded, so there are no phases",
             where=path,
             fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
     make_folder(out)
-    found = _summaries(capture)
     written = write_recording(capture, found, out)
     lacking = sentences(holes(capture.lacks), processes=len(capture.processes))
     if NO_KERNELS in written.unknown:
@@ -140,7 +140,7 @@ def _terminal(found: list[Summary], written: Written) -> str:
 
 
 def _several(
-    path: Path, paths: list[Path], out: Path, progress: Callable[[str], None], *, need_ranges: bool
+    path: Path, paths: list[Path], out: Path, progress: Callable[[str], None], *, need_phases: bool
 ) -> Findings:
     """Each recording in a folder of its own, and a page that lists them."""
     import pandas as pd
@@ -153,7 +153,7 @@ def _several(
     for index, one in enumerate(paths, start=1):
         progress(f"{index} of {len(paths)}: {one.name}")
         try:
-            done = _one(one, out / one.name, need_ranges=need_ranges)
+            done = _one(one, out / one.name, need_phases=need_phases)
         except LabError as error:
             results.append(error)
             lacking.append(f"{printable(one.name)}: {error.what}")
