@@ -192,13 +192,13 @@ def _sizes(row: Any) -> str:
     return "" if unknown else "×".join(str(int(one)) for one in row)
 
 
-def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top: int) -> None:
+def _show(table: Any, catalogue: Catalogue, written: list[Path], as_json: bool, top: int) -> None:
     from lab.recordings.integrity.words import bound, integrity_lines, marked
 
     if as_json:
         click.echo(table.to_json(orient="records"))
-        doubts = [integrity_lines(found.lacks)[0], *(f"! {problem}" for problem in found.problems)]
-        doubts = [found.left_out, *doubts] if found.part else doubts
+        doubts = [integrity_lines(catalogue.lacks)[0], *(f"! {problem}" for problem in catalogue.problems)]
+        doubts = [catalogue.left_out, *doubts] if catalogue.part else doubts
         click.echo("\n".join(doubts), err=True)
         return
     from lab.core.words import plural, printable
@@ -206,16 +206,16 @@ def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top:
     from lab.rooms.kernels.report.terminal import shortened
 
     click.echo(terminal_table(shortened(table.head(top), 30), width=170))
-    total_us = sum(one.dur_us for one in found.launches)
-    rows, launches = plural(len(table), "row"), plural(len(found.launches), "launch")
-    at_least = marked(bound(found.lacks, "gpu"))
+    total_us = sum(one.dur_us for one in catalogue.launches)
+    rows, launches = plural(len(table), "row"), plural(len(catalogue.launches), "launch")
+    at_least = marked(bound(catalogue.lacks, "gpu"))
     time = f"{total_us / 1000:.3f} ms"
-    time = f"{time} of CPU time" if found.times_are_cpus else f"{at_least}{time}"
+    time = f"{time} of CPU time" if catalogue.times_are_cpus else f"{at_least}{time}"
     click.echo(f"\n{rows} of {at_least}{launches}, {time} in all")
-    if found.part:
-        click.echo(printable(found.left_out))
-    click.echo(integrity_lines(found.lacks)[0])
-    for problem in found.problems:
+    if catalogue.part:
+        click.echo(printable(catalogue.left_out))
+    click.echo(integrity_lines(catalogue.lacks)[0])
+    for problem in catalogue.problems:
         click.echo(f"! {problem}")
     for path in written:
         click.echo(str(path))

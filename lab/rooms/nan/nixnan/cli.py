@@ -191,11 +191,11 @@ def _raise_unless_complete(read: Sequence[Log]) -> None:
     from lab.errors import StepFailed
 
     if incomplete := [log for log in read if log.integrity != "complete"]:
-        first = incomplete[0]
+        log = incomplete[0]
         raise StepFailed(
             f"{len(incomplete)} of {plural(len(read), 'log')} not complete: "
-            f"{first.integrity}. {first.reasons[0]}",
-            where=first.file,
+            f"{log.integrity}. {log.reasons[0]}",
+            where=log.file,
             fix="take its counts as lower bounds, or let the program run to its end with a log of its own",
         )
 
@@ -206,9 +206,9 @@ def _progress(path: Path, quiet: bool) -> Callable[[int, int], None] | None:
         return None
     shown = 0
 
-    def show(done: int, size: int) -> None:
+    def show(position: int, size: int) -> None:
         nonlocal shown
-        tenths = 10 * done // max(size, 1)
+        tenths = 10 * position // max(size, 1)
         if tenths > shown:
             shown = tenths
             click.echo(f"{path.name}: {10 * tenths} % of {size / 1e6:.0f} MB", err=True)

@@ -44,17 +44,17 @@ def recordings_in(folder: Path) -> list[Path]:
 
     Those that are named as one and cannot be read are among them.
     """
-    found = []
+    paths = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or _other_json(path):
             continue
         try:
             if is_recording(path) if path.is_dir() else _reads(path):
-                found.append(path)
+                paths.append(path)
         except LabError:
             if named_as_recording(path):
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def _reads(path: Path) -> bool:
@@ -102,15 +102,15 @@ def _one(path: Path, out: Path, *, need_phases: bool) -> Findings:
             where=path,
             fix="record while the program works, and stop the profiler before it ends",
         )
-    found = _summaries(capture)
-    if need_phases and found and not any(one.steps or len(one.phases) > 1 for one in found):
+    per_process = _summaries(capture)
+    if need_phases and per_process and not any(one.steps or len(one.phases) > 1 for one in per_process):
         raise MissingError(
             "no step and no range of the program is recorded, so there are no phases",
             where=path,
             fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
     make_folder(out)
-    written = write_recording(capture, found, out)
+    written = write_recording(capture, per_process, out)
     lacking = sentences(holes(capture.lacks), processes=len(capture.processes))
     if NO_KERNELS in written.unknown:
         lacking.append(NO_KERNELS)
@@ -118,7 +118,7 @@ def _one(path: Path, out: Path, *, need_phases: bool) -> Findings:
         verdict=written.verdict,
         status=written.status,
         files=written.files,
-        terminal=_terminal(found, written),
+        terminal=_terminal(per_process, written),
         lacking=lacking,
         incomplete=sentences(counted(capture.lacks), processes=len(capture.processes)),
     )
@@ -133,9 +133,9 @@ def _summaries(capture: Capture) -> list[Summary]:
     return summaries([(index, one) for index, one in parts if len(one.capture.ops)], names.pattern)
 
 
-def _terminal(found: list[Summary], written: Written) -> str:
-    text = summaries_text(found) if found else "\n".join(written.verdict) + "\n"
-    unknown = "".join(f"unknown: {one}\n" for one in written.unknown) if found else ""
+def _terminal(per_process: list[Summary], written: Written) -> str:
+    text = summaries_text(per_process) if per_process else "\n".join(written.verdict) + "\n"
+    unknown = "".join(f"unknown: {one}\n" for one in written.unknown) if per_process else ""
     return f"{printable(text)}{unknown}{written.files[0]}"
 
 

@@ -80,17 +80,17 @@ def summary(
             where=file,
             fix=f"record on a GPU, with its kernels traced: {_contents([one.capture for _, one in every])}",
         )
-    found = summaries(used, names.pattern)
-    text = summaries_text(found)
+    per_process = summaries(used, names.pattern)
+    text = summaries_text(per_process)
     missing = _write(used, text, out) if out else []
-    click.echo(_json(found) if as_json else text, nl=as_json)
+    click.echo(_json(per_process) if as_json else text, nl=as_json)
     for line in _idle_processes(every):
         click.echo(line, err=True)
     for reason in missing:
         click.echo(f"not written: {reason}", err=True)
     raise_for_lacks(_lacks(every), file, require=require)
     _raise_for_captures([one for _, one in every], captures)
-    _raise_for_bare_steps(found, file)
+    _raise_for_bare_steps(per_process, file)
     if not any(len(one.capture.ranges) for _, one in used):
         raise MissingError(
             "the capture has no ranges, so there are no phases",
@@ -111,13 +111,13 @@ def _scrub(file: Path, target: Path, *, err: bool) -> None:
     )
 
 
-def _json(found: Sequence[Summary]) -> str:
+def _json(per_process: Sequence[Summary]) -> str:
     """One object; of several processes one in `processes` each."""
-    if len(found) == 1:
-        return json.dumps(found[0].as_json(), indent=1)
-    first = found[0]
+    if len(per_process) == 1:
+        return json.dumps(per_process[0].as_json(), indent=1)
+    first = per_process[0]
     about = {"source": first.source, "collector": first.collector, "version": first.version}
-    return json.dumps({**about, "processes": [one.as_json() for one in found]}, indent=1)
+    return json.dumps({**about, "processes": [one.as_json() for one in per_process]}, indent=1)
 
 
 def _idle_processes(every: Sequence[tuple[int, Projection]]) -> list[str]:
@@ -134,13 +134,13 @@ def _lacks(every: Sequence[tuple[int, Projection]]) -> list[Lack]:
     return list(dict.fromkeys(lack for _, one in every for lack in one.capture.lacks))
 
 
-def _raise_for_bare_steps(found: Sequence[Summary], file: Path) -> None:
+def _raise_for_bare_steps(per_process: Sequence[Summary], file: Path) -> None:
     """Raises StepFailed where steps are marked and nothing is known to have run in them: 0 kernels is not
     what they launched."""
     from lab.core.words import plural
     from lab.errors import StepFailed
 
-    bare = [one for one in found if one.has_bare_steps]
+    bare = [one for one in per_process if one.has_bare_steps]
     if bare:
         raise StepFailed(
             f"of {plural(bare[0].left_out[0], 'GPU operation')} none is known to belong to a step",

@@ -36,7 +36,7 @@ class MergeOptions:
     workers: int = 2
 
 
-def merge_ranks(where: Places, options: MergeOptions, *, progress: Progress | None = None) -> Report:
+def merge_ranks(places: Places, options: MergeOptions, *, progress: Progress | None = None) -> Report:
     """Write one file per configuration with all its ranks on one timeline.
 
     A configuration without readable traces is in `missing`. Raises MissingError where there is nothing to
@@ -44,11 +44,11 @@ def merge_ranks(where: Places, options: MergeOptions, *, progress: Progress | No
     """
     jobs = [
         MergeJob(
-            config.traces, where.merged / f"{_name(config)}{SUFFIXES[options.form]}", options, where.cache
+            config.traces, places.merged / f"{_name(config)}{SUFFIXES[options.form]}", options, places.cache
         )
-        for config in configs_of(where.sweep)
+        for config in configs_of(places.sweep)
     ]
-    on_done = None if progress is None else lambda done, total, job: progress(done, total, job.target)
+    on_done = None if progress is None else lambda count, total, job: progress(count, total, job.target)
     results = map_traces(merge_one, jobs, workers=options.workers, progress=on_done)
     report = Report()
     for job, result in zip(jobs, results, strict=True):

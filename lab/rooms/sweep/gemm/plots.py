@@ -88,9 +88,9 @@ def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
     means = table.groupby(SETTING)["time_diff_us"].mean().unstack("channel").reindex(columns=channels)
     series = {}
     for threads, algorithm, protocol in sorted(set(settings[_LINE].itertuples(index=False, name=None))):
-        known = "threads unknown" if _value("threads", threads) == UNKNOWN else f"{int(threads)} threads"
+        label = "threads unknown" if _value("threads", threads) == UNKNOWN else f"{int(threads)} threads"
         row = means.reindex([(threads, algorithm, protocol)]).to_numpy()[0]
-        series[" ".join(filter(None, (known, algorithm, protocol)))] = row
+        series[" ".join(filter(None, (label, algorithm, protocol)))] = row
     return lines(
         [_value("channel", one) for one in channels],
         series,
@@ -101,10 +101,10 @@ def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
 
 
 def _groups(table: pd.DataFrame, settings: pd.DataFrame, knob: str) -> dict[str, np.ndarray]:
-    found = dict(list(table.groupby(knob)["time_diff_us"]))
+    values_us = dict(list(table.groupby(knob)["time_diff_us"]))
     empty = pd.Series(dtype=float)
     values = sorted(settings[knob].dropna().unique())
-    return {_value(knob, one): found.get(one, empty).to_numpy() for one in values}
+    return {_value(knob, one): values_us.get(one, empty).to_numpy() for one in values}
 
 
 def _value(knob: str, value: float) -> str:
@@ -141,11 +141,11 @@ def _stragglers(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
 
 
 def _effective(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
-    seen = table[table["effective_channels"] > 0]
-    if seen.empty:
+    on_gpu = table[table["effective_channels"] > 0]
+    if on_gpu.empty:
         return None  # a CPU has no channels
-    message = [name for name in ("collective", "msg_bytes") if name in seen]
-    cases = dict(list(seen.groupby([*SETTING, *message])))
+    message = [name for name in ("collective", "msg_bytes") if name in on_gpu]
+    cases = dict(list(on_gpu.groupby([*SETTING, *message])))
     settings = sorted({key[: len(SETTING)] for key in cases})
     messages = sorted({key[len(SETTING) :] for key in cases}, key=lambda key: (key[-1], key[0]))[-8:]
 
@@ -167,10 +167,10 @@ def _effective(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
 
 
 def _slowdown(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
-    known = table.dropna(subset=["slowdown"])
-    if known.empty:
+    compared = table.dropna(subset=["slowdown"])
+    if compared.empty:
         return None
-    shown = known.sort_values("slowdown", ascending=False).head(MOST_ROWS)
+    shown = compared.sort_values("slowdown", ascending=False).head(MOST_ROWS)
     labels = [f"{name_of(row)}  {row.op} {row.M}×{row.N}×{row.K}" for row in shown.itertuples()]
     spans = list(shown[["ci_low", "slowdown", "ci_high"]].itertuples(index=False, name=None))
     # An interval that holds 1 is no evidence of a slowdown.

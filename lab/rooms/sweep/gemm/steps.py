@@ -24,26 +24,26 @@ from lab.rooms.sweep.tables import SETTING
 OF_STEPS = (".xlsx", ".csv", ".png", *SUFFIXES.values())
 
 
-def run_all(where: Places, data: SweepData, merging: MergeOptions, *, top_k: int = 5) -> Report:
+def run_all(places: Places, data: SweepData, merging: MergeOptions, *, top_k: int = 5) -> Report:
     """Run every step on a sweep that `read_sweep` gave; a step that fails is in `missing`, the others go on.
 
     Files of an earlier analysis that this one does not write again are named in `problems`.
     """
-    out = where.analysis
-    old_stamps = _stamps(where)
+    out = places.analysis
+    old_stamps = _stamps(places)
     report = _run(
         {
             "report": lambda: write_reports(data, out),
             "variance": lambda: run_variance(data, out, top_k=top_k),
-            "merge": lambda: merge_ranks(where, merging),
+            "merge": lambda: merge_ranks(places, merging),
         }
     )
-    new_stamps, written = _stamps(where), set(report.files)
+    new_stamps, written = _stamps(places), set(report.files)
     stale = sorted(
         path for path, stamp in old_stamps.items() if new_stamps.get(path) == stamp and path not in written
     )
     if stale:
-        names = first_few([os.path.relpath(path, where.home) for path in stale])
+        names = first_few([os.path.relpath(path, places.home) for path in stale])
         report.problems.append(
             f"not of this analysis but left from before: {plural(len(stale), 'file')}: {names}"
         )
@@ -67,11 +67,11 @@ def run_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
     )
 
 
-def _stamps(where: Places) -> dict[Path, tuple[int, int]]:
+def _stamps(places: Places) -> dict[Path, tuple[int, int]]:
     """Inode and time of each file with an ending that the steps write, in their folders."""
-    folders = dict.fromkeys((where.analysis, where.merged))
+    folders = dict.fromkeys((places.analysis, places.merged))
     files = [path for folder in folders for path in folder.rglob("*") if path.name.endswith(OF_STEPS)]
-    files = [path for path in files if path.is_file() and not path.is_relative_to(where.cache)]
+    files = [path for path in files if path.is_file() and not path.is_relative_to(places.cache)]
     return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
