@@ -82,14 +82,15 @@ ROOMS = (
 )
 
 # What could be typed in the release before -> what to type instead; `lab --help` lists none of these.
-# {args} stands for the arguments that the user gave after the old name, {run} for those of them that are
-# options of `lab run`. A row goes with the next release.
+# {args} stands for the arguments after the old name. A row goes with the next release.
 REMOVED: dict[str, str] = {
-    "sweep": "lab run {run} sweep {args}",
-    "nixnan": "lab run {run} nixnan {args}",
-    "semicrf": "lab run {run} semicrf {args}",
-    "trials": "lab run {run} trials {args}",
-    "replay": "lab run {run} replay {args}",
+    "sweep": "lab run sweep {args}",
+    "nixnan": "lab run nixnan {args}",
+    "semicrf": "lab run semicrf {args}",
+    "trials": "lab run trials {args}",
+    "replay": "lab run replay {args}",
+    "run --attach": "lab run --resume {args}",
+    "run --repeat-both": "lab check {args}",
 }
 
 

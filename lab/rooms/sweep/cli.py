@@ -1,4 +1,4 @@
-"""`lab run sweep` and `lab sweep`; `lab gemm` is in gemm/cli.py, `lab ranks` in ranks/cli.py."""
+"""`lab run sweep`; `lab gemm` is in gemm/cli.py, `lab ranks` in ranks/cli.py."""
 
 from __future__ import annotations
 
