@@ -43,7 +43,7 @@ def cli() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: every error that lab understands ends in words and its own exit code."""
+    """Run a command line; each error of lab is printed and has its own exit code."""
     from lab.errors import LabError
 
     try:
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _missing_package(error: ModuleNotFoundError) -> LabError:
-    """Names the command that installs a package of an extra. Raises `error` again for any other module."""
+    """Name the command that installs a package of an extra. Raises `error` again for any other module."""
     from lab.errors import MissingError
 
     name = (error.name or "").split(".")[0]

@@ -25,14 +25,14 @@ __all__ = ["gemm", "ranks", "run_sweep"]
 @option(
     "-c",
     "--channels",
-    type=IntList(least=0),
+    type=IntList(minimum=0),
     default="28,42,56,70",
     help="NCCL/RCCL channel counts; 0: its own choice.",
 )
 @option(
     "-t",
     "--threads",
-    type=IntList(least=0),
+    type=IntList(minimum=0),
     default="256,512",
     help="Threads per block of collectives; 0: its own choice.",
 )
