@@ -40,6 +40,9 @@ class RunGroup(LazyGroup):
             word, flag = args[index], _flag(args[index])
             end = index + 1 + _count_values(word, room_options.get(flag) or run_options.get(flag))
             is_of_run = flag in run_options and flag not in room_options
+            if is_of_run and (end > len(args) or "--" in args[index + 1 : end]):
+                # Moved without its value, it would take the experiment's name for it.
+                raise click.BadOptionUsage(flag, f"Option {flag!r} requires an argument.", ctx)
             (run_args if is_of_run else room_args).extend(args[index:end])
             if isinstance(command, click.Group) and not word.startswith("-"):
                 command = command.get_command(ctx, word)
