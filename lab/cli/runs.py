@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -10,9 +11,9 @@ import msgspec
 from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
 from lab.core.step import Status
-from lab.core.words import printable
+from lab.core.words import plural, printable
 from lab.driver.drive import stop_run
-from lab.errors import LabError, not_here
+from lab.errors import BadDataError, LabError, not_here
 from lab.terminal.console import Console
 from lab.terminal.group import Group
 from lab.terminal.options import as_json
@@ -29,7 +30,7 @@ def runs() -> None:
 @click.argument("folder", type=click.Path(path_type=Path), default=DEFAULT)
 @as_json("One object per run")
 def runs_list(folder: Path, as_json: bool) -> None:
-    """List the runs in FOLDER (default: experiments), one line per run."""
+    """List the runs in FOLDER (default: experiments), one line per run. Exit code 5: one cannot be read."""
     if not folder.is_dir() and folder != DEFAULT:
         raise not_here("no such folder", folder, "name the folder that holds the runs")
     manifests = list_runs(folder)
@@ -41,8 +42,7 @@ def runs_list(folder: Path, as_json: bool) -> None:
             for path, m in manifests
         ]
         click.echo(msgspec.json.encode(rows).decode())
-        return
-    for path, manifest in manifests:
+    for path, manifest in () if as_json else manifests:
         if isinstance(manifest, LabError):
             _say(f"{path}  unreadable: {manifest.what}")
         else:
@@ -50,6 +50,12 @@ def runs_list(folder: Path, as_json: bool) -> None:
             _say(f"{path}  {manifest.created_utc[:19]}  {image}  {_counts_text(manifest)}")
     if not manifests:
         click.echo(f"no runs in {folder} (folders below it are not searched)", err=True)
+    if unreadable := [path for path, manifest in manifests if isinstance(manifest, LabError)]:
+        raise BadDataError(
+            f"{len(unreadable)} of {plural(len(manifests), 'run')} cannot be read",
+            where=unreadable[0],
+            fix=f"lab runs show {shlex.quote(str(unreadable[0]))} says why",
+        )
 
 
 @runs.command("stop")
