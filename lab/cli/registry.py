@@ -86,7 +86,7 @@ ROOMS = (
         "trials",
         "How often does a command fail, and which change makes it fail less?",
         run={
-            "trials": "Run a command many times, in cells: how often it fails, what cures it.",
+            "trials": "Run a command many times, in cells: how often it fails, which change helps.",
             "replay": "Run the same training steps again: the first tensor whose bits differ.",
         },
         smoke="trials -n 3 --cell none --cell tf32_off -- python -c pass",
@@ -94,14 +94,15 @@ ROOMS = (
 )
 
 # What could be typed in the release before -> what to type instead; `lab --help` lists none of these.
-# {args} stands for the arguments that the user gave after the old name, {run} for those of them that are
-# options of `lab run`. A row goes with the next release.
+# {args} stands for the arguments after the old name. A row goes with the next release.
 REMOVED: dict[str, str] = {
-    "sweep": "lab run {run} sweep {args}",
-    "nixnan": "lab run {run} nixnan {args}",
-    "semicrf": "lab run {run} semicrf {args}",
-    "trials": "lab run {run} trials {args}",
-    "replay": "lab run {run} replay {args}",
+    "sweep": "lab run sweep {args}",
+    "nixnan": "lab run nixnan {args}",
+    "semicrf": "lab run semicrf {args}",
+    "trials": "lab run trials {args}",
+    "replay": "lab run replay {args}",
+    "run --attach": "lab run --resume {args}",
+    "run --repeat-both": "lab check {args}",
     # Reading commands
     "gemm part": "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own",
     "gemm spread": "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own",
@@ -115,7 +116,7 @@ REMOVED: dict[str, str] = {
 
 
 def run_commands() -> Lazy:
-    """What `lab run` offers."""
+    """The experiments of `lab run`."""
     return {
         name: (f"lab.rooms.{room.name}.cli:run_{name}", text)
         for room in ROOMS
@@ -147,7 +148,7 @@ def sections() -> dict[str, str]:
 
 
 def commands() -> Lazy:
-    """What `lab` itself offers, in the order of --help."""
+    """The commands of `lab`, in the order of --help."""
     reading = {
         name: (f"lab.rooms.{room.name}.cli:{name}", text)
         for room in ROOMS
@@ -157,7 +158,7 @@ def commands() -> Lazy:
         "run": ("lab.cli.commands:run", "Run a room's experiment: plan, execute, analyse, report."),
         **reading,
         "analyze": ("lab.cli.commands:analyze", "Analyse a run, or a recording that lab did not make."),
-        "inspect": ("lab.cli.inspect:inspect", "What a recording is, what it lacks, what can read it."),
+        "inspect": ("lab.cli.inspect:inspect", "Show what a recording is, what it lacks, what reads it."),
         "diff": ("lab.cli.diff:diff", "What changed between two recordings, split exactly."),
         "check": ("lab.compare.cli:check", "Is HEAD slower than BASE? Exit code 0, 1, or 3 for undecided."),
         "same": ("lab.compare.same.cli:same", "Did two runs compute the same? From which op on not?"),
@@ -170,7 +171,7 @@ def commands() -> Lazy:
         ),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
-        "setup": ("lab.cli.setup:setup", "Bring the image this machine needs, try it, say what is next."),
+        "setup": ("lab.cli.setup:setup", "Get the image for this machine, try it, print the next command."),
         "images": ("lab.cli.images:images", "List, show, build and check images."),
-        "doctor": ("lab.cli.doctor:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
+        "doctor": ("lab.cli.doctor:doctor", "Show what this machine offers: GPUs, engine, packages, disk."),
     }

@@ -11,7 +11,7 @@ from lab.terminal.group import Group
 
 
 class LazyGroup(Group):
-    """A group that knows its commands by name and loads one when it is called.
+    """A group that imports a command when it is called.
 
     lazy: command -> (module:attribute, help line).
     """

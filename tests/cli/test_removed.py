@@ -46,19 +46,9 @@ def test_what_to_type_instead_is_a_command(path):
     assert names and command is not cli
 
 
-@pytest.mark.parametrize(
-    ("typed", "instead"),
-    [
-        ("sweep", "lab run sweep"),
-        ("sweep -c 28 -o x -n --gpus=0 -t 256", "lab run -o x -n --gpus=0 sweep -c 28 -t 256"),
-        ("semicrf train --epochs 3 -j 2", "lab run -j 2 semicrf train --epochs 3"),
-        # -n is the number of trials there, and what stands after -- is the program's.
-        ("trials -n 3 -q -- python -c pass -o x", "lab run -q trials -n 3 -- python -c pass -o x"),
-    ],
-)
-def test_options_of_lab_run_go_before_the_experiment(typed, instead):
-    done = CliRunner().invoke(cli, typed.split())
-    assert done.exit_code == 2 and done.output.endswith(f"type: {instead}\n")
+def test_the_arguments_are_quoted_as_a_shell_needs_them():
+    done = CliRunner().invoke(cli, ["sweep", "-c", "28", "-o", "my run", "-f", "{out}"])
+    assert done.output.endswith("type: lab run sweep -c 28 -o 'my run' -f '{out}'\n")
 
 
 def test_no_help_lists_a_removed_command():

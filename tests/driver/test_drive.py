@@ -188,13 +188,6 @@ def test_a_replay_adds_nothing_to_a_run_that_was_measured(tmp_path):
     assert outcomes(tmp_path / "run") == {"a": "ok", "b": "ok"}
 
 
-def test_attach_needs_something_to_attach_to(tmp_path):
-    source = recording(tmp_path / "source", {"a": OK})
-    drive(experiment(source, tmp_path / "run", "a", quiet=True))
-    with pytest.raises(MissingError, match="left to attach to"):
-        resume(tmp_path / "run", Options(analysis="none", quiet=True), attach=True)
-
-
 def test_a_signal_ends_the_run_between_steps_and_leaves_the_rest_to_resume(tmp_path, monkeypatch):
     source = recording(tmp_path / "source", {"a": OK, "b": OK})
     plain = RecordedEngine.run

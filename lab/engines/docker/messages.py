@@ -116,7 +116,7 @@ ROWS = (
         r"The container name .* is already in use",
         BusyError,
         "step {step!r} already has a container",
-        "follow it with lab run --attach {run_dir}, or end it with lab runs stop {run_dir}",
+        "follow it with lab run --resume {run_dir}, or end it with lab runs stop {run_dir}",
     ),
     Row(
         r"could not find bridge docker0",

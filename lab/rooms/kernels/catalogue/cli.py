@@ -144,7 +144,7 @@ def _ask(flags: dict[str, Any], phases: Sequence[str]) -> Ask:
     """The part that was asked for. Raises UsageError for what is no time, step or phase."""
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.parts import Ask
-    part, _ = part_options(flags)
+    part = part_options(flags)
     check_part(part)
     return Ask(part, phase_names(phases))
 

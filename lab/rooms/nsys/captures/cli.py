@@ -64,7 +64,7 @@ def summary(
     """Phases, kernel classes, GPU busy and idle time of FILE, any recording; per process."""
     from lab.errors import MissingError, needs
 
-    part, _ = part_options(flags)
+    part = part_options(flags)
     names = phase_names(phases)
     with needs("analysis"):
         from lab.rooms.nsys.captures.summary import summaries
@@ -195,7 +195,7 @@ def stats(
     from lab.core.files import write_atomic
     from lab.errors import MissingError, needs
 
-    part, _ = part_options(flags)
+    part = part_options(flags)
     with needs("analysis"):
         from lab.rooms.nsys.captures.stats.reports import REPORTS, available, check_name, report
 
@@ -204,7 +204,7 @@ def stats(
             names = list(REPORTS)
         for name in names:
             check_name(name)
-        parts = projections(file, attribution, phase_names(()), part, whole=not each_process)
+        parts = projections(file, attribution, phase_names(()), part, together=not each_process)
     _say_lacks(_lacks(parts))
     several = len(parts) > 1
     if not several and len(parts[0][1].capture.processes) > 1:
