@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 
 ALIASES = {
-    "run_train_various_channels.sh": ["sweep"],
+    "run_train_various_channels.sh": ["run", "sweep"],
     "run_tracelens_analysis.sh": ["gemm", "all", "--in-place"],
     "merge_all_traces.sh": ["gemm", "merge", "--in-place"],
     "extract_all_analyses.sh": ["nsys", "answers"],
@@ -48,7 +48,7 @@ def test_the_sweep_takes_the_flags_of_the_original(tmp_path: Path) -> None:
     from lab.cli.main import cli
 
     flags = ["-c", "28", "-t", "256", "-p", "2", "-s", "-o", str(tmp_path / "o"), "-f", "tiny", "--dry-run"]
-    done = CliRunner().invoke(cli, ["sweep", *flags])
+    done = CliRunner().invoke(cli, ["run", "sweep", *flags])
     assert done.exit_code == 0 and "THREADS" in done.output.upper()
 
 

@@ -60,7 +60,7 @@ READING = {
     "lab gemm merge {ranks} -o {out}": {"numpy"},
     "lab gemm report {rank} -o {out}": {"numpy"},
     "lab kernels unique {kernels} -o {out}": TABLES,
-    "lab kernels launches {kernels} -o {out}": TABLES,
+    "lab kernels unique --launches {kernels} -o {out}": TABLES,
 }
 
 

@@ -2,53 +2,116 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lab.cli.options import BOTH, EARLIER, KNOBS, PLACE, SLURM, make_options
-from lab.cli.registry import run_commands
+from lab.cli.options import COMMON, FURTHER, SLURM, make_options
+from lab.cli.registry import run_commands, sections
 from lab.core.options import Options
 from lab.core.plan import Experiment
 from lab.driver.analysis import analyse
 from lab.driver.drive import drive, resume
+from lab.driver.sections import Sections
 from lab.errors import UsageError, not_here
-from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_for_findings, show_findings
-from lab.terminal.group import Group
 from lab.terminal.integrity import REQUIRE, raise_unless_complete
 from lab.terminal.lazy import LazyGroup
 from lab.terminal.options import as_json, out, quiet
 
 
 class RunGroup(LazyGroup):
-    """Rooms' experiments; with --repeat-both the words are a program that `lab check` runs on both sides."""
+    """The rooms' experiments. Options of `lab run` may also stand after the experiment's name."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        both = ctx.params.get("repeat_both")
-        if not both:
-            return super().resolve_command(ctx, args)
-        from lab.compare.cli import check
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, self._run_options_first(ctx, args))
 
-        words = [*both, "--max-slowdown", ctx.params["max_slowdown"]]
-        words += ["-o", str(ctx.params["output_dir"])] if ctx.params.get("output_dir") else []
-        words += ["--json"] if ctx.params.get("as_json") else []
-        return "check", check, [*words, "--", *args]
+    def _run_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Move options of `lab run` before the experiment, except those that it has itself."""
+        run_options = _options_by_flag(self, ctx)
+        room_options: dict[str, click.Parameter] = {}
+        command: click.Command | None = self
+        run_args: list[str] = []
+        room_args: list[str] = []
+        index = 0
+        while index < len(args) and args[index] != "--":  # after -- stands a program with its own options
+            word, flag = args[index], _flag(args[index])
+            end = index + 1 + _count_values(word, room_options.get(flag) or run_options.get(flag))
+            is_of_run = flag in run_options and flag not in room_options
+            if is_of_run and (end > len(args) or "--" in args[index + 1 : end]):
+                # Moved without its value, it would take the experiment's name for it.
+                raise click.BadOptionUsage(flag, f"Option {flag!r} requires an argument.", ctx)
+            (run_args if is_of_run else room_args).extend(args[index:end])
+            if isinstance(command, click.Group) and not word.startswith("-"):
+                command = command.get_command(ctx, word)
+                if command is None:
+                    return args
+                room_options = _options_by_flag(command, ctx)
+            index = end
+        return [*run_args, *room_args, *args[index:]]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        command = super().get_command(ctx, name)
+        if command is not None:
+            command.epilog = "Options of `lab run` (--image, --gpus, -o, --dry-run, ...) may stand here, too."
+        return command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Common options first; those of Slurm are shown by --help-slurm."""
+        _write_section("Options", COMMON, ctx, formatter)
+        _write_section(
+            "Further options", [p for p in self.get_params(ctx) if p not in _LISTED], ctx, formatter
+        )
+        self.format_commands(ctx, formatter)
 
 
-def _run(
-    ctx: click.Context,
-    /,
-    resume_run: Path | None,
-    attach_run: Path | None,
-    repeat_both: tuple[str, str] | None,
-    max_slowdown: str,
-    **flags: Any,
+def _options_by_flag(command: click.Command, ctx: click.Context) -> dict[str, click.Parameter]:
+    return {flag: param for param in command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)}
+
+
+def _flag(word: str) -> str:
+    """`--gpus=0` -> --gpus, `-j2` -> -j; any other word as it is."""
+    return word.partition("=")[0] if word.startswith("--") else word[:2] if word.startswith("-") else word
+
+
+def _count_values(word: str, option: click.Parameter | None) -> int:
+    """The number of words after this one that are the values of its option."""
+    if not isinstance(option, click.Option) or option.is_flag or option.count or word != _flag(word):
+        return 0
+    return option.nargs
+
+
+def _write_section(
+    title: str, params: Sequence[click.Parameter], ctx: click.Context, formatter: click.HelpFormatter
 ) -> None:
+    with formatter.section(title):
+        formatter.write_dl([record for param in params if (record := param.get_help_record(ctx))])
+
+
+def _show_slurm_help(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        formatter = ctx.make_formatter()
+        _write_section("Options of `lab run --engine slurm` (docs/slurm.md)", SLURM, ctx, formatter)
+        click.echo(formatter.getvalue().rstrip())
+        ctx.exit()
+
+
+_LISTED = (*COMMON, *SLURM)
+_HELP_SLURM = click.Option(
+    ["--help-slurm"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_slurm_help,
+    help="Show the options of --engine slurm, and exit.",
+)
+
+
+@click.pass_context
+def _run(ctx: click.Context, /, resume_run: Path | None, **flags: Any) -> None:
     """Run a room's experiment: plan, execute, analyse, report.
 
     \b
@@ -56,91 +119,37 @@ def _run(
     lab run --image rocm70 sweep -c 28,42,56,70          in a container, on its GPUs
     lab run --dry-run --json --image cuda nixnan baseline
     lab run --resume experiments/sweep_20260101_120000   only what is missing or failed
-    lab run --attach experiments/sweep_20260101_120000   its containers outlived a killed driver
-    lab run --repeat-both main HEAD -o gate -- python train.py --trace {out}   is HEAD slower? (lab check)
+
+    `lab run EXPERIMENT --help` shows an experiment's options.
     """
     ctx.obj = make_options(**flags)
-    if repeat_both:
-        _only_repeat(ctx, flags)
-        return
-    earlier = resume_run or attach_run
-    if resume_run and attach_run:
-        raise UsageError(
-            "--resume and --attach both name a run",
-            fix="--resume alone also follows containers that still run",
-        )
-    if earlier is not None:
+    if resume_run is not None:
         if ctx.invoked_subcommand:
             raise UsageError(
-                "--resume and --attach read their experiment from the run folder",
-                fix=f"drop {ctx.invoked_subcommand!r}",
+                "--resume reads its experiment from the run folder", fix=f"drop {ctx.invoked_subcommand!r}"
             )
-        resume(earlier, ctx.obj, attach=attach_run is not None)
+        resume(resume_run, ctx.obj)
     elif not ctx.invoked_subcommand:
         raise UsageError(
             "name an experiment to run", fix=f"one of: {', '.join(run_commands())}, or --resume RUN"
         )
 
 
-def _only_repeat(ctx: click.Context, flags: dict[str, Any]) -> None:
-    """Raises UsageError for --repeat-both without a program, or with what belongs to an experiment."""
-    if not ctx.invoked_subcommand:
-        raise UsageError(
-            "no program to run on both sides",
-            fix="lab run --repeat-both BASE HEAD -o OUT -- python train.py --trace {out}",
-        )
-    theirs = ("output_dir", "as_json")
-    given = [
-        name
-        for name in flags
-        if name not in theirs and ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise UsageError(
-            f"--{given[0].replace('_', '-')} does not go with --repeat-both",
-            fix="the sides are git revisions, folders, or image:NAME",
-        )
-
-
-run = click.group("run", cls=RunGroup, lazy=run_commands(), invoke_without_command=True)(
-    click.pass_context(with_options(*PLACE, *KNOBS, *SLURM, *EARLIER, *BOTH)(_run))
+run = RunGroup(
+    "run",
+    callback=_run,
+    params=[*COMMON, *FURTHER, *SLURM, _HELP_SLURM],
+    help=_run.__doc__,
+    lazy=run_commands(),
+    invoke_without_command=True,
 )
 
 
 @run.result_callback()
-def _carry_out(made: Experiment | None, **_flags: Any) -> None:
+def _carry_out(experiment: Experiment | None, **_flags: Any) -> None:
     """A room's command decides what to run; running it is the driver's."""
-    if made is not None:
-        drive(made)
-
-
-def standalone(command: click.Command) -> click.Command:
-    """The room's command with the run's own flags: no image, no engine, this environment is already right."""
-    if isinstance(command, click.Group):
-        parts = {name: standalone(part) for name, part in command.commands.items()}
-        return Group(command.name, commands=parts, help=command.help)
-    params = _knobs_beside(command)
-    mine = {param.name for param in params}
-
-    def callback(**values: Any) -> Any:
-        ctx = click.get_current_context()
-        ctx.obj = make_options(**{name: values.pop(name) for name in mine})
-        _carry_out(ctx.invoke(command, **values))
-
-    return click.Command(
-        command.name, params=[*command.params, *params], callback=callback, help=command.help
-    )
-
-
-def _knobs_beside(command: click.Command) -> list[click.Parameter]:
-    """The run's flags without those that the command has: a flag of its own means what the command says."""
-    carrier = click.command("carrier")(with_options(*KNOBS)(lambda **_: None))
-    names = {param.name for param in command.params}
-    taken = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
-    params = [param for param in carrier.params if param.name not in names]
-    for param in params:
-        param.opts = [flag for flag in param.opts if flag not in taken]
-    return [param for param in params if param.opts]
+    if experiment is not None:
+        drive(experiment)
 
 
 @click.command()
@@ -148,16 +157,35 @@ def _knobs_beside(command: click.Command) -> list[click.Parameter]:
 @out("Where tables, figures and page go. [default: the run; for a recording, experiments/NAME_analysis]")
 @as_json("Findings")
 @quiet()
+@click.option(
+    "--only",
+    metavar="SECTIONS",
+    callback=lambda _ctx, _param, text: _sections(text) if text is not None else None,
+    help=f"Only these, each into a folder of its own: {','.join(sections())}.",
+)
 @REQUIRE
-def analyze(folder: Path, out: Path | None, as_json: bool, quiet: bool, require: str | None) -> None:
+def analyze(
+    folder: Path, out: Path | None, as_json: bool, quiet: bool, only: Sections | None, require: str | None
+) -> None:
     """Analyse a run, a recording (a FILE or FOLDER of any profiler), or a folder of recordings.
 
-    A recording that lab did not make is never changed: its page goes to -o, or below experiments/.
+    A recording that lab did not make is never changed: its page goes to -o, or below experiments/. Exit code
+    1 where anything that was asked for is missing.
     """
     if not folder.exists():
         raise not_here("no such file or folder", folder, "see `lab runs list`")
-    findings = analyse(folder, out, Console(quiet=quiet))
+    findings = analyse(folder, out, Console(quiet=quiet), only)
     show_findings(folder, findings, Options(json=as_json))
     raise_for_findings(findings, folder)
     if require == "complete":
         raise_unless_complete(findings.incomplete, folder)
+
+
+def _sections(text: str) -> Sections:
+    """The sections in a list with commas, each once. Raises UsageError for one that is unknown."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in names if name not in sections()]:
+        raise UsageError(
+            f"--only: no section {unknown[0]!r}", fix=f"one or several of {','.join(sections())}"
+        )
+    return Sections({name: sections()[name] for name in names})

@@ -1,4 +1,4 @@
-"""`lab doctor`: what this machine offers."""
+"""`lab doctor`: show what this machine offers."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from lab.terminal.console import Console
 from lab.terminal.options import as_json
 
 COMMAND_LIMIT_S = 120
-LEAST_SHM = 2**30  # ranks on one host share memory through it
+MIN_SHM_BYTES = 2**30  # ranks on one host share memory through it
 
 
 @click.command()
 @click.option("--fix", is_flag=True, help="Run what mends a finding and needs no download; print the rest.")
 @as_json("One object per finding")
 def doctor(fix: bool, as_json: bool) -> None:
-    """Say what this machine offers: GPUs, engine, packages, disk. Exit code 0: a local run works here.
+    """Show what this machine offers: GPUs, engine, packages, disk. Exit code 0: a local run works here.
 
     With --fix, commands that need root run only as root; otherwise they are printed. Exit code 1 if
     something that has a mend is still as it was.
@@ -66,7 +66,7 @@ def _as_json(check: Check) -> dict[str, object]:
 
 
 def _carry_out(mends: Sequence[Mend], console: Console) -> None:
-    """Run each mend that this user may run, and say which; a command that fails ends its mend."""
+    """Run each mend that this user may run, and print the others; a command that fails ends its mend."""
     for mend in mends:
         if mend.needs_root and os.geteuid() != 0:
             console.say(f"needs root, not run: {mend.text()}")
@@ -80,7 +80,7 @@ def _succeeds(command: Sequence[str], console: Console) -> bool:
         console.say(f"✗ {shlex.join(command)}: {command[0]} is not installed")
         return False
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [program, *command[1:]],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -92,10 +92,13 @@ def _succeeds(command: Sequence[str], console: Console) -> bool:
     except (OSError, subprocess.TimeoutExpired) as error:
         console.say(f"✗ {shlex.join(command)}: {error}")
         return False
-    last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-    why = f": exit code {done.returncode}{'; ' if last else ''}{printable(''.join(last))[:300]}"
-    console.say(f"{'✗' if done.returncode else '✓'} {shlex.join(command)}{why if done.returncode else ''}")
-    return done.returncode == 0
+    last_line = (process.stderr or process.stdout).strip().splitlines()[-1:]
+    if process.returncode == 0:
+        console.say(f"✓ {shlex.join(command)}")
+        return True
+    words = "; ".join([f"exit code {process.returncode}", *map(printable, last_line)])
+    console.say(f"✗ {shlex.join(command)}: {words[:300]}")
+    return False
 
 
 def _checks() -> list[Check]:
@@ -136,7 +139,7 @@ def _check_package(name: str, extra: str) -> Check:
 
 
 def _check_reader(reads: str, module: str) -> Check:
-    """The C scanner or the plain form, of one kind of file."""
+    """Show whether C or plain Python scans one kind of file."""
     try:
         state = importlib.import_module(module).library_state()
     except ModuleNotFoundError as error:
@@ -146,8 +149,8 @@ def _check_reader(reads: str, module: str) -> Check:
 
 def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
     try:
-        found, notes = look()
-        gpus = with_cdi_names(found, cdi)
+        gpus, notes = look()
+        gpus = with_cdi_names(gpus, cdi)
     except LabError as error:
         return [], [Check("gpu", "bad", str(error), _load_driver())]
     rows = [_gpu_row(gpu) for gpu in gpus] or [_no_gpu_row()]
@@ -162,13 +165,13 @@ def _no_gpu_row() -> Check:
 
 
 def _load_driver() -> Mend | None:
-    """For an NVIDIA GPU without a driver, where the kernel has a driver's module to load."""
+    """Return the mend for an NVIDIA GPU without a driver if the kernel has its module."""
     program = program_path("modprobe", os.environ)
     if program is None or not cards_without_driver(os.environ):
         return None
-    asked = [program, "--dry-run", "--quiet", "nvidia"]
-    known = subprocess.run(asked, capture_output=True, stdin=subprocess.DEVNULL, check=False).returncode == 0
-    return Mend((("modprobe", "nvidia"),)) if known else None
+    argv = [program, "--dry-run", "--quiet", "nvidia"]
+    dry_run = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False)
+    return Mend((("modprobe", "nvidia"),)) if dry_run.returncode == 0 else None
 
 
 def _gpu_row(gpu: Gpu) -> Check:
@@ -194,14 +197,14 @@ def _check_engine(gpus: Sequence[Gpu]) -> list[Check]:
 
 
 def _check_shm() -> list[Check]:
-    """Shared memory of local runs; containers have their own, of a size that their image names."""
+    """Check the shared memory of local runs; a container's own size is in its image.toml."""
     try:
         usage = shutil.disk_usage("/dev/shm")
     except OSError:
         return [Check("shm", "warn", "no /dev/shm here: ranks on one host share memory through it")]
-    few = "" if usage.free >= LEAST_SHM else ": ranks on one host need more (mount -o remount,size=)"
-    detail = f"{size_text(usage.free)} of {size_text(usage.total)} free in /dev/shm{few}"
-    return [Check("shm", "warn" if few else "ok", detail)]
+    advice = "" if usage.free >= MIN_SHM_BYTES else ": ranks on one host need more (mount -o remount,size=)"
+    detail = f"{size_text(usage.free)} of {size_text(usage.total)} free in /dev/shm{advice}"
+    return [Check("shm", "warn" if advice else "ok", detail)]
 
 
 def _check_disk() -> Check:

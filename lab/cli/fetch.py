@@ -27,8 +27,8 @@ def fetch(model: str, image: str | None, revision: str, dry_run: bool, as_json: 
     HF_TOKEN=... lab fetch ORGANISATION/GATED-MODEL      only this command is given the token
     Exit code 4: no such model, or it needs a token; 8: the Hub does not answer; 9: the disk is full.
     """
-    from lab.driver.fetch import fetch as carry_out
+    from lab.driver.fetch import fetch as download
 
     check_hub_id(model, revision)
     options = Options(image=image, gpus="none", dry_run=dry_run, json=as_json, quiet=quiet)
-    carry_out(model, revision, options)
+    download(model, revision, options)

@@ -1,4 +1,4 @@
-"""`lab inspect`: what is this, who recorded it, what is missing, what can read it."""
+"""`lab inspect`: show what a file is, who recorded it, what it lacks and what reads it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab.terminal.options import PATH, as_json
 @as_json("One object per file")
 @REQUIRE
 def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None:
-    """What is in FILEs and FOLDERs, who recorded it, what is missing from it, and what can read it.
+    """Show what FILEs and FOLDERs are, who recorded them, what they lack, and what reads them.
 
     Every recording gets a verdict: complete, lossy or unknown, on three axes: rows of the GPU, calls of the
     host, operators of the framework. Files that cannot be read are rows with their reason (exit 5).

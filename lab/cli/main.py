@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 import lab
-from lab.cli.registry import commands, standalone_commands
-from lab.terminal.lazy import LazyGroup
+from lab.cli.registry import commands
+from lab.cli.removed import RootGroup
 
 if TYPE_CHECKING:
     from lab.errors import LabError
@@ -27,20 +27,10 @@ EXTRAS = {
 }
 
 
-def _standalone(name: str, command: click.Command) -> click.Command:
-    """An experiment at top level gets the flags of `lab run` that make sense there."""
-    if name not in standalone_commands():
-        return command
-    from lab.cli.commands import standalone
-
-    return standalone(command)
-
-
 @click.group(
-    cls=LazyGroup,
+    cls=RootGroup,
     lazy=commands(),
-    wrap=_standalone,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(lab.__version__, prog_name="lab")
 def cli() -> None:
@@ -53,15 +43,13 @@ def cli() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Entry point: every error that lab understands ends in words and its own exit code."""
+    """Run a command line; each error of lab is printed and has its own exit code."""
     from lab.errors import LabError
 
     try:
         code = cli.main(args=argv, prog_name="lab", standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        if isinstance(error, click.NoSuchOption) and (place := _place_of(error)):
-            click.echo(place, err=True)
         code = error.exit_code
     except click.exceptions.Abort:
         click.echo("lab: interrupted", err=True)
@@ -87,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _missing_package(error: ModuleNotFoundError) -> LabError:
-    """Names the command that installs a package of an extra. Raises `error` again for any other module."""
+    """Name the command that installs a package of an extra. Raises `error` again for any other module."""
     from lab.errors import MissingError
 
     name = (error.name or "").split(".")[0]
@@ -97,16 +85,6 @@ def _missing_package(error: ModuleNotFoundError) -> LabError:
     return MissingError(
         f"the Python package {name!r} is not installed here", fix=f"pip install 'lab[{extra}]'"
     )
-
-
-def _place_of(error: click.NoSuchOption) -> str:
-    """Where an option that was given after a subcommand belongs, if a command above it has that option."""
-    below, above = error.ctx, error.ctx.parent if error.ctx else None
-    while above is not None:
-        if any(error.option_name in (*one.opts, *one.secondary_opts) for one in above.command.params):
-            return f"It is an option of {above.command_path!r}: put it before {below.info_name!r}."  # type: ignore[union-attr]
-        below, above = above, above.parent
-    return ""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """What `lab` can be asked: one line per room, and the commands that belong to none.
 
 A room's folder is `lab/rooms/NAME`. Its commands are click objects of `lab.rooms.NAME.cli`: `run_X` for
-`lab run X`, and `X` for `lab X`, which reads recordings. An experiment whose name no reading command has is
-also at top level, for an environment that is already right (`lab sweep` inside a container).
+`lab run X`, and `X` for `lab X`, which reads recordings.
 """
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ Lazy = dict[str, tuple[str, str]]  # command -> (module:attribute, help line)
 class Room(NamedTuple):
     """run and read map a command's name to its help line; smoke is its smallest experiment, on a CPU.
 
-    scans maps a kind of file that a C file of the room scans to the module that finds its library.
+    scans maps a kind of file that a C file of the room scans to the module that finds its library. differs
+    maps a module that compares inputs of its own for `lab diff`, by recognises(path) and
+    diff(a, b, repeat_a, as_json), to what it compares. sections are what `lab analyze --only` can be asked
+    for: of each the room has an analyse_NAME() like its analyse().
     """
 
     name: str
@@ -24,6 +26,8 @@ class Room(NamedTuple):
     read: dict[str, str] = {}
     smoke: str = ""
     scans: dict[str, str] = {}
+    differs: dict[str, str] = {}
+    sections: tuple[str, ...] = ()
 
 
 ROOMS = (
@@ -36,6 +40,7 @@ ROOMS = (
             "ranks": "Which rank makes the others wait, why, and what a repair gives; hangs.",
         },
         smoke="sweep -c 28 -t 256 --ranks 2",
+        sections=("gemm", "ranks"),
     ),
     Room(
         "nan",
@@ -44,11 +49,15 @@ ROOMS = (
             "nan": "Watch every module's outputs for NaN and Inf.",
             "nixnan": "Watch floating-point instructions with nixnan.",
         },
-        read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs, compare."},
+        read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs."},
         smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2 --timing 0",
         scans={
             "nixnan logs": "lab.rooms.nan.nixnan.reading.native.find",
             "tensors on a CPU": "lab.rooms.nan.watch.native.find",
+        },
+        differs={
+            "lab.rooms.nan.nixnan.cli": "Two nixnan logs, or a folder of logs per run: which sites "
+            "(function, SASS, operand) appeared or vanished, judged against --repeat-a."
         },
     ),
     Room(
@@ -57,6 +66,7 @@ ROOMS = (
         run={"nsys": "Profile Transformers, and answer where their GPU time goes."},
         read={"nsys": "Read captures of nsys or torch.profiler: phases, reports, answers."},
         smoke="nsys --model-size tiny --profile-type forward --measure-steps 2",
+        sections=("phases",),
     ),
     Room(
         "kernels",
@@ -64,6 +74,7 @@ ROOMS = (
         run={"kernels": "Profile, replay and price every kernel a model launches."},
         read={"kernels": "Every launch of a model: catalogue, chart, C++, audits."},
         smoke="kernels profile tiny-bloom --max-new-tokens 2",
+        sections=("kernels",),
     ),
     Room(
         "semicrf",
@@ -75,27 +86,42 @@ ROOMS = (
         "trials",
         "How often does a command fail, and which change makes it fail less?",
         run={
-            "trials": "Run a command many times, in cells: how often it fails, what cures it.",
+            "trials": "Run a command many times, in cells: how often it fails, which change helps.",
             "replay": "Run the same training steps again: the first tensor whose bits differ.",
         },
         smoke="trials -n 3 --cell none --cell tf32_off -- python -c pass",
     ),
 )
 
+# What could be typed in the release before -> what to type instead; `lab --help` lists none of these.
+# {args} stands for the arguments after the old name. A row goes with the next release.
+REMOVED: dict[str, str] = {
+    "sweep": "lab run sweep {args}",
+    "nixnan": "lab run nixnan {args}",
+    "semicrf": "lab run semicrf {args}",
+    "trials": "lab run trials {args}",
+    "replay": "lab run replay {args}",
+    "run --attach": "lab run --resume {args}",
+    "run --repeat-both": "lab check {args}",
+    # Reading commands
+    "gemm part": "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own",
+    "gemm spread": "lab gemm all SWEEP --workers CPUS  # in a Slurm job of your own",
+    "gemm timestamps": "lab gemm variance {args}",
+    "gemm overlap": "lab gemm variance {args}",
+    "gemm plots": "lab gemm variance {args}",
+    "kernels launches": "lab kernels unique --launches {args}",
+    "nan diff": "lab diff {args}  # --repeat-a for --noise",
+    "nsys scrub": "lab nsys summary FILE --scrubbed TARGET",
+}
+
 
 def run_commands() -> Lazy:
-    """What `lab run` offers."""
+    """The experiments of `lab run`."""
     return {
         name: (f"lab.rooms.{room.name}.cli:run_{name}", text)
         for room in ROOMS
         for name, text in room.run.items()
     }
-
-
-def standalone_commands() -> Lazy:
-    """Experiments at top level: those whose name no reading command takes."""
-    reading = {name for room in ROOMS for name in room.read}
-    return {name: entry for name, entry in run_commands().items() if name not in reading}
 
 
 def smoke_runs() -> dict[str, tuple[str, ...]]:
@@ -111,8 +137,18 @@ def scanners() -> dict[str, str]:
     }
 
 
+def differs() -> dict[str, str]:
+    """Modules of rooms that compare inputs of their own, and what each compares."""
+    return {module: text for room in ROOMS for module, text in room.differs.items()}
+
+
+def sections() -> dict[str, str]:
+    """What `lab analyze --only` can be asked for, and the module of the room that has it."""
+    return {name: f"lab.rooms.{room.name}" for room in ROOMS for name in room.sections}
+
+
 def commands() -> Lazy:
-    """What `lab` itself offers, in the order of --help."""
+    """The commands of `lab`, in the order of --help."""
     reading = {
         name: (f"lab.rooms.{room.name}.cli:{name}", text)
         for room in ROOMS
@@ -120,11 +156,10 @@ def commands() -> Lazy:
     }
     return {
         "run": ("lab.cli.commands:run", "Run a room's experiment: plan, execute, analyse, report."),
-        **standalone_commands(),
         **reading,
         "analyze": ("lab.cli.commands:analyze", "Analyse a run, or a recording that lab did not make."),
-        "inspect": ("lab.cli.inspect:inspect", "What a recording is, what it lacks, what can read it."),
-        "diff": ("lab.compare.cli:diff", "What changed between two recordings, split exactly."),
+        "inspect": ("lab.cli.inspect:inspect", "Show what a recording is, what it lacks, what reads it."),
+        "diff": ("lab.cli.diff:diff", "What changed between two recordings, split exactly."),
         "check": ("lab.compare.cli:check", "Is HEAD slower than BASE? Exit code 0, 1, or 3 for undecided."),
         "same": ("lab.compare.same.cli:same", "Did two runs compute the same? From which op on not?"),
         "serve": ("lab.serve.cli:serve", "All runs below a folder as pages on this machine."),
@@ -136,7 +171,7 @@ def commands() -> Lazy:
         ),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
-        "setup": ("lab.cli.setup:setup", "Bring the image this machine needs, try it, say what is next."),
+        "setup": ("lab.cli.setup:setup", "Get the image for this machine, try it, print the next command."),
         "images": ("lab.cli.images:images", "List, show, build and check images."),
-        "doctor": ("lab.cli.doctor:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
+        "doctor": ("lab.cli.doctor:doctor", "Show what this machine offers: GPUs, engine, packages, disk."),
     }

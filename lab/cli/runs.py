@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -10,14 +11,14 @@ import msgspec
 from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
 from lab.core.step import Status
-from lab.core.words import printable
+from lab.core.words import plural, printable
 from lab.driver.drive import stop_run
-from lab.errors import LabError, not_here
+from lab.errors import BadDataError, LabError, not_here
 from lab.terminal.console import Console
 from lab.terminal.group import Group
 from lab.terminal.options import as_json
 
-DEFAULT = Path("experiments")  # not there before the first run
+DEFAULT = Path("experiments")  # missing before the first run
 
 
 @click.group(cls=Group)
@@ -29,27 +30,32 @@ def runs() -> None:
 @click.argument("folder", type=click.Path(path_type=Path), default=DEFAULT)
 @as_json("One object per run")
 def runs_list(folder: Path, as_json: bool) -> None:
-    """One line per run in FOLDER (default: experiments)."""
+    """List the runs in FOLDER (default: experiments), one line per run. Exit code 5: one cannot be read."""
     if not folder.is_dir() and folder != DEFAULT:
         raise not_here("no such folder", folder, "name the folder that holds the runs")
-    found = list_runs(folder)
+    manifests = list_runs(folder)
     if as_json:
         rows = [
             {"folder": str(path), "error": str(m)}
             if isinstance(m, LabError)
             else {"folder": str(path), "room": m.room, "created_utc": m.created_utc, "steps": _counts(m)}
-            for path, m in found
+            for path, m in manifests
         ]
         click.echo(msgspec.json.encode(rows).decode())
-        return
-    for path, manifest in found:
+    for path, manifest in () if as_json else manifests:
         if isinstance(manifest, LabError):
             _say(f"{path}  unreadable: {manifest.what}")
         else:
             image = manifest.image.name if manifest.image else manifest.engine
             _say(f"{path}  {manifest.created_utc[:19]}  {image}  {_counts_text(manifest)}")
-    if not found:
+    if not manifests:
         click.echo(f"no runs in {folder} (folders below it are not searched)", err=True)
+    if unreadable := [path for path, manifest in manifests if isinstance(manifest, LabError)]:
+        raise BadDataError(
+            f"{len(unreadable)} of {plural(len(manifests), 'run')} cannot be read",
+            where=unreadable[0],
+            fix=f"lab runs show {shlex.quote(str(unreadable[0]))} says why",
+        )
 
 
 @runs.command("stop")
@@ -64,15 +70,17 @@ def runs_stop(folder: Path) -> None:
 @click.option("--slurm-job", metavar="ID", help="Only those of this job, running or not: for an Epilog.")
 @as_json("What was removed")
 def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
-    """Remove lab's containers whose driver is dead and whose result nobody will collect."""
+    """Remove containers of lab whose driver is dead and whose result will not be collected."""
     from lab.engines.docker.leftovers import reap
 
     removed = reap(running=running, slurm_job=slurm_job)
     if as_json:
         click.echo(msgspec.json.encode(removed).decode())
         return
-    for one in removed:
-        click.echo(f"removed {one.name} ({one.state}, run {one.run_dir}, step {one.step})")
+    for container in removed:
+        click.echo(
+            f"removed {container.name} ({container.state}, run {container.run_dir}, step {container.step})"
+        )
     click.echo(f"{len(removed)} removed", err=True)
 
 
@@ -80,7 +88,7 @@ def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 @as_json("The manifest itself")
 def runs_show(folder: Path, as_json: bool) -> None:
-    """What a run is, and the outcome of each step."""
+    """Show what a run is, and the outcome of each step."""
     manifest = Run.open(folder).manifest
     if as_json:
         click.echo(msgspec.json.encode(manifest).decode())
@@ -105,7 +113,7 @@ def runs_show(folder: Path, as_json: bool) -> None:
 
 
 def _say(line: str) -> None:
-    """A folder's name or a manifest may neither command the terminal nor begin a line of its own."""
+    """Print a line without escapes or breaks, which a folder's name or a manifest may contain."""
     click.echo(printable(line.replace("\n", "\\n")))
 
 
@@ -119,6 +127,6 @@ def _counts(manifest: Manifest) -> dict[str, int]:
 
 def _counts_text(manifest: Manifest) -> str:
     counts = _counts(manifest)
-    done = counts.get(Status.ok.value, 0) + counts.get(Status.skipped.value, 0)
-    rest = ", ".join(f"{n} {word}" for word, n in counts.items() if word not in ("ok", "skipped"))
-    return f"{manifest.room}: {done}/{len(manifest.steps)} done" + (f", {rest}" if rest else "")
+    finished = counts.get(Status.ok.value, 0) + counts.get(Status.skipped.value, 0)
+    open_or_bad = [f"{n} {word}" for word, n in counts.items() if word not in ("ok", "skipped")]
+    return ", ".join([f"{manifest.room}: {finished}/{len(manifest.steps)} done", *open_or_bad])

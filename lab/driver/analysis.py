@@ -17,6 +17,7 @@ from lab.core.run import Run, home_of
 from lab.core.step import Outcome, Step
 from lab.core.stop import on_signals
 from lab.core.words import first_few, plural
+from lab.driver.sections import Sections
 from lab.engines.base import Engine
 from lab.errors import EngineError, Interrupted, writing
 from lab.rooms import room, room_of
@@ -26,10 +27,10 @@ STAGING = ".analysis"
 LIMIT_S = 3600.0  # traces come from outside: an analysis that never ends is an error, not a wait
 
 
-def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
-    """Tables, figures and page of a run, or of a recording that lab did not make."""
+def analyse(folder: Path, out: Path | None, console: Console, sections: Sections | None = None) -> Findings:
+    """Tables, figures and page of a run, or of a recording that lab did not make; or only its `sections`."""
     run = Run.open(folder) if Run.is_run(folder) else None
-    house = room(run.manifest.room) if run else room_of(folder)
+    house = sections or (room(run.manifest.room) if run else room_of(folder))
     target = out or home_of(folder)
     if folder.is_dir():  # of a file, only once it could be read
         make_folder(target)
@@ -38,7 +39,8 @@ def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
         which = f"{plural(len(changed), 'file')} not as recorded ({first_few(changed)})"
         told = f"{which}: the figures are of what lies here now, not of what the manifest names"
         found = msgspec.structs.replace(found, lacking=[*found.lacking, told])
-    note_lacking(target, found.lacking)
+    if sections is None:  # findings.json is about the whole
+        note_lacking(target, found.lacking)
     return found
 
 

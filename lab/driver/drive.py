@@ -28,7 +28,7 @@ from lab.driver.show import raise_for_steps, show_plan
 from lab.driver.which_lab import check_folder, hold_to, named_in
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine, refuse_other_gpus
-from lab.errors import Interrupted, MissingError, UsageError
+from lab.errors import Interrupted, UsageError
 from lab.gpus.leases import hold
 from lab.rooms import room
 from lab.secrets import redact, secret_values
@@ -75,10 +75,10 @@ def drive(experiment: Experiment) -> None:
         experiment.after(root)
 
 
-def resume(folder: Path, options: Options, *, attach: bool = False) -> None:
+def resume(folder: Path, options: Options) -> None:
     """Run what is missing or failed of an earlier run, with its own image, engine and configuration.
 
-    Containers that outlived the earlier driver are followed to their end first; `attach` demands one.
+    Containers that outlived the earlier driver are followed to their end first.
     """
     run = Run.open(folder)
     recorded = run.manifest
@@ -93,7 +93,7 @@ def resume(folder: Path, options: Options, *, attach: bool = False) -> None:
     if engine.runs_here and run.pending():
         same_cpu(run)
     console.say(f"resuming {folder}: {len(run.pending())} of {len(recorded.steps)} steps to do")
-    carry_out(run, engine, site, options, console, attach=attach)
+    carry_out(run, engine, site, options, console)
 
 
 def leave(run: Run, engine: Engine, options: Options, console: Console) -> None:
@@ -106,13 +106,11 @@ def leave(run: Run, engine: Engine, options: Options, console: Console) -> None:
     console.say(f"look: lab runs show {folder}; end: lab runs stop {folder}")
 
 
-def carry_out(
-    run: Run, engine: Engine, site: Site, options: Options, console: Console, *, attach: bool = False
-) -> None:
+def carry_out(run: Run, engine: Engine, site: Site, options: Options, console: Console) -> None:
     """Execute what is pending, then analyse all there is."""
     with run.locked():
         with on_signals(console.say) as stop:
-            execute(run, engine, site, options, console, stop, attach)
+            execute(run, engine, site, options, console, stop)
         gather(run, engine)
         if stop.is_set():
             raise interrupted(run)
@@ -122,9 +120,7 @@ def carry_out(
     raise_for_findings(findings, run.root)
 
 
-def execute(
-    run: Run, engine: Engine, site: Site, options: Options, console: Console, stop: Stop, attach: bool
-) -> None:
+def execute(run: Run, engine: Engine, site: Site, options: Options, console: Console, stop: Stop) -> None:
     """Follow what an earlier driver left to its end, then run every pending step."""
     with console.steps(len(run.pending())) as display:
         house = room(run.manifest.room)
@@ -134,13 +130,7 @@ def execute(
         lease = lease_of(run, engine, options, stop, console)
         rotate = getattr(house, "ROTATES_GPUS", False)
         runner = StepRunner(run, engine, watchers, stop, lease, spare, rotate)
-        taken_up = runner.take_up()
-        if attach and not taken_up:
-            raise MissingError(
-                "no container of this run is left to attach to",
-                where=run.root,
-                fix=f"lab run --resume {shlex.quote(str(run.root))}",
-            )
+        runner.take_up()
         if run.pending() and not stop.is_set():
             prepare_lab(run, engine)
         runner.execute(run.pending(), site.gpus, jobs=options.jobs)

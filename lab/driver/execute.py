@@ -132,7 +132,7 @@ class StepRunner:
             with sampled(here, self.run.folder(step)):
                 return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
         except EngineLost:
-            raise  # the step may still run: its record stays open, so that --attach can take it up again
+            raise  # the step may still run: its record stays open, so that --resume can take it up again
         except EngineError as error:
             seconds = round(time.monotonic() - began, 3)
             return Outcome(status=Status.failed, reason=str(error), started_utc=started, seconds=seconds)

@@ -34,7 +34,7 @@ HEADER = """\
 # `lab setup` or `lab images build` brought here: nothing is pulled.
 # Profiles that end in -shell stay up with the same devices and folders:
 #   docker compose -f compose/compose.yaml --profile cuda-shell up -d
-#   docker compose -f compose/compose.yaml exec cuda-shell lab sweep -c 28 --analysis none -o /out/mine
+#   docker compose -f compose/compose.yaml exec cuda-shell lab run --analysis none -o /out/mine sweep -c 28
 #   docker compose -f compose/compose.yaml exec analysis lab analyze /out/mine
 # Variables: UID and GID (the owner of the results), LAB_EXPERIMENTS, LAB_CACHE, LAB_RUN;
 # for NVIDIA LAB_GPU (index, UUID or MIG instance; 0 if not set);
@@ -100,8 +100,8 @@ def program() -> list[str] | None:
 def _workload(image: Image) -> dict[str, Any]:
     """A sweep of one configuration, on two ranks where it needs no GPU; a second `up` runs nothing again."""
     gpus = _gpus(image)
-    flags = f"-c 28 -t 256 --ranks {len(gpus) or 2} --skip-existing --analysis none".split()
-    argv = ("lab", "sweep", *flags, "--output-dir", f"/out/{RUN}{image.name}")
+    flags = f"-c 28 -t 256 --ranks {len(gpus) or 2} --skip-existing".split()
+    argv = ("lab", "run", "--analysis", "none", "--output-dir", f"/out/{RUN}{image.name}", "sweep", *flags)
     spec = container_spec(image, Step(name="sweep", argv=argv, num_gpus=len(gpus)), gpus, HOST)
     return {"profiles": [image.name], **_service(spec)}
 

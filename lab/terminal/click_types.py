@@ -20,7 +20,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Finite(click.FloatRange):
-    """A number in a range; nan, which click finds in every range, and inf are none."""
+    """A number in a range. nan, which click accepts for every range, and inf are refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -30,12 +30,12 @@ class Finite(click.FloatRange):
 
 
 class IntList(_IntsParam):
-    """`28,42,56`: integers from `least` on, without repeats."""
+    """`28,42,56`: integers from `minimum` on, without repeats."""
 
     name = "N,N,..."
 
-    def __init__(self, least: int = 1) -> None:
-        self._least = least
+    def __init__(self, minimum: int = 1) -> None:
+        self._minimum = minimum
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
         if isinstance(value, list):
@@ -43,7 +43,7 @@ class IntList(_IntsParam):
         from lab.errors import UsageError
 
         try:
-            return parse_int_list(value, self._least)
+            return parse_int_list(value, self._minimum)
         except UsageError as error:
             self.fail(f"{error.what} ({error.fix})" if error.fix else error.what, param, ctx)
 
@@ -59,14 +59,13 @@ class WordList(_WordsParam):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
         if isinstance(value, list):
             return value
-        given = [part.strip() for part in value.split(",")]
-        unknown = [part for part in given if _plain(part) not in self._words]
-        if unknown:
-            known = ", ".join(self._words.values())
-            self.fail(f"{unknown[0]!r} is none of {known}", param, ctx)
-        words = [self._words[_plain(part)] for part in given]
+        parts = [part.strip() for part in value.split(",")]
+        for part in parts:
+            if _plain(part) not in self._words:
+                self.fail(f"{part!r} is none of {', '.join(self._words.values())}", param, ctx)
+        words = [self._words[_plain(part)] for part in parts]
         if len(set(words)) < len(words):
-            self.fail(f"{value!r} names one of them twice", param, ctx)
+            self.fail(f"{value!r} has a word twice", param, ctx)
         return words
 
 
@@ -86,21 +85,21 @@ def with_options(*decorators: Decorator) -> Decorator:
 
 
 def options_of(ctx: click.Context) -> Options:
-    """The run's options, whether the command was called under `lab run` or by itself."""
+    """The options of `lab run`, or their defaults for a command that a test calls alone."""
     from lab.core.options import Options
 
     return ctx.obj if isinstance(ctx.obj, Options) else Options()
 
 
-def parse_int_list(text: str, least: int = 1) -> list[int]:
-    """`"28,42"` -> [28, 42]. Raises UsageError for anything but distinct integers from `least` on."""
+def parse_int_list(text: str, minimum: int = 1) -> list[int]:
+    """`"28,42"` -> [28, 42]. Raises UsageError for anything but distinct integers from `minimum` on."""
     from lab.errors import UsageError
 
     values: list[int] = []
     for part in text.split(","):
-        # isdecimal alone would let through digits of other scripts.
-        if not (part.strip().isascii() and part.strip().isdecimal()) or int(part) < least:
-            kind = "an integer above zero" if least else "an integer from 0 on"
+        # isdecimal alone accepts the digits of other scripts, such as Arabic-Indic ones.
+        if not (part.strip().isascii() and part.strip().isdecimal()) or int(part) < minimum:
+            kind = "an integer above zero" if minimum else "an integer from 0 on"
             raise UsageError(f"{part.strip()!r} in {text!r} is not {kind}", fix="write 28,42,56")
         if int(part) in values:
             raise UsageError(f"{int(part)} is twice in {text!r}", fix="use --repeats to run a setting again")

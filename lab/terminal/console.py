@@ -1,4 +1,4 @@
-"""What a person sees while steps run: live progress on a terminal, plain lines elsewhere."""
+"""Show the progress of steps: live on a terminal, in plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Console:
 
 
 class StepDisplay:
-    """A Watcher: one bar over all steps, and each step's lines as they come."""
+    """A Watcher that shows one bar over all steps, and each step's lines as they come."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total = console, total
-        self._done = 0
+        self._ended = 0
         self._began: dict[str, float] = {}
-        self._skipped: list[tuple[str, str]] = []  # names and reasons, not yet said
+        self._skipped: list[tuple[str, str]] = []  # names and reasons, not printed yet
 
     def __enter__(self) -> StepDisplay:
         if self._console.stream.isatty():
@@ -78,7 +78,7 @@ class StepDisplay:
     def begin(self, step: Step) -> None:
         self._say_skipped()
         self._began[step.name] = time.monotonic()
-        self._console.say(f"> {step.name} starts ({self._done + 1} of {self._total})")
+        self._console.say(f"> {step.name} starts ({self._ended + 1} of {self._total})")
         self._describe()
 
     def line(self, step: Step, line: str) -> None:
@@ -86,7 +86,7 @@ class StepDisplay:
 
     def end(self, step: Step, outcome: Outcome) -> None:
         self._began.pop(step.name, None)
-        self._done += 1
+        self._ended += 1
         if outcome.status is Status.skipped:
             self._skipped.append((step.name, outcome.reason))
         else:
@@ -104,10 +104,10 @@ class StepDisplay:
         )
 
     def _say_skipped(self) -> None:
-        """One line per reason: a run that is decided early skips hundreds of steps in a row."""
+        """Print one line per reason: a run that is decided early skips hundreds of steps in a row."""
         skipped, self._skipped = self._skipped, []
         for reason in dict.fromkeys(reason for _, reason in skipped):
-            names = [name for name, why in skipped if why == reason]
+            names = [name for name, cause in skipped if cause == reason]
             named = names[0] if len(names) == 1 else f"{len(names)} steps, {names[0]} to {names[-1]}"
             self._console.say(f"- {named}: skipped{f' - {reason}' if reason else ''}")
 

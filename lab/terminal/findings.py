@@ -1,4 +1,4 @@
-"""What an analysis found, for a person or a machine, and the exit code that follows from it."""
+"""Print the findings of an analysis, and end with the exit code that follows from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lab.errors import StepFailed
 
 
 def raise_for_findings(findings: Findings | None, folder: Path) -> None:
-    """An incomplete analysis still has its report, but not exit code 0."""
+    """Raises StepFailed for an incomplete or failed analysis: its report is there, but not exit code 0."""
     if findings is None:
         return
     if findings.lacking:
@@ -27,20 +27,14 @@ def raise_for_findings(findings: Findings | None, folder: Path) -> None:
 
 
 def show_findings(root: Path, findings: Findings | None, options: Options) -> None:
-    if options.json:
-        print(
-            msgspec.json.encode(
-                {
-                    "run": str(root),
-                    "verdict": findings.verdict if findings else [],
-                    "status": findings.status if findings else None,
-                    "lacking": findings.lacking if findings else [],
-                    "incomplete": findings.incomplete if findings else [],
-                    "terminal": findings.terminal if findings else "",
-                    "files": [str(path) for path in (findings.files if findings else [])],
-                    **(findings.answer if findings else {}),  # what a room promises to scripts
-                }
-            ).decode()
-        )
-    elif findings:
-        print(findings.terminal)
+    """Print the findings on stdout: for a person, or with --json as one object."""
+    if not options.json:
+        if findings:
+            print(findings.terminal)
+        return
+    summary: dict[str, object] = {"run": str(root), "verdict": [], "status": None, "lacking": []}
+    summary |= {"incomplete": [], "terminal": "", "files": []}
+    if findings:
+        summary |= {name: getattr(findings, name) for name in Findings.__struct_fields__ if name in summary}
+        summary |= {"files": [str(path) for path in findings.files], **findings.answer}
+    print(msgspec.json.encode(summary).decode())

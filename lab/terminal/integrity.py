@@ -1,4 +1,4 @@
-"""What a lossy recording means for a command: everything is written first, then the exit code says it."""
+"""Turn what a recording lacks into an exit code, after everything was written."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ REQUIRE = click.option(
 )
 
 
-def raise_for_lacks(lacks: Sequence[Lack], where: Path | str, *, require: str | None = None) -> None:
+def raise_for_lacks(lacks: Sequence[Lack], source: Path | str, *, require: str | None = None) -> None:
     """Raises StepFailed for a hole, which no edge of the recorded window explains; with `require` for
     anything but a complete recording."""
     from lab.recordings.integrity.words import sentences
     from lab.recordings.lacks import counted, holes
 
     if require == "complete":
-        raise_unless_complete(sentences(counted(lacks)), where)
+        raise_unless_complete(sentences(counted(lacks)), source)
     elif torn := holes(lacks):
-        raise StepFailed(listed("the recording is incomplete", sentences(torn)), where=where, fix=_FIX)
+        raise StepFailed(listed("the recording is incomplete", sentences(torn)), where=source, fix=_FIX)
 
 
-def raise_unless_complete(incomplete: Sequence[str], where: Path | str) -> None:
-    """Raises StepFailed if there is any sentence about something that a recording lacks."""
+def raise_unless_complete(incomplete: Sequence[str], source: Path | str) -> None:
+    """Raises StepFailed if any sentence names something that a recording lacks."""
     if incomplete:
-        what = "--require complete: the recording is not, or not known to be"
-        raise StepFailed(listed(what, incomplete), where=where, fix=_FIX)
+        problem = "--require complete: the recording is not, or not known to be"
+        raise StepFailed(listed(problem, incomplete), where=source, fix=_FIX)

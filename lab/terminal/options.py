@@ -17,15 +17,15 @@ SEED = click.IntRange(min=0, max=2**62)
 """Generators take 63 bits, and some seeds are counted on from here."""
 
 
-def option(*names: str, **given: Any) -> Decorator:
+def option(*names: str, **settings: Any) -> Decorator:
     """click's option, which shows its default where it has one."""
-    return click.option(*names, **{"show_default": given.get("default") is not None, **given})
+    return click.option(*names, **{"show_default": settings.get("default") is not None, **settings})
 
 
 def choice(name: str, words: str, text: str | None = None) -> Decorator:
-    """One of some words, the first of which is the default."""
-    known = words.split()
-    return option(name, type=click.Choice(known), default=known[0], help=text)
+    """One of several words, by default the first."""
+    choices = words.split()
+    return option(name, type=click.Choice(choices), default=choices[0], help=text)
 
 
 def model(default: str, text: str) -> Decorator:
@@ -44,9 +44,9 @@ def seed(default: int | None = 0, text: str = "Seed of the random weights.") -> 
     return option("--seed", type=SEED, default=default, help=text)
 
 
-def out(text: str, **more: Any) -> Decorator:
+def out(text: str, **settings: Any) -> Decorator:
     """Where a command that reads recordings writes."""
-    return option("-o", "--out", type=PATH, help=text, **more)
+    return option("-o", "--out", type=PATH, help=text, **settings)
 
 
 def as_json(text: str) -> Decorator:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lab.errors import MissingError, UsageError
+from lab.errors import UsageError
 from lab.terminal.click_types import with_options
 
 _UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(ns|us|ms|s)?")
 _NUMBERS = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?")
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 
 
 PART = with_options(
@@ -54,12 +54,12 @@ class PartOptions:
 
     @property
     def is_window(self) -> bool:
-        """Whether it is cut by time, which may cut a step."""
+        """Whether the part is a window of time, which may cut a step."""
         return self.from_time is not None or self.to_time is not None
 
 
 def check_part(part: PartOptions) -> None:
-    """Raises UsageError for times and steps that are none, before anything is read."""
+    """Raises UsageError for times and steps that cannot be parsed, before anything is read."""
     for text, option in ((part.from_time, "--from"), (part.to_time, "--to")):
         if text is not None:
             parse_time_ns(text, option)
@@ -67,81 +67,67 @@ def check_part(part: PartOptions) -> None:
         parse_steps(part.step)
 
 
-def part_options(flags: dict[str, Any]) -> tuple[PartOptions, dict[str, Any]]:
-    """The flags of PART, and the others."""
-    mine = {name: flags.pop(name) for name in PartOptions.__dataclass_fields__}
-    return PartOptions(**mine), flags
+def part_options(flags: dict[str, Any]) -> PartOptions:
+    """Take the flags of PART out of all flags."""
+    return PartOptions(**{name: flags.pop(name) for name in PartOptions.__dataclass_fields__})
 
 
 def parse_time_ns(text: str, option: str) -> int:
     """`12.5ms`, `300 us`, `3s`, `7` (ms) as ns. Raises UsageError."""
-    found = _TIME.fullmatch(text.strip())
-    if found is None or len(text) > 40:
+    match = _TIME.fullmatch(text.strip())
+    if match is None or len(text) > 40:
         raise UsageError(
             f"{option}: {text[:40]!r} is not a time", fix="write 12.5ms, 300us, 2s; ms by default"
         )
     from decimal import Decimal
 
-    return int(Decimal(found[1]) * _UNITS_NS[found[2] or "ms"])
+    return int(Decimal(match[1]) * _UNITS_NS[match[2] or "ms"])
 
 
 def parse_steps(text: str) -> frozenset[int]:
     """`3,7-9` as {3, 7, 8, 9}. Raises UsageError."""
     numbers: set[int] = set()
     for part in text.split(","):
-        found = _NUMBERS.fullmatch(part.strip())
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if not first <= last < first + MOST_STEPS:
+        match = _NUMBERS.fullmatch(part.strip())
+        start, end = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not start <= end < start + MAX_STEPS:
             raise UsageError(
                 f"--step: {part.strip()[:40]!r} is not a step or a span of steps", fix="write 3,7-9"
             )
-        numbers.update(range(first, last + 1))
+        numbers.update(range(start, end + 1))
     return frozenset(numbers)
 
 
-def phase_names(given: Sequence[str], *, named: bool = False) -> Any:
-    """lab's names of phases and the given ones, each `REGEX` or `backward=REGEX`.
+def phase_names(options: Sequence[str], *, named: bool = False) -> Any:
+    """lab's names of phases and those of --phase, each `REGEX` or `backward=REGEX`.
 
-    named: each needs its phase, which the first letter of the expression may tell. Raises UsageError.
+    named: each needs its phase, which the expression's first letter also tells. Raises UsageError.
     """
     from lab.recordings.phase_names import BACKWARD, FORWARD, OPTIMIZER
     from lab.recordings.projection import PhaseNames
 
-    known = (FORWARD, BACKWARD, OPTIMIZER)
-    own = []
-    for text in given:
-        before, equals, after = text.partition("=")
-        phase, pattern = (before, after) if equals and before in known else ("", text)
+    phases = (FORWARD, BACKWARD, OPTIMIZER)
+    patterns = []
+    for text in options:
+        phase, equals, pattern = text.partition("=")
+        if not equals or phase not in phases:
+            phase, pattern = "", text
         if named and not phase:
-            phase = next((one for one in known if re.match(rf"\W*{one[0]}", pattern, re.IGNORECASE)), "")
+            phase = next((p for p in phases if re.match(rf"\W*{p[0]}", pattern, re.IGNORECASE)), "")
             if not phase:
                 raise UsageError(f"--phase {text!r}: which phase is it?", fix=f"write backward={text}")
         try:
-            own.append((phase, re.compile(pattern)))
+            patterns.append((phase, re.compile(pattern)))
         except re.error as error:
             raise UsageError(f"--phase is not a valid regular expression: {error}") from error
-    return PhaseNames(tuple(own))
+    return PhaseNames(tuple(patterns))
 
 
-def projections(
-    file: Path,
-    attribution: str,
-    names: Any,
-    part: PartOptions,
-    *,
-    whole: bool = False,
-    captures: Sequence[Path] | None = None,
-) -> list[tuple[int, Any]]:
-    """(index of the process in the recording, its projection) for each process that was asked for.
-
-    whole: all processes in one projection, unless one is asked for. captures: recordings that name the
-    operators of graph replays; None leaves replays as they were recorded, as the reports of nsys do.
-    Raises MissingError where the recording has no such process, range or step, or nothing in the window.
-    """
+def projections(file: Path, attribution: str, names: Any, part: PartOptions, **settings: Any) -> list[Any]:
+    """`projections_of` of a recording that is read first."""
     from lab.recordings.load import load_capture
 
-    capture = load_capture(file)
-    return projections_of(capture, attribution, names, part, whole=whole, captures=captures)
+    return projections_of(load_capture(file), attribution, names, part, **settings)
 
 
 def projections_of(
@@ -150,66 +136,27 @@ def projections_of(
     names: Any,
     part: PartOptions,
     *,
-    whole: bool = False,
+    together: bool = False,
     captures: Sequence[Path] | None = None,
 ) -> list[tuple[int, Any]]:
-    from lab.recordings.processes import process_label, single_processes, with_processes
-    from lab.recordings.projection import Wanted, first_ns, project, select
+    """`project_part` for the options as typed; -> (index of the process, its projection) for each process."""
+    from lab.recordings.parts import project_part
+    from lab.recordings.processes import with_processes
+    from lab.recordings.projection import Wanted, first_ns
 
     capture = with_processes(capture)
     start_ns = first_ns(capture)
-
-    def at(text: str | None, option: str) -> int | None:
-        return None if text is None else start_ns + parse_time_ns(text, option)
-
-    wanted = Wanted(
-        range=part.range_name,
-        steps=parse_steps(part.step) if part.step else None,
-        start_ns=at(part.from_time, "--from"),
-        end_ns=at(part.to_time, "--to"),
-    )
-    if wanted.start_ns is not None and wanted.end_ns is not None and wanted.end_ns <= wanted.start_ns:
+    from_ns = None if part.from_time is None else start_ns + parse_time_ns(part.from_time, "--from")
+    to_ns = None if part.to_time is None else start_ns + parse_time_ns(part.to_time, "--to")
+    if from_ns is not None and to_ns is not None and to_ns <= from_ns:
         raise UsageError("--to is not after --from", fix="give the earlier time to --from")
-    singles = list((single_processes(capture) if part.process or not whole else {0: capture}).items())
-    if part.process:
-        singles = [(i, one) for i, one in singles if str(one.processes[0].pid) == part.process]
-        if not singles:
-            pids = ", ".join(str(one.pid) for one in capture.processes if one.pid is not None) or "none"
-            raise MissingError(
-                f"no process {part.process[:20]}; the recording has {pids[:300]}", where=capture.source
-            )
-    found: list[tuple[int, Any]] = []
-    origins = None
-    errors: list[MissingError] = []
-    without: list[str] = []
-    for index, one in singles:
-        try:
-            if captures is not None:
-                one, origins = with_origins(one, captures)
-            projection = project(one, attribution, names.pattern, origins)
-            found.append((index, select(projection, wanted, names.pattern)))
-        except MissingError as error:
-            errors.append(error)
-            without.append(f"{process_label(one.processes[0], index)} is left out: {error.what}")
-    if not found:
-        raise errors[0]
-    index, first = found[0]
-    return [(index, replace(first, problems=[*first.problems, *without])), *found[1:]]
-
-
-def with_origins(capture: Any, captures: Sequence[Path] = ()) -> tuple[Any, Any]:
-    """A capture of one process, judged by the captures that its replays are of, and where these came from.
-
-    None where no graph was replayed and no capture given.
-    """
-    from lab.recordings.graphs import load_sources, replays_graphs
-    from lab.recordings.graphs.batches import executed_batches
-    from lab.recordings.graphs.loss import RULE
-    from lab.recordings.graphs.origins import origins_of
-
-    if not captures and not replays_graphs(capture):
-        return capture, None
-    beside, notes = load_sources(captures, executed_batches(capture)) if captures else ([], [])
-    origins = origins_of(capture, beside)
-    lacks = (*(lack for lack in capture.lacks if lack.rule != RULE), *origins.lacks)
-    return replace(capture, problems=[*capture.problems, *notes], lacks=lacks), origins
+    wanted = Wanted(part.range_name, parse_steps(part.step) if part.step else None, from_ns, to_ns)
+    return project_part(
+        capture,
+        attribution,
+        names.pattern,
+        wanted,
+        pid=part.process,
+        together=together,
+        graph_captures=captures,
+    )

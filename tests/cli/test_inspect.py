@@ -71,7 +71,9 @@ def test_inspect_loads_neither_torch_nor_pandas(tmp_path):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", ["nsys summary", "nsys stats", "kernels unique", "kernels launches"])
+@pytest.mark.parametrize(
+    "command", ["nsys summary", "nsys stats", "kernels unique", "kernels unique --launches"]
+)
 def test_every_command_writes_first_and_then_says_that_a_third_is_missing(
     tmp_path, command, capsys, monkeypatch
 ):

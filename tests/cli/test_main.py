@@ -145,12 +145,9 @@ def test_a_dry_run_here_shows_the_very_command(here):
         (["runs", "show", "nowhere"], 4, "not the folder of a run"),
         (["images", "show", "nope"], 2, "no image 'nope'"),
         (["sweeep"], 2, "No such command"),
-        (["run", "nan", "baseline", "-o", "x"], 2, "an option of 'lab run': put it before 'nan'"),
-        (
-            ["run", "kernels", "profile", "tiny-bloom", "--dry-run"],
-            2,
-            "an option of 'lab run': put it before 'kernels'",
-        ),
+        (["run", "--partition", "gpu", "sweep"], 2, "an option of the slurm engine"),
+        (["run", "sweep", "--detach"], 2, "an option of the slurm engine"),
+        (["run", "--engine", "recorded", "sweep"], 2, "is not one of"),
         (["run", "nan", "baseline", "--nonsense"], 2, "No such option"),
     ],
 )

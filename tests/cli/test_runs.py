@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from lab.cli.runs import runs
+from lab.errors import BadDataError
 from tests.core.test_manifest import a_run
 
 EVIL = "evil\x1b[31m\nrun_that_is_not_there"
@@ -34,5 +35,9 @@ def test_hostile_names_stay_on_their_line(folder, words):
 def test_a_damaged_run_is_a_line_among_the_others(folder):
     a_run(folder / "whole")
     (folder / EVIL / "manifest.json").write_text("{")
-    first, second = CliRunner().invoke(runs, ["list", str(folder)]).stdout.splitlines()
+    done = CliRunner().invoke(runs, ["list", str(folder)])
+    first, second = done.stdout.splitlines()
     assert "unreadable: cannot read the manifest" in first and second.startswith(str(folder / "whole"))
+    assert isinstance(done.exception, BadDataError) and done.exception.what == "1 of 2 runs cannot be read"
+    rows = json.loads(CliRunner().invoke(runs, ["list", "--json", str(folder)]).stdout)
+    assert "error" in rows[0] and rows[1]["steps"]

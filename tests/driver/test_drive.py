@@ -15,7 +15,7 @@ from lab.core.run import Run
 from lab.core.step import Outcome, Status
 from lab.core.stop import Stop
 from lab.driver.drive import drive, resume, stop_run
-from lab.errors import EngineError, Interrupted, MissingError, StepFailed, UsageError
+from lab.errors import EngineError, Interrupted, StepFailed, UsageError
 from lab.terminal.console import Console
 from tests.driver.made import KILLED, OK, a_step, experiment, recording
 from tests.engines.recorded_engine import RecordedEngine
@@ -103,13 +103,6 @@ def test_a_replay_adds_nothing_to_a_run_that_was_measured(tmp_path):
     drive(experiment(source, tmp_path / "run", "a", quiet=True))
     drive(experiment(source, tmp_path / "run", "a", "b", quiet=True, skip_existing=True))
     assert outcomes(tmp_path / "run") == {"a": "ok", "b": "ok"}
-
-
-def test_attach_needs_something_to_attach_to(tmp_path):
-    source = recording(tmp_path / "source", {"a": OK})
-    drive(experiment(source, tmp_path / "run", "a", quiet=True))
-    with pytest.raises(MissingError, match="left to attach to"):
-        resume(tmp_path / "run", Options(analysis="none", quiet=True), attach=True)
 
 
 def test_a_signal_ends_the_run_between_steps_and_leaves_the_rest_to_resume(tmp_path, monkeypatch):

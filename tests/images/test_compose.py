@@ -124,7 +124,7 @@ def test_every_image_has_a_profile_with_a_workload_and_its_analysis():
         assert work["profiles"] == analysis["profiles"] == [name]
         assert analysis["image"] == "localhost/lab/cpu" and analysis["network_mode"] == "none"
         assert "devices" not in analysis and "deploy" not in analysis
-        assert analysis["command"][-1] == work["command"][-1], "analysis reads what the workload wrote"
+        assert analysis["command"][-1] in work["command"], "analysis reads what the workload wrote"
     assert len(SERVICES) == 3 * len(images.names()) + 1
 
 

@@ -90,7 +90,7 @@ def lost(context: Context, text: str) -> EngineLost:
         f"lost the Docker engine at {context.endpoint} while step {context.step!r} ran ({text}); "
         f"its container {context.container[:12]} may still run",
         where=context.run_dir,
-        fix=f"when the engine is back: lab run --attach {context.run_dir}",
+        fix=f"when the engine is back: lab run --resume {context.run_dir}",
     )
 
 

@@ -1,7 +1,7 @@
 """Steps as Slurm jobs: one array per run, one task per step (or per node of it), submitted through submitit.
 
 The node runs the step with the engine it has (this environment, Docker, apptainer or pyxis) and leaves its
-outcome in the shared run folder (`task`). The driver only watches: it may be killed, and `--attach` follows
+outcome in the shared run folder (`task`). The driver only watches: it may be killed, and `--resume` follows
 its jobs again.
 """
 

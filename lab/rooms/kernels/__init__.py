@@ -48,3 +48,12 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
     with needs("analysis"):
         from lab.rooms.kernels.findings import analyse_kernels
     return analyse_kernels(folder, out, run, progress)
+
+
+def analyse_kernels(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
+    """The section `kernels` of `lab analyze`: the catalogue and page of any recording of kernels."""
+    from lab.errors import needs
+
+    with needs("analysis"):
+        from lab.rooms.kernels import findings
+    return findings.analyse_kernels(folder, out / "kernels", run, progress)

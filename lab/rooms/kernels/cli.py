@@ -30,11 +30,7 @@ def run_kernels() -> None:
 READERS = {
     "unique": (
         "lab.rooms.kernels.catalogue.cli:unique",
-        "Distinct launches: kernel, geometry, op, arguments, counts, times.",
-    ),
-    "launches": (
-        "lab.rooms.kernels.catalogue.cli:launches",
-        "Every launch of a trace, with the op that owns it.",
+        "Distinct launches (or every one): kernel, geometry, op, arguments, counts, times.",
     ),
     "gantt": (
         "lab.rooms.kernels.catalogue.cli:gantt",
@@ -47,7 +43,7 @@ READERS = {
 
 @click.group("kernels", cls=LazyGroup, lazy=READERS)
 def kernels() -> None:
-    """Read profiles: distinct kernels, launches, chart; generate C++; audit numbers.
+    """Read profiles: distinct kernels, every launch, chart; generate C++; audit numbers.
 
     Profiles, replays and energy runs are made by `lab run kernels ...`.
     """

@@ -17,6 +17,7 @@ from lab.errors import LabError, MissingError
 from lab.rooms.kernels.catalogue import files
 from lab.rooms.kernels.catalogue.build import Catalogue, put_together
 from lab.rooms.kernels.catalogue.rank import RankData, read_trail
+from lab.rooms.kernels.catalogue.sources import trails_of
 from lab.rooms.kernels.energy.analysis import analyse_energy
 from lab.rooms.kernels.energy.files import RESULT as ENERGY
 from lab.rooms.kernels.energy.files import is_energy
@@ -61,7 +62,7 @@ def _with_page(
 
 def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress) -> Findings:
     """The traces of all ranks, the catalogue, the page. Missing ranks are named, the others are analysed."""
-    found = trails(folder)
+    found = trails(folder) if run else trails_of([folder])
     if not found:
         return _failure(": ".join(["no trace was recorded", *_failed(run)[:1]]))
     try:

@@ -24,10 +24,6 @@ COMMANDS = {
         "lab.rooms.nan.nixnan.cli:parse",
         "Read nixnan logs of any build: counts, integrity, kernels, causes.",
     ),
-    "diff": (
-        "lab.rooms.nan.nixnan.cli:diff",
-        "Compare the sites of two logs against the noise of a repeated run.",
-    ),
 }
 
 
@@ -69,9 +65,9 @@ def run_nixnan(ctx: click.Context, /, experiment: tuple[str, ...], **settings: A
 
 @click.group("nan", cls=LazyGroup, lazy=COMMANDS)
 def nan() -> None:
-    """Find where NaN and Inf are born: analyse a run, read nixnan's logs, compare two of them.
+    """Find where NaN and Inf are born: analyse a run, read nixnan's logs.
 
-    The experiments themselves are `lab run nan ...` and `lab run nixnan ...`.
+    The experiments themselves are `lab run nan ...` and `lab run nixnan ...`; `lab diff` compares two logs.
     """
 
 

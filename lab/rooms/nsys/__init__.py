@@ -63,3 +63,21 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
     with needs("analysis"):
         from lab.rooms.nsys.findings import analyse_nsys
     return analyse_nsys(folder, out, run, progress)
+
+
+def analyse_phases(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Any:
+    """The section `phases` of `lab analyze`: the room's own analysis, or a page per recording.
+
+    Raises MissingError where nothing here can have phases.
+    """
+    from lab.errors import MissingError, needs
+
+    if folder.is_dir() and recognises(folder):
+        return analyse(folder, out / "phases", run, progress)
+    if not reads(folder):
+        raise MissingError(
+            "no recording with phases lies in this folder itself", where=folder, fix="name the recording"
+        )
+    with needs("analysis"):
+        from lab.rooms.nsys.captures.analysis import analyse_recordings
+    return analyse_recordings(folder, out / "phases", progress, need_phases=True)

@@ -112,10 +112,6 @@ COMMANDS = {
     ),
     "stats": ("lab.rooms.nsys.captures.cli:stats", "The reports of `nsys stats`, computed without nsys."),
     "answers": ("lab.rooms.nsys.answers.cli:answers", "Questions a to e of a run, each with its checks."),
-    "scrub": (
-        "lab.rooms.nsys.captures.cli:scrub",
-        "A copy of an export without environment, command, users and paths.",
-    ),
 }
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from lab.core.plan import Findings as PlanFindings
     from lab.core.run import Run
     from lab.rooms.sweep.journal import Journal
     from lab.rooms.sweep.report import Findings
@@ -51,3 +52,21 @@ def analyse(folder: Path, out: Path, run: Run | None, progress: Callable[[str], 
     with needs("analysis"):
         from lab.rooms.sweep.findings import analyse_sweep
     return analyse_sweep(folder, out, run, progress)
+
+
+def analyse_gemm(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> PlanFindings:
+    """The section `gemm` of `lab analyze`: as `lab gemm all`."""
+    from lab.errors import needs
+
+    with needs("analysis"):
+        from lab.rooms.sweep.findings import gemm_findings
+    return gemm_findings(folder, out, run, progress)
+
+
+def analyse_ranks(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> PlanFindings:
+    """The section `ranks` of `lab analyze`: as `lab ranks`."""
+    from lab.errors import needs
+
+    with needs("analysis"):
+        from lab.rooms.sweep.findings import rank_findings
+    return rank_findings(folder, out, run, progress)

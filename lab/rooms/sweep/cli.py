@@ -1,4 +1,4 @@
-"""`lab run sweep` and `lab sweep`; `lab gemm` is in gemm/cli.py, `lab ranks` in ranks/cli.py."""
+"""`lab run sweep`; `lab gemm` is in gemm/cli.py, `lab ranks` in ranks/cli.py."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["gemm", "ranks", "run_sweep"]
 @option(
     "-c",
     "--channels",
-    type=IntList(least=0),
+    type=IntList(minimum=0),
     default="28,42,56,70",
     help="NCCL/RCCL channel counts; 0: its own choice.",
 )
 @option(
     "-t",
     "--threads",
-    type=IntList(least=0),
+    type=IntList(minimum=0),
     default="256,512",
     help="Threads per block of collectives; 0: its own choice.",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,9 +10,10 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
+from lab.core.plan import Findings as PlanFindings
 from lab.core.run import Run
 from lab.core.words import plural, printable
-from lab.errors import LabError
+from lab.errors import LabError, MissingError
 from lab.recordings.cache import load_trace
 from lab.recordings.gpu_state import GpuState
 from lab.recordings.load import named_as_recording
@@ -26,17 +26,18 @@ from lab.rooms.sweep.analyze import analyze
 from lab.rooms.sweep.expected import expected_rows, interrupted_blocks
 from lab.rooms.sweep.gemm.merge import MergeOptions
 from lab.rooms.sweep.gemm.places import Places, within
-from lab.rooms.sweep.gemm.reading.data import read_sweep
+from lab.rooms.sweep.gemm.reading.data import SweepData, read_sweep
 from lab.rooms.sweep.gemm.reading.pairs import explained_of
 from lab.rooms.sweep.gemm.report import Report as GemmReport
+from lab.rooms.sweep.gemm.session import num_workers, show_progress
 from lab.rooms.sweep.gemm.steps import run_all
 from lab.rooms.sweep.gemm.variance.states import states_of
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import configs_of
 from lab.rooms.sweep.names import long_name
-from lab.rooms.sweep.ranks.page import SPAN_CAPTION
+from lab.rooms.sweep.ranks.page import SPAN_CAPTION, write_account
 from lab.rooms.sweep.ranks.picture import step_picture
-from lab.rooms.sweep.ranks.read import gpus_of
+from lab.rooms.sweep.ranks.read import gpus_of, read_settings
 from lab.rooms.sweep.ranks.tables import account_table
 from lab.rooms.sweep.report import Findings, report
 from lab.rooms.sweep.tables import shown
@@ -49,29 +50,15 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
 
     Traces of GPUs go through the whole GEMM pipeline, as in `lab gemm all`; its main findings join the page.
     """
-
-    def each(done: int, total: int, path: Path) -> None:
-        if done == total or done % 8 == 0:
-            progress(f"  {done} of {total}: {path.name}")
-
-    workers = min(8, len(os.sched_getaffinity(0)))
     where = within(folder, out)
-    expected = expected_rows(run)
     if on_gpu(where):
-        data = read_sweep(
-            folder,
-            cache=where.cache,
-            workers=workers,
-            workbooks=where.analysis,
-            expected=expected,
-            progress=each,
-        )
-        progress("  GEMM pipeline: reports, variance, overlap, cause, plots, merged traces")
-        tables, done = data.tables, run_all(where, data, MergeOptions(workers=workers))
+        data, done = run_pipeline(where, run, progress)
+        tables = data.tables
         explained, states = explained_of(data), states_of(data)
     else:
         explained, states = {}, {}
-        tables, done = analyze(folder, expected=expected, workers=workers, progress=each), None
+        expected, show = expected_rows(run), show_progress(progress)
+        tables, done = analyze(folder, expected=expected, workers=num_workers(), progress=show), None
     manifest = run.manifest if run else None
     steps = unprofiled_table(configs_of(folder, may_be_empty=True))
     write_csv(steps, out / "tables" / "unprofiled.csv")
@@ -88,6 +75,72 @@ def analyse_sweep(folder: Path, out: Path, run: Run | None, progress: Callable[[
     more = [*(text.rstrip(".") for text in left_out(steps)), *(() if run else not_looked_at(folder))]
     found = msgspec.structs.replace(found, lacking=[*found.lacking, *more])
     return joined(found, done) if done else found
+
+
+def run_pipeline(
+    where: Places, run: Run | None, progress: Callable[[str], None]
+) -> tuple[SweepData, GemmReport]:
+    """Read every trace and run the whole GEMM pipeline on them -> what was read, and what was written."""
+    data = read_sweep(
+        where.sweep,
+        cache=where.cache,
+        workers=num_workers(),
+        workbooks=where.analysis,
+        expected=expected_rows(run),
+        progress=show_progress(progress),
+    )
+    progress("  GEMM pipeline: reports, variance, overlap, cause, plots, merged traces")
+    return data, run_all(where, data, MergeOptions(workers=num_workers()))
+
+
+def gemm_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> PlanFindings:
+    """Run the GEMM pipeline alone. Raises MissingError where no trace has a GEMM on a GPU."""
+    where = within(folder, out)
+    if not on_gpu(where):
+        raise MissingError(
+            "no trace here has GPU work, so there are no GEMMs to look at",
+            where=folder,
+            fix="record on a GPU, with its kernels traced and record_shapes=True",
+        )
+    data, pipeline = run_pipeline(where, run, progress)
+    missing = list(dict.fromkeys(pipeline.missing))
+    lines = [f"- {text}" for text in pipeline.findings]
+    lines += [f"wrote {path}" for path in (where.analysis, where.merged) if path.exists()]
+    return PlanFindings(
+        pipeline.findings,
+        "warn" if missing else "ok",
+        pipeline.files,
+        "\n".join(lines),
+        lacking=missing,
+        incomplete=data.incomplete,
+    )
+
+
+def rank_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> PlanFindings:
+    """Account for every rank, as `lab ranks` does. Raises MissingError where only one rank was recorded."""
+    settings = read_settings(
+        folder,
+        cache=within(folder, out).cache,
+        workers=min(2, num_workers()),
+        progress=show_progress(progress),
+    )
+    if all(len(setting.account.ranks) == 1 and setting.world_size <= 1 for setting in settings):
+        raise MissingError(
+            "one rank alone: there is no other that could wait for it",
+            where=folder,
+            fix="name the folder that holds a recording of each rank",
+        )
+    account = write_account(settings, out / "ranks", source=folder)
+    lines = [f"- {text}" for text in account.findings]
+    lines += [f"wrote {path}" for path in account.files if path.suffix == ".html"]
+    return PlanFindings(
+        account.findings,
+        "warn" if account.missing else "ok",
+        account.files,
+        "\n".join(lines),
+        lacking=account.missing,
+        incomplete=account.missing,
+    )
 
 
 def not_looked_at(folder: Path) -> list[str]:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from lab.cli.commands import run as lab_run
 from lab.compare.check import in_image
 from lab.compare.check.looks import LOOKS, SHARES
 from lab.compare.check.repeat import _containers_of, schedule
@@ -280,34 +279,6 @@ def test_three_looks_at_equal_sides_keep_the_false_alarms_of_one():
     one = 1 - (1 - LEVEL) / len(METRICS)
     assert false_alarms(one) <= 0.0035 * 6000 and sum(SHARES.values()) == pytest.approx(1)
     assert false_alarms(one, shares=dict.fromkeys(LOOKS, 1)) > 0.0035 * 6000
-
-
-STEPS = """
-import json, os, sys
-assert sys.argv[1] == os.environ["LAB_CHECK_OUT"]
-scale = float(open("scale").read()) + hash(sys.argv[1]) % 997 * 1e-7
-json.dump({"step_ms": [scale * (1 + 0.001 * (n % 3)) for n in range(9)]}, open(sys.argv[1], "w"))
-"""
-
-
-def timed(folder, scale):
-    folder.mkdir()
-    (folder / "scale").write_text(str(scale))
-    (folder / "work.py").write_text(STEPS)
-    return folder
-
-
-def test_lab_run_repeats_both_sides_as_lab_check_does(tmp_path):
-    base, slow = timed(tmp_path / "b", 10.0), timed(tmp_path / "h", 11.0)
-    both = ["--repeat-both", str(base), str(slow), "-o", str(tmp_path / "out")]
-    words = ["--", sys.executable, "work.py", "{out}"]
-    done = CliRunner().invoke(lab_run, [*both, *words])
-    assert done.exit_code == 1 and "step time: +10.00%" in done.stdout
-    again = [*both[:3], "--max-slowdown", "20%", "-o", str(tmp_path / "again"), "--json", *words]
-    done = CliRunner().invoke(lab_run, again)
-    assert done.exit_code == 0 and json.loads(done.stdout)["max_slowdown"] == 0.2
-    for more in ([], ["--image", "cpu", *words]):
-        assert isinstance(CliRunner().invoke(lab_run, [*both, *more]).exception, UsageError)
 
 
 def test_a_side_in_an_image_gets_its_work_read_only_and_nothing_is_pulled(tmp_path, monkeypatch):

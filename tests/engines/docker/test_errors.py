@@ -187,7 +187,7 @@ def test_what_nvidias_toolkit_says_is_a_gpu_error_however_it_is_wrapped(around, 
             409,
             'Conflict. The container name "/lab-r-1" is already in use by container "abc".',
             BusyError,
-            ["already has a container", "lab run --attach /runs/r", "lab runs stop /runs/r"],
+            ["already has a container", "lab run --resume /runs/r", "lab runs stop /runs/r"],
         ),
         (
             500,
@@ -244,4 +244,4 @@ def test_an_engine_that_goes_while_a_container_runs_names_the_container_and_the_
     context = Context(endpoint="e", step="s", run_dir="/runs/r", container="0123456789abcdef")
     error = translate(requests.exceptions.ConnectionError("gone"), context=context)
     assert type(error) is EngineLost and "0123456789ab may still run" in str(error)
-    assert "lab run --attach /runs/r" in str(error)
+    assert "lab run --resume /runs/r" in str(error)

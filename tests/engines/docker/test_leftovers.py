@@ -115,7 +115,7 @@ def test_an_engine_that_goes_away_leaves_the_step_to_be_taken_up_again(tmp_path)
     engine = DockerEngine(an_image(), daemon=wire.connect)
     with pytest.raises(EngineLost, match="may still run") as caught:
         engine.run(run, step, [], on_line=lambda _: wire.cut(), stop=Stop())
-    assert caught.value.fix and f"lab run --attach {run.root}" in caught.value.fix
+    assert caught.value.fix and f"lab run --resume {run.root}" in caught.value.fix
     lines: list[str] = []
     outcome = DockerEngine(an_image()).attach(run, step, on_line=lines.append, stop=Stop())
     assert outcome is not None and outcome.ok and lines == ["up", "more"]

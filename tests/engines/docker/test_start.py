@@ -130,7 +130,7 @@ def test_two_drivers_cannot_run_one_step_at_once(tmp_path):
         stop.set()
 
     DockerEngine(an_image(), grace_s=1).run(run, step, [], on_line=meanwhile, stop=stop)
-    assert len(trouble) == 1 and "lab run --attach" in trouble[0]
+    assert len(trouble) == 1 and "lab run --resume" in trouble[0]
 
 
 def test_locked_memory_that_the_engine_may_not_lift_is_left_out_with_a_warning(tmp_path):

@@ -40,7 +40,6 @@ def test_unique_as_json_is_one_document_on_stdout(tmp_path, monkeypatch):
         "kernels unique",
         trace,
         "--json",
-        "--bucketed",
         "--out",
         tmp_path / "o",
         cwd=tmp_path,
@@ -48,12 +47,13 @@ def test_unique_as_json_is_one_document_on_stdout(tmp_path, monkeypatch):
     )
     rows = json.loads(done.stdout)
     assert "recording: " in done.stderr  # what the rows rest on
-    assert sum(row["count"] for row in rows) == 12 and "signatures" in rows[0]
+    assert sum(row["count"] for row in rows) == 12 and "sig_id" in rows[0]
 
 
 def test_launches_lists_every_one_with_its_op(tmp_path, monkeypatch):
     trace = generation(forwards=1).write(tmp_path / "t.json")
-    done = run("kernels launches", trace, "--out", tmp_path / "o", cwd=tmp_path, monkeypatch=monkeypatch)
+    words = ("kernels unique --launches", trace, "--out", tmp_path / "o")
+    done = run(*words, cwd=tmp_path, monkeypatch=monkeypatch)
     assert done.exception is None and "aten::cat" in done.output and "4 rows of 4 launches" in done.output
     params = pd.read_csv(tmp_path / "o" / "tables" / "kernel_launch_params.csv")
     assert len(params) == 4 and params["registers_per_thread"].iloc[0] == 90 and params["grid_x"].iloc[0] == 8
@@ -76,7 +76,7 @@ def test_gantt_of_all_ranks_makes_picture_page_and_table(tmp_path, monkeypatch):
         assert (tmp_path / "o" / name).stat().st_size > 0
 
 
-@pytest.mark.parametrize("command", ["unique", "launches", "gantt"])
+@pytest.mark.parametrize("command", ["unique", "unique --launches", "gantt"])
 def test_files_that_are_not_traces_are_errors_in_words(tmp_path, monkeypatch, command):
     def error_of(path):
         return run(f"kernels {command}", path, cwd=tmp_path, monkeypatch=monkeypatch).exception

@@ -167,12 +167,12 @@ def test_a_cell_whose_command_is_not_found_is_tried_once_and_said_once(tmp_path)
     assert [one["n"] for one in json.loads(done.stdout)["cells"]] == [3, 0]
 
 
-def test_at_top_level_the_command_keeps_its_flags_and_gets_those_of_a_run(tmp_path, capsys, monkeypatch):
+def test_options_of_lab_run_may_stand_after_the_command_which_keeps_its_own(tmp_path, capsys, monkeypatch):
     from lab.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as error:
-        main(["trials", "--dry-run", "--json", "-n", "2", "--", "true"])
+        main(["run", "trials", "--dry-run", "--json", "-n", "2", "--", "true"])
     plan = json.loads(capsys.readouterr().out)
     assert error.value.code == 0 and [step["name"] for step in plan["steps"]] == ["none-0000", "none-0001"]
 

@@ -1,4 +1,4 @@
-"""`lab kernels unique`, `launches` and `gantt`: from a run or from bare traces."""
+"""`lab kernels unique` and `gantt`: from a run or from bare traces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LAUNCHES = "ts_us dur_us kernel category op op_rule layer phase grid block rank
 @PHASE
 @INDUCTOR
 @click.option(
-    "--bucketed", is_flag=True, help="Without arguments and geometry in the key: a growing cache is one row."
+    "--launches", is_flag=True, help="Every launch instead, with grid, block, stream, op and phase."
 )
 @TABLE_OUTPUT
 @REQUIRE
@@ -43,7 +43,7 @@ def unique(
     captures: tuple[Path, ...],
     inductor: tuple[Path, ...],
     phases: tuple[str, ...],
-    bucketed: bool,
+    launches: bool,
     out: Path | None,
     as_json: bool,
     top: int,
@@ -54,54 +54,40 @@ def unique(
 
     Writes tables/unique_kernels.csv, signatures.json, unique_bucketed.csv, and unique_kernels.jsonl in the
     original scripts' format; compiled_kernels.csv for what torch.compile made. Counts sum to all launches of
-    the traces, times to their kernel time. --range, --step, --from, --to and --process take a part of them,
-    by the rules of `lab nsys summary`; its files go to parts/ unless -o says where.
+    the traces, times to their kernel time. With --launches it writes tables/launches.jsonl and ops.jsonl, and
+    CSV files of parameters and counts. --range, --step, --from, --to and --process take a part of them, by
+    the rules of `lab nsys summary`; its files go to parts/ unless -o says where.
     """
-    found, home = _read(traces, captures, out, _ask(flags, phases), inductor)
+    catalogue, home = _read(traces, captures, out, _ask(flags, phases), inductor)
+    table, paths = _write_launches(catalogue, home) if launches else _write_unique(catalogue, home)
+    if not as_json:
+        columns = (_LAUNCHES if launches else _UNIQUE).split()
+        table = table[[name for name in columns if name in table.columns]]
+    _show(table, catalogue, paths, as_json, top)
+    _raise_for(catalogue.ranks, require)
+
+
+def _write_unique(catalogue: Catalogue, home: Path) -> tuple[Any, list[Path]]:
+    """Write the files of the distinct launches -> their table and the files."""
     from lab.rooms.kernels.catalogue import files
     from lab.rooms.kernels.catalogue.inductor import compiled_kernels, sentences
-    from lab.rooms.kernels.catalogue.unique import bucketed as without_arguments
 
-    written = files.write_unique(found, home)
-    found.problems += sentences(compiled_kernels(found))
-    table = without_arguments(found.unique) if bucketed else found.unique
-    table = table[[name for name in _UNIQUE.split() if name in table.columns]] if not as_json else table
-    _show(table, found, written, as_json, top)
-    _raise_for(found.ranks, require)
+    paths = files.write_unique(catalogue, home)
+    catalogue.problems += sentences(compiled_kernels(catalogue))
+    return catalogue.unique, paths
 
 
-@click.command("launches")
-@TRACES
-@CAPTURE
-@PART
-@PHASE
-@TABLE_OUTPUT
-@REQUIRE
-def launches(
-    traces: tuple[Path, ...],
-    captures: tuple[Path, ...],
-    phases: tuple[str, ...],
-    out: Path | None,
-    as_json: bool,
-    top: int,
-    require: str | None,
-    **flags: Any,
-) -> None:
-    """Every launch of TRACES with grid, block, stream, op and phase.
-
-    Writes tables/launches.jsonl and ops.jsonl, and CSV files of parameters and counts.
-    """
-    found, home = _read(traces, captures, out, _ask(flags, phases))
+def _write_launches(catalogue: Catalogue, home: Path) -> tuple[Any, list[Path]]:
+    """Write the files of every launch -> their table and the files."""
     from lab.recordings.names import short_name
     from lab.rooms.kernels.catalogue import files
 
-    written = files.write_launches(found, home)
-    table = files.launch_params(found)
+    paths = files.write_launches(catalogue, home)
+    table = files.launch_params(catalogue)
     table["kernel"] = [short_name(name) for name in table["name"]]
     for name in ("grid", "block"):
         table[name] = [_sizes(row) for row in table[[f"{name}_{axis}" for axis in "xyz"]].to_numpy()]
-    _show(table if as_json else table[_LAUNCHES.split()], found, written, as_json, top)
-    _raise_for(found.ranks, require)
+    return table, paths
 
 
 @click.command("gantt")
@@ -158,7 +144,7 @@ def _ask(flags: dict[str, Any], phases: Sequence[str]) -> Ask:
     """The part that was asked for. Raises UsageError for what is no time, step or phase."""
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.parts import Ask
-    part, _ = part_options(flags)
+    part = part_options(flags)
     check_part(part)
     return Ask(part, phase_names(phases))
 
@@ -206,13 +192,13 @@ def _sizes(row: Any) -> str:
     return "" if unknown else "×".join(str(int(one)) for one in row)
 
 
-def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top: int) -> None:
+def _show(table: Any, catalogue: Catalogue, written: list[Path], as_json: bool, top: int) -> None:
     from lab.recordings.integrity.words import bound, integrity_lines, marked
 
     if as_json:
         click.echo(table.to_json(orient="records"))
-        doubts = [integrity_lines(found.lacks)[0], *(f"! {problem}" for problem in found.problems)]
-        doubts = [found.left_out, *doubts] if found.part else doubts
+        doubts = [integrity_lines(catalogue.lacks)[0], *(f"! {problem}" for problem in catalogue.problems)]
+        doubts = [catalogue.left_out, *doubts] if catalogue.part else doubts
         click.echo("\n".join(doubts), err=True)
         return
     from lab.core.words import plural, printable
@@ -220,16 +206,16 @@ def _show(table: Any, found: Catalogue, written: list[Path], as_json: bool, top:
     from lab.rooms.kernels.report.terminal import shortened
 
     click.echo(terminal_table(shortened(table.head(top), 30), width=170))
-    total_us = sum(one.dur_us for one in found.launches)
-    rows, launches = plural(len(table), "row"), plural(len(found.launches), "launch")
-    at_least = marked(bound(found.lacks, "gpu"))
+    total_us = sum(one.dur_us for one in catalogue.launches)
+    rows, launches = plural(len(table), "row"), plural(len(catalogue.launches), "launch")
+    at_least = marked(bound(catalogue.lacks, "gpu"))
     time = f"{total_us / 1000:.3f} ms"
-    time = f"{time} of CPU time" if found.times_are_cpus else f"{at_least}{time}"
+    time = f"{time} of CPU time" if catalogue.times_are_cpus else f"{at_least}{time}"
     click.echo(f"\n{rows} of {at_least}{launches}, {time} in all")
-    if found.part:
-        click.echo(printable(found.left_out))
-    click.echo(integrity_lines(found.lacks)[0])
-    for problem in found.problems:
+    if catalogue.part:
+        click.echo(printable(catalogue.left_out))
+    click.echo(integrity_lines(catalogue.lacks)[0])
+    for problem in catalogue.problems:
         click.echo(f"! {problem}")
     for path in written:
         click.echo(str(path))

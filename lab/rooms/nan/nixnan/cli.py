@@ -1,9 +1,9 @@
-"""`lab nan parse` and `lab nan diff`: nixnan's logs, without a GPU and without the run that made them."""
+"""`lab nan parse` and `lab diff` of nixnan's logs, without a GPU and without the run that made them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LOG_NAMES = re.compile(r".*\.(nixnan|nnlog)(\.gz)?|nixnan.*\.(log|txt)(\.gz)?")
 LEAST_WITH_PROGRESS = 64 << 20
+SNIFFED_BYTES = 64 << 10
 QUIET = quiet()
 
 
@@ -74,22 +75,31 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: 
     _raise_unless_complete(read)
 
 
-@click.command()
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
-@click.option(
-    "--noise",
-    type=click.Path(path_type=Path),
-    metavar="A2",
-    help="A second run of the program of A: how much a run differs from itself.",
-)
-@as_json("The comparison")
-@QUIET
-def diff(a: Path, b: Path, noise: Path | None, as_json: bool, quiet: bool) -> None:
+def recognises(path: Path) -> bool:
+    """Whether `path` is a log of nixnan, by its name or first lines, or a folder of logs with such names."""
+    if path.is_dir():
+        return any(_logs_in(path))
+    return path.is_file() and (LOG_NAMES.fullmatch(path.name) is not None or _begins_as_log(path))
+
+
+def _begins_as_log(path: Path) -> bool:
+    import gzip
+    import zlib
+
+    from lab.rooms.nan.nixnan.grammar import PREFIX
+
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return any(line.startswith(PREFIX) for line in file.read(SNIFFED_BYTES).splitlines())
+    except (OSError, EOFError, zlib.error):
+        return False  # cannot be read: whoever reads it next says why
+
+
+def diff(a: Path, b: Path, *, repeat_a: Path | None, as_json: bool) -> None:
     """Compare the sites of two logs, or of two folders with the logs of one run each.
 
-    A site is (function, SASS, operand). Without --noise the difference is shown and not judged. Exit code 1
-    unless the logs are complete.
+    A site is (function, SASS, operand). Without a repeat of A the difference is shown and not judged. Raises
+    StepFailed unless the logs are complete.
     """
     import msgspec
 
@@ -97,14 +107,14 @@ def diff(a: Path, b: Path, noise: Path | None, as_json: bool, quiet: bool) -> No
     from lab.rooms.nan.nixnan.reading import parse as reader
     from lab.rooms.nan.nixnan.terminal import compared
 
-    read = [
-        reader.parse(logs_at(path), progress=_progress(path, quiet or as_json))
-        for path in (a, b, *([noise] if noise else []))
+    logs = [
+        reader.parse(logs_at(path), progress=_progress(path, as_json))
+        for path in (a, b, *([repeat_a] if repeat_a else []))
     ]
-    _refuse_foreign(read)
-    result = compare(read[0], read[1], read[2] if noise else None)
-    click.echo(msgspec.json.encode(result) if as_json else compared(result))
-    _raise_unless_complete(read)
+    _refuse_foreign(logs)
+    difference = compare(logs[0], logs[1], logs[2] if repeat_a else None)
+    click.echo(msgspec.json.encode(difference) if as_json else compared(difference))
+    _raise_unless_complete(logs)
 
 
 def logs_at(path: Path) -> list[Path]:
@@ -116,14 +126,18 @@ def logs_at(path: Path) -> list[Path]:
 
     if not path.is_dir():
         return [path]
-    inside = sorted(one for one in path.rglob("*") if LOG_NAMES.fullmatch(one.name) and one.is_file())
-    if not inside:
+    logs = sorted(_logs_in(path))
+    if not logs:
         raise MissingError(
             "no nixnan log in this folder",
             where=path,
             fix="name the files: a folder is only searched for *.nixnan, *.nnlog and nixnan*.log",
         )
-    return inside
+    return logs
+
+
+def _logs_in(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if LOG_NAMES.fullmatch(path.name) and path.is_file())
 
 
 def write_sites(logs: Sequence[Log], path: Path) -> None:
@@ -177,11 +191,11 @@ def _raise_unless_complete(read: Sequence[Log]) -> None:
     from lab.errors import StepFailed
 
     if incomplete := [log for log in read if log.integrity != "complete"]:
-        first = incomplete[0]
+        log = incomplete[0]
         raise StepFailed(
             f"{len(incomplete)} of {plural(len(read), 'log')} not complete: "
-            f"{first.integrity}. {first.reasons[0]}",
-            where=first.file,
+            f"{log.integrity}. {log.reasons[0]}",
+            where=log.file,
             fix="take its counts as lower bounds, or let the program run to its end with a log of its own",
         )
 
@@ -192,9 +206,9 @@ def _progress(path: Path, quiet: bool) -> Callable[[int, int], None] | None:
         return None
     shown = 0
 
-    def show(done: int, size: int) -> None:
+    def show(position: int, size: int) -> None:
         nonlocal shown
-        tenths = 10 * done // max(size, 1)
+        tenths = 10 * position // max(size, 1)
         if tenths > shown:
             shown = tenths
             click.echo(f"{path.name}: {10 * tenths} % of {size / 1e6:.0f} MB", err=True)

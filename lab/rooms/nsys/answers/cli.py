@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,11 @@ def answers(
     phases: tuple[str, ...],
     require: str | None,
 ) -> None:
-    """Answer questions a to e from TARGET, a run, a folder of captures or one capture. It is only read."""
+    """Answer questions a to e from TARGET, a run, a folder of captures or one capture. It is only read.
+
+    Exit code 1 where a question named by --part has no answer, a check of one failed, or a recording has
+    holes.
+    """
     from lab.errors import StepFailed, UsageError, needs
     from lab.rooms.nsys.config import parse_parts
 
@@ -65,16 +69,35 @@ def answers(
             )
         if out is not None:
             write_page_of(results, target, out)
-    given = [answer for answer in results.answers if answer.part in wanted]
+    selected = [answer for answer in results.answers if answer.part in wanted]
     recordings = {cell.label: cell.recording for cell in results.data if cell.recording is not None}
-    if text := as_text(given, recordings, as_json=as_json):
+    if text := as_text(selected, recordings, as_json=as_json):
         click.echo(text)
-    if not any(answer.given for answer in given):
+    if not any(answer.given for answer in selected):
         rows = results.cells[["cell", "outcome", "reason"]].astype(str).to_numpy()
         reasons = [f"{cell}: {', '.join(filter(None, (outcome, why)))}" for cell, outcome, why in rows]
         raise StepFailed("no question could be answered:\n  " + "\n  ".join(reasons), where=target)
     lacks = [lack for one in recordings.values() for lack in one.lacks]
     raise_for_lacks(list(dict.fromkeys(lacks)), target, require=require)
+    problems = _problems(selected, wanted if parts != "all" else ())
+    if problems:
+        raise StepFailed("not all is answered:\n  " + "\n  ".join(problems), where=target)
+
+
+def _problems(answers: Sequence[Answer], named: Sequence[str]) -> list[str]:
+    """A sentence per named question without any answer, and per check that failed."""
+    from lab.rooms.nsys.answers.answer import FAILED
+
+    answered = {answer.part for answer in answers if answer.given}
+    return [
+        *(f"({part}): no recording here answers it" for part in named if part not in answered),
+        *(
+            f"({answer.part}) {answer.cell}: {check.name}: expected {check.expected}, found {check.found}"
+            for answer in answers
+            for check in answer.checks
+            if check.state == FAILED
+        ),
+    ]
 
 
 def of_folder(folder: Path) -> Results:
@@ -84,14 +107,14 @@ def of_folder(folder: Path) -> Results:
     from lab.rooms.nsys.layout import find_cells
 
     run = _run_of(folder)
-    found = merged(find_cells(folder), planned(run))
-    if not found:
+    cells = merged(find_cells(folder), planned(run))
+    if not cells:
         raise MissingError(
             "no captures of the nsys room in this folder",
             where=folder,
             fix="name a run of `lab run nsys`, or one file",
         )
-    return results_of(found, outcomes(run), folder, lambda _: None)
+    return results_of(cells, outcomes(run), folder, lambda _: None)
 
 
 def of_file(
@@ -125,7 +148,7 @@ def write_page_of(results: Results, path: Path, out: Path) -> None:
     report(results, out=out, title=f"Nsys {path.resolve().name}", provenance=origin, kind=kind)
 
 
-def as_text(given: list[Answer], recordings: Mapping[str, Recording], *, as_json: bool) -> str:
+def as_text(selected: list[Answer], recordings: Mapping[str, Recording], *, as_json: bool) -> str:
     """The answers as JSON, one entry per question, cell and process; or as one sentence each with its checks
     below, each cell's recording first and what was odd about it last.
 
@@ -137,7 +160,7 @@ def as_text(given: list[Answer], recordings: Mapping[str, Recording], *, as_json
     if as_json:
         import msgspec
 
-        rows = [_as_json(answer, recordings.get(answer.cell)) for answer in given]
+        rows = [_as_json(answer, recordings.get(answer.cell)) for answer in selected]
         return msgspec.json.encode(rows, enc_hook=float).decode()
     lines = [
         f"{cell}: {line}" if number == 0 else line
@@ -145,7 +168,7 @@ def as_text(given: list[Answer], recordings: Mapping[str, Recording], *, as_json
         if one.lacks
         for number, line in enumerate(integrity_lines(one.lacks))
     ]
-    for answer in given:
+    for answer in selected:
         one = recordings.get(answer.cell)
         counted = f" ({plural(len(one.steps), 'step')})" if one and one.steps else ""
         lines.append(f"({answer.part}) {answer.cell}{counted}: {answer.sentence}")

@@ -44,17 +44,17 @@ def recordings_in(folder: Path) -> list[Path]:
 
     Those that are named as one and cannot be read are among them.
     """
-    found = []
+    paths = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or _other_json(path):
             continue
         try:
             if is_recording(path) if path.is_dir() else _reads(path):
-                found.append(path)
+                paths.append(path)
         except LabError:
             if named_as_recording(path):
-                found.append(path)
-    return found
+                paths.append(path)
+    return paths
 
 
 def _reads(path: Path) -> bool:
@@ -72,22 +72,27 @@ def _other_json(path: Path) -> bool:
     return b"traceEvents" not in text and b"rocprofiler-sdk-tool" not in text and text.lstrip()[:1] == b"{"
 
 
-def analyse_recordings(path: Path, out: Path, progress: Callable[[str], None]) -> Findings:
+def analyse_recordings(
+    path: Path, out: Path, progress: Callable[[str], None], *, need_phases: bool = False
+) -> Findings:
     """Page, tables and summary of one recording in `out`; of a folder of them one folder below it for each.
 
     Raises what the reader raises for one recording; of a folder, a recording that cannot be read is named in
-    `lacking` and leaves the others intact.
+    `lacking` and leaves the others intact. need_phases: a recording without phases is an error too
+    (MissingError).
     """
     if not path.is_dir() or is_recording(path):
-        return _one(path, out)
+        return _one(path, out, need_phases=need_phases)
     paths = recordings_in(path)
     if len(paths) > MOST_FILES:
         raise MissingError(f"{len(paths)} recordings in one folder: more than {MOST_FILES}", where=path)
-    return _several(path, paths, out, progress)
+    return _several(path, paths, out, progress, need_phases=need_phases)
 
 
-def _one(path: Path, out: Path) -> Findings:
+def _one(path: Path, out: Path, *, need_phases: bool) -> Findings:
     if format_of(path).name == FORMAT:
+        if need_phases:
+            raise MissingError("counters without a timeline have no phases", where=path)
         metrics, text = write_metrics(path, out)
         return Findings(metrics.verdict, metrics.status, metrics.files, text, incomplete=[NO_TIMELINE])
     capture = with_processes(load_capture(path))
@@ -97,9 +102,15 @@ def _one(path: Path, out: Path) -> Findings:
             where=path,
             fix="record while the program works, and stop the profiler before it ends",
         )
+    per_process = _summaries(capture)
+    if need_phases and per_process and not any(one.steps or len(one.phases) > 1 for one in per_process):
+        raise MissingError(
+            "no step and no range of the program is recorded, so there are no phases",
+            where=path,
+            fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
+        )
     make_folder(out)
-    found = _summaries(capture)
-    written = write_recording(capture, found, out)
+    written = write_recording(capture, per_process, out)
     lacking = sentences(holes(capture.lacks), processes=len(capture.processes))
     if NO_KERNELS in written.unknown:
         lacking.append(NO_KERNELS)
@@ -107,7 +118,7 @@ def _one(path: Path, out: Path) -> Findings:
         verdict=written.verdict,
         status=written.status,
         files=written.files,
-        terminal=_terminal(found, written),
+        terminal=_terminal(per_process, written),
         lacking=lacking,
         incomplete=sentences(counted(capture.lacks), processes=len(capture.processes)),
     )
@@ -122,13 +133,15 @@ def _summaries(capture: Capture) -> list[Summary]:
     return summaries([(index, one) for index, one in parts if len(one.capture.ops)], names.pattern)
 
 
-def _terminal(found: list[Summary], written: Written) -> str:
-    text = summaries_text(found) if found else "\n".join(written.verdict) + "\n"
-    unknown = "".join(f"unknown: {one}\n" for one in written.unknown) if found else ""
+def _terminal(per_process: list[Summary], written: Written) -> str:
+    text = summaries_text(per_process) if per_process else "\n".join(written.verdict) + "\n"
+    unknown = "".join(f"unknown: {one}\n" for one in written.unknown) if per_process else ""
     return f"{printable(text)}{unknown}{written.files[0]}"
 
 
-def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str], None]) -> Findings:
+def _several(
+    path: Path, paths: list[Path], out: Path, progress: Callable[[str], None], *, need_phases: bool
+) -> Findings:
     """Each recording in a folder of its own, and a page that lists them."""
     import pandas as pd
 
@@ -140,7 +153,7 @@ def _several(path: Path, paths: list[Path], out: Path, progress: Callable[[str],
     for index, one in enumerate(paths, start=1):
         progress(f"{index} of {len(paths)}: {one.name}")
         try:
-            done = _one(one, out / one.name)
+            done = _one(one, out / one.name, need_phases=need_phases)
         except LabError as error:
             results.append(error)
             lacking.append(f"{printable(one.name)}: {error.what}")

@@ -1,4 +1,4 @@
-"""`lab nsys summary`, `stats` and `scrub`: one capture."""
+"""`lab nsys summary` and `stats`: one capture."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ ATTRIBUTION = ["full", "nsys"]
     type=click.Path(path_type=Path),
     help="Trace of the graphs' capture, or of an eager run, that names their operators. Repeatable.",
 )
+@click.option(
+    "--scrubbed",
+    metavar="TARGET",
+    type=click.Path(path_type=Path),
+    help="Also copy the export FILE to TARGET, without environment, command line, users, paths and output.",
+)
 @out("Folder for ANALYSIS_SUMMARY.txt and stats_reports/*.csv.")
 @as_json("The figures")
 @REQUIRE
@@ -49,6 +55,7 @@ def summary(
     attribution: str,
     phases: tuple[str, ...],
     captures: tuple[Path, ...],
+    scrubbed: Path | None,
     out: Path | None,
     as_json: bool,
     require: str | None,
@@ -57,13 +64,15 @@ def summary(
     """Phases, kernel classes, GPU busy and idle time of FILE, any recording; per process."""
     from lab.errors import MissingError, needs
 
-    part, _ = part_options(flags)
+    part = part_options(flags)
     names = phase_names(phases)
     with needs("analysis"):
         from lab.rooms.nsys.captures.summary import summaries
         from lab.rooms.nsys.captures.summary_text import summaries_text
 
         every = projections(file, attribution, names, part, captures=captures)
+    if scrubbed:
+        _scrub(file, scrubbed, err=as_json)
     used = [(index, one) for index, one in every if len(one.capture.ops)]
     if not used:
         raise MissingError(
@@ -71,17 +80,17 @@ def summary(
             where=file,
             fix=f"record on a GPU, with its kernels traced: {_contents([one.capture for _, one in every])}",
         )
-    found = summaries(used, names.pattern)
-    text = summaries_text(found)
+    per_process = summaries(used, names.pattern)
+    text = summaries_text(per_process)
     missing = _write(used, text, out) if out else []
-    click.echo(_json(found) if as_json else text, nl=as_json)
+    click.echo(_json(per_process) if as_json else text, nl=as_json)
     for line in _idle_processes(every):
         click.echo(line, err=True)
     for reason in missing:
         click.echo(f"not written: {reason}", err=True)
     raise_for_lacks(_lacks(every), file, require=require)
     _raise_for_captures([one for _, one in every], captures)
-    _raise_for_bare_steps(found, file)
+    _raise_for_bare_steps(per_process, file)
     if not any(len(one.capture.ranges) for _, one in used):
         raise MissingError(
             "the capture has no ranges, so there are no phases",
@@ -90,13 +99,25 @@ def summary(
         )
 
 
-def _json(found: Sequence[Summary]) -> str:
+def _scrub(file: Path, target: Path, *, err: bool) -> None:
+    from lab.core.words import plural
+    from lab.recordings.nsys.scrub import scrub
+
+    removed = scrub(file, target)
+    click.echo(
+        f"{target}: {plural(removed.rows, 'row')} and {plural(removed.strings, 'string')} removed, "
+        f"{removed.bytes_before} -> {removed.bytes_after} bytes",
+        err=err,
+    )
+
+
+def _json(per_process: Sequence[Summary]) -> str:
     """One object; of several processes one in `processes` each."""
-    if len(found) == 1:
-        return json.dumps(found[0].as_json(), indent=1)
-    first = found[0]
+    if len(per_process) == 1:
+        return json.dumps(per_process[0].as_json(), indent=1)
+    first = per_process[0]
     about = {"source": first.source, "collector": first.collector, "version": first.version}
-    return json.dumps({**about, "processes": [one.as_json() for one in found]}, indent=1)
+    return json.dumps({**about, "processes": [one.as_json() for one in per_process]}, indent=1)
 
 
 def _idle_processes(every: Sequence[tuple[int, Projection]]) -> list[str]:
@@ -113,13 +134,13 @@ def _lacks(every: Sequence[tuple[int, Projection]]) -> list[Lack]:
     return list(dict.fromkeys(lack for _, one in every for lack in one.capture.lacks))
 
 
-def _raise_for_bare_steps(found: Sequence[Summary], file: Path) -> None:
+def _raise_for_bare_steps(per_process: Sequence[Summary], file: Path) -> None:
     """Raises StepFailed where steps are marked and nothing is known to have run in them: 0 kernels is not
     what they launched."""
     from lab.core.words import plural
     from lab.errors import StepFailed
 
-    bare = [one for one in found if one.has_bare_steps]
+    bare = [one for one in per_process if one.has_bare_steps]
     if bare:
         raise StepFailed(
             f"of {plural(bare[0].left_out[0], 'GPU operation')} none is known to belong to a step",
@@ -174,7 +195,7 @@ def stats(
     from lab.core.files import write_atomic
     from lab.errors import MissingError, needs
 
-    part, _ = part_options(flags)
+    part = part_options(flags)
     with needs("analysis"):
         from lab.rooms.nsys.captures.stats.reports import REPORTS, available, check_name, report
 
@@ -183,7 +204,7 @@ def stats(
             names = list(REPORTS)
         for name in names:
             check_name(name)
-        parts = projections(file, attribution, phase_names(()), part, whole=not each_process)
+        parts = projections(file, attribution, phase_names(()), part, together=not each_process)
     _say_lacks(_lacks(parts))
     several = len(parts) > 1
     if not several and len(parts[0][1].capture.processes) > 1:
@@ -218,21 +239,6 @@ def stats(
 
 def _reason(name: str, why: str, projection: Projection, several: bool) -> str:
     return f"{name}{f', process {projection.capture.processes[0].pid}' if several else ''}: {why}"
-
-
-@click.command()
-@FILE
-@click.argument("target", type=click.Path(path_type=Path))
-def scrub(file: Path, target: Path) -> None:
-    """Write TARGET, a copy of the export FILE without environment, command line, users, paths and output."""
-    from lab.core.words import plural
-    from lab.recordings.nsys.scrub import scrub as scrub_export
-
-    done = scrub_export(file, target)
-    click.echo(
-        f"{target}: {plural(done.rows, 'row')} and {plural(done.strings, 'string')} removed, "
-        f"{done.bytes_before} -> {done.bytes_after} bytes"
-    )
 
 
 def _say_lacks(lacks: Sequence[Lack]) -> None:

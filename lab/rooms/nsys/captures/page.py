@@ -18,6 +18,7 @@ from lab.recordings.gantt.packed import packed
 from lab.recordings.integrity.words import bound, busy_and_idle, marked, sentences
 from lab.recordings.lacks import AXES, Axis, verdict_of
 from lab.recordings.names import kernel_class, short_name
+from lab.recordings.parts import with_origins
 from lab.recordings.processes import process_label
 from lab.recordings.projection import project
 from lab.report.page import write_page
@@ -27,7 +28,6 @@ from lab.report.tables import write_csv
 from lab.report.terminal import number
 from lab.rooms.nsys.captures.summary import TOP, Summary
 from lab.rooms.nsys.captures.summary_text import TOOLS
-from lab.terminal.part import with_origins
 
 CAPTION = (
     "Every GPU operation by process, device and stream. Grey bands are steps; red shade is compute beside "

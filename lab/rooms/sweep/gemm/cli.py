@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from lab.errors import needs
-from lab.rooms.sweep.gemm.cluster import part, spread
 from lab.rooms.sweep.gemm.compare.cli import compare
-from lab.rooms.sweep.gemm.options import COMMON, JSON, PLACE, QUIET, SALVAGE, TOP_K
+from lab.rooms.sweep.gemm.options import COMMON, PLACE, SALVAGE, TOP_K
 from lab.rooms.sweep.gemm.session import Session, finish
 from lab.terminal.click_types import with_options
 from lab.terminal.group import Group
@@ -19,7 +18,7 @@ from lab.terminal.options import option
 
 @click.group(cls=Group)
 def gemm() -> None:
-    """Why GEMM times vary: reports, variance, overlap with collectives, cause, plots, merged traces.
+    """Why GEMM times vary: reports, variance, overlap with collectives, causes, plots, merged traces.
 
     SWEEP is a sweep, a folder of ranks, or one trace. A run of lab gets its analysis inside; any other
     recording is left untouched, with results in experiments/NAME_analysis (see --out and --in-place).
@@ -32,29 +31,28 @@ def gemm() -> None:
     TOP_K,
     SALVAGE,
     click.option("--fresh", is_flag=True, help="Redo everything even if nothing has changed."),
-    click.option("--keep-merged", is_flag=True, help="Keep merged traces that exist already."),
     *COMMON,
 )
-def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, keep_merged: bool, **shared: Any) -> None:
+def everything(sweep: Path, top_k: int, salvage: bool, fresh: bool, **shared: Any) -> None:
     """Every step in one go, each trace read once. A second call does nothing if nothing has changed."""
     from lab.rooms.sweep.gemm.memo import key_of, memo_of, recall, remember
 
     session = Session(sweep, **shared)
     key = key_of(sweep, {"top_k": top_k, "salvage": salvage, "home": str(session.places.home.absolute())})
-    known = None if fresh or shared["require"] else recall(session.places, key)
-    if known:
+    memo = None if fresh or shared["require"] else recall(session.places, key)
+    if memo:
         session.console.detail("nothing has changed since the last analysis; --fresh redoes it")
-        files = [session.places.home / name for name in known.files]
-        finish(known, session.places.analysis, files=files, as_json=shared["as_json"])
+        files = [session.places.home / name for name in memo.files]
+        finish(memo, session.places.analysis, files=files, as_json=shared["as_json"])
         return
     with needs("analysis"):
         from lab.rooms.sweep.gemm.merge import MergeOptions
         from lab.rooms.sweep.gemm.steps import run_all
     data = session.read(salvage=salvage, workbooks=True)
-    merging = MergeOptions(salvage=salvage, workers=session.workers, keep=keep_merged)
-    done = session.judged(run_all(session.places, data, merging, top_k=top_k))
-    remember(session.places, key, memo_of(session.places, done))
-    session.finish(done)
+    merging = MergeOptions(salvage=salvage, workers=session.workers)
+    result = session.judged(run_all(session.places, data, merging, top_k=top_k))
+    remember(session.places, key, memo_of(session.places, result))
+    session.finish(result)
 
 
 @gemm.command()
@@ -72,45 +70,17 @@ def report(sweep: Path, salvage: bool, **shared: Any) -> None:
 @gemm.command()
 @with_options(*PLACE, TOP_K, *COMMON)
 def variance(sweep: Path, top_k: int, **shared: Any) -> None:
-    """The GEMMs whose time varies most -> top5_gemm_kernels_time_variance.csv."""
+    """The GEMMs whose time varies most, when their extremes ran, what overlapped them, the causes, plots.
+
+    Writes top5_gemm_kernels_time_variance.csv, ..._with_timestamps.csv, ..._with_collective_overlap.csv,
+    gemm_groups.csv, gemm_instances.parquet, gemm_overlap_effect.csv, gemm_overlap_splits.csv,
+    gemm_variance_causes.csv, and plots/*.png: also of the tables that `report` wrote there before.
+    """
     with needs("analysis"):
-        from lab.rooms.sweep.gemm.variance.top import write_variance
+        from lab.rooms.sweep.gemm.steps import run_variance
 
     session = Session(sweep, **shared)
-    session.finish(write_variance(session.read(), session.places.analysis, top_k=top_k))
-
-
-@gemm.command()
-@with_options(*PLACE, TOP_K, *COMMON)
-def timestamps(sweep: Path, top_k: int, **shared: Any) -> None:
-    """When the extreme instances ran -> ..._with_timestamps.csv."""
-    with needs("analysis"):
-        from lab.rooms.sweep.gemm.variance.top import write_timestamps
-
-    session = Session(sweep, **shared)
-    session.finish(write_timestamps(session.read(), session.places.analysis, top_k=top_k))
-
-
-@gemm.command()
-@with_options(*PLACE, TOP_K, *COMMON)
-def overlap(sweep: Path, top_k: int, **shared: Any) -> None:
-    """Which collectives overlapped the extreme instances, and how much of the variance overlap explains."""
-    with needs("analysis"):
-        from lab.rooms.sweep.gemm.steps import overlap_and_cause
-
-    session = Session(sweep, **shared)
-    session.finish(overlap_and_cause(session.read(), session.places.analysis, top_k=top_k))
-
-
-@gemm.command()
-@with_options(*PLACE, TOP_K, QUIET, JSON)
-def plots(sweep: Path, top_k: int, **shared: Any) -> None:
-    """Draw the plots of an existing analysis -> plots/*.png."""
-    with needs("analysis"):
-        from lab.rooms.sweep.gemm.plots import draw_plots
-
-    session = Session(sweep, **shared)
-    session.finish(draw_plots(session.places.analysis, top_k=top_k))
+    session.finish(run_variance(session.read(), session.places.analysis, top_k=top_k))
 
 
 @gemm.command()
@@ -142,5 +112,4 @@ def merge(sweep: Path, form: str, cpu_ops: bool, salvage: bool, **shared: Any) -
     session.finish(merge_ranks(session.places, options, progress=session.progress))
 
 
-for command in (part, spread, compare):
-    gemm.add_command(command)
+gemm.add_command(compare)

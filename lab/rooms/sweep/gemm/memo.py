@@ -46,30 +46,30 @@ def key_of(sweep: Path, options: Mapping[str, object]) -> str:
     return digest.hexdigest()
 
 
-def recall(where: Places, key: str) -> Memo | None:
+def recall(places: Places, key: str) -> Memo | None:
     """The result for `key`, if all its files are there unchanged."""
     try:
-        memo = msgspec.json.decode((where.home / MEMO).read_bytes(), type=Memo)
+        memo = msgspec.json.decode((places.home / MEMO).read_bytes(), type=Memo)
     except (OSError, msgspec.DecodeError):
         return None  # never done, or cut short
     if memo.key != key or memo.missing:
         return None
-    return memo if all(_intact(where.home / name, known) for name, known in memo.files.items()) else None
+    return memo if all(_intact(places.home / name, known) for name, known in memo.files.items()) else None
 
 
-def remember(where: Places, key: str, done: Memo) -> None:
+def remember(places: Places, key: str, memo: Memo) -> None:
     """Keep a result for `recall`."""
-    write_atomic(where.home / MEMO, msgspec.json.encode(msgspec.structs.replace(done, key=key)))
+    write_atomic(places.home / MEMO, msgspec.json.encode(msgspec.structs.replace(memo, key=key)))
 
 
-def memo_of(where: Places, done: Report) -> Memo:
+def memo_of(places: Places, report: Report) -> Memo:
     """The result of all steps in the form that is kept."""
-    files = {str(path.relative_to(where.home)): sha256_of(path) for path in done.files}
-    return Memo(files=files, findings=done.findings, problems=done.problems, missing=done.missing)
+    files = {str(path.relative_to(places.home)): sha256_of(path) for path in report.files}
+    return Memo(files=files, findings=report.findings, problems=report.problems, missing=report.missing)
 
 
-def _intact(path: Path, known: str) -> bool:
-    return path.is_file() and sha256_of(path) == known
+def _intact(path: Path, sha256: str) -> bool:
+    return path.is_file() and sha256_of(path) == sha256
 
 
 def _code() -> list[Path]:

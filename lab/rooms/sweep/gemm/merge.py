@@ -28,35 +28,29 @@ SUFFIXES = {"json": ".json.gz", "pftrace": ".pftrace.gz"}
 
 @dataclass(frozen=True)
 class MergeOptions:
-    """form is json or pftrace; keep: do not write a merged trace that exists already."""
+    """form is json or pftrace."""
 
     form: str = "json"
     cpu_ops: bool = True
     salvage: bool = False
     workers: int = 2
-    keep: bool = False
 
 
-def merge_ranks(
-    where: Places, options: MergeOptions, *, only: int | None = None, progress: Progress | None = None
-) -> Report:
-    """One file per configuration with all its ranks on one timeline.
+def merge_ranks(places: Places, options: MergeOptions, *, progress: Progress | None = None) -> Report:
+    """Write one file per configuration with all its ranks on one timeline.
 
-    only: number of the one configuration to merge, in the order of `configs_of`. A configuration without
-    readable traces is in `missing`. Raises MissingError where there is nothing to read.
+    A configuration without readable traces is in `missing`. Raises MissingError where there is nothing to
+    read.
     """
     jobs = [
         MergeJob(
-            config.traces, where.merged / f"{_name(config)}{SUFFIXES[options.form]}", options, where.cache
+            config.traces, places.merged / f"{_name(config)}{SUFFIXES[options.form]}", options, places.cache
         )
-        for number, config in enumerate(configs_of(where.sweep))
-        if only is None or only == number
+        for config in configs_of(places.sweep)
     ]
-    kept = [job for job in jobs if options.keep and job.target.exists()]
-    jobs = [job for job in jobs if job not in kept]
-    on_done = None if progress is None else lambda done, total, job: progress(done, total, job.target)
+    on_done = None if progress is None else lambda count, total, job: progress(count, total, job.target)
     results = map_traces(merge_one, jobs, workers=options.workers, progress=on_done)
-    report = Report(files=[job.target for job in kept])
+    report = Report()
     for job, result in zip(jobs, results, strict=True):
         _add_result(report, job, result)
     return report

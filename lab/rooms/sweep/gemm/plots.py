@@ -17,10 +17,10 @@ from lab.errors import BadDataError
 from lab.report.figures import Cell, cell_grid, distributions, lines, ranges, save_png, stacked_bars
 from lab.rooms.sweep.effective import NCCL_EXTRA_THREADS
 from lab.rooms.sweep.gemm.report import Report
+from lab.rooms.sweep.gemm.variance.top import TOP_FILE
 from lab.rooms.sweep.names import name_of, short_name, size_text
 from lab.rooms.sweep.tables import PARTS, SETTING
 
-VARIANCE = "top{k}_gemm_kernels_time_variance.csv"
 AXIS = "max − min of a GEMM's time, µs"
 KNOBS = {"threads": "threads", "channel": "channels", "rank": "ranks"}
 MOST_ROWS = 40
@@ -28,20 +28,20 @@ _LINE = ["threads", "algorithm", "protocol"]
 UNKNOWN = "unknown"
 
 
-def draw_plots(out: Path, *, top_k: int = 5) -> Report:
+def draw_plots(out: Path, traces: pd.DataFrame, *, top_k: int = 5) -> Report:
     """Draw every plot whose CSV file is in the analysis folder `out` into `out/plots`.
 
-    top_k: which of the variance lists to draw.
+    traces: setting and rank of each trace that was read. top_k: which of the variance lists to draw.
     """
     report = Report()
     for source, drawings in DRAWINGS.items():
         path = out / source.format(k=top_k)
         if not path.exists():
-            report.missing.append(f"{', '.join(drawings)}: not drawn, because there is no {path.name}")
+            report.problems.append(f"{', '.join(drawings)}: not drawn, because there is no {path.name}")
             continue
         table = read_table(path)
         for name, draw in drawings.items():
-            figure = draw(table, settings_of(out, table)) if len(table) else None
+            figure = draw(table, settings_of(table, traces)) if len(table) else None
             if figure is None:
                 report.problems.append(f"{name}.png: not drawn, because {path.name} has nothing to show")
             else:
@@ -63,16 +63,11 @@ def read_table(path: Path) -> pd.DataFrame:
     return table
 
 
-def settings_of(out: Path, table: pd.DataFrame) -> pd.DataFrame:
-    """Setting and rank of every trace that was read, and of every row of `table`."""
-    known = [table]
-    if (out / "timeline.csv").exists():
-        known.append(read_table(out / "timeline.csv"))
+def settings_of(table: pd.DataFrame, traces: pd.DataFrame) -> pd.DataFrame:
+    """Setting and rank of every row of `table` and of every trace that was read."""
     columns = [*SETTING, "rank"]
-    found = [one.reindex(columns=columns) for one in known if len(one)]
-    every = pd.concat(found) if found else pd.DataFrame(columns=columns)
-    settings: pd.DataFrame = every.drop_duplicates()
-    return settings
+    parts = [part.reindex(columns=columns) for part in (table, traces) if len(part)]
+    return pd.concat(parts).drop_duplicates() if parts else pd.DataFrame(columns=columns)
 
 
 def _by(knob: str) -> Callable[[pd.DataFrame, pd.DataFrame], Figure]:
@@ -93,9 +88,9 @@ def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
     means = table.groupby(SETTING)["time_diff_us"].mean().unstack("channel").reindex(columns=channels)
     series = {}
     for threads, algorithm, protocol in sorted(set(settings[_LINE].itertuples(index=False, name=None))):
-        known = "threads unknown" if _value("threads", threads) == UNKNOWN else f"{int(threads)} threads"
+        label = "threads unknown" if _value("threads", threads) == UNKNOWN else f"{int(threads)} threads"
         row = means.reindex([(threads, algorithm, protocol)]).to_numpy()[0]
-        series[" ".join(filter(None, (known, algorithm, protocol)))] = row
+        series[" ".join(filter(None, (label, algorithm, protocol)))] = row
     return lines(
         [_value("channel", one) for one in channels],
         series,
@@ -106,10 +101,10 @@ def _interaction(table: pd.DataFrame, settings: pd.DataFrame) -> Figure:
 
 
 def _groups(table: pd.DataFrame, settings: pd.DataFrame, knob: str) -> dict[str, np.ndarray]:
-    found = dict(list(table.groupby(knob)["time_diff_us"]))
+    values_us = dict(list(table.groupby(knob)["time_diff_us"]))
     empty = pd.Series(dtype=float)
     values = sorted(settings[knob].dropna().unique())
-    return {_value(knob, one): found.get(one, empty).to_numpy() for one in values}
+    return {_value(knob, one): values_us.get(one, empty).to_numpy() for one in values}
 
 
 def _value(knob: str, value: float) -> str:
@@ -146,11 +141,11 @@ def _stragglers(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
 
 
 def _effective(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
-    seen = table[table["effective_channels"] > 0]
-    if seen.empty:
+    on_gpu = table[table["effective_channels"] > 0]
+    if on_gpu.empty:
         return None  # a CPU has no channels
-    message = [name for name in ("collective", "msg_bytes") if name in seen]
-    cases = dict(list(seen.groupby([*SETTING, *message])))
+    message = [name for name in ("collective", "msg_bytes") if name in on_gpu]
+    cases = dict(list(on_gpu.groupby([*SETTING, *message])))
     settings = sorted({key[: len(SETTING)] for key in cases})
     messages = sorted({key[len(SETTING) :] for key in cases}, key=lambda key: (key[-1], key[0]))[-8:]
 
@@ -172,10 +167,10 @@ def _effective(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
 
 
 def _slowdown(table: pd.DataFrame, _: pd.DataFrame) -> Figure | None:
-    known = table.dropna(subset=["slowdown"])
-    if known.empty:
+    compared = table.dropna(subset=["slowdown"])
+    if compared.empty:
         return None
-    shown = known.sort_values("slowdown", ascending=False).head(MOST_ROWS)
+    shown = compared.sort_values("slowdown", ascending=False).head(MOST_ROWS)
     labels = [f"{name_of(row)}  {row.op} {row.M}×{row.N}×{row.K}" for row in shown.itertuples()]
     spans = list(shown[["ci_low", "slowdown", "ci_high"]].itertuples(index=False, name=None))
     # An interval that holds 1 is no evidence of a slowdown.
@@ -195,7 +190,7 @@ def _names(settings: object) -> list[str]:
 
 Draw = Callable[[pd.DataFrame, pd.DataFrame], "Figure | None"]
 DRAWINGS: dict[str, dict[str, Draw]] = {
-    VARIANCE: {
+    TOP_FILE: {
         "variance_by_threads_boxplot": _by("threads"),
         "variance_by_channels_boxplot": _by("channel"),
         "variance_by_ranks_boxplot": _by("rank"),

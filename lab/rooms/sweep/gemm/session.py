@@ -39,7 +39,7 @@ class Session:
         self.places = places(sweep, out, in_place=in_place)
         self.workers = workers or num_workers()
         self.console = Console(quiet=quiet)
-        self.progress = show_progress(self.console)
+        self.progress = show_progress(self.console.detail)
         self._as_json = as_json
         self._require = require
         self._incomplete: list[str] = []
@@ -63,36 +63,36 @@ class Session:
         self._incomplete = data.incomplete
         return data
 
-    def judged(self, done: Any) -> Any:
+    def judged(self, report: Any) -> Any:
         """The result with what the recordings lack among its problems, each sentence once."""
-        return replace(done, problems=list(dict.fromkeys([*done.problems, *self._incomplete])))
+        return replace(report, problems=list(dict.fromkeys([*report.problems, *self._incomplete])))
 
-    def finish(self, done: Any) -> None:
+    def finish(self, report: Any) -> None:
         """Show the result. Raises StepFailed for what is missing; with --require for any lossy recording."""
-        done = self.judged(done)
-        finish(done, self.places.analysis, files=done.files, as_json=self._as_json)
+        report = self.judged(report)
+        finish(report, self.places.analysis, files=report.files, as_json=self._as_json)
         if self._require == "complete":
             raise_unless_complete(self._incomplete, self.places.sweep)
 
 
-def finish(done: Any, where: Path, *, files: list[Path], as_json: bool) -> None:
+def finish(result: Any, folder: Path, *, files: list[Path], as_json: bool) -> None:
     """Show what was found and written. Raises StepFailed if something that was requested is missing."""
     if as_json:
-        parts = {"findings": done.findings, "lacking": done.missing, "problems": done.problems}
+        parts = {"findings": result.findings, "lacking": result.missing, "problems": result.problems}
         click.echo(msgspec.json.encode({**parts, "files": [str(path) for path in files]}).decode())
     else:
-        for finding in done.findings:
+        for finding in result.findings:
             click.echo(f"- {finding}")
-        for problem in done.problems[:MOST_PROBLEMS]:
+        for problem in result.problems[:MOST_PROBLEMS]:
             click.echo(f"note: {problem}")
-        if len(done.problems) > MOST_PROBLEMS:
-            click.echo(f"note: and {len(done.problems) - MOST_PROBLEMS} more (--json lists all)")
+        if len(result.problems) > MOST_PROBLEMS:
+            click.echo(f"note: and {len(result.problems) - MOST_PROBLEMS} more (--json lists all)")
         for line in _by_folder(files):
             click.echo(line)
-    if done.missing:
+    if result.missing:
         raise StepFailed(
-            "the analysis is incomplete:\n" + "\n".join(f"  {line}" for line in done.missing),
-            where=where,
+            "the analysis is incomplete:\n" + "\n".join(f"  {line}" for line in result.missing),
+            where=folder,
             fix="the rest is analysed; add what is missing and repeat the command",
         )
 
@@ -103,16 +103,18 @@ def _by_folder(files: list[Path]) -> list[str]:
     for path in files:
         folders.setdefault(path.parent, []).append(path)
     lines = []
-    for folder, found in folders.items():
-        few = len(found) <= MOST_FILES
-        lines += [f"wrote {path}" for path in found] if few else [f"wrote {len(found)} files into {folder}"]
+    for folder, paths in folders.items():
+        few = len(paths) <= MOST_FILES
+        lines += [f"wrote {path}" for path in paths] if few else [f"wrote {len(paths)} files into {folder}"]
     return lines
 
 
-def show_progress(console: Console) -> Callable[[int, int, Path], None]:
-    def show(done: int, total: int, path: Path) -> None:
-        if done == total or done % SHOW_EVERY == 0:
-            console.detail(f"  {done} of {total}: {path.name}")
+def show_progress(say: Callable[[str], None]) -> Callable[[int, int, Path], None]:
+    """Say how many traces are read, every SHOW_EVERY of them."""
+
+    def show(count: int, total: int, path: Path) -> None:
+        if count == total or count % SHOW_EVERY == 0:
+            say(f"  {count} of {total}: {path.name}")
 
     return show
 

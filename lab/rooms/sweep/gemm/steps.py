@@ -4,99 +4,86 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
+import pandas as pd
+
 from lab.core.words import first_few, plural
-from lab.errors import BadDataError, LabError, MissingError
-from lab.recordings.cache import load_trace
-from lab.recordings.pool import map_traces
+from lab.errors import BadDataError, MissingError
 from lab.rooms.sweep.gemm.merge import SUFFIXES, MergeOptions, merge_ranks
 from lab.rooms.sweep.gemm.places import Places
 from lab.rooms.sweep.gemm.reading.data import SweepData
 from lab.rooms.sweep.gemm.report import Report
 from lab.rooms.sweep.gemm.variance.cause import write_causes
+from lab.rooms.sweep.gemm.variance.groups import groups
 from lab.rooms.sweep.gemm.variance.overlap import write_overlap
-from lab.rooms.sweep.gemm.variance.top import write_timestamps, write_variance
+from lab.rooms.sweep.gemm.variance.top import write_variance
 from lab.rooms.sweep.gemm.workbooks.write import write_reports
-from lab.rooms.sweep.layout import configs_of
+from lab.rooms.sweep.tables import SETTING
 
 OF_STEPS = (".xlsx", ".csv", ".png", *SUFFIXES.values())
 
 
-def run_all(where: Places, data: SweepData, merging: MergeOptions, *, top_k: int = 5) -> Report:
-    """Every step on a sweep that `read_sweep` gave; a step that fails is in `missing`, the others go on.
+def run_all(places: Places, data: SweepData, merging: MergeOptions, *, top_k: int = 5) -> Report:
+    """Run every step on a sweep that `read_sweep` gave; a step that fails is in `missing`, the others go on.
 
     Files of an earlier analysis that this one does not write again are named in `problems`.
     """
-    out = where.analysis
-    before = _stamps(where)
-    done = _run(
+    out = places.analysis
+    old_stamps = _stamps(places)
+    report = _run(
         {
             "report": lambda: write_reports(data, out),
-            "variance": lambda: write_variance(data, out, top_k=top_k),
-            "timestamps": lambda: write_timestamps(data, out, top_k=top_k),
-            "overlap": lambda: write_overlap(data, out, top_k=top_k),
-            "cause": lambda: write_causes(data, out),
-            "plots": lambda: _plots(out, top_k),
-            "merge": lambda: merge_ranks(where, merging),
+            "variance": lambda: run_variance(data, out, top_k=top_k),
+            "merge": lambda: merge_ranks(places, merging),
         }
     )
-    after, written = _stamps(where), set(done.files)
-    old = sorted(path for path, stamp in before.items() if after.get(path) == stamp and path not in written)
-    if old:
-        names = first_few([os.path.relpath(path, where.home) for path in old])
-        done.problems.append(
-            f"not of this analysis but left from before: {plural(len(old), 'file')}: {names}"
+    new_stamps, written = _stamps(places), set(report.files)
+    stale = sorted(
+        path for path, stamp in old_stamps.items() if new_stamps.get(path) == stamp and path not in written
+    )
+    if stale:
+        names = first_few([os.path.relpath(path, places.home) for path in stale])
+        report.problems.append(
+            f"not of this analysis but left from before: {plural(len(stale), 'file')}: {names}"
         )
-    return done
+    return report
 
 
-def _stamps(where: Places) -> dict[Path, tuple[int, int]]:
+def run_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
+    """Write which GEMMs vary, when their extremes ran, what overlapped them, the causes, and the plots.
+
+    Plots of the tables that `write_reports` writes are drawn where these are there. Raises MissingError
+    without any GEMM that an op launched.
+    """
+    groups(data)  # raises here, so that the want of GEMMs is said once and not by every step
+    return _run(
+        {
+            "variance": lambda: write_variance(data, out, top_k=top_k),
+            "overlap": lambda: write_overlap(data, out, top_k=top_k),
+            "cause": lambda: write_causes(data, out),
+            "plots": lambda: _plots(data, out, top_k),
+        }
+    )
+
+
+def _stamps(places: Places) -> dict[Path, tuple[int, int]]:
     """Inode and time of each file with an ending that the steps write, in their folders."""
-    folders = dict.fromkeys((where.analysis, where.merged))
+    folders = dict.fromkeys((places.analysis, places.merged))
     files = [path for folder in folders for path in folder.rglob("*") if path.name.endswith(OF_STEPS)]
-    files = [path for path in files if path.is_file() and not path.is_relative_to(where.cache)]
+    files = [path for path in files if path.is_file() and not path.is_relative_to(places.cache)]
     return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 
-def _plots(out: Path, top_k: int) -> Report:
+def _plots(data: SweepData, out: Path, top_k: int) -> Report:
     # matplotlib takes 0.3 s to load; the other steps draw nothing.
     from lab.rooms.sweep.gemm.plots import draw_plots
 
-    return draw_plots(out, top_k=top_k)
-
-
-def overlap_and_cause(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
-    """Which collectives ran beside the extreme instances, and what a collective does to a GEMM's time."""
-    return _run(
-        {
-            "overlap": lambda: write_overlap(data, out, top_k=top_k),
-            "cause": lambda: write_causes(data, out),
-        }
-    )
-
-
-def read_part(where: Places, number: int, *, workers: int, salvage: bool = False) -> Report:
-    """One task's share of a spread sweep: read one configuration's traces into the cache, then merge them."""
-    configs = configs_of(where.sweep)
-    if not 0 <= number < len(configs):
-        raise MissingError(
-            f"no configuration {number}: the sweep has {len(configs)}, counted from 0", where=where.sweep
-        )
-    paths = [trace.path for trace in configs[number].traces]
-    results = map_traces(partial(_into_cache, cache=where.cache, salvage=salvage), paths, workers=workers)
-    unread = [result.what for result in results if isinstance(result, LabError)]
-    done = merge_ranks(where, MergeOptions(salvage=salvage, workers=1), only=number)
-    return Report(files=done.files, missing=[*unread, *done.missing], problems=done.problems)
-
-
-def num_parts(sweep: Path) -> int:
-    return len(configs_of(sweep))
+    return draw_plots(out, pd.DataFrame(data.rows["timeline"], columns=[*SETTING, "rank"]), top_k=top_k)
 
 
 def _run(steps: dict[str, Callable[[], Report]]) -> Report:
-    """All steps as one report; a sentence that several of them give is in it once."""
+    """Run all steps for one report; a sentence that several of them give is in it once."""
     reports = [_attempt(name, step) for name, step in steps.items()]
     return Report(
         files=list(dict.fromkeys(path for report in reports for path in report.files)),
@@ -111,7 +98,3 @@ def _attempt(name: str, step: Callable[[], Report]) -> Report:
         return step()
     except (BadDataError, MissingError) as error:
         return Report(missing=[f"{name}: {error.what}" + (f" ({error.where})" if error.where else "")])
-
-
-def _into_cache(path: Path, cache: Path, salvage: bool) -> None:
-    load_trace(path, cache=cache, salvage=salvage)

@@ -60,5 +60,5 @@ class Reading:
             cache=places(keep_in, self.out, in_place=self.in_place).cache if keep_in else None,
             workers=self.workers or min(2, num_workers()),
             salvage=self.salvage,
-            progress=show_progress(self.console),
+            progress=show_progress(self.console.detail),
         )

@@ -129,7 +129,7 @@ def work(tmp_path):
     return tmp_path / "work"
 
 
-@pytest.mark.parametrize("command", ["unique", "launches", "gantt"])
+@pytest.mark.parametrize("command", ["unique", "unique --launches", "gantt"])
 def test_commands_write_their_files_elsewhere_and_tell_the_verdict(tmp_path, work, monkeypatch, command):
     path = write(tmp_path / "a.db", *two())
     done = run(f"kernels {command}", path, cwd=work, monkeypatch=monkeypatch)
@@ -138,7 +138,7 @@ def test_commands_write_their_files_elsewhere_and_tell_the_verdict(tmp_path, wor
     assert {one.name for one in tmp_path.iterdir()} == {"a.db", "work"}
 
 
-@pytest.mark.parametrize("command", ["unique", "launches", "gantt"])
+@pytest.mark.parametrize("command", ["unique", "unique --launches", "gantt"])
 def test_a_hole_in_the_dispatch_ids_is_written_marked_and_fails(tmp_path, work, monkeypatch, command):
     process, _ = two()
     for table in ("kernel_dispatch", "region"):
@@ -192,7 +192,7 @@ TORN = {"a.json": torn_kineto, "a.sqlite": torn_nsys, "a.rpd": torn_rpd, "b.json
 @pytest.mark.parametrize("name", TORN)
 def test_every_table_of_a_torn_recording_is_marked_whatever_its_format(tmp_path, work, monkeypatch, name):
     path = TORN[name](tmp_path / name)
-    for command in ("kernels unique", "kernels launches", "kernels gantt", "analyze"):
+    for command in ("kernels unique", "kernels unique --launches", "kernels gantt", "analyze"):
         out = tmp_path / command
         done = run(command, path, "-o", out, cwd=work, monkeypatch=monkeypatch)
         assert isinstance(done.exception, StepFailed) and done.exception.exit_code == 1, command

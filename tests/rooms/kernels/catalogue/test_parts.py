@@ -88,7 +88,7 @@ def test_a_range_of_the_shared_trace_equals_the_summary_of_nsys(shared_data, tmp
 def test_what_was_left_out_is_said_and_every_table_names_the_part(trained, tmp_path, monkeypatch):
     written = {
         "unique": ("unique_kernels", "unique_bucketed"),
-        "launches": ("kernel_launch_params", "kernel_counts"),
+        "unique --launches": ("kernel_launch_params", "kernel_counts"),
     }
     for command, names in written.items():
         words = f"kernels {command} --step 1 --range forward"
@@ -101,10 +101,10 @@ def test_what_was_left_out_is_said_and_every_table_names_the_part(trained, tmp_p
         for name in names:
             assert set(pd.read_csv(tables / f"{name}.csv")["part"]) == {"step 1, range forward"}
     assert json.loads((tables / "signatures.json").read_text())["part"] == "step 1, range forward"
-    words = "kernels launches --json --step 1"
+    words = "kernels unique --launches --json --step 1"
     done = run(words, trained, "-o", tmp_path / "o", cwd=tmp_path, monkeypatch=monkeypatch)
     assert len(json.loads(done.stdout)) == 8 and "8 of 24 launches" in done.stderr
-    whole = run("kernels launches", trained, cwd=tmp_path, monkeypatch=monkeypatch)
+    whole = run("kernels unique --launches", trained, cwd=tmp_path, monkeypatch=monkeypatch)
     assert "part:" not in whole.output
     assert "part" not in pd.read_csv(home / "tables" / "kernel_counts.csv").columns
 

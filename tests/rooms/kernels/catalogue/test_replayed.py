@@ -1,4 +1,4 @@
-"""`lab kernels unique|launches|gantt --capture`: what a user gets for a replay, and the exit code."""
+"""`lab kernels unique|gantt --capture`: what a user gets for a replay, and the exit code."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_lost_rows_are_written_and_end_with_the_code_of_incomplete_data(unique, 
 
 def test_launches_and_gantt_take_captures_too(run, tmp_path):
     own, captured = replay(tmp_path), capture(tmp_path)
-    done = run("launches", own, "--capture", captured, "--out", tmp_path / "l", "--json")
+    done = run("unique", "--launches", own, "--capture", captured, "--out", tmp_path / "l", "--json")
     rows = json.loads(done.stdout)
     assert done.exit_code == 0
     assert [row["layer"] for row in rows[1:9]] == ["Block_0"] * 4 + ["Block_1"] * 4
@@ -174,7 +174,7 @@ def test_eager_launches_have_modules_and_layers_of_the_recorded_stack(run, tmp_p
             events.row(one.kernel, events.launch(one), external_id=events.ids)
 
     trace = written(tmp_path, "eager.json", eager)
-    done = run("launches", trace, "--out", tmp_path / "l", "--json")
+    done = run("unique", "--launches", trace, "--out", tmp_path / "l", "--json")
     rows = json.loads(done.stdout)
     assert [row["module"] for row in rows] == [".".join(one.modules) for one in decoder()]
     assert [row["layer"] for row in rows[1:5]] == ["Block_0"] * 4

@@ -1,4 +1,4 @@
-"""`lab nan parse` and `lab nan diff` as a person types them."""
+"""`lab nan parse` and `lab diff` of nixnan logs as a person types them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,31 @@ import subprocess
 import sys
 
 import pandas as pd
+import pytest
 from click.testing import CliRunner
 
-from lab.rooms.nan.cli import nan
+from lab.cli.main import cli
 from tests.rooms.nan.nixnan import nixgen
 from tests.rooms.nan.nixnan.examples import AGAIN, TWINS, A, B
 from tests.rooms.nan.nixnan.nixgen import error, log
 
 
-def lab(*words: object) -> subprocess.CompletedProcess[str]:
+def lab(command: str, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "lab", "nan", *map(str, words)], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "lab", *command.split(), *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
-def run(*words: object):
-    return CliRunner().invoke(nan, [str(word) for word in words])
+def run(command: str, *words: object):
+    return CliRunner().invoke(cli, [*command.split(), *map(str, words)])
 
 
 def test_json_is_one_object_a_log(tmp_path):
     paths = [nixgen.write(tmp_path / f"{n}.nixnan", log(*A[: 10 * n])) for n in (1, 2)]
-    rows = [json.loads(line) for line in run("parse", "--json", *paths).stdout.splitlines()]
+    rows = [json.loads(line) for line in run("nan parse", "--json", *paths).stdout.splitlines()]
     assert [row["file"] for row in rows] == [str(path) for path in paths]
     assert {
         "file",
@@ -50,12 +54,12 @@ def test_a_folder_stands_for_the_logs_in_it(tmp_path):
     (tmp_path / "steps").mkdir()
     nixgen.write(tmp_path / "steps" / "nixnan.log", log(error()))
     nixgen.write(tmp_path / "steps" / "other.log", ["hello"])
-    assert len(run("parse", "--json", tmp_path).stdout.splitlines()) == 1
+    assert len(run("nan parse", "--json", tmp_path).stdout.splitlines()) == 1
 
 
 def test_what_is_shown_holds_verdict_counts_causes_and_coverage(tmp_path):
     done = run(
-        "parse",
+        "nan parse",
         nixgen.write(
             tmp_path / "a",
             log(*TWINS, *[error(k, operand=n) for n, k in ((1, "-infinity"), (2, "-infinity"), (0, "NaN"))]),
@@ -73,7 +77,7 @@ def test_what_is_shown_holds_verdict_counts_causes_and_coverage(tmp_path):
 
 
 def test_the_table_of_sites_is_written_as_csv(tmp_path):
-    done = run("parse", nixgen.write(tmp_path / "a", log(*A)), "--sites", tmp_path / "sites.csv")
+    done = run("nan parse", nixgen.write(tmp_path / "a", log(*A)), "--sites", tmp_path / "sites.csv")
     table = pd.read_csv(tmp_path / "sites.csv")
     assert done.exit_code == 0 and len(table) == 200 and table.NaN.sum() == 200
 
@@ -83,16 +87,16 @@ def test_exit_codes_tell_what_is_missing(tmp_path):
         nixgen.write(tmp_path / "a", log(error())),
         nixgen.write(tmp_path / "b", log(error(), end=False)),
     )
-    assert lab("parse", whole).returncode == 0
+    assert lab("nan parse", whole).returncode == 0
     for logs in ((cut,), (whole, cut)):
-        done = lab("parse", *logs)
+        done = lab("nan parse", *logs)
         assert done.returncode == 1 and f"1 of {len(logs)} log" in done.stderr and "truncated" in done.stderr
     assert lab("diff", whole, whole).returncode == 0 and lab("diff", whole, cut).returncode == 1
     unreadable = tmp_path / "c.nixnan.gz"
     unreadable.write_bytes(gzip.compress(whole.read_bytes())[:12])
-    done = lab("parse", unreadable)
+    done = lab("nan parse", unreadable)
     assert done.returncode == 5 and "the compressed file is cut" in done.stderr
-    missing = lab("parse", tmp_path / "none")
+    missing = lab("nan parse", tmp_path / "none")
     assert missing.returncode == 4 and "no such log" in missing.stderr and "Traceback" not in missing.stderr
 
 
@@ -100,28 +104,28 @@ def test_a_file_of_something_else_is_an_error_an_empty_one_a_result_that_clears_
     nothing, other = nixgen.write(tmp_path / "a", [""]), nixgen.write(tmp_path / "b", ["hello"])
     nothing.write_bytes(b"")
     assert (
-        lab("parse", nothing).returncode == 1
-        and json.loads(run("parse", "--json", nothing).stdout)["integrity"] == "empty"
+        lab("nan parse", nothing).returncode == 1
+        and json.loads(run("nan parse", "--json", nothing).stdout)["integrity"] == "empty"
     )
-    done = lab("parse", other)
+    done = lab("nan parse", other)
     assert done.returncode == 5 and "no line of nixnan's" in done.stderr
 
 
 def test_a_comparison_with_a_file_of_something_else_is_an_error(tmp_path):
     a, b = nixgen.write(tmp_path / "a.nixnan", log(*A[:10])), nixgen.write(tmp_path / "b.txt", ["hello"])
-    for pair in ((a, b), (b, a), (a, a, "--noise", b)):
+    for pair in ((a, b), (b, a), (a, a, "--repeat-a", b)):
         done = lab("diff", *pair)
         assert done.returncode == 5 and "no line of nixnan's" in done.stderr and not done.stdout
 
 
 def test_a_log_given_for_a_run_is_told_apart_from_a_missing_folder(tmp_path):
     a = nixgen.write(tmp_path / "a.nixnan", log(*A[:10]))
-    assert "lab nan parse" in lab("analyze", a).stderr, "the command for a log"
-    assert "no such folder" in lab("analyze", tmp_path / "nowhere").stderr
+    assert "lab nan parse" in lab("nan analyze", a).stderr, "the command for a log"
+    assert "no such folder" in lab("nan analyze", tmp_path / "nowhere").stderr
 
 
 def test_one_log_that_cannot_be_read_does_not_hide_the_others(tmp_path):
-    done = lab("parse", "--json", tmp_path / "none", nixgen.write(tmp_path / "a", log(error())))
+    done = lab("nan parse", "--json", tmp_path / "none", nixgen.write(tmp_path / "a", log(error())))
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 1 and "error" in rows[0] and rows[1]["integrity"] == "complete"
 
@@ -130,7 +134,7 @@ def test_a_comparison_of_logs_and_of_folders(tmp_path):
     for name, lines in (("a", A), ("again", AGAIN), ("b", B)):
         (tmp_path / name).mkdir()
         nixgen.write(tmp_path / name / "x.nixnan", log(*lines))
-    shown = run("diff", tmp_path / "a", tmp_path / "b" / "x.nixnan", "--noise", tmp_path / "again")
+    shown = run("diff", tmp_path / "a", tmp_path / "b" / "x.nixnan", "--repeat-a", tmp_path / "again")
     assert (
         shown.exit_code == 0 and "More than the noise" in shown.stdout and "FMUL R0, R1, R2" in shown.stdout
     )
@@ -138,6 +142,20 @@ def test_a_comparison_of_logs_and_of_folders(tmp_path):
     assert result["beyond_noise"] is None and result["sites_a"] == 200
 
 
-def test_an_empty_folder_is_a_clear_error(tmp_path):
-    done = lab("diff", tmp_path, tmp_path)
+def test_a_folder_without_logs_beside_a_log_is_a_clear_error(tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = lab("diff", nixgen.write(tmp_path / "a.nixnan", log(*A[:10])), tmp_path / "empty")
     assert done.returncode == 4 and "no nixnan log" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--by", "op"], "--by does not go with"),
+        (["--repeat-a", "x", "--repeat-a", "y"], "--repeat-a more than once"),
+    ],
+)
+def test_options_for_recordings_are_refused_for_logs(tmp_path, options, text):
+    named_otherwise = nixgen.write(tmp_path / "stderr.txt", log(*A[:10]))
+    done = lab("diff", named_otherwise, named_otherwise, *options)
+    assert done.returncode == 2 and text in done.stderr

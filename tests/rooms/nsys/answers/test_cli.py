@@ -70,3 +70,16 @@ def test_the_command_refuses_what_it_cannot_read(tmp_path):
     path = write_trace(tmp_path / "mine.json", kernels=False)
     assert isinstance(asked_of(path, "-p", "e").exception, StepFailed)
     assert isinstance(asked_of(path, "--model-size", "huge").exception, UsageError)
+
+
+def test_a_named_question_without_an_answer_and_a_failed_check_are_known_to_the_exit_code(tmp_path):
+    export = Export()
+    export.range("step_0", (1, 1), 0, 20_000)
+    export.range("forward", (1, 1), 100, 10_000)
+    export.launch("gemm_f", (1, 1), (200, 210), (300, 1_300))
+    path = export.write(tmp_path / "a.sqlite")
+    assert asked_of(path).exit_code == 0, "of all questions those that it can answer"
+    error = asked_of(path, "-p", "b,e").exception
+    assert isinstance(error, StepFailed) and "(e): no recording here answers it" in str(error)
+    error = asked_of(path, "-p", "b", "--model-size", "small").exception
+    assert isinstance(error, StepFailed) and "GEMMs of forward are the model's" in str(error)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from lab.cli.main import cli
 from lab.errors import MissingError, StepFailed
 from tests.rooms.sweep.gemm.recorded import write_sweep
+from tests.tracegen import TraceWriter
 
 KNOWN = (
     "256thread/individual_reports/perf_28ch_rank0.xlsx",
@@ -64,22 +65,6 @@ def test_all_leaves_the_known_files_and_touches_no_trace(sweep: Path, tmp_path: 
     assert [name for name in KNOWN if not (out / "tracelens_analysis" / name).exists()] == []
     assert (out / "merged_traces" / "256thread_28ch_merged.json.gz").exists()
     assert state(sweep) == before
-
-
-def test_parts_one_by_one_and_then_all_give_what_all_at_once_gives(sweep: Path, tmp_path: Path) -> None:
-    gemm("all", sweep, "--out", tmp_path / "once", "--workers", "1", "-q")
-    for number in (0, 1):
-        gemm("part", sweep, "--out", tmp_path / "parts", "--number", number, "--workers", "1", "-q")
-    merged = tmp_path / "parts" / "merged_traces" / "256thread_28ch_merged.json.gz"
-    made_ns = merged.stat().st_mtime_ns
-    gemm("all", sweep, "--out", tmp_path / "parts", "--keep-merged", "--workers", "1", "-q")
-    assert merged.stat().st_mtime_ns == made_ns
-    once, parts = (state(tmp_path / name) for name in ("once", "parts"))
-    assert {name: once[name] for name in once if name.endswith(".csv")} == {
-        name: parts[name] for name in parts if name.endswith(".csv")
-    }
-    with pytest.raises(MissingError, match="no configuration 2"):
-        gemm("part", sweep, "--out", tmp_path / "parts", "--number", 2, "--workers", "1", "-q")
 
 
 def test_in_place_writes_into_the_sweep_and_changes_no_file_of_it(sweep: Path) -> None:
@@ -153,12 +138,16 @@ def test_one_trace_and_a_folder_of_ranks_work_too(sweep: Path, tmp_path: Path) -
     assert (tmp_path / "one" / "merged_traces" / "merged.json.gz").exists()
 
 
-def test_each_step_is_a_command_of_its_own(sweep: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    for step in ("report", "variance", "timestamps", "overlap"):
-        gemm(step, sweep, "-o", out, "-w", "1", "-q")
-    gemm("plots", sweep, "-o", out, "-q")
-    assert [name for name in KNOWN if not (out / name).exists()] == []
+def test_report_and_variance_write_all_known_files_and_the_same_as_all(sweep: Path, tmp_path: Path) -> None:
+    steps, once = tmp_path / "steps", tmp_path / "once"
+    for step in ("report", "variance"):
+        gemm(step, sweep, "-o", steps, "-w", "1", "-q")
+    assert [name for name in KNOWN if not (steps / name).exists()] == []
+    gemm("all", sweep, "-o", once, "-w", "1", "-q")
+    written = {
+        name: digest for name, digest in state(once).items() if not name.startswith(("merged", ".cache"))
+    }
+    assert {name: digest for name, digest in state(steps).items() if not name.startswith(".cache")} == written
 
 
 def test_json_lists_files_and_findings(sweep: Path, tmp_path: Path) -> None:
@@ -171,11 +160,24 @@ def test_json_lists_files_and_findings(sweep: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_plots_without_an_analysis_say_which_table_lacks(sweep: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        StepFailed, match=r"straggler_heatmap: not drawn, because there is no stragglers\.csv"
-    ):
-        gemm("plots", sweep, "-o", tmp_path / "nothing", "-q")
+def test_variance_alone_names_the_plots_that_need_the_reports(sweep: Path, tmp_path: Path) -> None:
+    document = json.loads(gemm("variance", sweep, "-o", tmp_path / "out", "-w", "1", "-q", "--json"))
+    assert document["lacking"] == []
+    assert "straggler_heatmap: not drawn, because there is no stragglers.csv" in document["problems"]
+    drawn = {Path(name).stem for name in document["files"] if name.endswith(".png")}
+    assert drawn >= {Path(name).stem for name in KNOWN if name.startswith("plots/")}
+
+
+def test_a_recording_without_gemms_says_so_once(tmp_path: Path) -> None:
+    writer = TraceWriter(vendor="amd")
+    writer.kernel("Cijk_Ailk_MT16", 10, 5)
+    writer.write(tmp_path / "ranks/rank0/t.json")
+    words = (tmp_path / "ranks", "-o", tmp_path / "out", "-w", "1", "-q")
+    with pytest.raises(MissingError, match="no GEMM in these traces"):
+        gemm("variance", *words)
+    with pytest.raises(StepFailed) as error:
+        gemm("all", *words)
+    assert str(error.value).count("no GEMM in these traces") == 1
 
 
 def test_what_an_earlier_analysis_left_of_a_configuration_that_is_gone_is_named(

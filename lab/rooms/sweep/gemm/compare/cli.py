@@ -35,7 +35,7 @@ def compare(
     with needs("analysis"):
         from lab.rooms.sweep.gemm.compare.page import write_comparison
 
-    progress = show_progress(Console(quiet=quiet))
+    progress = show_progress(Console(quiet=quiet).detail)
     done = write_comparison(sweeps, out, labels=labels, workers=workers or num_workers(), progress=progress)
     finish(done, out, files=done.files, as_json=as_json)
     if require == "complete":

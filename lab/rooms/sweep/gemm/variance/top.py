@@ -36,27 +36,21 @@ STAMPS = column_names(
 def write_variance(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
     """Write top{k}_gemm_kernels_time_variance.csv: the top_k GEMMs of each trace by max - min, largest first.
 
-    Beside it, gemm_groups.csv has every GEMM of every trace and gemm_instances.parquet every instance. Raises
-    MissingError without any GEMM that an op launched.
+    `..._with_timestamps.csv` has the same rows with the times of their extreme instances, in ms of the
+    trace's own clock, as Perfetto shows them (*_ts_ns columns are absolute); gemm_groups.csv every GEMM of
+    every trace, gemm_instances.parquet every instance. Raises MissingError without any GEMM that an op
+    launched.
     """
     table = groups(data)
     top = top_rows(table, top_k)
+    path = out / TOP_FILE.format(k=top_k)
     files = [
-        write_csv(top, out / TOP_FILE.format(k=top_k)),
+        write_csv(top, path),
+        write_csv(with_timestamps(data, top), path.with_name(f"{path.stem}_with_timestamps.csv")),
         write_csv(table.drop(columns=sheet_columns(table)), out / "gemm_groups.csv"),
         _write_instances(data, out / INSTANCES_FILE),
     ]
     return Report(files, list(data.missing), [*data.problems, *_unlinked(data)], _findings(top))
-
-
-def write_timestamps(data: SweepData, out: Path, *, top_k: int = 5) -> Report:
-    """Write `..._with_timestamps.csv`: the same rows, with the times of their extreme instances.
-
-    Times are ms of the trace's own clock, as Perfetto shows them; *_ts_ns columns are absolute.
-    """
-    top = with_timestamps(data, top_rows(groups(data), top_k))
-    name = TOP_FILE.format(k=top_k).replace(".csv", "_with_timestamps.csv")
-    return Report([write_csv(top, out / name)], list(data.missing), list(data.problems))
 
 
 def top_rows(table: pd.DataFrame, top_k: int) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from lab.errors import MissingError
 from lab.rooms.sweep.gemm.reading.data import read_sweep
 from lab.rooms.sweep.gemm.variance import top as rules
 from lab.rooms.sweep.gemm.variance.groups import FIRST, OURS, groups
-from lab.rooms.sweep.gemm.variance.top import STAMPS, write_timestamps, write_variance
+from lab.rooms.sweep.gemm.variance.top import STAMPS, write_variance
 from tests.rooms.sweep.gemm.recorded import read, two_shapes, write_sweep
 from tests.tracegen import BASE_NS, TraceWriter
 
@@ -29,7 +29,7 @@ def test_the_extreme_instance_is_known_exactly(tmp_path):
     root = two_shapes(tmp_path)
     row = groups(read(root)).set_index("M").loc[8]
     assert (row["step"], row["max_ts_ns"] - BASE_NS) == (2, 22_400_000)
-    stamped = pd.read_csv(write_timestamps(read(root), tmp_path / "out").files[0])
+    stamped = pd.read_csv(write_variance(read(root), tmp_path / "out").files[1])
     assert list(stamped)[-len(STAMPS) :] == STAMPS
     first = stamped.iloc[0]
     assert (first["max_duration_timestamp_ms"], first["max_duration_found_us"]) == (22.4, 90)
@@ -63,7 +63,7 @@ def test_a_trace_without_shapes_says_what_to_record(tmp_path):
 
 def test_every_instance_is_kept(tmp_path):
     report = write_variance(read(two_shapes(tmp_path)), tmp_path / "out")
-    kept = pd.read_parquet(report.files[2])
+    kept = pd.read_parquet(report.files[3])
     assert len(kept) == 16 and kept["correlation"].is_unique
 
 
