@@ -17,7 +17,6 @@ from lab.errors import UsageError, not_here
 from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_for_findings, show_findings
-from lab.terminal.group import Group
 from lab.terminal.integrity import REQUIRE, raise_unless_complete
 from lab.terminal.lazy import LazyGroup
 from lab.terminal.options import as_json, out, quiet
@@ -112,35 +111,6 @@ def _carry_out(made: Experiment | None, **_flags: Any) -> None:
     """A room's command decides what to run; running it is the driver's."""
     if made is not None:
         drive(made)
-
-
-def standalone(command: click.Command) -> click.Command:
-    """The room's command with the run's own flags: no image, no engine, this environment is already right."""
-    if isinstance(command, click.Group):
-        parts = {name: standalone(part) for name, part in command.commands.items()}
-        return Group(command.name, commands=parts, help=command.help)
-    params = _knobs_beside(command)
-    mine = {param.name for param in params}
-
-    def callback(**values: Any) -> Any:
-        ctx = click.get_current_context()
-        ctx.obj = make_options(**{name: values.pop(name) for name in mine})
-        _carry_out(ctx.invoke(command, **values))
-
-    return click.Command(
-        command.name, params=[*command.params, *params], callback=callback, help=command.help
-    )
-
-
-def _knobs_beside(command: click.Command) -> list[click.Parameter]:
-    """The run's flags without those that the command has: a flag of its own means what the command says."""
-    carrier = click.command("carrier")(with_options(*KNOBS)(lambda **_: None))
-    names = {param.name for param in command.params}
-    taken = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)}
-    params = [param for param in carrier.params if param.name not in names]
-    for param in params:
-        param.opts = [flag for flag in param.opts if flag not in taken]
-    return [param for param in params if param.opts]
 
 
 @click.command()

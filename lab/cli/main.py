@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 import lab
-from lab.cli.registry import commands, standalone_commands
-from lab.terminal.lazy import LazyGroup
+from lab.cli.registry import commands
+from lab.cli.removed import RootGroup
 
 if TYPE_CHECKING:
     from lab.errors import LabError
@@ -27,19 +27,9 @@ EXTRAS = {
 }
 
 
-def _standalone(name: str, command: click.Command) -> click.Command:
-    """An experiment at top level gets the flags of `lab run` that make sense there."""
-    if name not in standalone_commands():
-        return command
-    from lab.cli.commands import standalone
-
-    return standalone(command)
-
-
 @click.group(
-    cls=LazyGroup,
+    cls=RootGroup,
     lazy=commands(),
-    wrap=_standalone,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(lab.__version__, prog_name="lab")

@@ -1,8 +1,7 @@
 """What `lab` can be asked: one line per room, and the commands that belong to none.
 
 A room's folder is `lab/rooms/NAME`. Its commands are click objects of `lab.rooms.NAME.cli`: `run_X` for
-`lab run X`, and `X` for `lab X`, which reads recordings. An experiment whose name no reading command has is
-also at top level, for an environment that is already right (`lab sweep` inside a container).
+`lab run X`, and `X` for `lab X`, which reads recordings.
 """
 
 from __future__ import annotations
@@ -82,6 +81,17 @@ ROOMS = (
     ),
 )
 
+# What could be typed in the release before -> what to type instead; `lab --help` lists none of these.
+# {args} stands for the arguments that the user gave after the old name, {run} for those of them that are
+# options of `lab run`. A row goes with the next release.
+REMOVED: dict[str, str] = {
+    "sweep": "lab run {run} sweep {args}",
+    "nixnan": "lab run {run} nixnan {args}",
+    "semicrf": "lab run {run} semicrf {args}",
+    "trials": "lab run {run} trials {args}",
+    "replay": "lab run {run} replay {args}",
+}
+
 
 def run_commands() -> Lazy:
     """What `lab run` offers."""
@@ -90,12 +100,6 @@ def run_commands() -> Lazy:
         for room in ROOMS
         for name, text in room.run.items()
     }
-
-
-def standalone_commands() -> Lazy:
-    """Experiments at top level: those whose name no reading command takes."""
-    reading = {name for room in ROOMS for name in room.read}
-    return {name: entry for name, entry in run_commands().items() if name not in reading}
 
 
 def smoke_runs() -> dict[str, tuple[str, ...]]:
@@ -120,7 +124,6 @@ def commands() -> Lazy:
     }
     return {
         "run": ("lab.cli.commands:run", "Run a room's experiment: plan, execute, analyse, report."),
-        **standalone_commands(),
         **reading,
         "analyze": ("lab.cli.commands:analyze", "Analyse a run, or a recording that lab did not make."),
         "inspect": ("lab.cli.inspect:inspect", "What a recording is, what it lacks, what can read it."),

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import click
 
 from lab.terminal.group import Group
 
-Wrap = Callable[[str, click.Command], click.Command]
-
 
 class LazyGroup(Group):
     """A group that knows its commands by name and loads one when it is called.
 
-    lazy: command -> (module:attribute, help line). wrap may replace a command after it is loaded.
+    lazy: command -> (module:attribute, help line).
     """
 
-    def __init__(
-        self, *args: Any, lazy: dict[str, tuple[str, str]], wrap: Wrap | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._lazy, self._wrap = lazy, wrap
+        self._lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self._lazy)
@@ -33,7 +28,7 @@ class LazyGroup(Group):
             return None
         module, _, attribute = self._lazy[name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        return self._wrap(name, command) if self._wrap else command
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -7,7 +7,7 @@ import importlib
 import click
 
 from lab import rooms
-from lab.cli.registry import ROOMS, commands, run_commands, smoke_runs, standalone_commands
+from lab.cli.registry import ROOMS, commands, run_commands, smoke_runs
 from tests.conftest import ROOT
 
 
@@ -20,12 +20,6 @@ def test_every_command_of_the_registry_is_a_click_command_of_its_name():
         module, _, attribute = target.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command) and command.name == name
-
-
-def test_a_name_that_reads_recordings_is_not_run_at_top_level():
-    assert "nan" in run_commands() and "nan" not in standalone_commands()
-    assert commands()["nan"][0] == "lab.rooms.nan.cli:nan"
-    assert set(standalone_commands()) == {"sweep", "nixnan", "semicrf", "trials", "replay"}
 
 
 def test_every_room_has_a_smallest_experiment_that_is_one_of_its_own():

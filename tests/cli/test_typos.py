@@ -74,7 +74,7 @@ def test_an_empty_file_is_said_to_be_empty(words, here):
 @pytest.mark.parametrize(
     "words, said",
     [
-        (("swep",), "Did you mean sweep"),
+        (("anlyze",), "Did you mean analyze?"),
         (("run", "swep"), "Did you mean sweep?"),
         (("run", "xyzzy"), "One of: sweep, nan, nixnan,"),
         (("kernels", "uniqu"), "Did you mean unique?"),
