@@ -90,6 +90,11 @@ REMOVED: dict[str, str] = {
     "semicrf": "lab run {run} semicrf {args}",
     "trials": "lab run {run} trials {args}",
     "replay": "lab run {run} replay {args}",
+    # What only a checkout needs: scripts.
+    "images prepare": "python scripts/images.py prepare {args}",
+    "images pin": "python scripts/images.py pin {args}",
+    "images gpu-env": "python scripts/images.py gpu-env {args}",
+    "images show": "python scripts/images.py show {args}",
 }
 
 
@@ -140,6 +145,6 @@ def commands() -> Lazy:
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
         "setup": ("lab.cli.setup:setup", "Bring the image this machine needs, try it, say what is next."),
-        "images": ("lab.cli.images:images", "List, show, build and check images."),
+        "images": ("lab.cli.images:images", "List, build and check images."),
         "doctor": ("lab.cli.doctor:doctor", "Say what this machine offers: GPUs, engine, packages, disk."),
     }

@@ -178,6 +178,13 @@ def version_of(cli: Sequence[str], ref: str) -> str:
     return _label(cli, VERSION_LABEL, ref)
 
 
+def labels_of(cli: Sequence[str], ref: str) -> dict[str, str]:
+    """The labels of an image on the engine."""
+    return (
+        msgspec.json.decode(_inspect(cli, "{{json .Config.Labels}}", ref), type=dict[str, str] | None) or {}
+    )
+
+
 def _label(cli: Sequence[str], label: str, ref: str) -> str:
     return _inspect(cli, f'{{{{index .Config.Labels "{label}"}}}}', ref)
 

@@ -11,20 +11,20 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from lab.core.provenance import lab_with_content
 from lab.errors import EngineError, LabError
-from lab.images import bake, compose
 from lab.images import spec as images
-from lab.images.compare import differences
+from lab.images.compare import differences, lab_difference
 from lab.images.docker_cli import engine_cli, id_of, listed
 from lab.images.dockerfile import shared_sections
 from lab.images.names import LOCAL, registry_of
-from lab.images.probe import PROBE, Contents, tools_of
+from lab.images.probe import Contents, probe_argv
 from lab.images.rules import dockerfile_rules, lock_rules
 from lab.images.saved_checks import save_check
 from lab.images.targets import Target, refuse_unknown, targets_of
@@ -65,9 +65,6 @@ def check(names: Sequence[str], root: Path = ROOT) -> Iterator[Row]:
                 yield from _check_target(target, ids, root)
     if not is_tree(root):
         yield _skipped("lab", "source tree", "installed without it: its files are checked in a checkout")
-        return
-    yield _check_generated("bake", root / bake.FILE, bake.render, "make bake")
-    yield from _check_compose(root)
 
 
 def _listed() -> dict[str, str] | EngineError:
@@ -122,8 +119,7 @@ def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
     image = images.load(target.image)
     cli = engine_cli() or ()
     described = _docker_json([*cli, "image", "inspect", "-f", "{{json .}}", target.ref])
-    probe = ["python3", "-c", PROBE, *tools_of(image)]
-    answer = _docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe])
+    answer = _docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe_argv(image)])
     if isinstance(described, str) or isinstance(answer, str):
         return _row(target, what, [part for part in (described, answer) if isinstance(part, str)])
     contents = msgspec.convert(answer, Contents)
@@ -133,6 +129,9 @@ def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
     problems, notes = differences(image, target, labels, contents, lock)
     content = described["Id"].removeprefix("sha256:")  # podman's program leaves the kind of hash out
     save_check(f"sha256:{content}", contents, ok=not problems)
+    # Not part of what is saved: the image's content stays, this host's lab may be another one by then.
+    difference = lab_difference(target, labels, contents.lab, contents.lab_sha256, lab_with_content())
+    problems += [difference] if difference else []
     return _row(target, what, problems, if_ok=_summary(contents, notes))
 
 
@@ -170,30 +169,3 @@ def _last_json(text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("its answer is no JSON object")
     return found
-
-
-def _check_generated(name: str, path: Path, render: Callable[[], str], command: str) -> Row:
-    """Whether a file that is written from the images is up to date."""
-    try:
-        same = path.is_file() and path.read_text(encoding="utf-8") == render()
-    except LabError as error:
-        return Row(image=name, what="file", state="failed", detail=f"cannot be compared: {error.what}")
-    detail = "" if same else f"{path.name} does not match the images: {command}"
-    return Row(image=name, what="file", state="ok" if same else "failed", detail=detail)
-
-
-def _check_compose(root: Path) -> Iterator[Row]:
-    path = root / compose.FILE
-    row = _check_generated("compose", path, compose.render, "make compose")
-    yield row
-    if row.detail.startswith("cannot"):
-        return
-    program = compose.program()
-    if program is None:
-        yield _skipped("compose", "config", "neither docker compose nor docker-compose is installed")
-        return
-    profiles = [word for name in compose.profiles() for word in ("--profile", name)]
-    argv = [*program, "-f", str(path), *profiles, "config", "--quiet"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    detail = done.stderr.strip() if done.returncode else " ".join(program)
-    yield Row(image="compose", what="config", state="failed" if done.returncode else "ok", detail=detail)

@@ -55,6 +55,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The host's pip downloads `workload_wheels` (such as "torch==2.13.0"); the build gets them as files."""
 
     workload_wheels: tuple[Requirement, ...] = ()
+    labels: dict[str, str] = {}  # besides those that every image has
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +64,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     vendor: Vendor
     ref: str
     base: str
-    base_digest: Digest | None = None  # written by `lab images pin`
+    base_digest: Digest | None = None  # written by scripts/images.py pin
     python: str
     python_version: str
     dockerfile: str

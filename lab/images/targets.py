@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     wheels: tuple[str, ...] = ()
     base_digest: str | None = None
     licences: str = "Apache-2.0"
+    labels: dict[str, str] = {}
 
     @property
     def base_ref(self) -> str:
@@ -47,6 +47,7 @@ def targets_of(image: images.Image) -> list[Target]:
         "base_digest": image.base_digest,
         "python_version": image.python_version,
         "licences": image.licences,
+        "labels": image.build.labels,
     }
     wheels = image.build.workload_wheels
     own = Target(
@@ -75,20 +76,6 @@ def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
         raise UsageError(
             f"there is no image {unknown[0]!r}", fix=f"one of: {', '.join(dict.fromkeys(known))}"
         )
-
-
-def lock_variable(target: Target) -> str:
-    """The variable with the hash of this target's lock, such as LAB_LOCK_SHA256_CPU_TORCH."""
-    return f"LAB_LOCK_SHA256_{_upper(target)}"
-
-
-def base_variable(target: Target) -> str:
-    """The variable with the base that this target is built on, such as LAB_BASE_CPU_TORCH."""
-    return f"LAB_BASE_{_upper(target)}"
-
-
-def _upper(target: Target) -> str:
-    return re.sub(r"\W", "_", target.name).upper()
 
 
 def _name_of(ref: str) -> str:
