@@ -1,10 +1,10 @@
 """What images are built and pinned with, besides `lab images`: run from a checkout.
 
-python scripts/images.py show cpu                 everything in one image's image.toml
-python scripts/images.py prepare cpu              make what `docker buildx bake` reads, print its variables
-python scripts/images.py pin [NAME]...            write the digests of the bases into images/*/image.toml
-python scripts/images.py gpu-env rocm70           the variables by which compose.yaml names a GPU of this machine
-python scripts/images.py bake                     write docker-bake.json anew from images/
+python scripts/images.py show cpu           everything in one image's image.toml
+python scripts/images.py prepare cpu        make what `docker buildx bake` reads, print its variables
+python scripts/images.py pin [NAME]...      write the digests of the bases into images/*/image.toml
+python scripts/images.py gpu-env rocm70     the variables by which compose.yaml names a GPU of this machine
+python scripts/images.py bake               write docker-bake.json anew from images/
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Images really built, for the tests that run in them: from this tree, on a base made of Debian packages.
 
-A user of this machine has images of lab, too: the tests' own have other names (one set per checkout) and the label
-lab.test=1. They are described by a folder of images that LAB_IMAGES names, so that lab itself finds them.
-`python -m tests.built` builds them before the tests.
+A user of this machine has images of lab, too: the tests' own have other names (one set per checkout) and the
+label lab.test=1. They are described by a folder of images that LAB_IMAGES names, so that lab itself finds them.
+`python -m tests.built` builds them before the tests, and with --folder prints that folder.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +28,7 @@ FOLDER = ROOT / "build/test-images"
 REPOSITORY = f"localhost/lab-test-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
 
 
-def test_folder() -> Path:
+def images_folder() -> Path:
     """The tests' images as data: those of images/ under other names."""
     for source in sorted(ROOT.glob("images/*/*")):
         path = FOLDER / source.parent.name / source.name
@@ -36,30 +36,26 @@ def test_folder() -> Path:
         if source.name == "image.toml":
             text = text.replace('"localhost/lab/', f'"{REPOSITORY}/')
             label = f'labels = {{ "{TEST_LABEL}" = "1" }}\n'
-            text = text.replace("[build]\n", f"[build]\n{label}") if "[build]" in text else f"{text}\n[build]\n{label}"
+            if "[build]" not in text:
+                text += "\n[build]\n"
+            text = text.replace("[build]\n", f"[build]\n{label}")
         if not path.is_file() or path.read_text() != text:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text)
     return FOLDER
 
 
-test_folder.__test__ = False  # type: ignore[attr-defined]
-
-
 @contextlib.contextmanager
-def test_images() -> Iterator[None]:
+def own_image_names() -> Iterator[None]:
     """Inside, the names of images mean the tests' own, in processes that are started here, too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAB_IMAGES", str(test_folder()))
+        patch.setenv("LAB_IMAGES", str(images_folder()))
         yield
-
-
-test_images.__test__ = False  # type: ignore[attr-defined]
 
 
 def build_test_images() -> dict[str, Built]:
     """lab/cpu and lab/cpu-torch as this tree makes them: minutes the first time, then seconds."""
-    with test_images():
+    with own_image_names():
         built = imagebuild.build(["cpu"], base=BASE, network="host", say=print)
         return {image.name: image for image in built}
 
@@ -76,13 +72,21 @@ def cpu_images(debian_base: str) -> dict[str, Built]:
 
 
 @pytest.fixture(autouse=True)
-def names_of_test_images(request: pytest.FixtureRequest) -> Iterator[None]:
+def names_mean_the_tests_images(request: pytest.FixtureRequest, no_gpu_masks: None) -> Iterator[None]:
     """A test that uses `cpu_images`, itself or by another fixture, means them by the images' names."""
-    with test_images() if "cpu_images" in request.fixturenames else contextlib.nullcontext():
+    with own_image_names() if "cpu_images" in request.fixturenames else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture
+def own_names(no_gpu_masks: None) -> Iterator[None]:
+    """For tests of images that are here already, built by .ci/run."""
+    with own_image_names():
         yield
 
 
 if __name__ == "__main__":
-    os.chdir(ROOT)
-    for image in build_test_images().values():
-        print(f"{image.ref}: {image.size_bytes / 1e6:.0f} MB in {image.seconds:.1f} s")
+    if sys.argv[1:] == ["--folder"]:
+        print(images_folder())
+    else:
+        build_test_images()

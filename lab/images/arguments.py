@@ -48,7 +48,7 @@ def declares(dockerfile: str, name: str) -> bool:
 def parse_given(words: Sequence[str], wanted: Sequence[Target], root: Path) -> dict[str, str]:
     """The user's NAME=VALUE pairs. Raises UsageError for one that no wanted Dockerfile reads."""
     texts = [(root / target.dockerfile).read_text(encoding="utf-8") for target in wanted if words]
-    found = {}
+    arguments = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
@@ -58,8 +58,8 @@ def parse_given(words: Sequence[str], wanted: Sequence[Target], root: Path) -> d
         if not any(declares(text, name) for text in texts):
             files = ", ".join(str(target.dockerfile) for target in wanted)
             raise UsageError(f"no Dockerfile of this build has an argument {name!r}", where=files)
-        found[name] = value
-    return found
+        arguments[name] = value
+    return arguments
 
 
 def shared_provenance(wheel: Wheel, root: Path) -> dict[str, str]:
