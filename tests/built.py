@@ -1,7 +1,7 @@
 """Images really built, for the tests that run in them: from this tree, on a base made of Debian packages.
 
 A user of this machine has images of lab, too: the tests' own have other names (one set per checkout) and the
-label lab.test=1. They are described by a folder of images that LAB_IMAGES names, so that lab itself finds them.
+label lab.test=1. They are described by a folder of images that LAB_IMAGES names, so lab itself finds them.
 `python -m tests.built` builds them before the tests, and with --folder prints that folder.
 """
 
