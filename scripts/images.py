@@ -125,7 +125,7 @@ def pin(names: Sequence[str], root: Path | None = None) -> Iterator[tuple[str, s
 
 def query_digest(base: str) -> str:
     """The digest of `base` in its registry. Raises EngineError with the registry's own message."""
-    problem = "there is no docker program on PATH"
+    problem = "no docker program on PATH"
     for docker in docker_programs():
         argv = [docker, "buildx", "imagetools", "inspect", "--format", "{{.Manifest.Digest}}", base]
         try:

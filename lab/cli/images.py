@@ -154,10 +154,10 @@ def _show_rows(results: Iterable[Row], as_json: bool) -> None:
     for row in results:
         rows.append(row)
         if not as_json:
-            click.echo(f"{row.state:8} {row.image:10} {row.what:11} {row.detail}".rstrip())
+            click.echo(f"{row.state:8} {row.image:10} {row.check:11} {row.detail}".rstrip())
     if as_json:
         click.echo(msgspec.json.encode(rows).decode())
-    failed = [f"{row.image}: {row.what}" for row in rows if row.state == "failed"]
+    failed = [f"{row.image}: {row.check}" for row in rows if row.state == "failed"]
     if failed:
         raise StepFailed(f"{len(failed)} of {len(rows)} checks failed: {', '.join(failed)}")
 

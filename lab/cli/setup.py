@@ -87,8 +87,8 @@ def setup(
     if as_json:
         click.echo(msgspec.json.encode({"image": image, "ways": ways}).decode())
     for way in () if as_json else ways:
-        click.echo(f"{way.how:5} {way.target} {way.ref}".rstrip())
-    present = [t for t, way in zip(wanted, ways, strict=True) if way.how == "here" or not dry_run]
+        click.echo(f"{way.action:5} {way.target} {way.ref}".rstrip())
+    present = [t for t, way in zip(wanted, ways, strict=True) if way.action == "here" or not dry_run]
     if differences := [difference for target in present if (difference := lab_difference(target))]:
         raise StepFailed("; ".join(differences))
     if unreachable:
@@ -146,7 +146,7 @@ def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) 
     return [
         acquire.choose(
             target,
-            here=_version_here(cli, target) if id_of(target.ref, ids) else None,
+            local_version=_version_here(cli, target) if id_of(target.ref, ids) else None,
             registry=registry,
             release=named,
             has_tree=is_tree(ROOT),
@@ -164,7 +164,7 @@ def _version_here(cli: Sequence[str], target: Target) -> str:
 
 
 def _bring(target: Target, way: Way, base: str | None, console: Console) -> None:
-    if way.how == "pull":
+    if way.action == "pull":
         cli = engine_cli()
         if cli is None:
             raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
@@ -176,7 +176,7 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
                 where=way.ref,
                 fix="install the wheel of the same release; or lab run --host-lab mount",
             )
-    elif way.how == "build":
+    elif way.action == "build":
         for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
             console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")
         if id_of(target.ref, listed()) is None:
@@ -191,8 +191,8 @@ def _try(wanted: Sequence[Target], gpus: Sequence[Gpu], console: Console) -> Non
     nature = ask(endpoint_of(os.environ), ANSWER_S) or Nature()
     box = imagesmoke.Box(nature.user_mapping, nature.cdi, tuple(gpus), device_gids(gpus))
     rows = list(imagesmoke.smoke([target.name for target in wanted], {}, box=box))
-    failed = [f"{row.image}: {row.what}: {row.detail}" for row in rows if row.state == "failed"]
+    failed = [f"{row.image}: {row.check}: {row.detail}" for row in rows if row.state == "failed"]
     for row in rows:
-        console.detail(f"{row.state:6} {row.image} {row.what}")
+        console.detail(f"{row.state:6} {row.image} {row.check}")
     if failed:
         raise StepFailed("an image that was brought here does not run: " + "; ".join(failed))

@@ -108,7 +108,7 @@ class NvmlMeter:
         except self._nvml.NVMLError as error:
             if error.value == self._nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
                 raise GpuError(
-                    f"{LIBRARY} cannot be loaded: there is no NVIDIA driver here",
+                    f"{LIBRARY} cannot be loaded: the NVIDIA driver is missing here",
                     where=LIBRARY,
                     fix="run on a machine with a GPU, in a container with the capability `utility`",
                 ) from error

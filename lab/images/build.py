@@ -52,7 +52,7 @@ def build(
     """Build these images (all of them without names) one by one; yield each when it is done."""
     wanted = targets(names)
     check_tree(root)
-    given = parse_given(build_args, wanted, root)
+    user_arguments = parse_given(build_args, wanted, root)
     builder = find_builder()
     with build_lock(root, say):
         wheel = make_wheel(root, say)
@@ -60,7 +60,14 @@ def build(
             if target.wheels:
                 fill_wheelhouse(target, base_python(builder, base or target.base_ref), root, say)
             yield _build_one(
-                target, builder, wheel, base=base, network=network, given=given, say=say, root=root
+                target,
+                builder,
+                wheel,
+                base=base,
+                network=network,
+                user_arguments=user_arguments,
+                say=say,
+                root=root,
             )
 
 
@@ -74,7 +81,7 @@ def plan(
 ) -> list[dict[str, Any]]:
     """What `build` would run, with placeholders for what only a build finds out. Builds nothing."""
     wanted = targets(names)
-    given = parse_given(build_args, wanted, root)
+    user_arguments = parse_given(build_args, wanted, root)
     builder, note = with_buildkit("docker"), ""
     try:
         builder = find_builder()
@@ -95,7 +102,7 @@ def plan(
                 wheel,
                 base=base,
                 network=network,
-                given=given,
+                user_arguments=user_arguments,
                 iidfile=Path("<file>"),
                 root=root,
             ),
@@ -113,10 +120,10 @@ def build_argv(
     network: str,
     iidfile: Path,
     root: Path,
-    given: Given | None = None,
+    user_arguments: Given | None = None,
 ) -> list[str]:
     """The one command that builds `target`. Its context is the tree's root, less what .dockerignore names."""
-    arguments = build_arguments(target, wheel, base=base, given=given or {}, root=root)
+    arguments = build_arguments(target, wheel, base=base, user_arguments=user_arguments or {}, root=root)
     return [
         *builder.argv,
         "--progress=plain",
@@ -138,7 +145,7 @@ def _build_one(
     *,
     base: str | None,
     network: str,
-    given: Given,
+    user_arguments: Given,
     say: Say,
     root: Path,
 ) -> Built:
@@ -146,7 +153,14 @@ def _build_one(
     with tempfile.TemporaryDirectory(prefix="lab-build-") as folder:
         iidfile = Path(folder, "iid")
         argv = build_argv(
-            target, builder, wheel, base=base, network=network, given=given, iidfile=iidfile, root=root
+            target,
+            builder,
+            wheel,
+            base=base,
+            network=network,
+            user_arguments=user_arguments,
+            iidfile=iidfile,
+            root=root,
         )
         say(f"building {target.ref} on {base_ref}")
         code, tail = stream(argv, env=builder.env, cwd=root, say=say)

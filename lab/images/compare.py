@@ -63,37 +63,37 @@ def serves(have: Sequence[str], wanted: str) -> bool:
     if wanted in have:
         return True
     match = re.fullmatch(r"sm_(\d+)(\d)", wanted)
-    others = [re.fullmatch(r"sm_(\d+)(\d)", arch) for arch in have]
-    return bool(match) and any(o and match and o[1] == match[1] and o[2] <= match[2] for o in others)
+    matches = [re.fullmatch(r"sm_(\d+)(\d)", arch) for arch in have]
+    return bool(match) and any(o and match and o[1] == match[1] and o[2] <= match[2] for o in matches)
 
 
 def _own_problems(target: Target, labels: Mapping[str, str], contents: Contents) -> list[str]:
-    found = []
+    problems = []
     if contents.wheel != labels.get(WHEEL_LABEL):
-        found.append("its wheel is not the one that its label names")
+        problems.append("its wheel is not the one that its label names")
     if not contents.command:
-        found.append("lab is not on PATH")
+        problems.append("lab is not on PATH")
     if contents.uid == 0:
-        found.append("runs as root")
+        problems.append("runs as root")
     if contents.root_writable:
-        found.append("the root file system is writable")
+        problems.append("the root file system is writable")
     if target.name == "cpu" and contents.torch:
-        found.append("contains torch, which analysis does not need")
+        problems.append("contains torch, which analysis does not need")
     if target.name != "cpu" and not contents.torch:
-        found.append("contains no torch")
-    return found
+        problems.append("contains no torch")
+    return problems
 
 
 def _base_problems(image: Image, target: Target, contents: Contents) -> list[str]:
-    found = []
+    problems = []
     if contents.python != target.python_version:
-        found.append(f"python {contents.python}, image.toml says {target.python_version}")
+        problems.append(f"python {contents.python}, image.toml says {target.python_version}")
     if target.ref == (image.workload_ref or image.ref):
         needs = {word for tool in image.tools.values() for word in tool.needs}
-        found += [f"no {name}" for name in sorted(needs) if not contents.tools.get(name)]
+        problems += [f"no {name}" for name in sorted(needs) if not contents.tools.get(name)]
     if image.vendor == "amd" and contents.torch and not contents.hip:
-        found.append("its torch is not a ROCm build")
-    return found
+        problems.append("its torch is not a ROCm build")
+    return problems
 
 
 def _lock_problems(contents: Contents, lock: str) -> list[str]:

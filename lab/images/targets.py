@@ -35,9 +35,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 def targets(names: Sequence[str] = ()) -> list[Target]:
     """The targets of these names: an image's name means all its targets, a target's name only itself."""
-    known = [target for name in images.names() for target in targets_of(images.load(name))]
-    refuse_unknown(names, [name for target in known for name in (target.image, target.name)])
-    return [target for target in known if not names or target.name in names or target.image in names]
+    available = [target for name in images.names() for target in targets_of(images.load(name))]
+    refuse_unknown(names, [name for target in available for name in (target.image, target.name)])
+    return [target for target in available if not names or target.name in names or target.image in names]
 
 
 def targets_of(image: images.Image) -> list[Target]:
@@ -50,7 +50,7 @@ def targets_of(image: images.Image) -> list[Target]:
         "labels": image.build.labels,
     }
     wheels = image.build.workload_wheels
-    own = Target(
+    analysis = Target(
         name=_name_of(image.ref),
         ref=image.ref,
         dockerfile=Path(image.dockerfile),
@@ -59,7 +59,7 @@ def targets_of(image: images.Image) -> list[Target]:
         **common,
     )
     if not (image.workload_ref and image.workload_dockerfile):
-        return [own]
+        return [analysis]
     workload = Target(
         name=_name_of(image.workload_ref),
         ref=image.workload_ref,
@@ -68,13 +68,13 @@ def targets_of(image: images.Image) -> list[Target]:
         wheels=wheels,
         **common,
     )
-    return [own, workload]
+    return [analysis, workload]
 
 
-def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
-    if unknown := sorted(set(names) - set(known)):
+def refuse_unknown(names: Sequence[str], available: Sequence[str]) -> None:
+    if unknown := sorted(set(names) - set(available)):
         raise UsageError(
-            f"there is no image {unknown[0]!r}", fix=f"one of: {', '.join(dict.fromkeys(known))}"
+            f"unknown image {unknown[0]!r}", fix=f"one of: {', '.join(dict.fromkeys(available))}"
         )
 
 

@@ -54,7 +54,7 @@ def test_both_images_hold_the_same_wheel_and_pass_their_checks(cpu_images, tmp_p
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert DockerEngine(images.load("cpu")).image_record().checked is None
     assert len({image.wheel_sha256 for image in cpu_images.values()}) == 1
-    rows = {(row.image, row.what): row for row in imagecheck.check(["cpu"])}
+    rows = {(row.image, row.check): row for row in imagecheck.check(["cpu"])}
     for name, image in cpu_images.items():
         assert (
             rows[name, "as built"].state == "ok" and image.wheel_sha256[:12] in rows[name, "as built"].detail

@@ -34,9 +34,9 @@ def test_a_lab_without_its_source_tree_fails_no_check_of_files_it_does_not_have(
     """As installed from a wheel."""
     monkeypatch.setattr(imagecheck, "listed", dict)
     rows = list(imagecheck.check([], tmp_path))
-    assert {row.what for row in rows} == {"image.toml", "as built", "source tree"}
+    assert {row.check for row in rows} == {"image.toml", "as built", "source tree"}
     assert [row for row in rows if row.state == "failed"] == []
-    assert [row.detail for row in rows if row.what == "source tree"] == [
+    assert [row.detail for row in rows if row.check == "source tree"] == [
         "installed without it: its files are checked in a checkout"
     ]
 
@@ -45,7 +45,7 @@ def test_in_a_source_tree_a_file_that_is_gone_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(imagecheck, "listed", dict)
     (tmp_path / "docker").mkdir()
     (tmp_path / "pyproject.toml").write_text("")
-    failed = {(row.image, row.what) for row in imagecheck.check([], tmp_path) if row.state == "failed"}
+    failed = {(row.image, row.check) for row in imagecheck.check([], tmp_path) if row.state == "failed"}
     assert {("cpu", "Dockerfile"), ("cpu", "lock")} <= failed
 
 
