@@ -108,8 +108,9 @@ class _Plain(yaml.SafeDumper):
 def _workload(image: Image) -> dict[str, Any]:
     """A sweep of one configuration, on two ranks where it needs no GPU; a second start runs nothing again."""
     gpus = _gpus(image)
-    flags = f"-c 28 -t 256 --ranks {len(gpus) or 2} --skip-existing --analysis none".split()
-    argv = ("lab", "run", "sweep", *flags, "--output-dir", f"{RUN_FOLDER}{image.name}")
+    of_run = ("--analysis", "none", "--output-dir", f"{RUN_FOLDER}{image.name}")
+    of_sweep = f"-c 28 -t 256 --ranks {len(gpus) or 2} --skip-existing".split()
+    argv = ("lab", "run", *of_run, "sweep", *of_sweep)
     spec = container_spec(image, Step(name="sweep", argv=argv, num_gpus=len(gpus)), gpus, HOST)
     return {"profiles": [image.name], **_service(spec)}
 

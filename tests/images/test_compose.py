@@ -14,7 +14,9 @@ import jsonschema
 import msgspec
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from lab.cli.main import cli
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
 from lab.images import spec as images
@@ -106,8 +108,11 @@ def test_every_image_has_a_service_that_runs_a_sweep_and_one_analyses_them_all()
     assert set(SERVICES) == {*images.names(), "analysis"}
     for name in images.names():
         command = SERVICES[name]["command"]
-        assert SERVICES[name]["profiles"] == [name] and command[:3] == ["lab", "run", "sweep"]
-        assert command[-1] == analysis["command"][-1].replace("${LAB_PROFILE:-cpu}", name)
+        assert SERVICES[name]["profiles"] == [name] and command[:2] == ["lab", "run"]
+        folder = analysis["command"][-1].replace("${LAB_PROFILE:-cpu}", name)
+        assert command[command.index("--output-dir") + 1] == folder
+        plan = CliRunner().invoke(cli, [*command[1:2], "--dry-run", *command[2:]])
+        assert plan.exit_code == 0, plan.output
     assert analysis["image"] == "localhost/lab/cpu" and analysis["network_mode"] == "none"
     assert "devices" not in analysis and "deploy" not in analysis
     assert not any(volume.split(":")[-2] == "/hf" for volume in analysis["volumes"]), "no model"
