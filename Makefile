@@ -57,13 +57,13 @@ locks: $(VENV)/.test  ## write images/*/*.lock anew; LAB_UPGRADE=1 moves to the 
 	$(MAKE) pin || echo "the bases' digests stay as they are: see above" >&2
 
 bake: $(VENV)/.demo  ## write docker-bake.json anew from images/
-	$(BIN)/python -m lab.images.bake docker-bake.json
+	$(BIN)/python scripts/images.py bake
 
 dockerfiles: $(VENV)/.demo  ## write the shared sections of docker/*.Dockerfile anew
 	$(BIN)/python -m lab.images.dockerfile
 
 pin: $(VENV)/.demo  ## write the digests of the bases into images/*/image.toml, and what is made from them
-	$(BIN)/lab images pin
+	$(BIN)/python scripts/images.py pin
 	$(MAKE) bake
 
 audit: $(VENV)/.test  ## known vulnerabilities of what the locks name
@@ -71,13 +71,15 @@ audit: $(VENV)/.test  ## known vulnerabilities of what the locks name
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python scripts/audit.py
 
 compose: $(VENV)/.demo  ## write compose/compose.yaml anew from images/
-	$(BIN)/python -m lab.images.compose compose/compose.yaml
+	$(BIN)/python scripts/compose.py
 
 PROFILE ?= cpu
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 compose-up: $(VENV)/.demo  ## a small sweep and its analysis in containers; PROFILE=cuda, pascal or rocm70 where the GPUs are
 	mkdir -p experiments/.cache/hf experiments/.cache/lab
-	gpu=$$($(BIN)/lab images gpu-env $(PROFILE:-shell=)) && env UID=$$(id -u) GID=$$(id -g) $$gpu $(COMPOSE) -p lab -f compose/compose.yaml --profile $(PROFILE) up
+	gpu=$$($(BIN)/python scripts/images.py gpu-env $(PROFILE)) \
+	&& run="env UID=$$(id -u) GID=$$(id -g) LAB_PROFILE=$(PROFILE) $$gpu $(COMPOSE) -p lab -f compose/compose.yaml run --rm" \
+	&& $$run $(PROFILE) && $$run analysis
 
 # The names that the original sweep's users type; SWEEP names the folder.
 .PHONY: sweep analyze-sweep merge-traces

@@ -30,5 +30,5 @@ for name in "$@"; do
   timeout --signal INT "${LAB_BUILD_LIMIT_S:-1500}" "$lab" "${arguments[@]}" || failed+=("$name")
   echo "$name: $((SECONDS - began)) s"
 done
-docker image ls --filter label=lab.wheel.sha256 --filter reference='localhost/lab/*' --format 'table {{.Repository}}\t{{.Tag}}\t{{.Size}}'
+docker image ls --filter label=lab.wheel.sha256 --filter reference='localhost/lab*/*' --format 'table {{.Repository}}\t{{.Tag}}\t{{.Size}}'
 [ ${#failed[@]} = 0 ] || { echo "not built: ${failed[*]}" >&2; exit 1; }

@@ -31,7 +31,12 @@ else:
     settings.register_profile("lab", settings.get_profile("chance"), derandomize=True)
     settings.load_profile("chance" if os.environ.get("LAB_TEST_CHANCE") else "lab")
 
-from tests.built import cpu_images, debian_base  # noqa: F401  fixtures of several files
+from tests.built import (  # noqa: F401  fixtures of several files
+    cpu_images,
+    debian_base,
+    names_mean_the_tests_images,
+    own_names,
+)
 
 ROOT = Path(__file__).parent.parent
 PODMAN_USER = os.environ.get("LAB_PODMAN_USER", "lab-podman")

@@ -166,7 +166,8 @@ case "$name $1 $2" in
 esac
 echo "$name $*" >>"$CALLED"
 case "$name $1 $2" in
-  "lab images prepare") mkdir -p build/images/dist; touch build/images/dist/lab.whl; echo LAB_WHEEL=a=b ;;
+  "python scripts/images.py prepare")
+    mkdir -p build/images/dist; touch build/images/dist/lab.whl; echo LAB_WHEEL=a=b ;;
   "lab images check") echo "wheel $LAB_WHEEL" >>"$CALLED" ;;
   "docker image inspect") case "$*" in *Id*) echo sha256:12ab ;; *) exit 1 ;; esac ;;
   "gh release create") cp build/images/dist/images.json "$RELEASED" ;;
@@ -223,7 +224,7 @@ def workflow(tmp_path, monkeypatch):
             "image",
             [
                 "python -m pip install --quiet -e .[host]",
-                "lab images prepare cpu --resolve-base",
+                "python scripts/images.py prepare cpu --resolve-base",
                 "images-here.sh cpu",
                 "lab images check cpu",
                 "wheel a=b",

@@ -1,23 +1,27 @@
-"""`lab images`: list, show, build, prepare, check, smoke, pin."""
+"""`lab images`: list, build, check, smoke."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from lab.cli.registry import smoke_runs
-from lab.errors import EngineError, StepFailed, UsageError
+from lab.core.provenance import lab_with_content
+from lab.engines.docker.engine import DockerEngine
+from lab.engines.docker.which_lab import lab_inside
+from lab.errors import EngineError, LabError, StepFailed
 from lab.images import build as imagebuild
-from lab.images import spec
-from lab.images.docker_cli import ANSWER_S, id_of, listed
+from lab.images import compare, spec
+from lab.images.acquire import labels_of
+from lab.images.docker_cli import ANSWER_S, engine_cli, id_of, listed
 from lab.images.endpoint import endpoint_of
 from lab.images.spec import Image
-from lab.images.targets import targets_of
+from lab.images.targets import Target, targets_of
 from lab.terminal.console import Console
 from lab.terminal.group import Group
 from lab.terminal.options import as_json, option, quiet
@@ -28,31 +32,28 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def images() -> None:
-    """List, show, build and check images."""
+    """List, build and check images."""
 
 
 @images.command("list")
 @as_json("One object per image")
 def images_list(as_json: bool) -> None:
-    """One line per image, and whether the Docker engine here has it."""
-    loaded = [spec.load(name) for name in spec.names()]
-    have = _built(loaded)
+    """One line per image: whether the engine here has it, and whether the lab in it is this one.
+
+    Exit code 1 if an image holds another lab; what to type then is said.
+    """
+    rows = [(image, *_on_engine(image, ids)) for ids in [_listed()] for image in map(spec.load, spec.names())]
     if as_json:
-        rows = [{**msgspec.to_builtins(image), "built": ids} for image, ids in zip(loaded, have, strict=True)]
-        click.echo(msgspec.json.encode(rows).decode())
-        return
-    for image, ids in zip(loaded, have, strict=True):
-        click.echo(f"{image.name:8} {image.vendor:7} {image.ref:20} {_state(ids):6} {image.summary}")
-
-
-@images.command("show")
-@click.argument("name")
-@as_json("The same in one line,")
-def images_show(name: str, as_json: bool) -> None:
-    """Everything in one image's image.toml."""
-    image = spec.load(name)
-    text = msgspec.json.encode(image)
-    click.echo(text.decode() if as_json else msgspec.json.format(text, indent=2).decode())
+        objects = [
+            {**msgspec.to_builtins(image), "built": built, "differences": differences}
+            for image, built, differences in rows
+        ]
+        click.echo(msgspec.json.encode(objects).decode())
+    for image, built, differences in () if as_json else rows:
+        state = "differs" if differences else _state(built)
+        click.echo(f"{image.name:8} {image.vendor:7} {image.ref:20} {state:7} {image.summary}")
+    if differences := [difference for row in rows for difference in row[2]]:
+        raise StepFailed("; ".join(differences))
 
 
 @images.command("build")
@@ -89,16 +90,16 @@ def build(
         _show_plan(imagebuild.plan(names, base=base, network=network, build_args=build_args), as_json)
         return
     console = Console(quiet=quiet)
-    done = []
+    built = []
     for image in imagebuild.build(
         names, base=base, network=network, build_args=build_args, say=console.detail
     ):
         console.say(
             f"✓ {image.ref}: {image.size_bytes / 1e6:.0f} MB in {image.seconds:.1f} s, {image.id[7:19]}"
         )
-        done.append(image)
+        built.append(image)
     if as_json:
-        click.echo(msgspec.json.encode(done).decode())
+        click.echo(msgspec.json.encode(built).decode())
 
 
 def _show_plan(rows: list[dict[str, object]], as_json: bool) -> None:
@@ -114,50 +115,11 @@ def _show_plan(rows: list[dict[str, object]], as_json: bool) -> None:
             click.echo(line)
 
 
-@images.command("prepare")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--base", metavar="REF", help="Ask this image for its Python, instead of image.toml.")
-@click.option("--resolve-base", is_flag=True, help="Name each base by the digest that its registry has now.")
-@quiet("Hide pip's own output.")
-def prepare(names: tuple[str, ...], base: str | None, resolve_base: bool, quiet: bool) -> None:
-    """Make what a build reads (the wheel of lab, a torch for the CPU) and print docker-bake.json's variables.
-
-    \b
-    env $(lab images prepare cpu) docker buildx bake cpu --load
-    """
-    say = Console(quiet=quiet).detail
-    for name, value in imagebuild.prepare(names, base=base, resolve_base=resolve_base, say=say).items():
-        click.echo(f"{name}={value}")
-
-
-@images.command("gpu-env")
-@click.argument("name")
-@option("--gpus", default="1", help="Which GPU, as for lab run.")
-def gpu_env(name: str, gpus: str) -> None:
-    """Print the variables by which compose/compose.yaml names a GPU of this machine.
-
-    \b
-    env $(lab images gpu-env rocm70) docker compose -f compose/compose.yaml --profile rocm70 up
-    """
-    from lab.core.options import Options
-    from lab.engines.docker.host import site_for
-    from lab.images.compose import gpu_environment
-
-    image = spec.load(name)
-    if image.vendor == "none":
-        return
-    chosen = site_for(image, Options(image=name, gpus=gpus)).gpus
-    if len(chosen) > 1:
-        raise UsageError("a profile of compose uses one GPU", fix="--gpus 0-0, or use lab run --image")
-    for variable, value in gpu_environment(chosen[0]).items() if chosen else ():
-        click.echo(f"{variable}={value}")
-
-
 @images.command("check")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @as_json("One object per check")
 def check(names: tuple[str, ...], as_json: bool) -> None:
-    """Check images' data, Dockerfiles, locks and compose file, and whatever of them is built here.
+    """Check images' data, Dockerfiles and locks, and whatever of them is built here.
 
     A built image is run as a stranger: unknown user, read-only, no network. Exit code 0: nothing failed.
     """
@@ -187,40 +149,54 @@ def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: boo
     _show_rows(rows, as_json)
 
 
-def _show_rows(found: Iterable[Row], as_json: bool) -> None:
+def _show_rows(results: Iterable[Row], as_json: bool) -> None:
     rows = []
-    for row in found:
+    for row in results:
         rows.append(row)
         if not as_json:
-            click.echo(f"{row.state:8} {row.image:10} {row.what:11} {row.detail}".rstrip())
+            click.echo(f"{row.state:8} {row.image:10} {row.check:11} {row.detail}".rstrip())
     if as_json:
         click.echo(msgspec.json.encode(rows).decode())
-    failed = [f"{row.image}: {row.what}" for row in rows if row.state == "failed"]
+    failed = [f"{row.image}: {row.check}" for row in rows if row.state == "failed"]
     if failed:
         raise StepFailed(f"{len(failed)} of {len(rows)} checks failed: {', '.join(failed)}")
 
 
-@images.command("pin")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-def pin(names: tuple[str, ...]) -> None:
-    """Write the digest of each base, as its registry has it today, into image.toml. Needs docker buildx."""
-    from lab.images import pin as imagepin
+def lab_difference(target: Target) -> str | None:
+    """Say how the lab in the image of `target` on the engine differs from this one; None if it does not."""
+    engine = DockerEngine(spec.load(target.image))
+    record = engine.image_record(target.ref)
+    inside = lab_inside(engine.daemon(), str(record.id), engine.image.python)
+    labels = labels_of(engine_cli() or (), target.ref)
+    return compare.lab_difference(target, labels, inside.version, inside.sha256, lab_with_content())
 
-    for name, digest in imagepin.pin(names):
-        click.echo(f"{name}: {digest}")
 
-
-def _built(loaded: Sequence[Image]) -> list[dict[str, str | None] | None]:
-    """Reference -> id here, or None, of all that each image needs; None for all where no engine answers."""
+def _listed() -> dict[str, str] | None:
+    """Reference -> id of the images on the engine; None, with a note, if none answers."""
     try:
-        ids = listed()
+        return listed()
     except EngineError as error:
         Console().say(f"note: which images are here is not known: {error.what}; see lab doctor")
-        return [None] * len(loaded)
-    return [{target.ref: id_of(target.ref, ids) for target in targets_of(image)} for image in loaded]
+        return None
 
 
-def _state(ids: dict[str, str | None] | None) -> str:
+def _on_engine(image: Image, ids: Mapping[str, str] | None) -> tuple[dict[str, str | None] | None, list[str]]:
+    """-> (reference -> id here, or None, of all that the image needs), and where the lab inside differs."""
+    if ids is None:
+        return None, []
+    targets = targets_of(image)
+    built = {target.ref: id_of(target.ref, ids) for target in targets}
+    differences = []
+    for target in (target for target in targets if built[target.ref]):
+        try:
+            difference = lab_difference(target)
+        except LabError as error:
+            difference = f"{target.ref}: {error.what}"
+        differences += [difference] if difference else []
+    return built, differences
+
+
+def _state(ids: Mapping[str, str | None] | None) -> str:
     if ids is None:
         return "?"
     return "built" if all(ids.values()) else "partly" if any(ids.values()) else "-"

@@ -112,6 +112,11 @@ REMOVED: dict[str, str] = {
     "kernels launches": "lab kernels unique --launches {args}",
     "nan diff": "lab diff {args}  # --repeat-a for --noise",
     "nsys scrub": "lab nsys summary FILE --scrubbed TARGET",
+    # What only a checkout needs: scripts.
+    "images prepare": "python scripts/images.py prepare {args}",
+    "images pin": "python scripts/images.py pin {args}",
+    "images gpu-env": "python scripts/images.py gpu-env {args}",
+    "images show": "python scripts/images.py show {args}",
 }
 
 
@@ -172,6 +177,6 @@ def commands() -> Lazy:
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
         "setup": ("lab.cli.setup:setup", "Get the image for this machine, try it, print the next command."),
-        "images": ("lab.cli.images:images", "List, show, build and check images."),
+        "images": ("lab.cli.images:images", "List, build and check images."),
         "doctor": ("lab.cli.doctor:doctor", "Show what this machine offers: GPUs, engine, packages, disk."),
     }

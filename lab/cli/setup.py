@@ -10,13 +10,11 @@ import click
 import msgspec
 
 import lab
+from lab.cli.images import lab_difference
 from lab.core.checkup import Check
 from lab.core.gpu import Gpu
-from lab.core.provenance import lab_with_content
 from lab.engines.docker.client import Nature, ask
-from lab.engines.docker.engine import DockerEngine
 from lab.engines.docker.host import device_gids
-from lab.engines.docker.which_lab import lab_inside
 from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import Found, look
@@ -89,7 +87,10 @@ def setup(
     if as_json:
         click.echo(msgspec.json.encode({"image": image, "ways": ways}).decode())
     for way in () if as_json else ways:
-        click.echo(f"{way.how:5} {way.target} {way.ref}".rstrip())
+        click.echo(f"{way.action:5} {way.target} {way.ref}".rstrip())
+    present = [t for t, way in zip(wanted, ways, strict=True) if way.action == "here" or not dry_run]
+    if differences := [difference for target in present if (difference := lab_difference(target))]:
+        raise StepFailed("; ".join(differences))
     if unreachable:
         raise StepFailed(f"the GPUs do not reach containers: {unreachable.detail}", fix=_cure(unreachable))
     if not as_json:
@@ -145,7 +146,7 @@ def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) 
     return [
         acquire.choose(
             target,
-            here=_version_here(cli, target) if id_of(target.ref, ids) else None,
+            local_version=_version_here(cli, target) if id_of(target.ref, ids) else None,
             registry=registry,
             release=named,
             has_tree=is_tree(ROOT),
@@ -157,31 +158,25 @@ def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) 
 def _version_here(cli: Sequence[str], target: Target) -> str:
     """The version of lab in the image; an installed lab is also compared by content, as runs do."""
     version = acquire.version_of(cli, target.ref)
-    if is_tree(ROOT) or version != lab.__version__ or _holds_this_lab(target):
+    if is_tree(ROOT) or version != lab.__version__ or lab_difference(target) is None:
         return version
     return f"{version} with other content"
 
 
-def _holds_this_lab(target: Target) -> bool:
-    engine = DockerEngine(load(target.image))
-    id_here = str(engine.image_record(target.ref).id)
-    return lab_inside(engine.daemon(), id_here, engine.image.python).sha256 == lab_with_content().sha256
-
-
 def _bring(target: Target, way: Way, base: str | None, console: Console) -> None:
-    if way.how == "pull":
+    if way.action == "pull":
         cli = engine_cli()
         if cli is None:
             raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
         console.say(f"pulling {way.ref}")
         console.say(f"✓ {target.ref} is {acquire.pull(cli, way, target, console.detail)}")
-        if not (is_tree(ROOT) or _holds_this_lab(target)):
+        if not is_tree(ROOT) and lab_difference(target):
             raise BadDataError(
                 f"the image holds another lab {lab.__version__} than is installed here, so runs refuse it",
                 where=way.ref,
                 fix="install the wheel of the same release; or lab run --host-lab mount",
             )
-    elif way.how == "build":
+    elif way.action == "build":
         for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
             console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")
         if id_of(target.ref, listed()) is None:
@@ -196,8 +191,8 @@ def _try(wanted: Sequence[Target], gpus: Sequence[Gpu], console: Console) -> Non
     nature = ask(endpoint_of(os.environ), ANSWER_S) or Nature()
     box = imagesmoke.Box(nature.user_mapping, nature.cdi, tuple(gpus), device_gids(gpus))
     rows = list(imagesmoke.smoke([target.name for target in wanted], {}, box=box))
-    failed = [f"{row.image}: {row.what}: {row.detail}" for row in rows if row.state == "failed"]
+    failed = [f"{row.image}: {row.check}: {row.detail}" for row in rows if row.state == "failed"]
     for row in rows:
-        console.detail(f"{row.state:6} {row.image} {row.what}")
+        console.detail(f"{row.state:6} {row.image} {row.check}")
     if failed:
         raise StepFailed("an image that was brought here does not run: " + "; ".join(failed))

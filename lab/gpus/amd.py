@@ -56,8 +56,8 @@ def amd_state(render_node: str | None, env: Mapping[str, str]) -> Callable[[], d
         raise GpuError("no hwmon files: clocks, power and temperature are unknown", where=device)
 
     def value(scale: float, *names: str) -> float | None:
-        found = next((text for name in names if (text := _read(folder / name))), None)
-        return int(found) / scale if found and found.lstrip("-").isdigit() else None
+        reading = next((text for name in names if (text := _read(folder / name))), "")
+        return int(reading) / scale if reading.lstrip("-").isdigit() else None
 
     def read() -> dict[str, float | None]:
         return {

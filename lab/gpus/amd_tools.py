@@ -29,11 +29,11 @@ class AmdTools:
         """Raises GpuError where neither tool is installed, or none answers."""
         self._env = env
         asks = {"amd-smi": _by_amd_smi, "rocm-smi": _by_rocm_smi}
-        found = [(tool, ask) for tool, ask in asks.items() if shutil.which(tool, path=env.get("PATH"))]
-        if not found:
+        installed = [(tool, ask) for tool, ask in asks.items() if shutil.which(tool, path=env.get("PATH"))]
+        if not installed:
             raise GpuError(f"neither {' nor '.join(asks)} is installed")
         reasons = []
-        for tool, ask in found:
+        for tool, ask in installed:
             try:
                 self._states = ask(env)
             except GpuError as error:
@@ -76,29 +76,29 @@ def _by_amd_smi(env: Mapping[str, str]) -> dict[str, State]:
     listed = _rows(_answer(["amd-smi", "list", "--json"], env))
     metrics = ["amd-smi", "metric", "--clock", "--power", "--temperature", "--json"]
     address = {row.get("gpu"): str(row.get("bdf", "")).lower() for row in listed}
-    found = {}
+    states = {}
     for row in _rows(_answer(metrics, env)):
         bdf = address.get(row.get("gpu"), "")
         if _BDF.fullmatch(bdf):
             clock, power, heat = (_object(row.get(name)) for name in ("clock", "power", "temperature"))
-            found[bdf] = {
+            states[bdf] = {
                 "sm_clock_mhz": _clock(clock, "gfx"),
                 "mem_clock_mhz": _clock(clock, "mem"),
                 "power_w": _first(power, "socket_power", "current_socket_power", "average_socket_power"),
                 "temperature_c": _first(heat, "hotspot", "junction", "edge"),
             }
-    return found
+    return states
 
 
 def _by_rocm_smi(env: Mapping[str, str]) -> dict[str, State]:
     """By PCI address, from rocm-smi's JSON: an object per card, whose values are texts."""
     words = ["rocm-smi", "--showbus", "--showclocks", "--showpower", "--showtemp", "--json"]
     answer = _object(_answer(words, env))
-    found = {}
+    states = {}
     for card in map(_object, answer.values()):
         bdf = str(card.get("PCI Bus", "")).lower()
         if _BDF.fullmatch(bdf):
-            found[bdf] = {
+            states[bdf] = {
                 "sm_clock_mhz": _first(card, "sclk clock speed:"),
                 "mem_clock_mhz": _first(card, "mclk clock speed:"),
                 "power_w": _first(
@@ -108,17 +108,17 @@ def _by_rocm_smi(env: Mapping[str, str]) -> dict[str, State]:
                     card, "Temperature (Sensor junction) (C)", "Temperature (Sensor edge) (C)"
                 ),
             }
-    return found
+    return states
 
 
 def _answer(words: list[str], env: Mapping[str, str]) -> Any:
     """A tool's JSON, behind whatever it warns of before. Raises GpuError without one."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             words, capture_output=True, timeout=_ANSWER_S, check=True, env=dict(env), stdin=subprocess.DEVNULL
         )
-        text = done.stdout[:_MOST_BYTES].decode("utf-8", "replace")
-        begin = min((at for mark in "[{" if (at := text.find(mark)) >= 0), default=0)
+        text = process.stdout[:_MOST_BYTES].decode("utf-8", "replace")
+        begin = min((offset for mark in "[{" if (offset := text.find(mark)) >= 0), default=0)
         return json.loads(text[begin:])
     except (OSError, subprocess.SubprocessError) as error:
         raise GpuError(f"{words[0]} failed: {type(error).__name__}") from error
@@ -140,12 +140,12 @@ def _clock(clocks: dict[str, Any], kind: str) -> float | None:
     parts = [
         _number(_object(part).get("clk")) for name, part in clocks.items() if name.startswith(f"{kind}_")
     ]
-    known = [value for value in parts if value is not None]
-    return statistics.median(known) if known else None
+    clocks_mhz = [value for value in parts if value is not None]
+    return statistics.median(clocks_mhz) if clocks_mhz else None
 
 
 def _first(values: dict[str, Any], *names: str) -> float | None:
-    return next((found for name in names if (found := _number(values.get(name))) is not None), None)
+    return next((number for name in names if (number := _number(values.get(name))) is not None), None)
 
 
 def _number(value: Any) -> float | None:

@@ -33,8 +33,8 @@ class Devices(msgspec.Struct, frozen=True):
 def read_cdi(env: Mapping[str, str] | None = None) -> Devices:
     """All GPUs that the host's CDI specifications name. A bad file does not hide the others.
 
-    As engines read them: a later folder goes before an earlier one, and what two files of one folder name is
-    nobody's.
+    As engines read them: a later folder goes before an earlier one, and what two files of one folder name
+    is given to no container.
     """
     env = os.environ if env is None else env
     nodes: dict[str, frozenset[str]] = {}
@@ -42,13 +42,13 @@ def read_cdi(env: Mapping[str, str] | None = None) -> Devices:
     problems: list[str] = []
     for path in _files(env):
         try:
-            found = _devices(_parsed(path))
-            twice = {name for name in found if name in named_in and named_in[name].parent == path.parent}
+            devices = _devices(_parsed(path))
+            twice = {name for name in devices if name in named_in and named_in[name].parent == path.parent}
             for name in sorted(twice):
-                problems.append(f"{path}: {name} is also in {named_in[name].name}: engines give it to nobody")
+                problems.append(f"{path}: {name} is also in {named_in[name].name}: engines refuse it")
                 nodes.pop(name, None)
-            nodes |= {name: found[name] for name in found.keys() - twice}
-            named_in |= dict.fromkeys(found, path)
+            nodes |= {name: devices[name] for name in devices.keys() - twice}
+            named_in |= dict.fromkeys(devices, path)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
             problems.append(f"not read: {path}: {type(error).__name__}: {str(error).splitlines()[0]}")
     return Devices(nodes, tuple(problems))
@@ -73,9 +73,9 @@ def _render_nodes(nodes: Iterable[str]) -> set[str]:
 
 
 def _files(env: Mapping[str, str]) -> list[Path]:
-    folders = given.split(os.pathsep) if (given := env.get("LAB_CDI_DIRS")) else FOLDERS
-    found = (path for folder in folders for path in sorted(Path(folder).glob("*")))
-    return [path for path in found if path.suffix in (".json", ".yaml", ".yml")]
+    folders = value.split(os.pathsep) if (value := env.get("LAB_CDI_DIRS")) else FOLDERS
+    paths = (path for folder in folders for path in sorted(Path(folder).glob("*")))
+    return [path for path in paths if path.suffix in (".json", ".yaml", ".yml")]
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -86,10 +86,10 @@ def _parsed(path: Path) -> dict[str, Any]:
 def _devices(spec: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     if spec["kind"] not in KINDS:
         return {}
-    found = {f"{spec['kind']}={device['name']}": _nodes(device) for device in spec["devices"]}
-    if len(found) != len(spec["devices"]):
+    nodes = {f"{spec['kind']}={device['name']}": _nodes(device) for device in spec["devices"]}
+    if len(nodes) != len(spec["devices"]):
         raise ValueError("it names a device twice")
-    return found
+    return nodes
 
 
 def _nodes(device: Mapping[str, Any]) -> frozenset[str]:

@@ -37,19 +37,19 @@ def look(env: Mapping[str, str] | None = None) -> Found:
     """
     env = os.environ if env is None else env
     usable, empty = nvidia_inventory(env)
-    found = visible(usable, "CUDA_VISIBLE_DEVICES", env, empty)
+    gpus = visible(usable, "CUDA_VISIBLE_DEVICES", env, empty)
     # A mask left the others out; a GPU without an instance that it names is an error above.
     notes = () if "CUDA_VISIBLE_DEVICES" in env else tuple(map(_left_out, empty))
-    if not found:
+    if not gpus:
         mask = next((name for name in AMD_MASKS if name in env), AMD_MASKS[0])
-        found = visible(amd_gpus(env), mask, env)
-    if len(found) < (promised := promised_gpus(env)):
+        gpus = visible(amd_gpus(env), mask, env)
+    if len(gpus) < (promised := promised_gpus(env)):
         raise GpuError(
-            f"this container or step was given {plural(promised, 'GPU')}, and {len(found)} can be seen",
-            where=present(found),
+            f"this container or step was given {plural(promised, 'GPU')}, and {len(gpus)} can be seen",
+            where=present(gpus),
             fix="see `lab doctor` on the host: container toolkit or CDI specification may be out of date",
         )
-    return Found(found, notes)
+    return Found(gpus, notes)
 
 
 def _left_out(gpu: Gpu) -> str:
@@ -68,7 +68,7 @@ def visible(gpus: Sequence[Gpu], mask: str, env: Mapping[str, str], empty: Seque
     """
     if mask not in env:
         return list(gpus)
-    kept: list[Gpu] = []
+    visible_gpus: list[Gpu] = []
     entries = [part.strip() for part in env[mask].split(",")]
     for entry in entries:
         if entry in ENDS_A_MASK or entry.startswith("-"):
@@ -82,19 +82,19 @@ def visible(gpus: Sequence[Gpu], mask: str, env: Mapping[str, str], empty: Seque
             raise _refusal(gpus, mask, env[mask], f"names {entry!r}, which is not on this machine")
         if len({one.parent or one.uuid for one in hits}) > 1:
             raise _refusal(gpus, mask, env[mask], f"names {entry!r}, which begins several UUIDs")
-        kept += [one for one in hits[:1] if one not in kept]
-    if not kept and any(map(_is_uuid, entries)):
+        visible_gpus += [one for one in hits[:1] if one not in visible_gpus]
+    if not visible_gpus and any(map(_is_uuid, entries)):
         raise _refusal(gpus, mask, env[mask], "ends before the first GPU that it names")
-    return kept
+    return visible_gpus
 
 
 def _is_uuid(entry: str) -> bool:
     return entry.upper().startswith(("GPU-", "MIG-"))
 
 
-def _refusal(gpus: Sequence[Gpu], mask: str, value: str, what: str) -> GpuError:
+def _refusal(gpus: Sequence[Gpu], mask: str, value: str, problem: str) -> GpuError:
     return GpuError(
-        f"{mask}={value} {what}",
+        f"{mask}={value} {problem}",
         where=present(gpus),
         fix=f"correct or unset {mask}; to run on the CPU: --gpus none",
     )

@@ -1,7 +1,7 @@
 """What a GPU's counters say: ECC errors, remapped rows, slowdowns (`nvidia-smi -q`), Xid events (kernel log).
 
 Unknown is not healthy: a counter that the driver does not give is missing from the answer, and the kernel's
-log is None where nobody may read it.
+log is None where this user may not read it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def read_health() -> tuple[dict[str, dict[str, int]], str]:
     code, text = _asked("nvidia-smi", "-q")
     if code:
         return {}, f"nvidia-smi -q failed: {text.strip()[:200]}"
-    found = parse_health(text)
-    return found, "" if found else "nvidia-smi -q names no GPU"
+    health = parse_health(text)
+    return health, "" if health else "nvidia-smi -q names no GPU"
 
 
 def parse_health(text: str) -> dict[str, dict[str, int]]:
@@ -80,15 +80,15 @@ def read_xids() -> tuple[dict[str, list[str]] | None, str]:
 
 def parse_xids(text: str, buses: Mapping[str, str]) -> dict[str, list[str]]:
     """{UUID: ["79: GPU has fallen off the bus", ...]}; an address without GPU stands for itself."""
-    found: dict[str, list[str]] = {}
-    for address, number, rest in XID.findall(text[-MOST_CHARACTERS:]):
-        words = re.sub(r"[^\x20-\x7e]", "?", rest).strip()
-        found.setdefault(buses.get(_bus(address), f"PCI {address}"), []).append(f"{number}: {words}")
-    return {where: events[-20:] for where, events in found.items()}
+    events: dict[str, list[str]] = {}
+    for address, number, message in XID.findall(text[-MOST_CHARACTERS:]):
+        words = re.sub(r"[^\x20-\x7e]", "?", message).strip()
+        events.setdefault(buses.get(_bus(address), f"PCI {address}"), []).append(f"{number}: {words}")
+    return {uuid: listed[-20:] for uuid, listed in events.items()}
 
 
 def concerns(numbers: Mapping[str, int]) -> list[str]:
-    """What is serious among counters, in words."""
+    """Sentences on the serious ones among these counters."""
     return [
         f"{numbers[name]} {words}" if name in COUNTERS.values() else words
         for name, words in SERIOUS.items()
@@ -98,14 +98,14 @@ def concerns(numbers: Mapping[str, int]) -> list[str]:
 
 def _gpus(text: str) -> list[tuple[str, str, dict[str, str]]]:
     """(UUID, PCI address, {path: value}) per GPU, by the indentation of the report."""
-    found: list[tuple[str, str, dict[str, str]]] = []
+    reports: list[tuple[str, str, dict[str, str]]] = []
     fields: dict[str, str] = {}
     path: list[tuple[int, str]] = []
     address = ""
 
     def close() -> None:
         if address and "GPU UUID" in fields:
-            found.append((fields["GPU UUID"], address, dict(fields)))
+            reports.append((fields["GPU UUID"], address, dict(fields)))
 
     for line in text[:MOST_CHARACTERS].splitlines():
         if head := GPU_HEAD.match(line):
@@ -121,21 +121,21 @@ def _gpus(text: str) -> list[tuple[str, str, dict[str, str]]]:
         if name:
             path.append((depth, name))
     close()
-    return found
+    return reports
 
 
 def _numbers(fields: Mapping[str, str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for path, value in fields.items():
         for pattern, name in COUNTERS.items():
             if re.fullmatch(pattern, path) and value.isdecimal():
                 # Volatile counts since the driver was loaded, aggregate ones since the board was made.
-                found[name] = max(found.get(name, 0), int(value))
+                numbers[name] = max(numbers.get(name, 0), int(value))
                 break
         for pattern, name in FLAGS.items():
             if re.fullmatch(pattern, path) and value in ("Yes", "No", "Active", "Not Active"):
-                found[name] = int(value in ("Yes", "Active"))
-    return found
+                numbers[name] = int(value in ("Yes", "Active"))
+    return numbers
 
 
 def _bus(address: str) -> str:
@@ -146,9 +146,9 @@ def _bus(address: str) -> str:
 
 def _asked(*command: str) -> tuple[int, str]:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return 1, str(error)
-    return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
+    return process.returncode, process.stdout if process.returncode == 0 else process.stdout + process.stderr

@@ -1,22 +1,16 @@
 """Meters of a GPU's energy behind one protocol: NVML's counter and power sensor, AMD's through amdsmi.
 
-A meter returns the present values of its sensors; a missing sensor gives None, never 0. NVML is called by
-ctypes on libnvidia-ml.so.1 (nvml.h: NVML_FI_DEV_POWER_AVERAGE 185, NVML_FI_DEV_POWER_INSTANT 186), so that no
-package is needed.
+A meter returns the present values of its sensors; a missing sensor gives None, never 0.
 """
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 from typing import Any, Protocol
 
 from lab.core.words import plural
 from lab.errors import GpuError
 
-NVML_SUCCESS = 0
-POWER_AVERAGE, POWER_INSTANT = 185, 186
-CLOCK_SM, CLOCK_MEM, TEMPERATURE_GPU = 1, 2, 0
 MIG_REFUSAL = "MIG is on: the sensors count the whole board, not this instance"
 LIBRARY = "libnvidia-ml.so.1"
 # What a sample of a GPU's state holds; a value that is not reported is None.
@@ -39,139 +33,104 @@ class NvmlMeter:
 
     name = "nvml"
 
-    def __init__(self, uuid: str, library: Any = None) -> None:
-        self._nvml = library if library is not None else _load()
-        self._call("nvmlInit_v2")
-        self._gpu = ctypes.c_void_p()
+    def __init__(self, uuid: str) -> None:
+        self._nvml = _pynvml()
         self.uuid = uuid
-        self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._gpu))
+        self._call("nvmlInit")
+        self._gpu = self._call("nvmlDeviceGetHandleByUUID", uuid)
 
     def energy_j(self) -> float | None:
         """The counter since the driver was loaded; None before Volta."""
-        found = self._number("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong)
-        return None if found is None else found / 1e3
+        return _per_1000(self._value("nvmlDeviceGetTotalEnergyConsumption"))
 
     def power_w(self) -> float | None:
         """Instantaneous power if the driver reports it, else what it calls power usage."""
-        instant = self._field_mw(POWER_INSTANT)
-        found = instant if instant is not None else self._number("nvmlDeviceGetPowerUsage", ctypes.c_uint)
-        return found / 1e3 if found else None
+        instant_w = self._field_w(self._nvml.NVML_FI_DEV_POWER_INSTANT)
+        return instant_w or _per_1000(self._value("nvmlDeviceGetPowerUsage")) or None
 
     def facts(self) -> dict[str, Any]:
         """What else affects a measurement: limits, clocks, temperature, throttling. None: not reported."""
-        limit = self._number("nvmlDeviceGetEnforcedPowerLimit", ctypes.c_uint)
-        average = self._field_mw(POWER_AVERAGE)
         return {
             "uuid": self.uuid,
-            "driver": self._text("nvmlSystemGetDriverVersion"),
-            "power_limit_w": None if limit is None else limit / 1e3,
-            "power_average_w": None if average is None else average / 1e3,
+            "driver": self._reported("nvmlSystemGetDriverVersion"),
+            "power_limit_w": _per_1000(self._value("nvmlDeviceGetEnforcedPowerLimit")),
+            "power_average_w": self._field_w(self._nvml.NVML_FI_DEV_POWER_AVERAGE),
             **{name: value for name, value in self.state().items() if name != "power_w"},
-            "other_processes": self._others(),
+            "other_processes": self._other_processes(),
         }
 
     def state(self) -> dict[str, float | None]:
         """The present STATE: clocks, power, temperature in degrees C, throttle reasons as bits."""
         return {
-            "sm_clock_mhz": self._number("nvmlDeviceGetClockInfo", ctypes.c_uint, CLOCK_SM),
-            "mem_clock_mhz": self._number("nvmlDeviceGetClockInfo", ctypes.c_uint, CLOCK_MEM),
+            "sm_clock_mhz": self._value("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            "mem_clock_mhz": self._value("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_MEM),
             "power_w": self.power_w(),
-            "temperature_c": self._number("nvmlDeviceGetTemperature", ctypes.c_uint, TEMPERATURE_GPU),
-            "throttle_bits": self._number("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong),
+            "temperature_c": self._value("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            "throttle_bits": self._value("nvmlDeviceGetCurrentClocksThrottleReasons"),
         }
 
     def refusal(self) -> str | None:
         """Why energy measured on this GPU would not be that of one program alone, or None."""
-        if self.uuid.startswith("MIG-"):
+        mig_modes = self._value("nvmlDeviceGetMigMode")  # of now, and after a reset
+        if self.uuid.startswith("MIG-") or (mig_modes and mig_modes[0]):
             return MIG_REFUSAL
-        now, pending = ctypes.c_uint(), ctypes.c_uint()
-        function = getattr(self._nvml, "nvmlDeviceGetMigMode", None)
-        if (
-            function
-            and function(self._gpu, ctypes.byref(now), ctypes.byref(pending)) == NVML_SUCCESS
-            and now.value
-        ):
-            return MIG_REFUSAL
-        others = self._others()
-        return f"{plural(others, 'other process')} on this GPU" if others else None
+        count = self._other_processes()
+        return f"{plural(count, 'other process')} on this GPU" if count else None
 
-    def _others(self) -> int | None:
+    def _other_processes(self) -> int | None:
         """Processes with a context on this GPU besides this one; None if the driver does not report them."""
-        count = ctypes.c_uint(64)
-        buffer = (_Process * 64)()
-        for name in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"):
-            function = getattr(self._nvml, name, None)
-            if function and function(self._gpu, ctypes.byref(count), ctypes.byref(buffer)) == NVML_SUCCESS:
-                pids = {buffer[index].pid for index in range(count.value)}
-                return max(0, len(pids) - 1)  # a container sees other numbers for its own processes
+        for version in ("v3", "v2"):
+            processes = self._value(f"nvmlDeviceGetComputeRunningProcesses_{version}")
+            if processes is not None:
+                # A container sees other numbers for its own processes, so its own is not looked for.
+                return max(0, len({process.pid for process in processes}) - 1)
         return None
 
-    def _number(self, name: str, kind: Any, *before: Any) -> int | None:
-        function, value = getattr(self._nvml, name, None), kind()
-        if function is None or function(self._gpu, *before, ctypes.byref(value)) != NVML_SUCCESS:
+    def _field_w(self, field: int) -> float | None:
+        """A power by its field; None where it is 0, which is what some boards say without a sensor."""
+        values = self._value("nvmlDeviceGetFieldValues", [field])
+        reported = values is not None and values[0].nvmlReturn == self._nvml.NVML_SUCCESS
+        return values[0].value.uiVal / 1e3 or None if reported else None
+
+    def _value(self, name: str, *arguments: Any) -> Any:
+        """What NVML answers for this GPU; None where the GPU or the driver does not report it."""
+        return self._reported(name, self._gpu, *arguments)
+
+    def _reported(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        except self._nvml.NVMLError:
             return None
-        return int(value.value)
 
-    def _field_mw(self, field: int) -> int | None:
-        function, value = getattr(self._nvml, "nvmlDeviceGetFieldValues", None), _FieldValue()
-        value.field_id = field
-        if (
-            function is None
-            or function(self._gpu, 1, ctypes.byref(value)) != NVML_SUCCESS
-            or value.result != NVML_SUCCESS
-        ):
-            return None
-        return int(value.value.ui_val) or None
-
-    def _text(self, name: str) -> str | None:
-        buffer = ctypes.create_string_buffer(96)
-        function = getattr(self._nvml, name, None)
-        found = function is not None and function(buffer, 96) == NVML_SUCCESS
-        return buffer.value.decode() if found else None
-
-    def _call(self, name: str, *args: Any) -> None:
-        code = getattr(self._nvml, name)(*args)
-        if code != NVML_SUCCESS:
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._nvml, name)(*arguments)
+        except self._nvml.NVMLError as error:
+            if error.value == self._nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+                raise GpuError(
+                    f"{LIBRARY} cannot be loaded: the NVIDIA driver is missing here",
+                    where=LIBRARY,
+                    fix="run on a machine with a GPU, in a container with the capability `utility`",
+                ) from error
             raise GpuError(
-                f"{name} failed with NVML error {code}",
-                where=self.uuid if args else None,
+                f"{name} failed with NVML error {error.value}",
+                where=self.uuid if arguments else None,
                 fix="see `lab doctor`: the GPU must be in this machine and its driver loaded",
-            )
+            ) from error
 
 
-class _Value(ctypes.Union):
-    _fields_ = [("d_val", ctypes.c_double), ("ui_val", ctypes.c_uint), ("ull_val", ctypes.c_ulonglong)]
+def _per_1000(value: int | None) -> float | None:
+    return None if value is None else value / 1e3
 
 
-class _FieldValue(ctypes.Structure):
-    _fields_ = [
-        ("field_id", ctypes.c_uint),
-        ("scope_id", ctypes.c_uint),
-        ("timestamp", ctypes.c_longlong),
-        ("latency_us", ctypes.c_longlong),
-        ("value_type", ctypes.c_int),
-        ("result", ctypes.c_int),
-        ("value", _Value),
-    ]
-
-
-class _Process(ctypes.Structure):
-    _fields_ = [
-        ("pid", ctypes.c_uint),
-        ("memory", ctypes.c_ulonglong),
-        ("gi", ctypes.c_uint),
-        ("ci", ctypes.c_uint),
-    ]
-
-
-def _load() -> Any:
+def _pynvml() -> Any:
+    """The package, imported when a meter is made: it takes 33 ms (10 ms of them ctypes)."""
     try:
-        return ctypes.CDLL(LIBRARY)
-    except OSError as error:
+        return importlib.import_module("pynvml")
+    except ImportError as error:
         raise GpuError(
-            f"{LIBRARY} cannot be loaded: there is no NVIDIA driver here",
-            where=LIBRARY,
-            fix="run on a machine with a GPU, in a container with the capability `utility`",
+            "the Python package nvidia-ml-py is not installed here",
+            fix="pip install nvidia-ml-py, or an image of lab that has it",
         ) from error
 
 
@@ -184,10 +143,10 @@ class AmdMeter:
         smi = smi if smi is not None else _amdsmi()
         self._smi = smi
         smi.amdsmi_init()
-        found = smi.amdsmi_get_processor_handles()
-        if index >= len(found):
-            raise GpuError(f"amdsmi lists {plural(len(found), 'GPU')}, and number {index} was requested")
-        self._gpu = found[index]
+        handles = smi.amdsmi_get_processor_handles()
+        if index >= len(handles):
+            raise GpuError(f"amdsmi lists {plural(len(handles), 'GPU')}, and number {index} was requested")
+        self._gpu = handles[index]
 
     def energy_j(self) -> float | None:
         """None in a virtual machine, where the counter stays at 0 or is refused."""

@@ -104,26 +104,26 @@ def with_instances(gpus: Sequence[Gpu], divided: set[str], listing: str) -> Inve
     instances: dict[str, list[tuple[int, str, str]]] = {}
     parent = ""
     for line in listing.splitlines():
-        if found := GPU_LINE.match(line):
-            parent = found["uuid"]
-        elif found := MIG_LINE.match(line):
-            instances.setdefault(parent, []).append((int(found["number"]), found["uuid"], found["profile"]))
+        if match := GPU_LINE.match(line):
+            parent = match["uuid"]
+        elif match := MIG_LINE.match(line):
+            instances.setdefault(parent, []).append((int(match["number"]), match["uuid"], match["profile"]))
     usable: list[Gpu] = []
     empty: list[Gpu] = []
     for gpu in gpus:
-        mine = instances.get(gpu.uuid, [])
-        usable += [_instance(gpu, *one) for one in mine]
-        if not mine:
+        gpu_instances = instances.get(gpu.uuid, [])
+        usable += [_instance(gpu, *one) for one in gpu_instances]
+        if not gpu_instances:
             (empty if gpu.uuid in divided else usable).append(gpu)
     return _some_usable(Inventory(usable, empty))
 
 
-def _some_usable(found: Inventory) -> Inventory:
-    if found.usable or not found.empty:
-        return found
+def _some_usable(inventory: Inventory) -> Inventory:
+    if inventory.usable or not inventory.empty:
+        return inventory
     raise GpuError(
         "MIG is enabled and has no instance on any GPU, so nothing can compute on them",
-        where=", ".join(f"{gpu.index} {gpu.name} {gpu.uuid}" for gpu in found.empty),
+        where=", ".join(f"{gpu.index} {gpu.name} {gpu.uuid}" for gpu in inventory.empty),
         fix="make instances (nvidia-smi mig -cgi PROFILE -C), or disable MIG (nvidia-smi -mig 0)",
     )
 
@@ -148,7 +148,7 @@ def _query(columns: Sequence[str]) -> tuple[str, str]:
 def _smi(*arguments: str) -> tuple[int, str]:
     """-> exit code, and what it printed (with its complaints, if it failed)."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["nvidia-smi", *arguments],
             capture_output=True,
             text=True,
@@ -160,7 +160,7 @@ def _smi(*arguments: str) -> tuple[int, str]:
         raise GpuError(
             f"nvidia-smi does not answer: {error}", fix="run nvidia-smi by hand; the driver may be hung"
         ) from error
-    return done.returncode, done.stdout + (done.stderr if done.returncode else "")
+    return process.returncode, process.stdout + (process.stderr if process.returncode else "")
 
 
 def _none_or_error(code: int, text: str, env: Mapping[str, str]) -> list[Gpu]:
@@ -172,7 +172,7 @@ def _none_or_error(code: int, text: str, env: Mapping[str, str]) -> list[Gpu]:
 
 
 def _none_without_driver(env: Mapping[str, str], text: str) -> list[Gpu]:
-    """Without a driver there are no GPUs, unless one is on the PCI bus: then the driver is what is wrong."""
+    """No GPUs, unless one is on the PCI bus: then raise GpuError, because its driver is not loaded."""
     if cards := _cards(env):
         raise GpuError(
             f"this machine has an NVIDIA GPU, and its driver is not loaded: {text[:300]}",
@@ -202,8 +202,8 @@ def cards_without_driver(env: Mapping[str, str]) -> str | None:
     """
     inside = bool(env.get("LAB_IMAGE")) or any(Path(mark).exists() for mark in CONTAINER_MARKS)
     cards = [] if inside else _cards(env)
-    what = "an NVIDIA GPU is" if len(cards) == 1 else f"{len(cards)} NVIDIA GPUs are"
-    return f"{what} on the PCI bus ({', '.join(cards)}) without NVIDIA's driver" if cards else None
+    subject = "an NVIDIA GPU is" if len(cards) == 1 else f"{len(cards)} NVIDIA GPUs are"
+    return f"{subject} on the PCI bus ({', '.join(cards)}) without NVIDIA's driver" if cards else None
 
 
 def _cards(env: Mapping[str, str]) -> list[str]:
@@ -229,14 +229,14 @@ def _smi_error(code: int, text: str) -> GpuError:
 
 def _rows(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
     """The rows of the CSV, without warnings between them. A row of a GPU with other columns is an error."""
-    found = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), skipinitialspace=True)]
-    if odd := next((row for row in found if len(row) != len(columns) and _is_of_a_gpu(row)), None):
+    rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text), skipinitialspace=True)]
+    if odd := next((row for row in rows if len(row) != len(columns) and _is_of_a_gpu(row)), None):
         raise GpuError(
             f"unreadable answer of nvidia-smi: a GPU in {len(odd)} columns instead of {len(columns)}",
             where=", ".join(odd)[:300],
             fix="see `nvidia-smi`; --gpus none runs on the CPU",
         )
-    return [dict(zip(columns, row, strict=True)) for row in found if len(row) == len(columns)]
+    return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]
 
 
 def _is_of_a_gpu(row: Sequence[str]) -> bool:
@@ -283,19 +283,19 @@ def _nvml(env: Mapping[str, str]) -> Inventory:
         raise _nvml_error(error) from error
     try:
         driver = _text(pynvml.nvmlSystemGetDriverVersion())
-        found = [_nvml_gpus(pynvml, index, driver) for index in range(pynvml.nvmlDeviceGetCount())]
+        boards = [_nvml_gpus(pynvml, index, driver) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
         raise _nvml_error(error) from error
     finally:
         pynvml.nvmlShutdown()
-    usable = [gpu for _, gpus in found for gpu in gpus]
-    return _some_usable(Inventory(usable, [whole for whole, gpus in found if not gpus]))
+    usable = [gpu for _, gpus in boards for gpu in gpus]
+    return _some_usable(Inventory(usable, [whole for whole, gpus in boards if not gpus]))
 
 
 def _nvml_gpus(nvml: Any, index: int, driver: str) -> tuple[Gpu, list[Gpu]]:
     """One GPU, and what can compute on it: itself, or its MIG instances."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    whole = Gpu(
+    board = Gpu(
         vendor="nvidia",
         index=index,
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
@@ -305,17 +305,17 @@ def _nvml_gpus(nvml: Any, index: int, driver: str) -> tuple[Gpu, list[Gpu]]:
         arch="sm_{}{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(handle)),
     )
     if not _mig_enabled(nvml, handle):
-        return whole, [whole]
+        return board, [board]
     instances = []
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
-            one = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
         except nvml.NVMLError_NotFound:  # a number may be free
             continue
-        uuid, name = _text(nvml.nvmlDeviceGetUUID(one)), _text(nvml.nvmlDeviceGetName(one))
+        uuid, name = _text(nvml.nvmlDeviceGetUUID(instance)), _text(nvml.nvmlDeviceGetName(instance))
         profile = name.rpartition("MIG ")[2]
-        instances.append(_instance(whole, number, uuid, profile))
-    return whole, instances
+        instances.append(_instance(board, number, uuid, profile))
+    return board, instances
 
 
 def _mig_enabled(nvml: Any, handle: Any) -> bool:

@@ -113,14 +113,14 @@ def sample(
     with (folder / of_node(SAMPLES, node)).open("w", encoding="ascii") as file:
         file.write(",".join(COLUMNS) + "\n")
         while True:
-            now = time.monotonic()
+            sample_start = time.monotonic()
             for place, uuid, read in readers:
                 state = read()
                 values = ("" if state[name] is None else f"{state[name]:g}" for name in STATE)
                 file.write(f"{time.time_ns()},{place + node * len(gpus)},{uuid},{','.join(values)}\n")
             file.flush()
             samples += bool(readers)
-            took_s = time.monotonic() - now
+            took_s = time.monotonic() - sample_start
             longest_s = max(longest_s, took_s)
             rest_s = max(0.0, interval_s - took_s, took_s * (1 / MOST_SHARE - 1) if slow else 0.0)
             if select([input_fd], [], [], rest_s)[0] and not os.read(input_fd, 64):
@@ -133,9 +133,9 @@ def sample(
         "wall_s": round(wall_s, 3),
         "longest_sample_ms": round(1e3 * longest_s, 2),
     }
-    found = {**summary, "samples": samples, **cost}
-    _say(folder, found, node)
-    return found
+    summary_at_end = {**summary, "samples": samples, **cost}
+    _say(folder, summary_at_end, node)
+    return summary_at_end
 
 
 def _readers(gpus: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, str, Any]], dict[str, str], bool]:
@@ -161,17 +161,17 @@ def _amd(render_node: str | None, tools: list[AmdTools]) -> Callable[[], dict[st
     """
     try:
         read = amd_state(render_node, os.environ)
-        why = "hwmon has no clock"
+        reason = "hwmon has no clock"
         if read()["sm_clock_mhz"] is not None:
             return read
     except GpuError as error:
-        why = error.what
+        reason = error.what
     try:
         if not tools:
             tools.append(AmdTools(os.environ))
         return tools[0].reader(render_node)
     except GpuError as error:
-        raise GpuError(f"{why}; {error.what}") from error
+        raise GpuError(f"{reason}; {error.what}") from error
 
 
 def main() -> None:

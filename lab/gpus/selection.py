@@ -26,16 +26,16 @@ def select(gpus: Sequence[Gpu], spec: str, notes: Sequence[str] = ()) -> list[Gp
     wanted = parse_spec(spec)
     if wanted == "all":
         return list(gpus)
-    here = "; ".join((present(gpus), *notes))
+    present_gpus = "; ".join((present(gpus), *notes))
     if isinstance(wanted, int):
         if wanted > len(gpus):
             raise GpuError(
                 f"--gpus {wanted}: this machine has {plural(len(gpus), 'GPU')}",
-                where=here,
+                where=present_gpus,
                 fix="ask for fewer with --gpus" if gpus else "--gpus none runs on the CPU",
             )
         return list(gpus[:wanted])
-    return [_find(gpus, item, here) for item in wanted]
+    return [_find(gpus, item, present_gpus) for item in wanted]
 
 
 def parse_spec(spec: str) -> str | int | list[int | str]:
@@ -59,10 +59,10 @@ def parse_spec(spec: str) -> str | int | list[int | str]:
 
 def _parse_part(part: str, spec: str) -> list[int | str]:
     if match := re.fullmatch(r"(\d+)(?:-(\d+))?", part):
-        first, last = int(match[1]), int(match[2] or match[1])
-        if last < first or last - first > 1023:
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low or high - low > 1023:
             raise UsageError(f"--gpus {spec!r}: {part!r} is not a valid range", fix=SPEC_HELP)
-        return list(range(first, last + 1))
+        return list(range(low, high + 1))
     if re.fullmatch(r"(GPU|MIG)-[0-9A-Za-z/-]+|\d+:\d+", part) or CDI_NAME.fullmatch(part):
         return [part]
     raise UsageError(f"--gpus {spec!r}: {part!r} is not a GPU", fix=SPEC_HELP)
@@ -118,7 +118,7 @@ def nvidia_names(gpu: Gpu) -> list[str]:
     return [f"nvidia.com/gpu={name}" for name in (gpu.uuid, gpu.number, f"{kind}{gpu.number}")]
 
 
-def _find(gpus: Sequence[Gpu], item: int | str, here: str) -> Gpu:
+def _find(gpus: Sequence[Gpu], item: int | str, present_gpus: str) -> Gpu:
     hits = matching(gpus, item)
     if len(hits) == 1:
         return hits[0]
@@ -128,10 +128,10 @@ def _find(gpus: Sequence[Gpu], item: int | str, here: str) -> Gpu:
             where=present(hits),
             fix=f"name one of them, such as --gpus {hits[0].number}",
         )
-    found = "no GPU" if not hits else "more than one GPU"
+    matches = "no GPU" if not hits else "more than one GPU"
     raise GpuError(
-        f"{found} on this machine matches {item!r}",
-        where=here,
+        f"{matches} on this machine matches {item!r}",
+        where=present_gpus,
         fix="see `lab doctor` for the GPUs present",
     )
 

@@ -46,7 +46,7 @@ REFUSALS = (
     (
         "HTTP response to HTTPS client|certificate signed by unknown authority|x509: [^:]*",
         "{host} has no certificate that this engine accepts",
-        "see how the engine is told of a registry of your own: insecure registries, or its certificate",
+        "add it to the engine's insecure registries, or give the engine its certificate",
     ),
     (
         "connection refused|no such host|no route to host|timeout|deadline exceeded",
@@ -65,14 +65,14 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     """How a target gets here; `ref` is what is pulled."""
 
     target: str
-    how: Literal["here", "pull", "build"]
+    action: Literal["here", "pull", "build"] = msgspec.field(name="how")
     ref: str = ""
 
 
 def choose(
     target: Target,
     *,
-    here: str | None,
+    local_version: str | None,
     registry: str | None,
     release: dict[str, str] | None,
     has_tree: bool,
@@ -82,62 +82,64 @@ def choose(
     here: the version of lab in the image of this name, None without one. A checkout mounts its own lab into
     any; an installed lab is refused by runs in an image of another version, so that is not kept.
     """
-    if here is not None and (has_tree or here == lab.__version__):
-        return Way(target=target.name, how="here")
+    if local_version is not None and (has_tree or local_version == lab.__version__):
+        return Way(target=target.name, action="here")
     if release is not None:
         if target.name not in release:
-            known = ", ".join(sorted(release)) or "none"
+            names = ", ".join(sorted(release)) or "none"
             raise UsageError(
                 f"the release has no image {target.name!r}",
-                where=f"its images: {known}",
+                where=f"its images: {names}",
                 fix="lab images build from a checkout",
             )
-        return Way(target=target.name, how="pull", ref=release[target.name])
+        return Way(target=target.name, action="pull", ref=release[target.name])
     if registry:
-        return Way(target=target.name, how="pull", ref=f"{registry}/lab/{target.name}:{lab.__version__}")
+        return Way(target=target.name, action="pull", ref=f"{registry}/lab/{target.name}:{lab.__version__}")
     if has_tree:
-        return Way(target=target.name, how="build")
+        return Way(target=target.name, action="build")
     raise MissingError(
-        f"{target.ref} is {_other(here)}, and nothing says where to get it"
-        f"{'' if here is None else f' for lab {lab.__version__}'}",
+        f"{target.ref} is {_other(local_version)}, and nothing says where to get it"
+        f"{'' if local_version is None else f' for lab {lab.__version__}'}",
         fix=f"--release images.json of lab {lab.__version__}, --registry, or a checkout of lab",
     )
 
 
-def _other(here: str | None) -> str:
-    return "not here" if here is None else f"of lab {here or '(no version)'}"
+def _other(version: str | None) -> str:
+    return "not here" if version is None else f"of lab {version or '(no version)'}"
 
 
 def registry_given(option: str | None) -> str | None:
     """The registry of the option or LAB_REGISTRY. Raises ConfigError for one that docker.io would answer."""
-    given = (option or os.environ.get(REGISTRY) or "").rstrip("/")
-    if given.removeprefix("https://").removeprefix("http://") in OF_MANY_OWNERS:
+    registry = (option or os.environ.get(REGISTRY) or "").rstrip("/")
+    if registry.removeprefix("https://").removeprefix("http://") in OF_MANY_OWNERS:
         raise ConfigError(
-            f"{given!r} names no owner: {given}/lab is somebody else's",
+            f"{registry!r} names no owner: {registry}/lab belongs to another project",
             where=REGISTRY,
-            fix=f"add the owner, such as {given}/OWNER",
+            fix=f"add the owner, such as {registry}/OWNER",
         )
-    if given and (registry_of(f"{given}/lab") is None or not BY_DIGEST.fullmatch(f"{given}@{ANY_DIGEST}")):
+    if registry and (
+        registry_of(f"{registry}/lab") is None or not BY_DIGEST.fullmatch(f"{registry}@{ANY_DIGEST}")
+    ):
         raise ConfigError(
-            f"{given!r} names no registry: it would be looked up on docker.io",
+            f"{registry!r} names no registry: it would be looked up on docker.io",
             where=REGISTRY,
             fix="begin it with a host, such as ghcr.io/OWNER",
         )
-    return given or None
+    return registry or None
 
 
 def read_release(path: Path) -> dict[str, str]:
     """Name -> reference by digest, of a release's images.json."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        references = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except OSError as error:
         raise MissingError(f"cannot read the release: {error.strerror}", where=path) from error
     except msgspec.DecodeError as error:
         raise BadDataError(f"not a release's images.json: {error}", where=path) from error
-    for name, ref in found.items():
+    for name, ref in references.items():
         if not BY_DIGEST.fullmatch(ref) or registry_of(ref) is None:
             raise BadDataError(f"{name} is not a registry's image by digest: {ref!r}", where=path)
-    return found
+    return references
 
 
 def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
@@ -163,19 +165,26 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
     return next((one for one in digests if registry_of(one) == registry_of(way.ref)), way.ref)
 
 
-def pull_error(program: str, ref: str, said: str) -> EngineError:
+def pull_error(program: str, ref: str, message: str) -> EngineError:
     """Why a pull failed, by the words that the program ended with, and what to do about it."""
-    for words, why, fix in REFUSALS:
-        if found := re.search(words, said, re.IGNORECASE):
+    for words, reason, fix in REFUSALS:
+        if match := re.search(words, message, re.IGNORECASE):
             host = registry_of(ref) or "the registry"
-            text = f"cannot pull: {why.format(host=host)} ({found[0]})"
+            text = f"cannot pull: {reason.format(host=host)} ({match[0]})"
             return EngineError(text, where=ref, fix=fix.format(host=host, program=program))
-    return EngineError(f"cannot pull: {said}", where=ref, fix="pull it by hand to see more")
+    return EngineError(f"cannot pull: {message}", where=ref, fix="pull it by hand to see more")
 
 
 def version_of(cli: Sequence[str], ref: str) -> str:
     """The version of lab that an image on the engine is labelled with; "" if with none."""
     return _label(cli, VERSION_LABEL, ref)
+
+
+def labels_of(cli: Sequence[str], ref: str) -> dict[str, str]:
+    """The labels of an image on the engine."""
+    return (
+        msgspec.json.decode(_inspect(cli, "{{json .Config.Labels}}", ref), type=dict[str, str] | None) or {}
+    )
 
 
 def _label(cli: Sequence[str], label: str, ref: str) -> str:

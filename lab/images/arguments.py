@@ -27,11 +27,11 @@ OWN_ARGUMENTS = ("BASE_IMAGE", *PROVENANCE)
 
 
 def build_arguments(
-    target: Target, wheel: Wheel, *, base: str | None, given: Given, root: Path
+    target: Target, wheel: Wheel, *, base: str | None, user_arguments: Given, root: Path
 ) -> dict[str, str]:
     """Every argument of one build; of the user's own, those that this Dockerfile declares."""
-    text = (root / target.dockerfile).read_text(encoding="utf-8") if given else ""
-    declared = {name: value for name, value in given.items() if declares(text, name)}
+    text = (root / target.dockerfile).read_text(encoding="utf-8") if user_arguments else ""
+    declared = {name: value for name, value in user_arguments.items() if declares(text, name)}
     return {
         "BASE_IMAGE": base or target.base_ref,
         **_network_settings(os.environ),
@@ -48,7 +48,7 @@ def declares(dockerfile: str, name: str) -> bool:
 def parse_given(words: Sequence[str], wanted: Sequence[Target], root: Path) -> dict[str, str]:
     """The user's NAME=VALUE pairs. Raises UsageError for one that no wanted Dockerfile reads."""
     texts = [(root / target.dockerfile).read_text(encoding="utf-8") for target in wanted if words]
-    found = {}
+    arguments = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:
@@ -58,8 +58,8 @@ def parse_given(words: Sequence[str], wanted: Sequence[Target], root: Path) -> d
         if not any(declares(text, name) for text in texts):
             files = ", ".join(str(target.dockerfile) for target in wanted)
             raise UsageError(f"no Dockerfile of this build has an argument {name!r}", where=files)
-        found[name] = value
-    return found
+        arguments[name] = value
+    return arguments
 
 
 def shared_provenance(wheel: Wheel, root: Path) -> dict[str, str]:
@@ -80,8 +80,8 @@ def shared_provenance(wheel: Wheel, root: Path) -> dict[str, str]:
 def certificate_secret() -> list[str]:
     """The certificate file of a proxy, as a build secret, if the environment names one."""
     paths = (os.environ.get(name, "") for name in CA_VARIABLES)
-    found = next((path for path in paths if Path(path).is_file()), None)
-    return ["--secret", f"id=ca,src={found}"] if found else []
+    certificate = next((path for path in paths if Path(path).is_file()), None)
+    return ["--secret", f"id=ca,src={certificate}"] if certificate else []
 
 
 def _network_settings(env: Mapping[str, str]) -> dict[str, str]:

@@ -20,14 +20,12 @@ from lab.images.arguments import (
     build_arguments,
     certificate_secret,
     parse_given,
-    shared_provenance,
 )
 from lab.images.build_errors import build_error
 from lab.images.builders import Builder, base_python, find_builder, with_buildkit
 from lab.images.docker_cli import output_of, stream
-from lab.images.pin import query_digest
-from lab.images.targets import Target, base_variable, lock_variable, targets
-from lab.images.tree import ROOT, Say, build_lock, check_tree, file_hash
+from lab.images.targets import Target, targets
+from lab.images.tree import ROOT, Say, build_lock, check_tree
 from lab.images.wheel import Wheel, make_wheel
 from lab.images.wheelhouse import fill_wheelhouse
 
@@ -54,7 +52,7 @@ def build(
     """Build these images (all of them without names) one by one; yield each when it is done."""
     wanted = targets(names)
     check_tree(root)
-    given = parse_given(build_args, wanted, root)
+    user_arguments = parse_given(build_args, wanted, root)
     builder = find_builder()
     with build_lock(root, say):
         wheel = make_wheel(root, say)
@@ -62,34 +60,15 @@ def build(
             if target.wheels:
                 fill_wheelhouse(target, base_python(builder, base or target.base_ref), root, say)
             yield _build_one(
-                target, builder, wheel, base=base, network=network, given=given, say=say, root=root
+                target,
+                builder,
+                wheel,
+                base=base,
+                network=network,
+                user_arguments=user_arguments,
+                say=say,
+                root=root,
             )
-
-
-def prepare(
-    names: Sequence[str], *, base: str | None, say: Say, resolve_base: bool = False, root: Path = ROOT
-) -> dict[str, str]:
-    """Make what builds of these images read, for a builder that lab does not call itself (`docker buildx
-    bake`).
-
-    -> the variables that docker-bake.json reads. Without `base`, wheels are for the Python that image.toml
-    names. `resolve_base` asks the registries for the digests that the bases' tags have now.
-    """
-    wanted = targets(names)
-    check_tree(root)
-    with build_lock(root, say):
-        wheel = make_wheel(root, say)
-        for target in (target for target in wanted if target.wheels):
-            version = base_python(find_builder(), base) if base else target.python_version
-            fill_wheelhouse(target, version, root, say)
-    locks = {lock_variable(target): file_hash(root / target.lock) for target in wanted}
-    bases = {base_variable(target): _pinned(target) for target in wanted} if resolve_base else {}
-    return {**shared_provenance(wheel, root), **locks, **bases}
-
-
-def _pinned(target: Target) -> str:
-    """The base by digest: the one in image.toml, or what its tag is now."""
-    return target.base_ref if target.base_digest else f"{target.base}@{query_digest(target.base)}"
 
 
 def plan(
@@ -102,7 +81,7 @@ def plan(
 ) -> list[dict[str, Any]]:
     """What `build` would run, with placeholders for what only a build finds out. Builds nothing."""
     wanted = targets(names)
-    given = parse_given(build_args, wanted, root)
+    user_arguments = parse_given(build_args, wanted, root)
     builder, note = with_buildkit("docker"), ""
     try:
         builder = find_builder()
@@ -123,7 +102,7 @@ def plan(
                 wheel,
                 base=base,
                 network=network,
-                given=given,
+                user_arguments=user_arguments,
                 iidfile=Path("<file>"),
                 root=root,
             ),
@@ -141,16 +120,17 @@ def build_argv(
     network: str,
     iidfile: Path,
     root: Path,
-    given: Given | None = None,
+    user_arguments: Given | None = None,
 ) -> list[str]:
     """The one command that builds `target`. Its context is the tree's root, less what .dockerignore names."""
-    arguments = build_arguments(target, wheel, base=base, given=given or {}, root=root)
+    arguments = build_arguments(target, wheel, base=base, user_arguments=user_arguments or {}, root=root)
     return [
         *builder.argv,
         "--progress=plain",
         *("--network", network),
         *("--file", str(target.dockerfile)),
         *(word for name, value in arguments.items() for word in ("--build-arg", f"{name}={value}")),
+        *(word for name, value in target.labels.items() for word in ("--label", f"{name}={value}")),
         *certificate_secret(),
         *("--iidfile", str(iidfile)),
         *("--tag", target.ref),
@@ -165,7 +145,7 @@ def _build_one(
     *,
     base: str | None,
     network: str,
-    given: Given,
+    user_arguments: Given,
     say: Say,
     root: Path,
 ) -> Built:
@@ -173,7 +153,14 @@ def _build_one(
     with tempfile.TemporaryDirectory(prefix="lab-build-") as folder:
         iidfile = Path(folder, "iid")
         argv = build_argv(
-            target, builder, wheel, base=base, network=network, given=given, iidfile=iidfile, root=root
+            target,
+            builder,
+            wheel,
+            base=base,
+            network=network,
+            user_arguments=user_arguments,
+            iidfile=iidfile,
+            root=root,
         )
         say(f"building {target.ref} on {base_ref}")
         code, tail = stream(argv, env=builder.env, cwd=root, say=say)

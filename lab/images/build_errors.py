@@ -29,5 +29,7 @@ FIXES = {
 def build_error(target: Target, base: str, tail: Sequence[str]) -> EngineError:
     text = "\n".join(tail).lower()
     fix = next((fix for words, fix in FIXES.items() if words.lower() in text), None)
-    last = "\n".join(f"      | {line}" for line in tail[-SHOWN_LINES:])
-    return EngineError(f"cannot build {target.ref}:\n{last}", where=f"{target.dockerfile} on {base}", fix=fix)
+    excerpt = "\n".join(f"      | {line}" for line in tail[-SHOWN_LINES:])
+    return EngineError(
+        f"cannot build {target.ref}:\n{excerpt}", where=f"{target.dockerfile} on {base}", fix=fix
+    )

@@ -29,7 +29,7 @@ def find_builder() -> Builder:
     programs, env = docker_programs(), engine_env()
     if not programs:
         raise EngineError(
-            "there is no docker program on PATH",
+            "no docker program on PATH",
             fix="install Docker (with buildx), or docker.io of Debian 12",
         )
     candidates = [
@@ -78,7 +78,7 @@ def _probe(builder: Builder) -> str | None:
     """None if this builder can build an empty image and discard it, else why not."""
     argv = [word for word in builder.argv if word != "--load"] + ["--output", "-", "-"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             argv,
             input=b"FROM scratch\nLABEL lab.probe=1\n",
             env={**os.environ, **builder.env},
@@ -88,7 +88,7 @@ def _probe(builder: Builder) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    if done.returncode == 0:
+    if process.returncode == 0:
         return None
-    lines = done.stderr.decode(errors="replace").strip().splitlines() or ["failed"]
+    lines = process.stderr.decode(errors="replace").strip().splitlines() or ["failed"]
     return next((line for line in lines if "error" in line.lower() or "connect" in line), lines[0])

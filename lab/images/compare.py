@@ -6,9 +6,13 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 
+from lab.core.manifest import Lab
 from lab.images.probe import Contents
 from lab.images.spec import Image
 from lab.images.targets import Target
+from lab.images.tree import ROOT, is_tree
+
+TEST_LABEL, WHEEL_LABEL = "lab.test", "lab.wheel.sha256"
 
 
 def differences(
@@ -33,6 +37,24 @@ def differences(
     return problems, notes
 
 
+def lab_difference(
+    target: Target, labels: Mapping[str, str], version: str | None, sha256: str | None, host_lab: Lab
+) -> str | None:
+    """Say how the lab in an image differs from this host's, and what to type; None if they are the same.
+
+    version, sha256: of the lab that the image's Python imports. An image that was never lab's holds none, and
+    runs mount this host's lab into it.
+    """
+    cure = f"lab images build {target.name}" if is_tree(ROOT) else f"lab setup {target.image}"
+    if TEST_LABEL in labels and TEST_LABEL not in target.labels:
+        return f"{target.ref} was built by lab's own tests: {cure}"
+    if sha256 == host_lab.sha256 or (sha256 is None and WHEEL_LABEL not in labels):
+        return None
+    inside = f"lab {version} ({sha256[:12]})" if sha256 else "no lab"
+    outside = f"lab {host_lab.version} ({str(host_lab.sha256)[:12]})"
+    return f"{target.ref} holds {inside}, this host runs {outside}: {cure}"
+
+
 def serves(have: Sequence[str], wanted: str) -> bool:
     """Whether code for one of `have` runs on `wanted`.
 
@@ -41,37 +63,37 @@ def serves(have: Sequence[str], wanted: str) -> bool:
     if wanted in have:
         return True
     match = re.fullmatch(r"sm_(\d+)(\d)", wanted)
-    others = [re.fullmatch(r"sm_(\d+)(\d)", arch) for arch in have]
-    return bool(match) and any(o and match and o[1] == match[1] and o[2] <= match[2] for o in others)
+    matches = [re.fullmatch(r"sm_(\d+)(\d)", arch) for arch in have]
+    return bool(match) and any(o and match and o[1] == match[1] and o[2] <= match[2] for o in matches)
 
 
 def _own_problems(target: Target, labels: Mapping[str, str], contents: Contents) -> list[str]:
-    found = []
-    if contents.wheel != labels.get("lab.wheel.sha256"):
-        found.append("its wheel is not the one that its label names")
+    problems = []
+    if contents.wheel != labels.get(WHEEL_LABEL):
+        problems.append("its wheel is not the one that its label names")
     if not contents.command:
-        found.append("lab is not on PATH")
+        problems.append("lab is not on PATH")
     if contents.uid == 0:
-        found.append("runs as root")
+        problems.append("runs as root")
     if contents.root_writable:
-        found.append("the root file system is writable")
+        problems.append("the root file system is writable")
     if target.name == "cpu" and contents.torch:
-        found.append("contains torch, which analysis does not need")
+        problems.append("contains torch, which analysis does not need")
     if target.name != "cpu" and not contents.torch:
-        found.append("contains no torch")
-    return found
+        problems.append("contains no torch")
+    return problems
 
 
 def _base_problems(image: Image, target: Target, contents: Contents) -> list[str]:
-    found = []
+    problems = []
     if contents.python != target.python_version:
-        found.append(f"python {contents.python}, image.toml says {target.python_version}")
+        problems.append(f"python {contents.python}, image.toml says {target.python_version}")
     if target.ref == (image.workload_ref or image.ref):
         needs = {word for tool in image.tools.values() for word in tool.needs}
-        found += [f"no {name}" for name in sorted(needs) if not contents.tools.get(name)]
+        problems += [f"no {name}" for name in sorted(needs) if not contents.tools.get(name)]
     if image.vendor == "amd" and contents.torch and not contents.hip:
-        found.append("its torch is not a ROCm build")
-    return found
+        problems.append("its torch is not a ROCm build")
+    return problems
 
 
 def _lock_problems(contents: Contents, lock: str) -> list[str]:

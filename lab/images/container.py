@@ -143,7 +143,7 @@ def container_spec(image: Image, step: Step, gpus: Sequence[Gpu], host: HostCont
 def _network(step: Step, gpus: Sequence[Gpu]) -> str:
     """Ranks of one host connect over loopback, which exists without a network too.
 
-    But NCCL waits for ever if there is no other interface, and no bridge reaches another host.
+    But NCCL waits for ever without another interface, and no bridge reaches another host.
     """
     if step.nodes > 1:
         return "host"
@@ -167,7 +167,7 @@ def analysis_spec(image: Image, host: HostContext, *, inputs: str) -> ContainerS
 def fetch_spec(image: Image, step: Step, host: HostContext) -> ContainerSpec:
     """The container that downloads a model: no GPU, the network, and the cache of models writable.
 
-    What it needs to reach the Hub (token, proxies) is no part of this: it gets that on its standard input.
+    It gets what it needs to reach the Hub (token, proxies) on its standard input instead.
     """
     base = container_spec(image, step, [], host)
     env = {name: value for name, value in base.env.items() if name not in OFFLINE}
@@ -272,9 +272,9 @@ def _env(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> 
 
 
 def _gpu_env(image: Image, gpus: Sequence[Gpu], host: HostContext) -> dict[str, str]:
-    """What tells a step of its GPUs, and a default runtime of NVIDIA's that there are no others."""
-    given = ",".join(gpu.uuid for gpu in gpus)
-    promise = {PROMISE: str(len(gpus)), GIVEN: given} if gpus else {}
+    """Name its GPUs to a step, and hide all others from a default runtime of NVIDIA's."""
+    gpu_uuids = ",".join(gpu.uuid for gpu in gpus)
+    promise = {PROMISE: str(len(gpus)), GIVEN: gpu_uuids} if gpus else {}
     by_toolkit = bool(gpus) and not _by_cdi(gpus, host)
     return promise if image.vendor != "nvidia" or by_toolkit else {**promise, **NO_GPUS}
 
@@ -291,12 +291,12 @@ def passed_on(host_env: Mapping[str, str]) -> dict[str, str]:
 def _mounts(image: Image, step: Step, tools: Sequence[Tool], host: HostContext) -> tuple[Mount, ...]:
     folders = {"hf_cache": host.hf_cache, "cache": host.cache}
     rules = [*image.mounts, *(rule for tool in tools for rule in tool.mounts)]
-    given = [
+    mounts = [
         Mount(source=folders.get(r.source) or _from_env(r, host), target=r.target, read_only=r.read_only)
         for r in rules
     ]
     source = [Mount(source=step.source, target=SOURCE, read_only=True)] if step.source else []
-    return (Mount(source=host.run_dir, target="/out"), *given, *source)
+    return (Mount(source=host.run_dir, target="/out"), *mounts, *source)
 
 
 def _from_env(rule: MountRule, host: HostContext) -> str:
@@ -336,10 +336,10 @@ def _by_cdi(gpus: Sequence[Gpu], host: HostContext) -> bool:
 
 def _tool(image: Image, name: str) -> Tool:
     if name not in image.tools:
-        known = ", ".join(sorted(image.tools)) or "none"
+        names = ", ".join(sorted(image.tools)) or "none"
         raise UsageError(
             f"the image {image.name!r} has no tool {name!r}",
-            where=f"its tools: {known}",
+            where=f"its tools: {names}",
             fix="choose an image that has it: lab images list",
         )
     return image.tools[name]

@@ -21,12 +21,12 @@ ANSWER_S = 60.0  # an engine under load is slow, and neither dead nor one withou
 
 def docker_programs() -> list[str]:
     """Every docker on PATH, each real file once."""
-    found: dict[str, str] = {}
+    programs: dict[str, str] = {}
     for folder in os.get_exec_path():
         program = shutil.which("docker", path=folder)
         if program:
-            found.setdefault(os.path.realpath(program), program)
-    return list(found.values())
+            programs.setdefault(os.path.realpath(program), program)
+    return list(programs.values())
 
 
 def engine_cli() -> list[str] | None:
@@ -48,15 +48,17 @@ def listed(timeout_s: float = ANSWER_S) -> dict[str, str]:
     if cli is None:
         raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
     try:
-        done = subprocess.run([*cli, *argv], capture_output=True, text=True, timeout=timeout_s, check=False)
+        process = subprocess.run(
+            [*cli, *argv], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"the engine did not answer in {timeout_s:g} s", fix="see lab doctor") from error
     except OSError as error:
         raise EngineError(f"cannot start {cli[0]}: {error.strerror}") from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise EngineError(f"the engine does not list its images: {last}", fix="see lab doctor")
-    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    if process.returncode:
+        message = (process.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise EngineError(f"the engine does not list its images: {message}", fix="see lab doctor")
+    return dict(line.split(" ", 1) for line in process.stdout.splitlines() if " " in line)
 
 
 def id_of(ref: str, images: Mapping[str, str]) -> str | None:
@@ -66,10 +68,10 @@ def id_of(ref: str, images: Mapping[str, str]) -> str | None:
 
 def output_of(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
     env = {**os.environ, **(env or {})}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode:
-        raise EngineError((done.stderr.strip().splitlines() or ["failed"])[0], where=" ".join(argv[:3]))
-    return done.stdout.strip()
+    process = subprocess.run(argv, env=env, capture_output=True, text=True, errors="replace", check=False)
+    if process.returncode:
+        raise EngineError((process.stderr.strip().splitlines() or ["failed"])[0], where=" ".join(argv[:3]))
+    return process.stdout.strip()
 
 
 def stream(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, say: Say) -> tuple[int, list[str]]:

@@ -82,11 +82,11 @@ def render(target: Target, text: str) -> str:
     def section(match: re.Match[str]) -> str:
         name = match[1]
         if name not in SECTIONS:
-            known = ", ".join(SECTIONS)
+            names = ", ".join(SECTIONS)
             raise ConfigError(
-                f"there is no shared section {name!r}", where=target.dockerfile, fix=f"one of: {known}"
+                f"unknown shared section {name!r}", where=target.dockerfile, fix=f"one of: {names}"
             )
-        filled = re.sub(r"(?<!\$)\{(\w+)\}", lambda one: values[one[1]], SECTIONS[name])
+        filled = re.sub(r"(?<!\$)\{(\w+)\}", lambda field: values[field[1]], SECTIONS[name])
         return f"# shared: {name}\n{filled}# end of {name}\n"
 
     return SECTION.sub(section, text)
@@ -96,11 +96,11 @@ def shared_sections(target: Target, root: Path) -> list[str]:
     """What is wrong with the shared sections of this Dockerfile."""
     path = root / target.dockerfile
     if not path.is_file():
-        return [f"{target.dockerfile}: there is no such file"]
+        return [f"{target.dockerfile}: no such file"]
     text = path.read_text(encoding="utf-8")
     missing = sorted(set(SECTIONS) - {name for name, _ in SECTION.findall(text)})
-    found = [f"has no shared section {name}" for name in missing]
-    return found + (
+    problems = [f"has no shared section {name}" for name in missing]
+    return problems + (
         [] if render(target, text) == text else ["a shared section was edited by hand: make dockerfiles"]
     )
 

@@ -12,12 +12,12 @@ LOCAL = "localhost"
 
 def registry_of(ref: str) -> str | None:
     """The registry that this name states; None if an engine would ask docker.io."""
-    first, slash, _ = ref.partition("/")
-    return first if slash and (first == LOCAL or "." in first or ":" in first) else None
+    registry, slash, _ = ref.partition("/")
+    return registry if slash and (registry == LOCAL or "." in registry or ":" in registry) else None
 
 
 def repository_of(ref: str) -> str:
     """The name without registry, tag and digest: `lab/cuda`."""
     registry = registry_of(ref)
-    rest = ref.removeprefix(f"{registry}/") if registry else ref
-    return rest.split("@")[0].split(":")[0]
+    path = ref.removeprefix(f"{registry}/") if registry else ref
+    return path.split("@")[0].split(":")[0]

@@ -37,8 +37,8 @@ def has_code(image: Image, gpu: Gpu) -> bool:
 
 
 def driver_suffices(image: Image, gpu: Gpu) -> bool:
-    found, needed = _version(gpu.driver), _version(image.min_driver)
-    return found is None or needed is None or found >= needed
+    installed, needed = _version(gpu.driver), _version(image.min_driver)
+    return installed is None or needed is None or installed >= needed
 
 
 def suits(image: Image, gpu: Gpu) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
+from lab.core import content
 from lab.images.spec import Image
 
 # Runs on any Python, prints one line of JSON. Imports torch, because only torch knows its architectures.
+# The lab in the image is hashed by this host's code (argument 1): a changed lab must not vouch for itself.
 PROBE = """
 import importlib.metadata as m, importlib.util, json, os, re, shutil, sys
-import lab
+content = {"__name__": "content"}
+exec(sys.argv[1], content)
+inside = content["found_lab"]()
 def named(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 torch = importlib.util.find_spec("torch") is not None
@@ -24,11 +30,11 @@ try:
 except OSError:
     writable = False
 print(json.dumps({
-    "python": "%d.%d" % sys.version_info[:2], "lab": lab.__version__,
+    "python": "%d.%d" % sys.version_info[:2], "lab": inside["version"], "lab_sha256": inside["sha256"],
     "wheel": open("/usr/share/lab/SHA256SUMS").read().split()[0], "command": shutil.which("lab"),
     "torch": torch, "archs": archs, "cuda": cuda, "hip": hip, "uid": os.getuid(), "root_writable": writable,
     "packages": {named(d.metadata["Name"]): d.version for d in m.distributions() if d.metadata["Name"]},
-    "tools": {name: shutil.which(name) for name in sys.argv[1:]},
+    "tools": {name: shutil.which(name) for name in sys.argv[2:]},
 }))
 """
 # Looked for besides what the image's tools need: compilers for torch and triton, programs that query the GPU.
@@ -43,17 +49,23 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True):
     """What the probe printed. `tools`: name -> its path in the image, or None."""
 
     python: str
-    lab: str
+    lab: str | None  # the version; None without a lab
     wheel: str
     command: str | None
     torch: bool
     uid: int
     root_writable: bool
+    lab_sha256: str | None = None  # of the lab that its Python imports, by lab.core.content
     archs: tuple[str, ...] = ()
     cuda: str | None = None
     hip: str | None = None
     packages: dict[str, str] = {}
     tools: dict[str, str | None] = {}
+
+
+def probe_argv(image: Image) -> list[str]:
+    """The command that prints Contents inside an image."""
+    return ["python3", "-c", PROBE, Path(content.__file__).read_text(encoding="utf-8"), *tools_of(image)]
 
 
 def tools_of(image: Image) -> list[str]:

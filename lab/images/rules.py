@@ -35,20 +35,20 @@ def dockerfile_rules(target: Target, root: Path) -> list[str]:
     except OSError as error:
         return [f"{target.dockerfile}: {error.strerror}"]
     flags = re.IGNORECASE | re.MULTILINE
-    found = [f"uses {word}" for pattern, word in TOO_NEW if re.search(pattern, text, flags)]
-    found += [word for pattern, word in FOREIGN if re.search(pattern, text, flags)]
-    return found + _froms(text) + _base(text, target)
+    problems = [f"uses {word}" for pattern, word in TOO_NEW if re.search(pattern, text, flags)]
+    problems += [word for pattern, word in FOREIGN if re.search(pattern, text, flags)]
+    return problems + _froms(text) + _base(text, target)
 
 
 def _froms(text: str) -> list[str]:
     """Every FROM is the base argument or an earlier stage, so that any image builds on any base."""
     stages: set[str] = set()
-    found = []
+    problems = []
     for source, stage in FROM.findall(text):
         if source not in ("${BASE_IMAGE}", *stages):
-            found.append(f"FROM {source} is not an argument")
+            problems.append(f"FROM {source} is not an argument")
         stages.add(stage)
-    return found
+    return problems
 
 
 def _base(text: str, target: Target) -> list[str]:
@@ -64,18 +64,18 @@ def lock_rules(target: Target, root: Path) -> list[str]:
     except OSError as error:
         return [f"{target.lock}: {error.strerror}"]
     packages = locked(text)
-    found = [f"{name} has no hash" for name, hashes in packages.items() if not hashes]
-    found += [f"names an index: {line}" for line in INDEX_LINE.findall(text)]
-    found += [f"is not an exact version: {line}" for line in INEXACT_LINE.findall(text)]
+    problems = [f"{name} has no hash" for name, hashes in packages.items() if not hashes]
+    problems += [f"names an index: {line}" for line in INDEX_LINE.findall(text)]
+    problems += [f"is not an exact version: {line}" for line in INEXACT_LINE.findall(text)]
     if forbidden := FORBIDDEN.get(target.name):
-        found += [f"must not name {name}" for name in packages if forbidden.fullmatch(name)]
-    return found if packages else [*found, "names no package"]
+        problems += [f"must not name {name}" for name in packages if forbidden.fullmatch(name)]
+    return problems if packages else [*problems, "names no package"]
 
 
 def locked(text: str) -> dict[str, int]:
     """Package -> how many hashes it has; the fewest if it is named for several Pythons."""
-    found: dict[str, int] = {}
+    fewest_hashes: dict[str, int] = {}
     for name, body in re.findall(r"^([A-Za-z0-9][\w.-]*)==((?:.*\\\n)*.*)", text, re.MULTILINE):
         hashes = body.count("--hash=sha256:")
-        found[name.lower()] = min(hashes, found.get(name.lower(), hashes))
-    return found
+        fewest_hashes[name.lower()] = min(hashes, fewest_hashes.get(name.lower(), hashes))
+    return fewest_hashes

@@ -39,7 +39,7 @@ def save_check(image_id: str, contents: Contents, *, ok: bool, root: Path | None
 
 
 def load_check(image_id: str, root: Path | None = None) -> ImageCheck | None:
-    """What `lab images check` found in the image of this id; None if there is no readable result."""
+    """What `lab images check` found in the image of this id; None without a readable result."""
     try:
         return msgspec.json.decode(saved_path(image_id, root=root).read_bytes(), type=ImageCheck)
     except (OSError, msgspec.DecodeError):

@@ -79,7 +79,7 @@ def smoke(
     for target in targets(names):
         if not id_of(target.ref, ids):
             detail = f"not built: lab images build {target.name}"
-            yield Row(image=target.name, what="built", state="failed", detail=detail)
+            yield Row(image=target.name, check="built", state="failed", detail=detail)
             continue
         with tempfile.TemporaryDirectory(prefix="lab-smoke-") as folder:
             yield from _smoke_one(cli, target, Path(folder), rooms, stand_in, timeout_s, box or Box())
@@ -101,14 +101,14 @@ def _smoke_one(
     if gpus and not stand_in:
         host = msgspec.structs.replace(host, device_gids=box.device_gids)
     commands = FOR_ANALYSIS if for_analysis else {**BASICS, **experiments(rooms)}
-    for what, argv in commands.items():
-        spec = container_spec(image, Step(name=what, argv=argv, num_gpus=len(gpus)), gpus, host)
+    for name, argv in commands.items():
+        spec = container_spec(image, Step(name=name, argv=argv, num_gpus=len(gpus)), gpus, host)
         env = _without_promise(spec.env) if stand_in else spec.env
         spec = msgspec.structs.replace(spec, image=target.ref, env=env)
         began = time.monotonic()
-        problem, last = _run(cli, docker_run_arguments(spec), timeout_s)
-        detail = problem or f"{time.monotonic() - began:.1f} s: {last}"
-        yield Row(image=target.name, what=what, state="failed" if problem else "ok", detail=detail)
+        problem, last_line = _run(cli, docker_run_arguments(spec), timeout_s)
+        detail = problem or f"{time.monotonic() - began:.1f} s: {last_line}"
+        yield Row(image=target.name, check=name, state="failed" if problem else "ok", detail=detail)
 
 
 def _without_promise(env: Mapping[str, str]) -> dict[str, str]:
@@ -170,7 +170,7 @@ def _run(cli: Sequence[str], argv: Sequence[str], timeout_s: float) -> tuple[str
     name = f"lab-smoke-{os.getpid()}-{time.monotonic_ns()}"
     words = [*cli, *argv[:1], "--name", name, *argv[1:]]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             words,
             capture_output=True,
             text=True,
@@ -183,8 +183,8 @@ def _run(cli: Sequence[str], argv: Sequence[str], timeout_s: float) -> tuple[str
         # Killing the client does not end its container.
         subprocess.run([*cli, "rm", "--force", name], capture_output=True, check=False)
         return f"did not end in {timeout_s:.0f} s", ""
-    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    if done.returncode:
-        errors = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        return f"exit code {done.returncode}: {' | '.join(errors[-3:])}", ""
+    lines = (process.stdout.strip() or process.stderr.strip()).splitlines()
+    if process.returncode:
+        errors = (process.stderr.strip() or process.stdout.strip()).splitlines()
+        return f"exit code {process.returncode}: {' | '.join(errors[-3:])}", ""
     return None, lines[-1] if lines else ""

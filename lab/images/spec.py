@@ -55,6 +55,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The host's pip downloads `workload_wheels` (such as "torch==2.13.0"); the build gets them as files."""
 
     workload_wheels: tuple[Requirement, ...] = ()
+    labels: dict[str, str] = {}  # besides those that every image has
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +64,7 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     vendor: Vendor
     ref: str
     base: str
-    base_digest: Digest | None = None  # written by `lab images pin`
+    base_digest: Digest | None = None  # written by scripts/images.py pin
     python: str
     python_version: str
     dockerfile: str
@@ -81,8 +82,8 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def images_root() -> Path:
     """$LAB_IMAGES, else images/ of the source tree, else the copy in the wheel."""
-    if given := os.environ.get("LAB_IMAGES"):
-        return Path(given)
+    if folder := os.environ.get("LAB_IMAGES"):
+        return Path(folder)
     package = Path(__file__).parents[1]
     source = package.parent / "images"
     return source if source.is_dir() else package / "_images"
@@ -95,10 +96,12 @@ def names(root: Path | None = None) -> list[str]:
 def load(name: str, root: Path | None = None) -> Image:
     """The image of this name. Raises UsageError for an unknown name, ConfigError for an invalid TOML."""
     folder = root or images_root()
-    known = names(folder)
-    if not NAME.match(name) or name not in known:
+    available = names(folder)
+    if not NAME.match(name) or name not in available:
         raise UsageError(
-            f"there is no image {name!r}", where=folder, fix=f"one of: {', '.join(known) or '(none found)'}"
+            f"unknown image {name!r}",
+            where=folder,
+            fix=f"one of: {', '.join(available) or '(none found)'}",
         )
     return parse(folder / name / "image.toml", name)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     wheels: tuple[str, ...] = ()
     base_digest: str | None = None
     licences: str = "Apache-2.0"
+    labels: dict[str, str] = {}
 
     @property
     def base_ref(self) -> str:
@@ -35,9 +35,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
 def targets(names: Sequence[str] = ()) -> list[Target]:
     """The targets of these names: an image's name means all its targets, a target's name only itself."""
-    known = [target for name in images.names() for target in targets_of(images.load(name))]
-    refuse_unknown(names, [name for target in known for name in (target.image, target.name)])
-    return [target for target in known if not names or target.name in names or target.image in names]
+    available = [target for name in images.names() for target in targets_of(images.load(name))]
+    refuse_unknown(names, [name for target in available for name in (target.image, target.name)])
+    return [target for target in available if not names or target.name in names or target.image in names]
 
 
 def targets_of(image: images.Image) -> list[Target]:
@@ -47,9 +47,10 @@ def targets_of(image: images.Image) -> list[Target]:
         "base_digest": image.base_digest,
         "python_version": image.python_version,
         "licences": image.licences,
+        "labels": image.build.labels,
     }
     wheels = image.build.workload_wheels
-    own = Target(
+    analysis = Target(
         name=_name_of(image.ref),
         ref=image.ref,
         dockerfile=Path(image.dockerfile),
@@ -58,7 +59,7 @@ def targets_of(image: images.Image) -> list[Target]:
         **common,
     )
     if not (image.workload_ref and image.workload_dockerfile):
-        return [own]
+        return [analysis]
     workload = Target(
         name=_name_of(image.workload_ref),
         ref=image.workload_ref,
@@ -67,28 +68,14 @@ def targets_of(image: images.Image) -> list[Target]:
         wheels=wheels,
         **common,
     )
-    return [own, workload]
+    return [analysis, workload]
 
 
-def refuse_unknown(names: Sequence[str], known: Sequence[str]) -> None:
-    if unknown := sorted(set(names) - set(known)):
+def refuse_unknown(names: Sequence[str], available: Sequence[str]) -> None:
+    if unknown := sorted(set(names) - set(available)):
         raise UsageError(
-            f"there is no image {unknown[0]!r}", fix=f"one of: {', '.join(dict.fromkeys(known))}"
+            f"unknown image {unknown[0]!r}", fix=f"one of: {', '.join(dict.fromkeys(available))}"
         )
-
-
-def lock_variable(target: Target) -> str:
-    """The variable with the hash of this target's lock, such as LAB_LOCK_SHA256_CPU_TORCH."""
-    return f"LAB_LOCK_SHA256_{_upper(target)}"
-
-
-def base_variable(target: Target) -> str:
-    """The variable with the base that this target is built on, such as LAB_BASE_CPU_TORCH."""
-    return f"LAB_BASE_{_upper(target)}"
-
-
-def _upper(target: Target) -> str:
-    return re.sub(r"\W", "_", target.name).upper()
 
 
 def _name_of(ref: str) -> str:

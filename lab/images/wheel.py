@@ -30,20 +30,20 @@ def make_wheel(root: Path, say: Say) -> Wheel:
     with tempfile.TemporaryDirectory(prefix="lab-wheel-") as folder:
         argv = [*PIP, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, "."]
         code, tail = stream(argv, env=REPRODUCIBLE, cwd=root, say=say)
-        made = sorted(Path(folder).glob("lab-*.whl"))
-        if code or len(made) != 1:
+        wheels = sorted(Path(folder).glob("lab-*.whl"))
+        if code or len(wheels) != 1:
             raise MissingError(
                 "the wheel of lab cannot be made:\n" + "\n".join(tail[-8:]),
                 where=root,
                 fix=f"{sys.executable} needs pip, and pip an index with hatchling",
             )
-        wheel = Wheel(name=made[0].name, sha256=file_hash(made[0]))
+        wheel = Wheel(name=wheels[0].name, sha256=file_hash(wheels[0]))
         with writing(root / DIST):
             shutil.rmtree(root / DIST, ignore_errors=True)
             make_folder(root / DIST)
-            shutil.copyfile(made[0], root / DIST / wheel.name)
+            shutil.copyfile(wheels[0], root / DIST / wheel.name)
         write_atomic(root / DIST / "SHA256SUMS", f"{wheel.sha256}  {wheel.name}\n")
     if "-none-any." in wheel.name:
-        why = "no C compiler works here (`LAB_WHEEL=native pip wheel .` says why)"
-        say(f"the wheel is the pure one, without the compiled trace reader: {why}")
+        reason = "no C compiler works here (`LAB_WHEEL=native pip wheel .` says why)"
+        say(f"the wheel is the pure one, without the compiled trace reader: {reason}")
     return wheel

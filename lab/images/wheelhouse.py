@@ -52,9 +52,9 @@ def _download_argv(wheels: Sequence[str], python_version: str, folder: Path) -> 
 def _refuse_gpu_build(wheel: Path) -> None:
     needs = re.findall(r"^Requires-Dist: ((?:nvidia|cuda|triton)[^;\s]*)", _metadata(wheel), re.MULTILINE)
     if needs:
-        more = f" and {plural(len(needs) - 1, 'more package')}" if needs[1:] else ""
+        further = f" and {plural(len(needs) - 1, 'more package')}" if needs[1:] else ""
         raise UsageError(
-            f"this host's pip finds a GPU build (it needs {needs[0]}{more}), not one for the CPU",
+            f"this host's pip finds a GPU build (it needs {needs[0]}{further}), not one for the CPU",
             where=wheel.name,
             fix="point PIP_EXTRA_INDEX_URL at torch's index of CPU builds, or PIP_FIND_LINKS at a folder",
         )

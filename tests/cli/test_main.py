@@ -122,7 +122,7 @@ def test_a_dry_run_here_shows_the_very_command(here):
 @pytest.mark.parametrize(
     "words, code, complaint",
     [
-        (["run", "--image", "rocm71", "sweep"], 2, "there is no image 'rocm71'"),
+        (["run", "--image", "rocm71", "sweep"], 2, "unknown image 'rocm71'"),
         (["run"], 2, "name an experiment"),
         (["run", "--gpus", "0", "sweep"], 2, "zero GPUs"),
         (["run", "--gpus", "x", "sweep"], 2, "'x' is not a GPU"),
@@ -143,7 +143,7 @@ def test_a_dry_run_here_shows_the_very_command(here):
         (["run", "--resume", "nowhere", "sweep"], 2, "drop 'sweep'"),
         (["analyze", "nowhere"], 4, "no such file or folder"),
         (["runs", "show", "nowhere"], 4, "not the folder of a run"),
-        (["images", "show", "nope"], 2, "no image 'nope'"),
+        (["images", "build", "nope", "--dry-run"], 2, "unknown image 'nope'"),
         (["sweeep"], 2, "No such command"),
         (["run", "--partition", "gpu", "sweep"], 2, "an option of the slurm engine"),
         (["run", "sweep", "--detach"], 2, "an option of the slurm engine"),

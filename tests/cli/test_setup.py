@@ -27,7 +27,7 @@ from lab.images.targets import targets
 
 CPU = targets(["cpu"])[0]
 DIGEST = "sha256:" + "ab" * 32
-NOWHERE = {"here": None, "registry": None, "release": None, "has_tree": False}
+NOWHERE = {"local_version": None, "registry": None, "release": None, "has_tree": False}
 
 
 def gpu(vendor, arch):
@@ -57,11 +57,11 @@ def test_no_gpu_needs_the_cpu_image_and_a_gpu_without_code_is_an_error():
 def test_what_is_here_is_kept_then_release_then_registry_then_a_build():
     release = {"cpu": f"ghcr.io/me/lab/cpu@{DIGEST}"}
     given = {**NOWHERE, "release": release, "registry": "ghcr.io/me", "has_tree": True}
-    assert acquire.choose(CPU, **{**given, "here": lab.__version__}).how == "here"
+    assert acquire.choose(CPU, **{**given, "local_version": lab.__version__}).action == "here"
     assert acquire.choose(CPU, **given).ref == release["cpu"]
     way = acquire.choose(CPU, **{**given, "release": None})
-    assert (way.how, way.ref) == ("pull", f"ghcr.io/me/lab/cpu:{lab.__version__}")
-    assert acquire.choose(CPU, **{**given, "release": None, "registry": None}).how == "build"
+    assert (way.action, way.ref) == ("pull", f"ghcr.io/me/lab/cpu:{lab.__version__}")
+    assert acquire.choose(CPU, **{**given, "release": None, "registry": None}).action == "build"
 
 
 def test_a_wheel_install_that_nothing_tells_where_to_pull_says_the_three_ways():
@@ -99,13 +99,13 @@ def test_an_address_is_no_registrys_name_and_a_registry_of_ones_own_needs_no_own
 
 def test_an_installed_lab_does_not_keep_an_image_of_another_lab_and_a_checkout_does():
     """Runs refuse it, and setup must not call it ready."""
-    old = {**NOWHERE, "here": "0.0.9"}
-    assert acquire.choose(CPU, **{**old, "registry": "ghcr.io/me"}).how == "pull"
-    assert acquire.choose(CPU, **{**old, "has_tree": True}).how == "here"
+    old = {**NOWHERE, "local_version": "0.0.9"}
+    assert acquire.choose(CPU, **{**old, "registry": "ghcr.io/me"}).action == "pull"
+    assert acquire.choose(CPU, **{**old, "has_tree": True}).action == "here"
     with pytest.raises(MissingError, match=rf"is of lab 0\.0\.9, .* for lab {lab.__version__}"):
         acquire.choose(CPU, **old)
     with pytest.raises(MissingError, match=r"is of lab \(no version\)"):
-        acquire.choose(CPU, **{**NOWHERE, "here": ""})
+        acquire.choose(CPU, **{**NOWHERE, "local_version": ""})
 
 
 def test_an_engine_that_does_not_answer_is_not_one_without_images(monkeypatch):
@@ -222,7 +222,7 @@ def test_an_image_of_a_registry_gets_its_local_name_and_is_known_by_digest(by):
         named = f"{address}/lab/cpu@{digest}"
         ref = named if by == "digest" else f"{address}/lab/cpu:{lab.__version__}"
         try:
-            way = acquire.Way(target="cpu", how="pull", ref=ref)
+            way = acquire.Way(target="cpu", action="pull", ref=ref)
             assert acquire.pull(["docker"], way, target, print) == named
             listed = subprocess.run(
                 ["docker", "image", "inspect", target.ref], capture_output=True, check=False
@@ -236,7 +236,7 @@ def test_an_image_of_a_registry_gets_its_local_name_and_is_known_by_digest(by):
 def test_an_image_of_another_lab_or_a_dead_registry_gets_no_local_name():
     target = _target("setup-other")
     with registry("0.0.9") as (address, digest):
-        way = acquire.Way(target="cpu", how="pull", ref=f"{address}/lab/cpu@{digest}")
+        way = acquire.Way(target="cpu", action="pull", ref=f"{address}/lab/cpu@{digest}")
         try:
             with pytest.raises(BadDataError, match=r"lab 0\.0\.9"):
                 acquire.pull(["docker"], way, target, print)
@@ -261,7 +261,7 @@ def test_what_is_not_the_image_that_was_named_gets_no_local_name(how, kind, said
     """Another of lab's images under a wrong entry of a release, and bytes that do not have their digest."""
     target = _target("setup-wrong")
     with registry(lab.__version__, **how) as (address, digest):
-        way = acquire.Way(target="cpu", how="pull", ref=f"{address}/lab/cpu@{digest}")
+        way = acquire.Way(target="cpu", action="pull", ref=f"{address}/lab/cpu@{digest}")
         try:
             with pytest.raises(kind, match=said):
                 acquire.pull(["docker"], way, target, print)

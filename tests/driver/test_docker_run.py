@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.built import own_image_names
+
 pytestmark = [pytest.mark.docker, pytest.mark.root]
 SWEEP = ("sweep", "-t", "256", "--ranks", "2")
 
@@ -60,21 +62,9 @@ def wait_for(condition, seconds: float = 300) -> None:
 def finished(cpu_images, tmp_path_factory) -> Path:
     """One sweep over two settings in lab/cpu-torch, analysed in lab/cpu, with secrets around."""
     folder = tmp_path_factory.mktemp("a sweep, 'in' containers")
-    for built in cpu_images.values():  # tests of another checkout may have moved these names meanwhile
-        subprocess.run(["docker", "tag", built.id, built.ref], check=True)
-    lab(
-        "run",
-        "--image",
-        "cpu",
-        "-o",
-        "run",
-        *SWEEP,
-        "-c",
-        "28,42",
-        cwd=folder,
-        HF_TOKEN="hf_planted_secret_1234",
-        AWS_SECRET_ACCESS_KEY="planted_secret_5678",
-    )
+    secrets = {"HF_TOKEN": "hf_planted_secret_1234", "AWS_SECRET_ACCESS_KEY": "planted_secret_5678"}
+    with own_image_names():
+        lab("run", "--image", "cpu", "-o", "run", *SWEEP, "-c", "28,42", cwd=folder, **secrets)
     return folder / "run"
 
 

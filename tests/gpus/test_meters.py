@@ -11,13 +11,15 @@ import pytest
 from lab.errors import GpuError
 from lab.gpus.meters import AmdMeter, NvmlMeter, meter_of
 
-OK, NOT_SUPPORTED = 0, 3
+pynvml = pytest.importorskip("pynvml")
+OK, NOT_SUPPORTED, INSUFFICIENT_SIZE = 0, 3, 7
 
 
 class FakeNvml:
-    """Answers as libnvidia-ml: writes through the pointers it is given, by what `sensors` holds.
+    """Stands for libnvidia-ml below the real pynvml: writes through the pointers that it is given.
 
-    A value of None is a sensor that the GPU does not have; `absent` are functions that the library lacks.
+    `sensors` are the answers; a value of None is a sensor that the GPU does not have. `absent` are functions
+    that the library lacks.
     """
 
     CLOCKS = {1: "sm_mhz", 2: "mem_mhz"}  # NVML_CLOCK_SM, NVML_CLOCK_MEM
@@ -49,22 +51,22 @@ class FakeNvml:
         return object.__getattribute__(self, name)
 
     def answer(self, gpu, name, out):
-        assert gpu.value == 0xBEEF  # the handle of this GPU
+        assert ctypes.cast(gpu, ctypes.c_void_p).value == 0xBEEF  # the handle of this GPU
         if self.sensors[name] is None:
             return NOT_SUPPORTED
         out._obj.value = self.sensors[name]
         assert out._obj.value == self.sensors[name]  # the type is wide enough
         return OK
 
-    def nvmlInit_v2(self):
+    def nvmlInitWithFlags(self, flags):
         return OK
 
     def nvmlDeviceGetHandleByUUID(self, uuid, handle):
-        handle._obj.value = 0xBEEF
-        return OK if uuid == b"GPU-1" else 6
+        ctypes.c_void_p.from_address(ctypes.addressof(handle._obj)).value = 0xBEEF
+        return OK if uuid.value == b"GPU-1" else 6
 
     def nvmlSystemGetDriverVersion(self, buffer, size):
-        assert size == len(buffer)
+        assert size.value == len(buffer)
         buffer.value = b"580.1"
         return OK if "driver" not in self.sensors else NOT_SUPPORTED
 
@@ -79,36 +81,41 @@ class FakeNvml:
         return self.answer(gpu, "limit_mw", out)
 
     def nvmlDeviceGetClockInfo(self, gpu, clock, out):
-        return self.answer(gpu, self.CLOCKS[clock], out)
+        return self.answer(gpu, self.CLOCKS[clock.value], out)
 
     def nvmlDeviceGetTemperature(self, gpu, sensor, out):
-        assert sensor == 0  # NVML_TEMPERATURE_GPU
+        assert sensor.value == 0  # NVML_TEMPERATURE_GPU
         return self.answer(gpu, "celsius", out)
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, gpu, out):
         return self.answer(gpu, "throttle", out)
 
     def nvmlDeviceGetFieldValues(self, gpu, count, out):
-        assert gpu.value == 0xBEEF and count == 1
-        value = self.sensors[self.FIELDS[out._obj.field_id]]
+        assert ctypes.cast(gpu, ctypes.c_void_p).value == 0xBEEF and count.value == 1
+        (field,) = out._obj
+        assert ctypes.sizeof(field) == 40  # nvmlFieldValue_t
+        value = self.sensors[self.FIELDS[field.fieldId]]
         if value == "refused":
-            out._obj.value.ui_val = 5
+            field.value.uiVal = 5
             return NOT_SUPPORTED
-        out._obj.result = NOT_SUPPORTED if value is None else OK
-        out._obj.value.ui_val = 7 if value is None else value
+        field.nvmlReturn = NOT_SUPPORTED if value is None else OK
+        field.value.uiVal = 7 if value is None else value
         return OK
 
-    def nvmlDeviceGetMigMode(self, gpu, now, pending):
+    def nvmlDeviceGetMigMode(self, gpu, mode, pending):
         pending._obj.value = 1  # what a reboot would bring does not count
-        return self.answer(gpu, "mig", now)
+        return self.answer(gpu, "mig", mode)
 
     def processes(self, gpu, count, buffer, pids):
-        assert gpu.value == 0xBEEF and count._obj.value == len(buffer._obj) == 64
+        """As the driver: the number alone where the buffer is too small, and nothing behind the last one."""
+        assert ctypes.cast(gpu, ctypes.c_void_p).value == 0xBEEF
         if pids is None:
             return NOT_SUPPORTED
-        for index in range(64):
-            buffer._obj[index].pid = pids[index] if index < len(pids) else 9000 + index
-        count._obj.value = len(pids)
+        room, count._obj.value = count._obj.value, len(pids)
+        if room < len(pids):
+            return INSUFFICIENT_SIZE
+        for index in range(room):
+            buffer[index].pid = pids[index] if index < len(pids) else 9000 + index
         return OK
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, gpu, count, buffer):
@@ -118,8 +125,20 @@ class FakeNvml:
         return self.processes(gpu, count, buffer, self.sensors["old_pids"])
 
 
+@pytest.fixture(autouse=True)
+def no_library_is_left(monkeypatch):
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+
+
+def meter_on(library: FakeNvml, uuid: str = "GPU-1") -> NvmlMeter:
+    pynvml.nvmlLib = library
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    return NvmlMeter(uuid)
+
+
 def nvml(*absent: str, **sensors) -> NvmlMeter:
-    return NvmlMeter("GPU-1", FakeNvml(*absent, **sensors))
+    return meter_on(FakeNvml(*absent, **sensors))
 
 
 def test_nvml_reports_joules_and_watts():
@@ -150,8 +169,8 @@ def test_facts_of_sensors_that_are_not_there_are_none():
 
 def test_facts_of_functions_that_an_old_driver_lacks_are_none():
     library = FakeNvml()
-    NvmlMeter("GPU-1", library).facts()
-    needed = {"nvmlInit_v2", "nvmlDeviceGetHandleByUUID"}
+    meter_on(library).facts()
+    needed = {"nvmlInitWithFlags", "nvmlDeviceGetHandleByUUID"}
     meter = nvml(*(set(library.calls) - needed), "nvmlDeviceGetComputeRunningProcesses_v2")
     facts = meter.facts()
     assert facts == {**dict.fromkeys(facts), "uuid": "GPU-1"}
@@ -206,29 +225,27 @@ def test_an_older_driver_is_asked_by_the_older_name():
     assert nvml("nvmlDeviceGetComputeRunningProcesses_v3", old_pids=[1, 2, 3]).facts()["other_processes"] == 2
 
 
+def test_all_of_a_hundred_processes_are_counted():
+    assert nvml(pids=list(range(100))).facts()["other_processes"] == 99
+
+
 def test_a_gpu_that_nvml_does_not_know_is_an_error_with_its_name():
     with pytest.raises(GpuError, match=r"nvmlDeviceGetHandleByUUID.* error 6\n") as caught:
-        NvmlMeter("GPU-2", FakeNvml())
+        meter_on(FakeNvml(), "GPU-2")
     assert caught.value.where == "GPU-2" and "lab doctor" in caught.value.fix
 
 
 def test_a_library_that_does_not_start_is_an_error():
     library = FakeNvml()
-    library.nvmlInit_v2 = lambda: 9  # NVML_ERROR_DRIVER_NOT_LOADED
-    with pytest.raises(GpuError, match=r"nvmlInit_v2.* error 9\n") as caught:
-        NvmlMeter("GPU-1", library)
+    library.nvmlInitWithFlags = lambda flags: 9  # NVML_ERROR_DRIVER_NOT_LOADED
+    with pytest.raises(GpuError, match=r"nvmlInit.* error 9\n") as caught:
+        meter_on(library)
     assert caught.value.where is None
-
-
-def test_ctypes_layouts_are_those_of_the_library():
-    from lab.gpus.meters import _FieldValue, _Process
-
-    assert ctypes.sizeof(_FieldValue) == 40 and ctypes.sizeof(_Process) == 24
 
 
 def test_the_library_of_the_driver_is_loaded_by_its_name(monkeypatch):
     loaded = []
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: loaded.append(name) or FakeNvml())
+    monkeypatch.setattr(pynvml, "CDLL", lambda name: loaded.append(name) or FakeNvml())
     meter = meter_of("nvidia", "GPU-1")
     assert (meter.name, meter.energy_j()) == ("nvml", 123.456)
     assert loaded == ["libnvidia-ml.so.1"]
@@ -238,10 +255,17 @@ def test_a_machine_without_the_driver_is_an_error_that_names_the_library(monkeyp
     def missing(name):
         raise OSError(name)
 
-    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(pynvml, "CDLL", missing)
     with pytest.raises(GpuError) as caught:
         meter_of("nvidia", "GPU-1")
     assert caught.value.where == "libnvidia-ml.so.1" and "utility" in caught.value.fix
+
+
+def test_without_the_package_there_is_no_meter_and_the_fix_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(GpuError) as caught:
+        meter_of("nvidia", "GPU-1")
+    assert "nvidia-ml-py" in caught.value.fix
 
 
 # AMD

@@ -14,10 +14,9 @@ from lab.core.gpu import Gpu
 from lab.errors import GpuError
 from lab.gpus import sampling
 from lab.gpus.amd import amd_state
-from lab.gpus.meters import NvmlMeter
 from lab.gpus.sampling import COLUMNS, sample, sampled
 from tests.gpus.test_amd import Tree, tree  # noqa: F401
-from tests.gpus.test_meters import FakeNvml
+from tests.gpus.test_meters import FakeNvml, meter_on, no_library_is_left  # noqa: F401
 
 
 def _amd(root: Tree, minor: int = 128, mhz: int = 2100) -> Gpu:
@@ -83,7 +82,7 @@ def test_a_sampler_that_cannot_start_or_dies_is_a_sentence(tmp_path, monkeypatch
 
 
 def test_nvidia_is_asked_for_clocks_power_temperature_and_reasons(tmp_path, monkeypatch):
-    monkeypatch.setattr(sampling, "NvmlMeter", lambda uuid: NvmlMeter(uuid, FakeNvml(throttle=4)))
+    monkeypatch.setattr(sampling, "NvmlMeter", lambda uuid: meter_on(FakeNvml(throttle=4), uuid))
     read, write = os.pipe()
     os.close(write)  # the step has ended already: one sample is taken
     done = sample(tmp_path, [["nvidia", "GPU-1", None]], 0.01, read)

@@ -65,10 +65,10 @@ def test_an_argument_of_the_user_reaches_the_dockerfile_that_declares_it():
     cuda = next(t for t in targets() if t.name == "cuda")
     given = arguments.parse_given(["NSYS_PACKAGE="], targets(["cuda", "cpu"]), ROOT)
     assert given == {"NSYS_PACKAGE": ""}
-    made = arguments.build_arguments(cuda, WHEEL, base=None, given=given, root=ROOT)
+    made = arguments.build_arguments(cuda, WHEEL, base=None, user_arguments=given, root=ROOT)
     assert made["NSYS_PACKAGE"] == ""
     assert "NSYS_PACKAGE" not in arguments.build_arguments(
-        targets(["cpu"])[0], WHEEL, base=None, given=given, root=ROOT
+        targets(["cpu"])[0], WHEEL, base=None, user_arguments=given, root=ROOT
     )
 
 

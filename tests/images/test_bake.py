@@ -8,23 +8,23 @@ from itertools import pairwise
 
 import pytest
 
-from lab.images import bake
-from lab.images import check as imagecheck
 from lab.images.arguments import PIP_VARIABLES, PROVENANCE
 from lab.images.build import build_argv
 from lab.images.builders import Builder
 from lab.images.docker_cli import docker_programs
-from lab.images.targets import base_variable, lock_variable, targets
+from lab.images.targets import targets
 from lab.images.wheel import Wheel
 from tests.conftest import ROOT
+from tests.images.tree import script
 
-FILE = ROOT / bake.FILE
+scripts = script("images")
+FILE = scripts.BAKE_FILE
 DOCUMENT = json.loads(FILE.read_text())
 TARGETS = targets()
 
 
 def test_the_file_is_what_the_images_say():
-    assert FILE.read_text() == bake.render(), "make bake"
+    assert FILE.read_text() == scripts.render_bake(), "make bake"
 
 
 def test_every_image_is_a_target_and_all_are_built_by_default():
@@ -32,7 +32,7 @@ def test_every_image_is_a_target_and_all_are_built_by_default():
     for target in TARGETS:
         said = DOCUMENT["target"][target.name]
         assert (ROOT / said["dockerfile"]).is_file()
-        variable = base_variable(target)
+        variable = scripts.base_variable(target)
         assert said["args"]["BASE_IMAGE"] == f"${{{variable}}}"
         assert DOCUMENT["variable"][variable]["default"] == target.base_ref
         assert said["tags"] == [f"${{REGISTRY}}lab/{target.name}:${{TAG}}"]
@@ -64,14 +64,8 @@ def test_a_target_gets_the_arguments_that_labs_own_build_gives(target, tmp_path,
 def test_every_variable_that_a_target_reads_is_declared():
     text = FILE.read_text()
     assert all(f'"${{{name}}}"' in text or name in ("REGISTRY", "TAG") for name in DOCUMENT["variable"])
-    locks = {lock_variable(target) for target in TARGETS}
+    locks = {scripts.lock_variable(target) for target in TARGETS}
     assert locks | set(PROVENANCE) - {"LAB_LOCK_SHA256"} <= set(DOCUMENT["variable"])
-
-
-def test_an_old_file_fails_the_check(tmp_path):
-    (tmp_path / bake.FILE).write_text(FILE.read_text().replace("lab/cpu", "lab/gpu"))
-    row = imagecheck._check_generated("bake", tmp_path / bake.FILE, bake.render, "make bake")
-    assert row.state == "failed" and "make bake" in row.detail
 
 
 def test_buildx_itself_reads_the_file():

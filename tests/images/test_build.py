@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 import uuid
 
 import pytest
@@ -14,6 +16,7 @@ from lab.images import check as imagecheck
 from lab.images import spec as images
 from lab.images.build import build, plan
 from lab.images.wheelhouse import WHEELHOUSE
+from tests.built import REPOSITORY, images_folder, own_image_names
 from tests.conftest import ROOT
 from tests.images.tree import copy_tree
 
@@ -51,7 +54,7 @@ def test_both_images_hold_the_same_wheel_and_pass_their_checks(cpu_images, tmp_p
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert DockerEngine(images.load("cpu")).image_record().checked is None
     assert len({image.wheel_sha256 for image in cpu_images.values()}) == 1
-    rows = {(row.image, row.what): row for row in imagecheck.check(["cpu"])}
+    rows = {(row.image, row.check): row for row in imagecheck.check(["cpu"])}
     for name, image in cpu_images.items():
         assert (
             rows[name, "as built"].state == "ok" and image.wheel_sha256[:12] in rows[name, "as built"].detail
@@ -69,11 +72,14 @@ def test_both_images_hold_the_same_wheel_and_pass_their_checks(cpu_images, tmp_p
 def test_a_stranger_without_network_can_use_both_and_only_workloads_have_torch(cpu_images):
     names = ("lab", "torch", "pandas", "triton", "nvidia", "pip")
     program = f"import importlib.util as u; print(*(n for n in {names} if u.find_spec(n)))"
-    assert in_container("localhost/lab/cpu", "python3", "-c", program).split() == ["lab", "pandas"]
-    assert in_container("localhost/lab/cpu-torch", "python3", "-c", program).split() == ["lab", "torch"]
-    assert "matplotlib" in in_container("localhost/lab/cpu", "lab", "doctor")
+    assert in_container(cpu_images["cpu"].ref, "python3", "-c", program).split() == ["lab", "pandas"]
+    assert in_container(cpu_images["cpu-torch"].ref, "python3", "-c", program).split() == ["lab", "torch"]
+    assert "matplotlib" in in_container(cpu_images["cpu"].ref, "lab", "doctor")
     assert in_container(
-        "localhost/lab/cpu-torch", "python3", "-c", "import torch; print(torch.ones(2, 2) @ torch.ones(2, 2))"
+        cpu_images["cpu-torch"].ref,
+        "python3",
+        "-c",
+        "import torch; print(torch.ones(2, 2) @ torch.ones(2, 2))",
     )
 
 
@@ -86,7 +92,8 @@ def test_one_changed_line_rebuilds_the_wheel_and_no_dependency(
     with (tmp_path / "lab/__init__.py").open("a") as file:
         file.write(f"# {uuid.uuid4()}: no build before this one has it in its cache\n")
     toml = tmp_path / "images/cpu/image.toml"
-    toml.write_text(toml.read_text().replace('"localhost/lab/cpu', '"lab-test/cpu'))
+    changed_ref = f"{REPOSITORY}/changed-{uuid.uuid4().hex[:8]}"
+    toml.write_text(toml.read_text().replace('"localhost/lab/cpu', f'"{changed_ref}'))
     monkeypatch.setenv("LAB_IMAGES", str(tmp_path / "images"))
     shutil.copytree(ROOT / WHEELHOUSE, tmp_path / WHEELHOUSE)
     lines: list[str] = []
@@ -94,7 +101,7 @@ def test_one_changed_line_rebuilds_the_wheel_and_no_dependency(
         changed = list(build(["cpu"], base=debian_base, network="host", say=lines.append, root=tmp_path))
     finally:
         subprocess.run(
-            ["docker", "image", "rm", "lab-test/cpu", "lab-test/cpu-torch"], capture_output=True, check=False
+            ["docker", "image", "rm", changed_ref, f"{changed_ref}-torch"], capture_output=True, check=False
         )
     assert {image.wheel_sha256 for image in changed}.isdisjoint(
         image.wheel_sha256 for image in cpu_images.values()
@@ -103,3 +110,64 @@ def test_one_changed_line_rebuilds_the_wheel_and_no_dependency(
     ran = [line for line in lines if " RUN " in line and line.split()[0] not in cached]
     assert ran and all("build/images/dist" in line for line in ran), ran
     assert not any("Downloading" in line for line in lines)
+
+
+# The tests' images and a user's
+
+
+def test_the_tests_build_under_names_of_their_own_with_a_label(dockers):
+    """Two users' images were replaced by tests, once with a mutated lab in them."""
+    dockers()
+    with own_image_names():
+        argvs = [row["argv"] for row in plan([], base="local/x", network="none")]
+    tags = [argv[argv.index("--tag") + 1] for argv in argvs]
+    assert len(tags) == 5 and all(tag.startswith(f"{REPOSITORY}/") for tag in tags), tags
+    assert all(argv[argv.index("--label") + 1] == "lab.test=1" for argv in argvs)
+    argvs = [row["argv"] for row in plan([], base="local/x", network="none")]
+    assert not any("--label" in argv or REPOSITORY in str(argv) for argv in argvs), "a user's build"
+
+
+def image_record(ref: str) -> dict:
+    done = subprocess.run(["docker", "image", "inspect", ref], capture_output=True, check=True)
+    return json.loads(done.stdout)[0]
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(1200)
+def test_what_the_fixture_builds_takes_no_name_of_a_user(cpu_images):
+    for built in cpu_images.values():
+        record = image_record(built.id)
+        assert record["RepoTags"] and all(tag.startswith(REPOSITORY) for tag in record["RepoTags"])
+        assert record["Config"]["Labels"]["lab.test"] == "1"
+
+
+@pytest.fixture
+def mutated(cpu_images, tmp_path, monkeypatch):
+    """An image whose lab was changed in one place; LAB_IMAGES names it as the user's cpu image."""
+    ref = f"{REPOSITORY}/mutated-{uuid.uuid4().hex[:8]}"
+    change = "import lab; open(lab.__file__, 'a').write('# mutated')"
+    dockerfile = f'FROM {cpu_images["cpu"].ref}\nUSER 0\nRUN python3 -c "{change}"\nUSER 1000:1000\n'
+    subprocess.run(["docker", "build", "-q", "-t", ref, "-"], input=dockerfile, text=True, check=True)
+    folder = tmp_path / "images"
+    shutil.copytree(images_folder() / "cpu", folder / "cpu")
+    toml = folder / "cpu/image.toml"
+    toml.write_text(toml.read_text().replace(f'ref = "{cpu_images["cpu"].ref}"', f'ref = "{ref}"', 1))
+    monkeypatch.setenv("LAB_IMAGES", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("LAB_REGISTRY", raising=False)
+    yield ref
+    subprocess.run(["docker", "image", "rm", "-f", ref], capture_output=True, check=False)
+
+
+@pytest.mark.docker
+@pytest.mark.timeout(1200)
+def test_a_changed_lab_in_an_image_is_called_out_by_check_list_and_setup(mutated):
+    name = mutated.rpartition("/")[2]
+    for words in (["images", "check", name], ["images", "list"], ["setup", "cpu", "--dry-run"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "lab", *words], capture_output=True, text=True, check=False
+        )
+        text = done.stdout + done.stderr
+        assert done.returncode == 1, text
+        assert f"{mutated} holds lab" in text and f"lab images build {name}" in text, text
+        assert text.count("holds lab") == 1, "the other image's lab is this one"

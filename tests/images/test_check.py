@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from lab.core.provenance import lab_with_content
 from lab.images import check as imagecheck
 from lab.images.targets import targets
 from tests.conftest import ROOT
@@ -33,9 +34,9 @@ def test_a_lab_without_its_source_tree_fails_no_check_of_files_it_does_not_have(
     """As installed from a wheel."""
     monkeypatch.setattr(imagecheck, "listed", dict)
     rows = list(imagecheck.check([], tmp_path))
-    assert {row.what for row in rows} == {"image.toml", "as built", "source tree"}
+    assert {row.check for row in rows} == {"image.toml", "as built", "source tree"}
     assert [row for row in rows if row.state == "failed"] == []
-    assert [row.detail for row in rows if row.what == "source tree"] == [
+    assert [row.detail for row in rows if row.check == "source tree"] == [
         "installed without it: its files are checked in a checkout"
     ]
 
@@ -44,8 +45,8 @@ def test_in_a_source_tree_a_file_that_is_gone_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(imagecheck, "listed", dict)
     (tmp_path / "docker").mkdir()
     (tmp_path / "pyproject.toml").write_text("")
-    failed = {(row.image, row.what) for row in imagecheck.check([], tmp_path) if row.state == "failed"}
-    assert {("cpu", "Dockerfile"), ("cpu", "lock"), ("bake", "file"), ("compose", "file")} <= failed
+    failed = {(row.image, row.check) for row in imagecheck.check([], tmp_path) if row.state == "failed"}
+    assert {("cpu", "Dockerfile"), ("cpu", "lock")} <= failed
 
 
 @pytest.mark.parametrize("by_podman", [False, True])
@@ -66,7 +67,7 @@ def test_what_is_kept_of_a_check_is_found_by_runs_whichever_program_described_th
     """Runs ask the engine, which says `sha256:` before the id; podman's program does not."""
     kept = []
     contents = {"python": "3.12", "lab": "0", "wheel": "w", "command": None, "torch": False}
-    contents |= {"uid": 1234, "root_writable": False}
+    contents |= {"uid": 1234, "root_writable": False, "lab_sha256": lab_with_content().sha256}
     answers = [{"Id": "ab12", "Config": {}}, contents]
     monkeypatch.setattr(imagecheck, "engine_cli", lambda: ["podman"])
     monkeypatch.setattr(imagecheck, "_docker_json", lambda _: answers.pop(0))

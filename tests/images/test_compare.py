@@ -7,8 +7,9 @@ import hashlib
 import msgspec
 import pytest
 
+from lab.core.manifest import Lab
 from lab.images import spec as images
-from lab.images.compare import differences, serves
+from lab.images.compare import differences, lab_difference, serves
 from lab.images.targets import targets
 from tests.images.examples import CONTENTS, LOCK
 
@@ -77,6 +78,30 @@ def test_the_analysis_image_must_not_hold_torch_and_the_rocm_one_must_keep_its_o
         "torch has no code for gfx942"
         in compared(ROCM, "rocm70", labels(base=ROCM.base), archs=("gfx90a", "gfx950"))[0]
     )
+
+
+HOST_LAB = Lab(version="0.2.0", sha256="a" * 64)
+
+
+@pytest.mark.parametrize(
+    "labels_inside, sha256, text",
+    [
+        ({}, "a" * 64, None),
+        ({}, "b" * 64, "holds lab 0.1.0 (bbbbbbbbbbbb), this host runs lab 0.2.0 (aaaaaaaaaaaa)"),
+        ({"lab.wheel.sha256": "w"}, None, "holds no lab, this host runs lab 0.2.0"),
+        ({}, None, None),  # never one of lab's: runs mount this host's lab into it
+        ({"lab.test": "1"}, "a" * 64, "was built by lab's own tests"),
+    ],
+)
+def test_another_lab_in_an_image_is_said_with_what_to_type(labels_inside, sha256, text):
+    difference = lab_difference(TARGET["cuda"], labels_inside, "0.1.0", sha256, HOST_LAB)
+    assert difference is None if text is None else text in difference
+    assert text is None or difference.endswith(": lab images build cuda")
+
+
+def test_the_tests_own_images_are_theirs():
+    target = msgspec.structs.replace(TARGET["cuda"], labels={"lab.test": "1"})
+    assert lab_difference(target, {"lab.test": "1"}, "0.2.0", "a" * 64, HOST_LAB) is None
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,17 @@ import jsonschema
 import msgspec
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from lab.cli.main import cli
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
-from lab.images import check as imagecheck
-from lab.images import compose
 from lab.images import spec as images
-from tests.conftest import ROOT
+from tests.images.tree import script
 
-FILE = ROOT / compose.FILE
+compose = script("compose")
+FILE = compose.FILE
+gpu_environment = script("images").gpu_environment
 SERVICES = yaml.safe_load(FILE.read_text())["services"]
 
 # The part of the compose specification that both generations share, as far as this file uses it.
@@ -58,30 +60,10 @@ SERVICE = {
         "tmpfs": TEXTS,
         "cap_drop": TEXTS,
         "security_opt": TEXTS,
-        "healthcheck": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["test"],
-            "properties": {
-                "test": TEXTS,
-                "interval": TEXT,
-                "timeout": TEXT,
-                "start_period": TEXT,
-                "retries": {"type": "integer"},
-            },
-        },
         "init": {"type": "boolean"},
         "read_only": {"type": "boolean"},
         "environment": {"type": "object", "additionalProperties": TEXT},
         "ulimits": {"type": "object", "additionalProperties": {"type": "integer"}},
-        "depends_on": {
-            "type": "object",
-            "additionalProperties": {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {"condition": {"const": "service_completed_successfully"}},
-            },
-        },
         "deploy": {
             "type": "object",
             "additionalProperties": False,
@@ -104,12 +86,15 @@ SERVICE = {
 BOTH = {
     "type": "object",
     "additionalProperties": False,
+    "patternProperties": {"^x-": {"type": "object"}},
     "properties": {"services": {"type": "object", "additionalProperties": SERVICE}},
 }
 
 
 def test_the_file_is_what_the_images_say():
-    assert FILE.read_text() == compose.render(), "make compose"
+    text = FILE.read_text()
+    assert text == compose.render(), "make compose"
+    assert len(text.splitlines()) <= 250
 
 
 def test_the_file_uses_only_what_both_generations_of_compose_read():
@@ -118,36 +103,19 @@ def test_the_file_uses_only_what_both_generations_of_compose_read():
         jsonschema.validate({"name": "lab", "services": SERVICES}, BOTH)
 
 
-def test_every_image_has_a_profile_with_a_workload_and_its_analysis():
-    for name in images.names():
-        work, analysis = SERVICES[name], SERVICES[f"{name}-analysis"]
-        assert work["profiles"] == analysis["profiles"] == [name]
-        assert analysis["image"] == "localhost/lab/cpu" and analysis["network_mode"] == "none"
-        assert "devices" not in analysis and "deploy" not in analysis
-        assert analysis["command"][-1] in work["command"], "analysis reads what the workload wrote"
-    assert len(SERVICES) == 3 * len(images.names()) + 1
-
-
-def test_a_shell_has_what_the_workload_has_and_stays_up_in_health():
-    different = {"profiles", "command", "healthcheck"}
-    for name in images.names():
-        work, shell = SERVICES[name], SERVICES[f"{name}-shell"]
-        assert {k: v for k, v in work.items() if k not in different} == {
-            k: v for k, v in shell.items() if k not in different
-        }
-        assert shell["profiles"] == [f"{name}-shell"] and shell["command"] == ["sleep", "infinity"]
-        assert shell["healthcheck"]["test"] == ["CMD", "lab", "--version"] and "healthcheck" not in work
-
-
-def test_one_standing_analysis_serves_every_shell():
+def test_every_image_has_a_service_that_runs_a_sweep_and_one_analyses_them_all():
     analysis = SERVICES["analysis"]
-    assert analysis["profiles"] == [f"{name}-shell" for name in images.names()]
-    assert (
-        analysis["image"] == "localhost/lab/cpu"
-        and analysis["network_mode"] == "none"
-        and analysis["healthcheck"]
-    )
+    assert set(SERVICES) == {*images.names(), "analysis"}
+    for name in images.names():
+        command = SERVICES[name]["command"]
+        assert SERVICES[name]["profiles"] == [name] and command[:2] == ["lab", "run"]
+        folder = analysis["command"][-1].replace("${LAB_PROFILE:-cpu}", name)
+        assert command[command.index("--output-dir") + 1] == folder
+        plan = CliRunner().invoke(cli, [*command[1:2], "--dry-run", *command[2:]])
+        assert plan.exit_code == 0, plan.output
+    assert analysis["image"] == "localhost/lab/cpu" and analysis["network_mode"] == "none"
     assert "devices" not in analysis and "deploy" not in analysis
+    assert not any(volume.split(":")[-2] == "/hf" for volume in analysis["volumes"]), "no model"
 
 
 def test_every_service_gets_the_least_and_runs_as_the_caller():
@@ -179,11 +147,11 @@ def test_the_variables_of_a_gpu_come_from_this_machine(tmp_path):
         path.touch()
     gpu = Gpu(vendor="amd", index=0, uuid="GPU-0", render_node=str(node))
     own = {"LAB_RENDER": "renderD137", "RENDER_GID": str(node.stat().st_gid)}
-    assert compose.gpu_environment(gpu) == own
-    assert compose.gpu_environment(Gpu(vendor="nvidia", index=3, uuid="MIG-a")) == {"LAB_GPU": "MIG-a"}
+    assert gpu_environment(gpu) == own
+    assert gpu_environment(Gpu(vendor="nvidia", index=3, uuid="MIG-a")) == {"LAB_GPU": "MIG-a"}
     node.unlink()
     with pytest.raises(GpuError, match="not of one group"):
-        compose.gpu_environment(msgspec.structs.replace(gpu, render_node=str(tmp_path / "x/y/z")))
+        gpu_environment(msgspec.structs.replace(gpu, render_node=str(tmp_path / "x/y/z")))
 
 
 @pytest.mark.root
@@ -194,16 +162,8 @@ def test_nodes_of_two_groups_are_left_to_lab_run(tmp_path):
         path.touch()
         os.chown(path, 0, 4400 + number)
     with pytest.raises(GpuError, match="not of one group") as caught:
-        compose.gpu_environment(Gpu(vendor="amd", index=0, uuid="GPU-0", render_node=str(node)))
+        gpu_environment(Gpu(vendor="amd", index=0, uuid="GPU-0", render_node=str(node)))
     assert "4400" in str(caught.value) and "4401" in str(caught.value)
-
-
-@pytest.fixture
-def program():
-    found = compose.program()
-    if found is None:
-        pytest.skip("neither docker compose nor docker-compose is here")
-    return found
 
 
 def generation(kind: str) -> list[str]:
@@ -224,7 +184,7 @@ def test_compose_itself_reads_every_profile(kind):
     program = generation(kind)
     if not program:
         pytest.skip(f"compose {kind} is not here")
-    profiles = [name + end for name in images.names() for end in ("", "-shell")]
+    profiles = [*images.names(), "analysis"]
     named = [word for profile in profiles for word in ("--profile", profile)]
     done = subprocess.run(
         [*program, "-f", FILE, *named, "config"],
@@ -237,13 +197,6 @@ def test_compose_itself_reads_every_profile(kind):
     services = yaml.safe_load(done.stdout)["services"]
     for service in map(services.get, profiles):
         assert service["user"] == "1234:5678" and not re.search(r"\$\{", json.dumps(service))
-
-
-def test_a_compose_file_that_is_not_what_the_images_say_fails_the_check(tmp_path):
-    (tmp_path / "compose").mkdir()
-    (tmp_path / compose.FILE).write_text(FILE.read_text().replace("cap_drop", "cap_add"))
-    row = next(iter(imagecheck._check_compose(tmp_path)))
-    assert row.state == "failed" and "make compose" in row.detail
 
 
 def of_caller(experiments: Path) -> dict[str, str]:
@@ -259,53 +212,22 @@ def of_caller(experiments: Path) -> dict[str, str]:
 @pytest.mark.docker
 @pytest.mark.root
 @pytest.mark.timeout(1200)
-def test_up_sweeps_and_analyses_and_the_results_are_the_callers(program, cpu_images, tmp_path):
-    env = of_caller(tmp_path)
-    call = [*program, "-p", f"lab-test-{uuid.uuid4().hex[:8]}", "-f", str(FILE), "--profile", "cpu"]
+def test_a_sweep_and_its_analysis_run_and_the_results_are_the_callers(cpu_images, tmp_path):
+    program = generation("v2") or generation("v1")
+    if not program:
+        pytest.skip("neither docker compose nor docker-compose is here")
+    file, project = tmp_path / "compose.yaml", f"lab-test-{uuid.uuid4().hex[:8]}"
+    file.write_text(compose.render())  # the same with the names of the tests' own images
+    env = of_caller(tmp_path / "experiments")
+    call = [*program, "-p", project, "-f", str(file)]
     try:
-        done = subprocess.run(
-            [*call, "up", "--no-color"], env=env, capture_output=True, text=True, timeout=900, check=False
-        )
-        states = subprocess.run(
-            [*call, "ps", "-a", "-q"], env=env, capture_output=True, text=True, check=False
-        ).stdout.split()
-        codes = subprocess.run(
-            ["docker", "inspect", "-f", "{{.State.ExitCode}}", *states],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        for words in (["cpu"], ["analysis"], ["analysis", "lab", "--version"]):
+            done = subprocess.run(
+                [*call, "run", "--rm", "-T", *words], env=env, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     finally:
         subprocess.run([*call, "down"], env=env, capture_output=True, check=False)
-    assert codes.stdout.split() == ["0", "0"], done.stdout[-3000:] + done.stderr[-3000:]
-    run = tmp_path / "compose_cpu"
+    run = tmp_path / "experiments/compose_cpu"
     assert (run / "report.html").is_file() and list((run / "tables").glob("*.csv"))
     assert {(p.stat().st_uid, p.stat().st_gid) for p in run.rglob("*")} == {(1234, 5678)}
-
-
-@pytest.mark.docker
-@pytest.mark.root
-@pytest.mark.timeout(1200)
-def test_a_shell_becomes_healthy_takes_work_and_ends_at_once(program, cpu_images, tmp_path):
-    env = of_caller(tmp_path)
-    call = [*program, "-p", f"lab-test-{uuid.uuid4().hex[:8]}", "-f", str(FILE), "--profile", "cpu-shell"]
-
-    def run(*words):
-        return subprocess.run(
-            [*call, *words], env=env, capture_output=True, text=True, check=True, timeout=900
-        ).stdout
-
-    try:
-        run("up", "-d")
-        assert run("exec", "-T", "cpu-shell", "lab", "--version").startswith("lab")
-        assert "lab" in run("exec", "-T", "analysis", "lab", "--version")
-        (one, *_) = run("ps", "-q", "cpu-shell").split()
-        asked = subprocess.run(
-            ["docker", "inspect", "-f", "{{json .State.Health}}", one],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert json.loads(asked.stdout)["Status"] in ("starting", "healthy")
-    finally:
-        subprocess.run([*call, "down", "-t", "5"], env=env, capture_output=True, check=False)

@@ -14,8 +14,10 @@ from lab.cli.main import cli
 from lab.errors import EngineError, UsageError
 from lab.images.check import UNPRIVILEGED
 from lab.images.docker_cli import id_of, listed
-from lab.images.probe import PROBE
+from lab.images.probe import probe_argv
+from lab.images.spec import load
 from lab.images.tree import ROOT
+from tests.built import REPOSITORY
 
 LOCK = (ROOT / "images/pascal/requirements.lock").read_text()
 SECTIONS = {path.parent.name: path.read_text() for path in (ROOT / "images").glob("*/requirements.lock")}
@@ -28,7 +30,7 @@ def names(text: str) -> set[str]:
 def test_the_pascal_lock_keeps_the_last_torch_for_its_gpus_and_nothing_that_would_replace_it():
     """accelerate (from 1.3 on) and bitsandbytes ask for a torch of 2.x, whose code leaves these GPUs out."""
     assert "\ntorch==1.12.1 " in LOCK and not names(LOCK) & {"bitsandbytes", "triton", "torchvision"}
-    assert not [name for name in names(LOCK) if name.startswith("nvidia-")], (
+    assert not [name for name in names(LOCK) if name.startswith("nvidia-") and name != "nvidia-ml-py"], (
         "its torch brings CUDA in its own wheel"
     )
     numpy, transformers = (
@@ -48,13 +50,14 @@ def test_the_rocm_lock_holds_neither_torch_nor_cuda():
 @pytest.fixture(scope="module")
 def pascal() -> str:
     """lab/pascal as it is here: building it anew takes minutes, which `make images` spends."""
+    ref = f"{REPOSITORY}/pascal"
     try:
-        found = id_of("localhost/lab/pascal", listed())
+        ids = listed()
     except EngineError as error:
         pytest.skip(error.what)
-    if not found:
-        pytest.skip("lab/pascal is not built here: make images")
-    return "localhost/lab/pascal"
+    if not id_of(ref, ids):
+        pytest.skip(f"{ref} is not built here: .ci/run")
+    return ref
 
 
 def inside(ref: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -71,7 +74,7 @@ def inside(ref: str, *words: str, code: int = 0) -> subprocess.CompletedProcess[
 
 @pytest.mark.docker
 def test_what_the_lock_names_is_what_the_image_holds_and_torch_works_with_it(pascal):
-    seen = json.loads(inside(pascal, "python3", "-c", PROBE).stdout)
+    seen = json.loads(inside(pascal, *probe_argv(load("pascal"))).stdout)
     said = dict(re.findall(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)", LOCK, re.MULTILINE))
     assert {name: version for name, version in seen["packages"].items() if name != "lab"} == said
     assert "sm_60" in seen["archs"] and seen["cuda"] == "10.2"

@@ -41,7 +41,7 @@ def test_check_refuses_a_name_that_docker_io_would_answer(tmp_path, monkeypatch)
         text.replace('"pascal"', '"mine"').replace("localhost/lab/pascal", "somebody/pascal")
     )
     monkeypatch.setenv("LAB_IMAGES", str(tmp_path))
-    row = next(row for row in check(["mine"]) if row.what == "image.toml")
+    row = next(row for row in check(["mine"]) if row.check == "image.toml")
     assert row.state == "failed" and "localhost/somebody/pascal" in row.detail
 
 

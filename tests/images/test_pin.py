@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from lab.errors import EngineError
-from lab.images import build as imagebuild
-from lab.images import pin as imagepin
 from lab.images import spec as images
 from lab.images.targets import targets_of
 from tests.conftest import ROOT
+from tests.images.tree import script
+
+imagepin = script("images")
 
 DIGEST = "sha256:" + "ab" * 32
 
@@ -48,8 +49,8 @@ def test_a_registry_that_does_not_answer_leaves_the_tag_as_it_is(tmp_path, monke
 
 
 def test_a_base_is_resolved_for_one_build_unless_image_toml_pins_it(monkeypatch):
-    monkeypatch.setattr(imagebuild, "query_digest", lambda base: DIGEST)
+    monkeypatch.setattr(imagepin, "query_digest", lambda base: DIGEST)
     (target,) = targets_of(images.load("pascal"))
-    assert imagebuild._pinned(target) == f"{target.base}@{DIGEST}"
+    assert imagepin.pinned_base(target) == f"{target.base}@{DIGEST}"
     pinned = msgspec.structs.replace(target, base_digest="sha256:" + "cd" * 32)
-    assert imagebuild._pinned(pinned) == pinned.base_ref
+    assert imagepin.pinned_base(pinned) == pinned.base_ref

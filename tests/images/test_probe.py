@@ -8,8 +8,9 @@ import sys
 
 import msgspec
 
+from lab.core.provenance import lab_with_content
 from lab.images import spec as images
-from lab.images.probe import PROBE, Contents, tools_of
+from lab.images.probe import PROBE, Contents, probe_argv, tools_of
 
 CUDA, PASCAL, CPU, ROCM = (images.load(name) for name in ("cuda", "pascal", "cpu", "rocm70"))
 
@@ -22,10 +23,14 @@ def test_the_probe_prints_what_seen_reads(tmp_path):
     )
     program = program.replace('importlib.util.find_spec("torch") is not None', "False")
     done = subprocess.run(
-        [sys.executable, "-c", program, "sh", "no-such-tool"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, probe_argv(CPU)[3], "sh", "no-such-tool"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     seen = msgspec.convert(json.loads(done.stdout), Contents)
     assert seen.wheel == "abc" and seen.packages["msgspec"] == msgspec.__version__ and seen.root_writable
+    assert (seen.lab_sha256, seen.lab) == (lab_with_content().sha256, lab_with_content().version)
     assert seen.tools["sh"] and seen.tools["no-such-tool"] is None
 
 

@@ -114,7 +114,7 @@ def test_an_image_is_tried_with_the_gpu_that_is_here_and_has_to_see_it(monkeypat
 @pytest.mark.timeout(1200)
 def test_built_images_do_their_work_as_nobody_on_a_read_only_root(cpu_images):
     rows = list(imagesmoke.smoke(["cpu"], smoke_runs()))
-    assert [(row.image, row.what) for row in rows] == [
+    assert [(row.image, row.check) for row in rows] == [
         ("cpu", "version"),
         ("cpu", "doctor"),
         ("cpu", "analysis"),

@@ -9,7 +9,7 @@ from lab.images import spec as images
 
 
 def test_an_unknown_image_names_the_known_ones():
-    with pytest.raises(UsageError, match="no image 'rocm71'") as caught:
+    with pytest.raises(UsageError, match="unknown image 'rocm71'") as caught:
         images.load("rocm71")
     assert "cpu, cuda, pascal, rocm70" in str(caught.value)
     with pytest.raises(UsageError):

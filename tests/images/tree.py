@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from pathlib import Path
+from types import ModuleType
+
+from tests.conftest import ROOT
 
 
 def copy_tree(source: Path, to: Path) -> None:
@@ -14,3 +18,12 @@ def copy_tree(source: Path, to: Path) -> None:
         shutil.copy(source / name, to)
     (to / "scripts").mkdir()
     shutil.copy(source / "scripts" / "hatch_build.py", to / "scripts")
+
+
+def script(name: str) -> ModuleType:
+    """scripts/NAME.py as a module."""
+    spec = importlib.util.spec_from_file_location(f"lab_script_{name}", ROOT / f"scripts/{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

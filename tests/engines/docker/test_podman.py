@@ -139,7 +139,7 @@ def test_podman_of_another_user_is_refused_because_the_results_would_be_his():
         connect({"DOCKER_HOST": f"unix://{podman_socket()}"})
 
 
-def test_a_sweep_and_its_analysis_run_to_their_page(as_user):
+def test_a_sweep_and_its_analysis_run_to_their_page(as_user, own_names):
     """Found without DOCKER_HOST, where the user may not use the system's Docker."""
     said = as_user("""
         image = images.load("cpu")

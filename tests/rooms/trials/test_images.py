@@ -28,8 +28,6 @@ CELLS = ("--cell", "none", "--cell", "{image: cpu}")
 
 @pytest.fixture
 def folder(cpu_images, tmp_path):
-    for built in cpu_images.values():  # tests of another checkout may have moved these names meanwhile
-        subprocess.run(["docker", "tag", built.id, built.ref], check=True)
     (tmp_path / "train.py").write_text(TRAIN)
     return tmp_path
 

@@ -131,7 +131,7 @@ def test_a_killed_run_that_is_resumed_loses_no_trial_and_counts_none_twice(tmp_p
         (("--again", "nowhere"), 4, "no trial ended"),
         (("nowhere.yaml",), 4, "cannot read the matrix"),
         (("--cell", "{image: cuda}", "--", "true"), 7, "needs nvidia GPUs and none was found"),
-        (("--cell", "{image: nope}", "--", "true"), 2, "there is no image 'nope'"),
+        (("--cell", "{image: nope}", "--", "true"), 2, "unknown image 'nope'"),
         (("--cell", "{img: cpu}", "--", "true"), 3, "a cell has name, image,"),
         (("--", "echo", "hf_planted_token_value"), 2, "a secret stands in the command"),
         (("--", "no-such-program"), 4, "no program 'no-such-program' on PATH"),

@@ -18,6 +18,7 @@ from lab.rooms.kernels.catalogue.rank import read_rank
 from lab.rooms.kernels.findings import analyse_profile
 from lab.rooms.kernels.schema import Generation, LinearShape, RecordedOp
 from lab.rooms.kernels.trails import read_json, read_lines, trails
+from tests.built import REPOSITORY
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.torch
@@ -188,10 +189,10 @@ def holds_1_12(folder: Path) -> None:
 @pytest.mark.docker
 def test_profile_and_recorder_work_in_the_pascal_image(open_folder):
     here = subprocess.run(
-        ["docker", "image", "inspect", "localhost/lab/pascal"], capture_output=True, check=False, timeout=300
+        ["docker", "image", "inspect", f"{REPOSITORY}/pascal"], capture_output=True, check=False, timeout=300
     )
     if here.returncode:
-        pytest.skip("the image lab/pascal is not built here (lab images build pascal)")
+        pytest.skip(f"{REPOSITORY}/pascal is not built here: .ci/run")
     (open_folder / "kernels.json").write_text(
         json.dumps({"model": "tiny-bloom", "max_new_tokens": NEW_TOKENS})
     )
@@ -199,7 +200,7 @@ def test_profile_and_recorder_work_in_the_pascal_image(open_folder):
         *("docker", "run", "--rm", "--network=none", f"--user={os.getuid()}:{os.getgid()}"),
         *("-e", "PYTHONPATH=/src", "-e", "HOME=/tmp", "-e", "OMP_NUM_THREADS=1"),
         *("-v", f"{ROOT / 'lab'}:/src/lab:ro", "-v", f"{open_folder}:/out", "-w", "/out"),
-        "localhost/lab/pascal",
+        f"{REPOSITORY}/pascal",
         "python",
         *WORKLOAD.split(),
     ]
