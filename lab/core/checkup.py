@@ -34,7 +34,7 @@ class Mend(NamedTuple):
 class Check(NamedTuple):
     """One finding. `warn`: present and not usable, which does not matter for runs without it."""
 
-    what: str
+    subject: str
     state: str  # "ok" | "-" (absent) | "warn" | "bad"
     detail: str
     mend: Mend | None = None

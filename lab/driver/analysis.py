@@ -33,13 +33,13 @@ def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
     target = out or home_of(folder)
     if folder.is_dir():  # of a file, only once it could be read
         make_folder(target)
-    found = house.analyse(folder, target, run, console.detail)
+    findings = house.analyse(folder, target, run, console.detail)
     if run and (changed := run.changed()):
-        which = f"{plural(len(changed), 'file')} not as recorded ({first_few(changed)})"
-        told = f"{which}: the figures are of what lies here now, not of what the manifest names"
-        found = msgspec.structs.replace(found, lacking=[*found.lacking, told])
-    note_lacking(target, found.lacking)
-    return found
+        changes = f"{plural(len(changed), 'file')} not as recorded ({first_few(changed)})"
+        gap = f"{changes}: the figures are of what lies here now, not of what the manifest names"
+        findings = msgspec.structs.replace(findings, lacking=[*findings.lacking, gap])
+    note_lacking(target, findings.lacking)
+    return findings
 
 
 def analyse_run(run: Run, engine: Engine, options: Options, console: Console) -> Findings | None:

@@ -154,9 +154,9 @@ def raise_for(outcome: Outcome, lines: list[str], root: Path) -> None:
     answer = _answer(lines)
     if answer.error is not None:
         kind = KINDS.get(answer.error.kind, LabError)
-        where = answer.error.where
-        where = str(hub_cache()) if where == HUB_CACHE else where  # the cache as a container sees it
-        raise kind(answer.error.what, where=where, fix=answer.error.fix)
+        path = answer.error.where
+        path = str(hub_cache()) if path == HUB_CACHE else path  # the cache as a container sees it
+        raise kind(answer.error.what, where=path, fix=answer.error.fix)
     if not outcome.ok or answer.fetched is None:
         words = "\n".join(f"  | {line}" for line in outcome.tail[-12:])
         raise StepFailed(f"the download {outcome.status.value}: {outcome.reason}\n{words}", where=root)
@@ -182,9 +182,9 @@ KINDS = {kind.__name__: kind for kind in (BadDataError, MissingError, NetworkErr
 
 
 def _answer(lines: list[str]) -> Answer:
-    last = next((line for line in reversed(lines) if line.startswith("{")), "{}")
+    line = next((line for line in reversed(lines) if line.startswith("{")), "{}")
     try:
-        return msgspec.json.decode(last, type=Answer)
+        return msgspec.json.decode(line, type=Answer)
     except msgspec.DecodeError:
         return Answer()  # not its own line: the outcome and its last lines say what happened
 
@@ -194,24 +194,24 @@ def _again(model: str, options: Options) -> str:
     return f"lab fetch {shlex.quote(model)}{image} goes on where it stopped"
 
 
-def show_model(found: CachedModel, options: Options, console: Console) -> None:
+def show_model(cached: CachedModel, options: Options, console: Console) -> None:
     """The result: for a person on stderr, for a machine on stdout."""
-    if found.state is State.absent:
+    if cached.state is State.absent:
         raise EngineError(
-            f"{found.model} was downloaded, but is not in this machine's cache",
+            f"{cached.model} was downloaded, but is not in this machine's cache",
             where=hub_cache(),
             fix="the image may be of another version of lab: lab images build",
         )
-    console.say(f"✓ {found.model} at {found.commit[:12]}: {size_text(found.size_bytes)} in {hub_cache()}")
+    console.say(f"✓ {cached.model} at {cached.commit[:12]}: {size_text(cached.size_bytes)} in {hub_cache()}")
     if options.json:
-        print(json.dumps({**msgspec.to_builtins(found), "cache": str(hub_cache())}))
+        print(json.dumps({**msgspec.to_builtins(cached), "cache": str(hub_cache())}))
 
 
 def show_fetch(model: str, revision: str, engine: Engine, step: Step, root: Path, options: Options) -> None:
     """Print what would run, and what the step would read on its standard input, by name."""
     starts = engine.preview_fetch(step, run_dir=str(root))
-    found = find_model(model, hub_cache(), revision)
-    given = sorted(json.loads(settings(os.environ))["env"])
+    cached = find_model(model, hub_cache(), revision)
+    names = sorted(json.loads(settings(os.environ))["env"])
     if options.json:
         document = {
             "model": model,
@@ -219,8 +219,8 @@ def show_fetch(model: str, revision: str, engine: Engine, step: Step, root: Path
             "engine": engine.name,
             "image": options.image,
             "cache": str(hub_cache()),
-            "cached": msgspec.to_builtins(found),
-            "stdin": given,
+            "cached": msgspec.to_builtins(cached),
+            "stdin": names,
             "starts": starts,
         }
         text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
@@ -229,8 +229,8 @@ def show_fetch(model: str, revision: str, engine: Engine, step: Step, root: Path
         text = "\n".join(
             [
                 f"fetch {model} ({revision}), engine {engine.name}, into {hub_cache()}",
-                f"there now: {found.state.value}" + (f", commit {found.commit}" if found.commit else ""),
-                f"on standard input: {', '.join(given) or 'no token, no proxy'}",
+                f"there now: {cached.state.value}" + (f", commit {cached.commit}" if cached.commit else ""),
+                f"on standard input: {', '.join(names) or 'no token, no proxy'}",
                 shlex.join(command),
             ]
         )

@@ -24,7 +24,7 @@ def versions_of(path: Path) -> dict[str, str]:
     if not path.exists():
         return {}
     try:
-        found = msgspec.json.decode(path.read_bytes()).get("versions", {})
-        return {name: str(value) for name, value in found.items() if value is not None}
+        versions = msgspec.json.decode(path.read_bytes()).get("versions", {})
+        return {name: str(value) for name, value in versions.items() if value is not None}
     except (msgspec.DecodeError, AttributeError) as error:
         raise BadDataError(f"environment.json cannot be read: {error}", where=path) from error

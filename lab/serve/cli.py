@@ -96,7 +96,7 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
         for path in written:
             click.echo(printable(str(path)))
     if notes:
-        raise StepFailed(listed("the export is not complete", notes, most=40), where=out)
+        raise StepFailed(listed("the export is not complete", notes, limit=40), where=out)
 
 
 @click.command("query")

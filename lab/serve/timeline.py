@@ -118,7 +118,7 @@ def _on_one_clock(captures: list[Capture], paths: Sequence[Path], notes: list[st
         ],
         "its collectives contradict each other": [one.rank for one in pairs.clocks if not one.plausible],
     }
-    notes += [f"{ranks_text(odd, most=16)}: clock as recorded, {text}" for text, odd in why.items() if odd]
+    notes += [f"{ranks_text(odd, limit=16)}: clock as recorded, {text}" for text, odd in why.items() if odd]
     for rank, offset_ns in offsets.items():
         if offset_ns:
             captures[of_rank[rank]] = _moved(captures[of_rank[rank]], -offset_ns)

@@ -172,7 +172,7 @@ def _wait(step: Step, process: GuardedProcess, log: LogWriter, stop: Stop) -> st
             )
             if stopped_by:
                 process.ask_to_stop()
-        elif stop.now:
+        elif stop.at_once:
             process.kill()
         time.sleep(POLL_S if now - began > 1 else POLL_S / 10)
     return stopped_by

@@ -85,7 +85,7 @@ def read_ranks(paths: Sequence[Path], progress: Callable[[str], None] = lambda _
         )
     missing = _missing(traces)
     if missing:
-        notes.append(f"{ABSENT} {ranks_text(missing, most=16)}")
+        notes.append(f"{ABSENT} {ranks_text(missing, limit=16)}")
     return Ranks(traces, _offsets(traces), notes)
 
 
