@@ -15,7 +15,7 @@ SYSTEM_PROGRAMS = "/usr/sbin:/sbin"  # rarely on a user's PATH
 
 
 class Mend(NamedTuple):
-    """Commands that mend a finding. They download nothing and end nobody's containers.
+    """Commands that mend a finding. They download nothing and end no containers.
 
     then: what a person still has to do after them.
     """

@@ -37,7 +37,7 @@ class Compiling:
     portable: bool = False
 
     def built(self, source: Path) -> ctypes.CDLL:
-        """The library, compiled if the cache has none. Raises MissingError with the compiler's own words."""
+        """Load the library, compiled if the cache has none. Raises MissingError with its output."""
         if self.portable:
             place = folder(self.instead) / self.file_name(source)
             if not place.exists():
@@ -50,16 +50,16 @@ class Compiling:
         return self.loaded(place)
 
     def packaged(self, source: Path) -> Path | None:
-        """The library of exactly this source for this kind of machine that came with the wheel."""
+        """Find the library of exactly this source for this kind of machine in the wheel."""
         place = PACKAGED / self.file_name(source)
         return place if place.is_file() else None
 
     def file_name(self, source: Path) -> str:
-        """Of a portable library: the same on every machine of this kind."""
+        """Name a portable library: the same on every machine of this kind."""
         return f"{source.stem}-{self.key(source, [], '')}.so"
 
     def loaded(self, place: Path) -> ctypes.CDLL:
-        """Raises MissingError for a file that is no library of this machine."""
+        """Load it. Raises MissingError for a file that this machine cannot load."""
         try:
             return ctypes.CDLL(str(place))
         except OSError as error:
@@ -78,9 +78,11 @@ class Compiling:
             command = shlex.split(name)
             if command and shutil.which(command[0]):
                 return command, self._version_of(command)
-        what = f"no {self.language} compiler here"
+        problem = f"no {self.language} compiler here"
+        if from_variable:
+            problem = f"${self.variable} is {from_variable!r}, which is not a program here"
         raise MissingError(
-            f"${self.variable} is {from_variable!r}, which is not a program here" if from_variable else what,
+            problem,
             where=f"PATH, for {from_variable or ', '.join(self.names)}",
             fix=f"install {' or '.join(self.names[1:])}, or name one in {self.variable}; {self.instead}",
         )
@@ -152,19 +154,19 @@ def folder(instead: str) -> Path:
         about = cache.stat()
     except OSError as error:
         raise not_kept(storage_error(error, cache).what, cache, instead) from error
-    # What lies here is run.
+    # Libraries in this folder are executed.
     if about.st_uid not in (os.getuid(), 0) or about.st_mode & 0o022:
         raise not_kept("others may write to the folder", cache, instead)
     return cache
 
 
 def processor() -> str:
-    """What -march=native depends on: a cache may be shared by machines of several kinds."""
+    """Read what -march=native depends on: machines of several kinds may share a cache."""
     names = ("model name", "flags", "Features", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = [platform.processor()]  # no Linux: the kind of processor must do
+        lines = [platform.processor()]  # not Linux: only the kind of processor is known
     processor_lines = sorted({line for line in lines if line.split("\t")[0].strip(" :") in names})
     return "\n".join([platform.machine(), *(processor_lines or lines)])
 

@@ -71,7 +71,9 @@ def load(path: Path) -> Findings:
     """Raises MissingError without the file; BadDataError if it is too large or does not fit the schema."""
     try:
         with path.open("rb") as file:
-            data = file.read(min(os.fstat(file.fileno()).st_size, MOST_BYTES) + 1)  # reserves what it is told
+            data = file.read(
+                min(os.fstat(file.fileno()).st_size, MOST_BYTES) + 1
+            )  # read() reserves its argument
     except OSError as error:
         raise MissingError(f"cannot read the findings: {error.strerror}", where=path) from error
     if len(data) > MOST_BYTES:

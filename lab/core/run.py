@@ -220,7 +220,7 @@ class Run:
 
 
 def _is_changed(root: Path, name: str, file: FileRecord, ended_s: float) -> bool:
-    """A file that is gone is no changed one; a name that leads out of the run is looked at by nobody."""
+    """Whether the file differs from its record; deleted files do not count, paths out of the run are not read."""
     if "\0" in name:
         return True
     path = root / name
@@ -288,9 +288,9 @@ def check_steps(steps: Iterable[Step]) -> None:
             raise ConfigError(f"two steps share the {field} {twice[0]!r}")
 
 
-def new_root(room: str, parent: Path, time: datetime | None = None) -> Path:
+def new_root(room: str, parent: Path, started: datetime | None = None) -> Path:
     """experiments/<room>_<YYYYMMDD_HHMMSS>, with a suffix when two start in one second."""
-    stamp = (time or datetime.now()).strftime("%Y%m%d_%H%M%S")
+    stamp = (started or datetime.now()).strftime("%Y%m%d_%H%M%S")
     root = parent / f"{room}_{stamp}"
     for extra in range(2, 100):
         if not root.exists():

@@ -1,6 +1,6 @@
 """The lab that a run's steps import: a copy in the run folder, made once, so that later edits do not run.
 
-Every process of a step is told the copy's hash and checks itself at its start (`lab.core.content`).
+Every process of a step gets the copy's hash in its environment and checks itself (`lab.core.content`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a step ended: its status, the reason in words, and the evidence."""
+    """How a step ended: its status, the reason as a sentence, and the evidence."""
 
     status: Status
     reason: str = ""

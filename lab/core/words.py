@@ -8,7 +8,7 @@ from typing import Any
 
 # C0 but newline and tab, DEL, C1, and what turns the direction of text: a terminal obeys them.
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# A sign before a word or a number, as in `-inf`, is no formula.
+# A sign before a word or a number, as in `-inf`, does not start a formula.
 _FORMULA = re.compile(r"[\t\r]|\s*(?:[=@]|[+-](?=.*[(|!]))")
 
 
@@ -35,7 +35,7 @@ def first_few(texts: Sequence[str], limit: int = 4, *, between: str = ", ") -> s
 
 
 def listed(head: str, lines: Sequence[str], limit: int = 20) -> str:
-    """`head:` with the lines below it; of more than `most` the first, and how many more there are."""
+    """`head:` with the lines below it; beyond `limit` lines, only how many more there are."""
     hidden = [f"and {len(lines) - limit:,} more"] if len(lines) > limit else []
     return "\n  ".join([f"{head}:", *lines[:limit], *hidden])
 

@@ -27,7 +27,7 @@ LIMIT_S = 3600.0  # traces come from outside: an analysis that never ends is an 
 
 
 def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
-    """Tables, figures and page of a run, or of a recording that lab did not make."""
+    """Write tables, figures and page of a run, or of a recording that lab did not make."""
     run = Run.open(folder) if Run.is_run(folder) else None
     house = room(run.manifest.room) if run else room_of(folder)
     target = out or home_of(folder)
@@ -43,7 +43,7 @@ def analyse(folder: Path, out: Path | None, console: Console) -> Findings:
 
 
 def analyse_run(run: Run, engine: Engine, options: Options, console: Console) -> Findings | None:
-    """After the steps: in the engine's analysis image where it has one, else here; not at all if so asked."""
+    """Analyse in the engine's analysis image where it has one, else here; --analysis none skips it."""
     if options.analysis == "none":
         return None
     image = engine.analysis_image() if options.analysis == "auto" else None
@@ -94,7 +94,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
         )
     try:
         summary = msgspec.json.decode(answer, type=Findings, dec_hook=lambda kind, text: kind(text))
-        more = {key: value for key, value in msgspec.json.decode(answer).items() if key not in SHARED}
+        extra = {key: value for key, value in msgspec.json.decode(answer).items() if key not in SHARED}
     except msgspec.DecodeError as error:
         raise EngineError(
             f"the image and this host run incompatible versions of lab: {error}",
@@ -103,7 +103,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
         ) from error
     return msgspec.structs.replace(
         summary,
-        answer=more,
+        answer=extra,
         files=[Path(str(path).replace("/out", str(run.root), 1)) for path in summary.files],
         terminal=summary.terminal.replace("/out/", f"{run.root}/"),
     )

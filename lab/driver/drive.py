@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from lab.core import provenance
-from lab.core.manifest import ImageRecord, Kind, Manifest, StepRecord
+from lab.core.manifest import Kind, Manifest, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
 from lab.core.run import Run, check_place, new_root, utc_now
@@ -20,15 +19,15 @@ from lab.core.snapshot import take_snapshot
 from lab.core.step import STALL_LIMIT, Outcome, Status, Step
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
+from lab.driver.comparable import content_of, same_cpu, same_image, same_source
 from lab.driver.execute import Lease, StepRunner, check_gpus
-from lab.driver.gather import gather
-from lab.driver.job import finish_run
+from lab.driver.job import finish_run, gather
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.driver.show import raise_for_steps, show_plan
 from lab.driver.which_lab import check_folder, hold_to, named_in
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine, refuse_other_gpus
-from lab.errors import Interrupted, MissingError, UsageError
+from lab.errors import Interrupted, MissingError
 from lab.gpus.leases import hold
 from lab.rooms import room
 from lab.secrets import redact, secret_values
@@ -214,8 +213,8 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
     further = engine.further_images(str(root.absolute()), site.gpus)
     inputs = [plan.inputs[name] for name in sorted(plan.inputs)]
     skipped = {
-        name: Outcome(status=Status.skipped, reason=why, started_utc=created)
-        for name, why in plan.skipped.items()
+        name: Outcome(status=Status.skipped, reason=reason, started_utc=created)
+        for name, reason in plan.skipped.items()
     }
     return Manifest(
         id=root.resolve().name,
@@ -236,61 +235,12 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
         steps=[
             StepRecord(
                 step=step,
-                fingerprint=step.fingerprint(_content_of(step, image, further), *inputs),
+                fingerprint=step.fingerprint(content_of(step, image, further), *inputs),
                 outcome=skipped.get(step.name),
             )
             for step in plan.steps
         ],
     )
-
-
-def _content_of(step: Step, image: ImageRecord | None, further: Sequence[ImageRecord]) -> str:
-    """The content of the image that this step runs in, or its name where no content is known; "": none."""
-    record = next((one for one in further if one.name == step.image), None) if step.image else image
-    return (record.id or record.ref) if record else ""
-
-
-def same_source(run: Run, manifest: Manifest) -> None:
-    """Refuse to add steps to a run whose numbers come from elsewhere: its manifest says it once for all."""
-
-    def source(manifest: Manifest) -> tuple[str, ...]:
-        image = (manifest.image.id or manifest.image.ref) if manifest.image else "no image"
-        return manifest.kind.value, image, *(further.id or further.ref for further in manifest.images)
-
-    if source(run.manifest) != source(manifest):
-        raise UsageError(
-            f"this run is {', '.join(source(run.manifest))}; what would be added is "
-            f"{', '.join(source(manifest))}",
-            where=run.root,
-            fix="choose another --output-dir",
-        )
-
-
-def same_cpu(run: Run) -> None:
-    """Refuse to continue on another CPU than the one that the manifest names for all steps."""
-    then, host = run.manifest.host, provenance.host()
-    if any(name in then and then[name] != host[name] for name in ("machine", "cpu")):
-        raise UsageError(
-            "this run began on another machine, and its results would not be comparable with new ones",
-            where=f"{then.get('name')} ({then.get('cpu')}) then, {host['name']} ({host['cpu']}) now",
-            fix="continue it there, or start a new run here",
-        )
-
-
-def same_image(run: Run, engine: Engine) -> None:
-    """Refuse to continue with another image: new results would not be comparable with the old ones."""
-    root, gpus = str(run.root.absolute()), run.manifest.gpus
-    image, _ = engine.provenance(root, gpus)
-    pairs = [(run.manifest.image, image)]
-    images = {one.name: one for one in engine.further_images(root, gpus)}
-    pairs += [(one, images.get(one.name)) for one in run.manifest.images]
-    for then, found in pairs:
-        if then and then.id and found and found.id != then.id:
-            raise UsageError(
-                f"{found.ref} is not the image that this run began with",
-                where=f"{then.id} then, {found.id} now",
-                fix=f"start a new run, or give the old image its name back: docker tag {then.id} {found.ref}",
-            )
 
 
 def interrupted(run: Run) -> Interrupted:

@@ -48,7 +48,10 @@ def named_in(manifest: Manifest) -> str | None:
         return None
     image, host_lab = manifest.image, described(manifest.lab)
     image_lab = f"content {image.lab_sha256[:12]}" if image.lab_sha256 else "none that was read"
-    return f"steps import this host's lab ({host_lab}), mounted read-only into {image.ref}, not its own ({image_lab})"
+    return (
+        f"steps import this host's lab ({host_lab}), mounted read-only into {image.ref}, "
+        f"not its own ({image_lab})"
+    )
 
 
 def checked(run: Run, step: Step, outcome: Outcome) -> Outcome:
