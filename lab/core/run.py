@@ -220,7 +220,7 @@ class Run:
 
 
 def _is_changed(root: Path, name: str, file: FileRecord, ended_s: float) -> bool:
-    """Whether the file differs from its record; deleted files do not count, paths out of the run are not read."""
+    """Whether the file differs from its record; deleted files and paths out of the run do not count."""
     if "\0" in name:
         return True
     path = root / name
