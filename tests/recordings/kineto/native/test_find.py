@@ -32,7 +32,7 @@ def fresh(monkeypatch):
 
 
 def forget():
-    vars(native.LIBRARY).pop("found", None)
+    vars(native.LIBRARY).pop("_search", None)
 
 
 def test_without_a_compiler_the_plain_reader_reads(fresh, tmp_path):
