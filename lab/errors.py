@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # its import takes a third of what `lab --help` takes beside 
     from pathlib import Path
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-_ALIKE = 0.8  # of difflib; less is a shared ending, such as .json
-_MOST_NAMES = 10_000  # of a folder, among which one is looked for that was meant
+_ALIKE = 0.8  # difflib's ratio; names below it often share only an ending, such as .json
+_MOST_NAMES = 10_000  # read from a folder to suggest the name that was meant
 
 
 class LabError(Exception):
@@ -114,8 +114,8 @@ class Interrupted(LabError):
     exit_code = 130
 
 
-def not_here(what: str, path: Path, fix: str = "") -> MissingError:
-    """The error about a path that is not there: `what` is missing, and which names beside it are like it."""
+def not_here(message: str, path: Path, fix: str = "") -> MissingError:
+    """Build the error for a missing path: the message, and the names beside it that are spelled alike."""
     import difflib
     from itertools import islice
 
@@ -127,34 +127,34 @@ def not_here(what: str, path: Path, fix: str = "") -> MissingError:
     alike = difflib.get_close_matches(path.name, names, n=3, cutoff=_ALIKE)
     meant = f"did you mean {' or '.join(repr(str(path.parent / name)) for name in alike)}?" if alike else ""
     read_from = f"the path is read from {base}" if base else ""
-    return MissingError(what, where=path, fix="; ".join(filter(None, (meant or read_from, fix))) or None)
+    return MissingError(message, where=path, fix="; ".join(filter(None, (meant or read_from, fix))) or None)
 
 
 def storage_error(error: OSError, path: str | Path) -> LabError:
-    """The error of lab for an OSError from writing `path`."""
+    """Build lab's error for an OSError from writing `path`."""
     if isinstance(error, shutil.Error):
         error = _first_of(error)
-    where = error.filename or path
+    file = error.filename or path
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
             "no space left on the disk",
-            where=where,
+            where=file,
             fix="free some space, then repeat the command with --resume: finished steps are kept",
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StorageError(
-            "not allowed to write here", where=where, fix="choose a writable folder with --output-dir"
+            "not allowed to write here", where=file, fix="choose a writable folder with --output-dir"
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return StorageError(
-            "a file exists where a folder is needed", where=where, fix="move it, or choose another folder"
+            "a file exists where a folder is needed", where=file, fix="move it, or choose another folder"
         )
-    return StorageError(f"cannot write: {error.strerror or error}", where=where)
+    return StorageError(f"cannot write: {error.strerror or error}", where=file)
 
 
 def path_error(error: OSError) -> LabError:
-    """The error of lab for an OSError that no caller has made one of: a name that is too long, a folder that
-    may not be read, a loop of links."""
+    """Build lab's error for an OSError that no caller translated: a name that is too long, an unreadable
+    folder, a loop of links."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return storage_error(error, str(error.filename))
     fix = "check the path, and that you may read it"
@@ -162,7 +162,7 @@ def path_error(error: OSError) -> LabError:
 
 
 def _first_of(error: shutil.Error) -> OSError:
-    """The first of the many errors that shutil.copytree goes on after and keeps as texts."""
+    """Take the first of the errors that shutil.copytree collects as texts while it goes on."""
     failed = error.args[0] if error.args and isinstance(error.args[0], list) else []
     text = str(failed[0][-1]) if failed else str(error)
     number = re.match(r"\[Errno (\d+)\] ", text)
@@ -171,7 +171,7 @@ def _first_of(error: shutil.Error) -> OSError:
 
 @contextlib.contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Around every write of lab, so that a full disk gives the same error everywhere."""
+    """Wrap every write of lab, so that a full disk gives the same error everywhere."""
     try:
         yield
     except OSError as error:
@@ -194,7 +194,7 @@ def needs(extra: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Without the search for garbage, of which imports make none: it takes 5 ms of a report's."""
+    """Pause garbage collection: imports leave no garbage, and looking for it costs a report 5 ms."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -206,14 +206,14 @@ def _no_collection() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """numpy loaded inside keeps one thread for OpenBLAS, which starts one per CPU, 50 ms and more.
+    """Let numpy, imported inside, start one OpenBLAS thread; one per CPU takes 50 ms and more.
 
-    The variable is put back, so that no step which this process starts inherits it.
+    The variable is restored, so that steps which this process starts do not inherit it.
     """
-    before = os.environ.get(BLAS_THREADS)
+    previous = os.environ.get(BLAS_THREADS)
     os.environ.setdefault(BLAS_THREADS, "1")
     try:
         yield
     finally:
-        if before is None:
+        if previous is None:
             os.environ.pop(BLAS_THREADS, None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def watch(model: Any, **options: Any) -> Watch:
-    """A watch over `model`, a torch.nn.Module; for the options see `lab.rooms.nan.watch.watch.Watch`.
+    """Make a watch over `model`, a torch.nn.Module; for the options see `lab.rooms.nan.watch.watch.Watch`.
 
     on_bad="raise" stops at the end of the first forward that made a NaN or an infinity; a function given as
     on_bad is called instead.
@@ -35,7 +35,7 @@ def watch(model: Any, **options: Any) -> Watch:
 
 
 def guard(model: Any, optimizer: Any = None, scaler: Any = None, **options: Any) -> Guard:
-    """A guard over a training job; for the options see `lab.rooms.nan.watch.guard.guard.Guard`.
+    """Make a guard over a training job; for the options see `lab.rooms.nan.watch.guard.guard.Guard`.
 
     on_bad="keep" goes on, "raise" stops before the update that would use a bad number, "replay" runs the bad
     step again to name its operator, a function is called with the GuardStep.
@@ -48,14 +48,14 @@ def guard(model: Any, optimizer: Any = None, scaler: Any = None, **options: Any)
 
 
 def hugging_face_callback(**options: Any) -> Any:
-    """The guard for `transformers.Trainer(callbacks=[...])`; its `.guard` has the findings."""
+    """Make the guard for `transformers.Trainer(callbacks=[...])`; its `.guard` has the findings."""
     from lab.rooms.nan.watch.guard.callbacks import hugging_face_callback as make
 
     return make(**options)
 
 
 def lightning_callback(**options: Any) -> Any:
-    """The guard for `lightning.Trainer(callbacks=[...])`; its `.guard` has the findings."""
+    """Make the guard for `lightning.Trainer(callbacks=[...])`; its `.guard` has the findings."""
     from lab.rooms.nan.watch.guard.callbacks import lightning_callback as make
 
     return make(**options)

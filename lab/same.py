@@ -35,7 +35,7 @@ def record(
 
 
 def nudged(model: Any, seed: int) -> AbstractContextManager[None]:
-    """Inside the block a quarter of the weights is one ulp larger and a quarter one ulp smaller."""
+    """Make a quarter of the weights one ulp larger and a quarter one ulp smaller inside the block."""
     from lab.errors import needs
 
     with needs("workload"):

@@ -31,7 +31,7 @@ def redact_env(env: Mapping[str, str], secrets: frozenset[str] = frozenset()) ->
 
 
 def secret_values(env: Mapping[str, str] | None = None) -> frozenset[str]:
-    """What must never be written down: secret variables, passwords in URLs, and the Hub's token.
+    """Collect what must never be written: secret variables, passwords in URLs, and the Hub's token.
 
     env: instead of this process's environment, and without the token file of the Hub's login.
     """
@@ -50,14 +50,14 @@ def secret_values(env: Mapping[str, str] | None = None) -> frozenset[str]:
 
 
 def hub_home(env: Mapping[str, str]) -> Path:
-    """The folder of the Hub's libraries, by their own variables."""
+    """Locate the folder of the Hub's libraries, by their own variables."""
     home = env.get("XDG_CACHE_HOME") or "~/.cache"
-    given = env.get("HF_HOME") or os.path.join(home, "huggingface")
-    return Path(os.path.expandvars(given)).expanduser()
+    folder = env.get("HF_HOME") or os.path.join(home, "huggingface")
+    return Path(os.path.expandvars(folder)).expanduser()
 
 
 def hub_token(env: Mapping[str, str]) -> str | None:
-    """The caller's token for the Hub: a variable, else the file that the Hub's own login writes."""
+    """Read the caller's token for the Hub: a variable, else the file that the Hub's login writes."""
     for name in TOKEN_VARIABLES:
         if token := env.get(name, "").strip():
             return token
@@ -68,7 +68,7 @@ def hub_token(env: Mapping[str, str]) -> str | None:
 
 
 def _passwords(value: str) -> Iterator[str]:
-    """What a value such as http://user:password@proxy:3128 gives away, as written and decoded.
+    """Yield the passwords in a value such as http://user:password@proxy:3128, as written and decoded.
 
     Several URLs, one behind an option's `=`, and a proxy without its scheme are read too; in http://NAME@host,
     and before a password that stands for none, the name is the secret.
@@ -82,7 +82,7 @@ def _passwords(value: str) -> Iterator[str]:
 
 
 def redact(text: str, secrets: frozenset[str]) -> str:
-    """The text with every secret hidden; secrets that overlap or hold one another leave no part behind."""
+    """Hide every secret in the text; secrets that overlap or contain one another leave no part visible."""
     pieces, end = [], 0
     for start, stop in _spans(text, secrets):
         if start >= end:
@@ -92,7 +92,7 @@ def redact(text: str, secrets: frozenset[str]) -> str:
 
 
 def _spans(text: str, secrets: frozenset[str]) -> list[tuple[int, int]]:
-    """Where secrets stand, in the order of the text."""
+    """List the (start, end) of every secret, in the order of the text."""
     return sorted(
         (match.start(), match.start() + len(value))
         for value in secrets

@@ -48,20 +48,20 @@ def doctor(fix: bool, as_json: bool) -> None:
         click.echo(msgspec.json.encode([_as_json(check) for check in checks]).decode())
     else:
         for check in checks:
-            click.echo(printable(f"{check.state:5} {check.what:10} {check.detail}"))
+            click.echo(printable(f"{check.state:5} {check.subject:10} {check.detail}"))
             if check.mend:
                 click.echo(f"{'':5} {'':10} fix: {check.mend.text()}")
     if any(check.state == "bad" for check in checks):
         raise StepFailed("this machine cannot run lab as it is", fix="fix what the lines marked bad say")
     if fix and (left := [check for check in checks if check.mend]):
         raise StepFailed(
-            f"{plural(len(left), 'finding')} not mended: {', '.join(check.what for check in left)}",
+            f"{plural(len(left), 'finding')} not mended: {', '.join(check.subject for check in left)}",
             fix="; ".join(dict.fromkeys(check.mend.text() for check in left if check.mend)),
         )
 
 
 def _as_json(check: Check) -> dict[str, object]:
-    shown: dict[str, object] = {"what": check.what, "state": check.state, "detail": check.detail}
+    shown: dict[str, object] = {"what": check.subject, "state": check.state, "detail": check.detail}
     return shown | {"fix": check.mend.text() if check.mend else None}
 
 

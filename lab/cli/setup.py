@@ -110,13 +110,13 @@ def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
     """-> why containers would not get these GPUs, if so. Raises EngineError for an unusable engine."""
     with needs("host"):
         from lab.engines.docker.health import check_engine
-    checks = {check.what: check for check in check_engine(os.environ, gpus, round(ANSWER_S))}
+    checks = {check.subject: check for check in check_engine(os.environ, gpus, round(ANSWER_S))}
     engine = checks["engine"]
     if engine.state != "ok":
         raise EngineError(engine.detail, fix=_cure(engine))
     for check in checks.values():
         state = "note: " if check.state == "warn" else ""
-        console.detail(f"{state}{check.what}: {check.detail}")
+        console.detail(f"{state}{check.subject}: {check.detail}")
     access = checks.get("gpu access")
     return access if access and access.state != "ok" else None
 

@@ -15,7 +15,7 @@ SYSTEM_PROGRAMS = "/usr/sbin:/sbin"  # rarely on a user's PATH
 
 
 class Mend(NamedTuple):
-    """Commands that mend a finding. They download nothing and end nobody's containers.
+    """Commands that mend a finding. They download nothing and end no containers.
 
     then: what a person still has to do after them.
     """
@@ -34,7 +34,7 @@ class Mend(NamedTuple):
 class Check(NamedTuple):
     """One finding. `warn`: present and not usable, which does not matter for runs without it."""
 
-    what: str
+    subject: str
     state: str  # "ok" | "-" (absent) | "warn" | "bad"
     detail: str
     mend: Mend | None = None

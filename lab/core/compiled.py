@@ -37,7 +37,7 @@ class Compiling:
     portable: bool = False
 
     def built(self, source: Path) -> ctypes.CDLL:
-        """The library, compiled if the cache has none. Raises MissingError with the compiler's own words."""
+        """Load the library, compiled if the cache has none. Raises MissingError with its output."""
         if self.portable:
             place = folder(self.instead) / self.file_name(source)
             if not place.exists():
@@ -50,16 +50,16 @@ class Compiling:
         return self.loaded(place)
 
     def packaged(self, source: Path) -> Path | None:
-        """The library of exactly this source for this kind of machine that came with the wheel."""
+        """Find the library of exactly this source for this kind of machine in the wheel."""
         place = PACKAGED / self.file_name(source)
         return place if place.is_file() else None
 
     def file_name(self, source: Path) -> str:
-        """Of a portable library: the same on every machine of this kind."""
+        """Name a portable library: the same on every machine of this kind."""
         return f"{source.stem}-{self.key(source, [], '')}.so"
 
     def loaded(self, place: Path) -> ctypes.CDLL:
-        """Raises MissingError for a file that is no library of this machine."""
+        """Load it. Raises MissingError for a file that this machine cannot load."""
         try:
             return ctypes.CDLL(str(place))
         except OSError as error:
@@ -73,15 +73,17 @@ class Compiling:
         import shlex
         import shutil
 
-        own = os.environ.get(self.variable)
-        for name in [own] if own else self.names:
+        from_variable = os.environ.get(self.variable)
+        for name in [from_variable] if from_variable else self.names:
             command = shlex.split(name)
             if command and shutil.which(command[0]):
                 return command, self._version_of(command)
-        what = f"no {self.language} compiler here"
+        problem = f"no {self.language} compiler here"
+        if from_variable:
+            problem = f"${self.variable} is {from_variable!r}, which is not a program here"
         raise MissingError(
-            f"${self.variable} is {own!r}, which is not a program here" if own else what,
-            where=f"PATH, for {own or ', '.join(self.names)}",
+            problem,
+            where=f"PATH, for {from_variable or ', '.join(self.names)}",
             fix=f"install {' or '.join(self.names[1:])}, or name one in {self.variable}; {self.instead}",
         )
 
@@ -98,10 +100,10 @@ class Compiling:
         import tempfile
 
         try:
-            with tempfile.TemporaryDirectory(prefix=".compiling-", dir=place.parent) as own:
-                made = Path(own) / place.name
-                self.run_compiler([*compiler, *self.flags, str(source), "-o", str(made)], own)
-                os.replace(made, place)
+            with tempfile.TemporaryDirectory(prefix=".compiling-", dir=place.parent) as scratch:
+                library = Path(scratch) / place.name
+                self.run_compiler([*compiler, *self.flags, str(source), "-o", str(library)], scratch)
+                os.replace(library, place)
         except OSError as error:
             raise not_kept(storage_error(error, place).what, place.parent, self.instead) from error
 
@@ -109,7 +111,7 @@ class Compiling:
         import subprocess
 
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
@@ -119,26 +121,26 @@ class Compiling:
             )
         except subprocess.TimeoutExpired as error:
             raise self._no_use(f"took more than {COMPILER_S:.0f} s", command) from error
-        if done.returncode:
-            output = (done.stderr or done.stdout).strip() or "no output"
-            raise self._no_use(f"failed ({done.returncode}):\n{output[-4000:]}", command)
+        if process.returncode:
+            output = (process.stderr or process.stdout).strip() or "no output"
+            raise self._no_use(f"failed ({process.returncode}):\n{output[-4000:]}", command)
 
     def _version_of(self, command: list[str]) -> str:
         import subprocess
 
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 [*command, "--version"], capture_output=True, text=True, timeout=COMPILER_S, check=True
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise self._no_use(f"did not report its version: {error}", command) from error
-        return done.stdout
+        return process.stdout
 
-    def _no_use(self, what: str, command: list[str]) -> MissingError:
+    def _no_use(self, failure: str, command: list[str]) -> MissingError:
         import shlex
 
         fix = f"name another in {self.variable}; {self.instead}"
-        return MissingError(f"the {self.language} compiler {what}", where=shlex.join(command), fix=fix)
+        return MissingError(f"the {self.language} compiler {failure}", where=shlex.join(command), fix=fix)
 
 
 def folder(instead: str) -> Path:
@@ -146,29 +148,29 @@ def folder(instead: str) -> Path:
     root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if root.startswith("~"):
         raise not_kept("this user has no home", root, instead)
-    found = Path(root).absolute() / "lab" / "native"
+    cache = Path(root).absolute() / "lab" / "native"
     try:
-        found.mkdir(parents=True, exist_ok=True, mode=0o700)
-        about = found.stat()
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        about = cache.stat()
     except OSError as error:
-        raise not_kept(storage_error(error, found).what, found, instead) from error
-    # What lies here is run.
+        raise not_kept(storage_error(error, cache).what, cache, instead) from error
+    # Libraries in this folder are executed.
     if about.st_uid not in (os.getuid(), 0) or about.st_mode & 0o022:
-        raise not_kept("others may write to the folder", found, instead)
-    return found
+        raise not_kept("others may write to the folder", cache, instead)
+    return cache
 
 
 def processor() -> str:
-    """What -march=native depends on: a cache may be shared by machines of several kinds."""
+    """Read what -march=native depends on: machines of several kinds may share a cache."""
     names = ("model name", "flags", "Features", "CPU part")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        lines = [platform.processor()]  # no Linux: the kind of processor must do
-    kept = sorted({line for line in lines if line.split("\t")[0].strip(" :") in names})
-    return "\n".join([platform.machine(), *(kept or lines)])
+        lines = [platform.processor()]  # not Linux: only the kind of processor is known
+    processor_lines = sorted({line for line in lines if line.split("\t")[0].strip(" :") in names})
+    return "\n".join([platform.machine(), *(processor_lines or lines)])
 
 
-def not_kept(why: str, place: Path | str, instead: str) -> LabError:
+def not_kept(reason: str, place: Path | str, instead: str) -> LabError:
     fix = f"set XDG_CACHE_HOME to a folder that you can write to; {instead}"
-    return MissingError(f"the compiled library cannot be kept: {why}", where=place, fix=fix)
+    return MissingError(f"the compiled library cannot be kept: {reason}", where=place, fix=fix)

@@ -38,15 +38,15 @@ def is_left_out(name: str) -> bool:
 
 def verify(package: Path) -> None:
     """Report what this process imports; end it where that is not what its run names."""
-    found, expected = content_sha256(package), os.environ[EXPECTED]
-    if found != expected:
+    sha256, expected = content_sha256(package), os.environ[EXPECTED]
+    if sha256 != expected:
         raise SystemExit(
             "lab: this process imports another lab than the one that its run names\n"
-            f"  where: {package}: content {found[:12]}, expected {expected[:12]}\n"
+            f"  where: {package}: content {sha256[:12]}, expected {expected[:12]}\n"
             "  fix:   see what puts this lab first on sys.path: PYTHONPATH, a folder named lab, a .pth file"
         )
     if report := os.environ.get(REPORT):
-        Path(report).write_text(found)
+        Path(report).write_text(sha256)
 
 
 def found_lab() -> dict[str, str | None]:
@@ -61,9 +61,9 @@ def found_lab() -> dict[str, str | None]:
 
 def package_files(package: Path) -> Iterator[str]:
     """Every file that counts, by its name below `package`."""
-    for here, folders, files in os.walk(str(package), followlinks=True):  # Python imports through links too
+    for folder, folders, files in os.walk(str(package), followlinks=True):  # Python imports through links too
         folders[:] = [name for name in folders if not is_left_out(name)]
-        below = here[len(str(package)) + 1 :]
+        below = folder[len(str(package)) + 1 :]
         yield from (os.path.join(below, name) for name in files if not is_left_out(name))
 
 

@@ -71,22 +71,24 @@ def load(path: Path) -> Findings:
     """Raises MissingError without the file; BadDataError if it is too large or does not fit the schema."""
     try:
         with path.open("rb") as file:
-            data = file.read(min(os.fstat(file.fileno()).st_size, MOST_BYTES) + 1)  # reserves what it is told
+            data = file.read(
+                min(os.fstat(file.fileno()).st_size, MOST_BYTES) + 1
+            )  # read() reserves its argument
     except OSError as error:
         raise MissingError(f"cannot read the findings: {error.strerror}", where=path) from error
     if len(data) > MOST_BYTES:
         raise BadDataError(f"the findings have more than {MOST_BYTES} bytes", where=path)
     try:
-        found = msgspec.json.decode(data, type=Findings)
+        findings = msgspec.json.decode(data, type=Findings)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadDataError(f"the findings do not fit their schema: {error}", where=path) from error
-    if found.schema_version != SCHEMA_VERSION:
+    if findings.schema_version != SCHEMA_VERSION:
         raise BadDataError(
-            f"the findings have schema version {found.schema_version}, this lab reads {SCHEMA_VERSION}",
+            f"the findings have schema version {findings.schema_version}, this lab reads {SCHEMA_VERSION}",
             where=path,
             fix="lab analyze RUN writes them anew",
         )
-    return found
+    return findings
 
 
 def note_lacking(folder: Path, lacking: list[str]) -> None:

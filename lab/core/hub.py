@@ -57,21 +57,21 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True):
 def hub_cache(env: Mapping[str, str] | None = None) -> Path:
     """Where huggingface_hub keeps models, by the same variables."""
     env = os.environ if env is None else env
-    given = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
-    return Path(os.path.expandvars(given)).expanduser() if given else hub_home(env) / "hub"
+    folder = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expandvars(folder)).expanduser() if folder else hub_home(env) / "hub"
 
 
 def offline_settings(env: Mapping[str, str]) -> dict[str, str]:
     """OFFLINE, unless the caller has set one of its variables: that value then holds for both."""
-    given = next((env[name] for name in OFFLINE if env.get(name)), None)
-    return dict.fromkeys(OFFLINE, given) if given else OFFLINE
+    setting = next((env[name] for name in OFFLINE if env.get(name)), None)
+    return dict.fromkeys(OFFLINE, setting) if setting else OFFLINE
 
 
 def is_offline(env: Mapping[str, str] | None = None) -> bool:
     """Whether the Hub's libraries are told not to use the network."""
     env = os.environ if env is None else env
-    given = next((env[name] for name in OFFLINE if env.get(name)), "")
-    return given.upper() in ("1", "ON", "YES", "TRUE")
+    setting = next((env[name] for name in OFFLINE if env.get(name)), "")
+    return setting.upper() in ("1", "ON", "YES", "TRUE")
 
 
 def check_hub_id(model: str, revision: str = DEFAULT_REVISION) -> None:
@@ -90,8 +90,8 @@ def find_model(model: str, cache: Path, revision: str = DEFAULT_REVISION) -> Cac
     commit = _commit(folder, revision)
     snapshot = folder / "snapshots" / commit
     if not commit or not snapshot.is_dir():
-        begun = any(folder.glob("blobs/*.incomplete"))
-        return CachedModel(model=model, state=State.incomplete if begun else State.absent)
+        is_begun = any(folder.glob("blobs/*.incomplete"))
+        return CachedModel(model=model, state=State.incomplete if is_begun else State.absent)
     missing = _missing(snapshot)
     state = State.unclear if missing is None else State.incomplete if missing else State.complete
     sizes = [path.stat().st_size for path in snapshot.rglob("*") if path.is_file()]
@@ -111,15 +111,15 @@ def _missing(snapshot: Path) -> list[str] | None:
     """Which files are missing; None where no weights have a usual name."""
     if not (snapshot / "config.json").is_file():
         return ["config.json"]
-    first = next((name for name in WEIGHTS if os.path.lexists(snapshot / name)), None)
-    if first is None:
+    weights = next((name for name in WEIGHTS if os.path.lexists(snapshot / name)), None)
+    if weights is None:
         return None
-    if not (snapshot / first).is_file():  # a link whose blob is gone
-        return [first]
-    if not first.endswith(".index.json"):
+    if not (snapshot / weights).is_file():  # a link whose blob is gone
+        return [weights]
+    if not weights.endswith(".index.json"):
         return []
-    parts = _parts(snapshot / first)
-    return [first] if parts is None else [name for name in parts if not (snapshot / name).is_file()]
+    parts = _parts(snapshot / weights)
+    return [weights] if parts is None else [name for name in parts if not (snapshot / name).is_file()]
 
 
 def _parts(index: Path) -> list[str] | None:

@@ -1,8 +1,12 @@
-"""manifest.json: what produced every file of a run. The schema is documented in docs/manifest.md."""
+"""manifest.json: what produced every file of a run, documented in docs/manifest.md.
+
+`python -m lab.core.manifest FILE` writes its JSON schema.
+"""
 
 from __future__ import annotations
 
 import enum
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,10 +129,11 @@ def load(path: Path) -> Manifest:
     try:
         _check_version(data, path)
         return msgspec.json.decode(data, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (
+        msgspec.DecodeError,
+        ConfigError,
+    ) as error:  # ConfigError: a step's name or paths would leave the run
         raise BadDataError(f"the manifest does not fit its schema: {error}", where=path) from error
-    except ConfigError as error:  # a step whose name or paths would leave the run
-        raise BadDataError(f"the manifest does not fit its schema: {error.what}", where=path) from error
     except RecursionError as error:
         raise BadDataError("the manifest is nested too deeply", where=path) from error
 
@@ -149,3 +154,8 @@ def _check_version(data: bytes, path: Path) -> None:
             where=path,
             fix=f"it was written by {newer} version of lab: use that version",
         )
+
+
+if __name__ == "__main__":
+    schema = msgspec.json.encode(msgspec.json.schema(Manifest))
+    write_atomic(Path(sys.argv[1]), msgspec.json.format(schema, indent=1) + b"\n")

@@ -7,12 +7,15 @@ compiler, and where LAB_READER is `plain`.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 from lab.core import compiled
 from lab.errors import LabError
 
+READER = "LAB_READER"  # "plain" leaves C out
 C = compiled.Compiling(
     language="C",
     variable="CC",
@@ -23,18 +26,36 @@ C = compiled.Compiling(
 )
 
 
-def find(source: Path, typed: Callable[[ctypes.CDLL], ctypes.CDLL]) -> tuple[ctypes.CDLL | None, str]:
-    """The library of `source`, with the types that `typed` gives its functions; and where it is from, or why
-    there is none."""
-    why = "this lab came without a compiled one"
-    if compiled.PACKAGED.is_dir():
-        why = "the one that came with this lab is for another machine or version"
-    if place := C.packaged(source):
+class Library:
+    """The library of `source`, found on first use; `typed` gives its functions their types."""
+
+    def __init__(self, source: Path, typed: Callable[[ctypes.CDLL], ctypes.CDLL]) -> None:
+        self.source, self._typed = source, typed
+
+    def get(self) -> ctypes.CDLL | None:
+        """Return the library; None without one, and where $LAB_READER asks for the plain form."""
+        return None if _wants_plain() else self._search[0]
+
+    def state(self) -> str:
+        """Say which form is in use, and the reason, for `lab doctor`."""
+        return f"plain, as {READER} asks" if _wants_plain() else self._search[1]
+
+    @cached_property
+    def _search(self) -> tuple[ctypes.CDLL | None, str]:
+        """The library, and its origin or the reason for its absence."""
+        reason = "this lab came without a compiled one"
+        if compiled.PACKAGED.is_dir():
+            reason = "the one that came with this lab is for another machine or version"
+        if path := C.packaged(self.source):
+            try:
+                return self._typed(C.loaded(path)), "native, from the wheel"
+            except LabError as error:
+                reason = f"of the wheel's, {error.what.splitlines()[0]}"
         try:
-            return typed(C.loaded(place)), "native, from the wheel"
+            return self._typed(C.built(self.source)), f"native, compiled here ({reason})"
         except LabError as error:
-            why = f"of the wheel's, {error.what.splitlines()[0]}"
-    try:
-        return typed(C.built(source)), f"native, compiled here ({why})"
-    except LabError as error:
-        return None, f"plain: {error.what.splitlines()[0]} ({why})"
+            return None, f"plain: {error.what.splitlines()[0]} ({reason})"
+
+
+def _wants_plain() -> bool:
+    return os.environ.get(READER) == "plain"

@@ -70,4 +70,6 @@ class Experiment(msgspec.Struct, frozen=True):
     room: str
     make_plan: Callable[[Site, Path], Plan]  # of the site and the run folder
     options: Options
-    after: Callable[[Path], None] | None = None  # called with the run folder once all of it has succeeded
+    on_success: Callable[[Path], None] | None = (
+        None  # called with the run folder once all of it has succeeded
+    )

@@ -85,11 +85,11 @@ def _is_dirty(source: Path) -> bool | None:
 def _blobs(package: Path, like: Mapping[str, str]) -> dict[str, str]:
     """The files of the package by the ids that git would give them."""
     new = hashlib.sha256 if any(len(blob) == 64 for blob in like.values()) else hashlib.sha1
-    found = {}
+    blobs = {}
     for name in package_files(package):
         data = (package / name).read_bytes()
-        found[f"lab/{name}"] = new(b"blob %d\0" % len(data) + data).hexdigest()
-    return found
+        blobs[f"lab/{name}"] = new(b"blob %d\0" % len(data) + data).hexdigest()
+    return blobs
 
 
 def _is_left_out(name: str) -> bool:
@@ -112,14 +112,14 @@ def host() -> dict[str, str | int]:
 def relevant_env(env: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment variables that shape a GPU run, secrets redacted."""
     source = os.environ if env is None else env
-    kept = {name: value for name, value in sorted(source.items()) if name.startswith(RELEVANT)}
-    return redact_env(kept, secret_values(source))
+    variables = {name: value for name, value in sorted(source.items()) if name.startswith(RELEVANT)}
+    return redact_env(variables, secret_values(source))
 
 
 def git(folder: Path, *arguments: str) -> str | None:
     """git's answer about this tree; None without git, or if it fails."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(folder), *arguments],
             env={name: value for name, value in os.environ.items() if name not in ELSEWHERE},
             capture_output=True,
@@ -129,7 +129,7 @@ def git(folder: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None  # no git here: only the version identifies lab
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def _os_name() -> str:

@@ -74,8 +74,8 @@ class Run:
                     where=path,
                     fix="choose another --output-dir for another configuration",
                 )
-        known = {record.step.name for record in self.manifest.steps}
-        new = [record for record in records if record.step.name not in known]
+        names = {record.step.name for record in self.manifest.steps}
+        new = [record for record in records if record.step.name not in names]
         check_steps([record.step for record in [*self.manifest.steps, *new]])
         self.manifest.steps += new
         self.save()
@@ -204,10 +204,10 @@ class Run:
 
     def _files(self, step: Step) -> dict[str, FileRecord]:
         """Hash what lies in the step's folder, leaving out folders of other steps inside it."""
-        others = {self.folder(r.step) for r in self.manifest.steps} - {self.folder(step)}
+        other_folders = {self.folder(r.step) for r in self.manifest.steps} - {self.folder(step)}
         return {
             path.relative_to(self.root).as_posix(): FileRecord(path.stat().st_size, sha256_of(path))
-            for path in _walk(self.folder(step), others | {self.tables, self.figures, self.root / LAB})
+            for path in _walk(self.folder(step), other_folders | {self.tables, self.figures, self.root / LAB})
         }
 
     def _keep_old_log(self, step: Step, attempts: int) -> None:
@@ -220,7 +220,7 @@ class Run:
 
 
 def _is_changed(root: Path, name: str, file: FileRecord, ended_s: float) -> bool:
-    """A file that is gone is no changed one; a name that leads out of the run is looked at by nobody."""
+    """Whether the file differs from its record; deleted files and paths out of the run do not count."""
     if "\0" in name:
         return True
     path = root / name
@@ -228,10 +228,10 @@ def _is_changed(root: Path, name: str, file: FileRecord, ended_s: float) -> bool
         return path.is_symlink()
     if not path.is_file():
         return False
-    found = path.stat()
-    if found.st_size != file.size_bytes:
+    status = path.stat()
+    if status.st_size != file.size_bytes:
         return True
-    return found.st_mtime > ended_s + SETTLED_S and sha256_of(path) != file.sha256
+    return status.st_mtime > ended_s + SETTLED_S and sha256_of(path) != file.sha256
 
 
 def _ended_s(outcome: Outcome) -> float:
@@ -288,9 +288,9 @@ def check_steps(steps: Iterable[Step]) -> None:
             raise ConfigError(f"two steps share the {field} {twice[0]!r}")
 
 
-def new_root(room: str, parent: Path, now: datetime | None = None) -> Path:
+def new_root(room: str, parent: Path, started: datetime | None = None) -> Path:
     """experiments/<room>_<YYYYMMDD_HHMMSS>, with a suffix when two start in one second."""
-    stamp = (now or datetime.now()).strftime("%Y%m%d_%H%M%S")
+    stamp = (started or datetime.now()).strftime("%Y%m%d_%H%M%S")
     root = parent / f"{room}_{stamp}"
     for extra in range(2, 100):
         if not root.exists():
@@ -301,13 +301,13 @@ def new_root(room: str, parent: Path, now: datetime | None = None) -> Path:
 
 def list_runs(parent: Path) -> list[tuple[Path, Manifest | LabError]]:
     """All runs under `parent`, oldest first; one that cannot be read is listed with its error."""
-    found: list[tuple[Path, Manifest | LabError]] = []
+    runs: list[tuple[Path, Manifest | LabError]] = []
     for path in sorted(parent.glob(f"*/{MANIFEST}")):
         try:
-            found.append((path.parent, manifests.load(path)))
+            runs.append((path.parent, manifests.load(path)))
         except LabError as error:
-            found.append((path.parent, error))
-    return found
+            runs.append((path.parent, error))
+    return runs
 
 
 def utc_now() -> str:
@@ -315,10 +315,10 @@ def utc_now() -> str:
 
 
 def _walk(folder: Path, leave_out: set[Path]) -> Iterator[Path]:
-    for here, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if Path(here, name) not in leave_out)
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if Path(parent, name) not in leave_out)
         yield from (
-            path for name in sorted(files) if (path := Path(here, name)).is_file() and not _private(path)
+            path for name in sorted(files) if (path := Path(parent, name)).is_file() and not _private(path)
         )
 
 

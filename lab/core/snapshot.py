@@ -1,6 +1,6 @@
 """The lab that a run's steps import: a copy in the run folder, made once, so that later edits do not run.
 
-Every process of a step is told the copy's hash and checks itself at its start (`lab.core.content`).
+Every process of a step gets the copy's hash in its environment and checks itself (`lab.core.content`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def package_folder() -> Path:
     return Path(lab.__file__).absolute().parent
 
 
-def take_snapshot(root: Path, ours: Lab) -> None:
+def take_snapshot(root: Path, identity: Lab) -> None:
     """Copy the lab of this process into the run folder, unless it is there.
 
     Raises BusyError when the files are not those of `ours` any more: they were edited since it was read.
     """
-    target = Path(import_path(str(ours.sha256), str(root)))
-    if (target / "lab").is_dir() and content_sha256(target / "lab") == ours.sha256:
+    target = Path(import_path(str(identity.sha256), str(root)))
+    if (target / "lab").is_dir() and content_sha256(target / "lab") == identity.sha256:
         return
     new, package = root / LAB / ".new", package_folder()
     with writing(root / LAB):
@@ -40,7 +40,7 @@ def take_snapshot(root: Path, ours: Lab) -> None:
         shutil.copytree(_images_data(package), new / "lab" / "_images")
         if PACKAGED.is_dir():
             shutil.copytree(PACKAGED, new / "lab" / PACKAGED.name)
-        if content_sha256(new / "lab") != ours.sha256:
+        if content_sha256(new / "lab") != identity.sha256:
             shutil.rmtree(new)
             raise BusyError(
                 "lab was edited while this run began", where=package, fix="start again when it is saved"
@@ -58,13 +58,13 @@ def step_env(run: Run, step: Step, root: str, inherited: str = "") -> dict[str, 
 
     `inherited`: PYTHONPATH as it would be without them.
     """
-    ours = run.manifest.lab
-    if ours.sha256 is None:
+    identity = run.manifest.lab
+    if identity.sha256 is None:
         return {}
     report = PurePosixPath(root) / step.folder / IMPORTED
-    shown = {"PYTHONPATH": ":".join(filter(None, [import_path(ours.sha256, root), inherited]))}
-    own = shown if ours.used != "image" else {}
-    return {EXPECTED: ours.sha256, REPORT: str(report), **own}
+    shown = {"PYTHONPATH": ":".join(filter(None, [import_path(identity.sha256, root), inherited]))}
+    import_env = shown if identity.used != "image" else {}
+    return {EXPECTED: identity.sha256, REPORT: str(report), **import_env}
 
 
 def imports_lab(step: Step) -> bool:

@@ -60,7 +60,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if not self.argv:
             raise ConfigError(f"step {self.name!r} has an empty command")
         for path in (self.folder, *self.expects, *self.logs):
-            check_relative(path, what=f"step {self.name!r}")
+            check_relative(path, owner=f"step {self.name!r}")
 
     def fingerprint(self, *context: str) -> str:
         """Identifies what is measured: command, environment, tools and `context` (image id, config)."""
@@ -72,7 +72,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a step ended: its status, the reason in words, and the evidence."""
+    """How a step ended: its status, the reason as a sentence, and the evidence."""
 
     status: Status
     reason: str = ""
@@ -87,8 +87,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.status is Status.ok
 
 
-def check_relative(path: str, *, what: str) -> None:
+def check_relative(path: str, *, owner: str) -> None:
     """Refuse a path that could leave its folder."""
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or "\0" in path:
-        raise ConfigError(f"{what}: path {path!r} leaves the run folder")
+        raise ConfigError(f"{owner}: path {path!r} leaves the run folder")

@@ -14,7 +14,7 @@ from lab.core.step import Step
 class Stop(threading.Event):
     """Set by the first signal; `now` by the second."""
 
-    now = False
+    at_once = False
 
 
 @contextlib.contextmanager
@@ -24,18 +24,18 @@ def on_signals(say: Callable[[str], None]) -> Iterator[Stop]:
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if stop.is_set():
-            stop.now = True
+            stop.at_once = True
             say("stopping at once")
         else:
             stop.set()
             say(f"{signal.Signals(number).name}: ending the running steps; once more to kill them")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in numbers}
+    handlers = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield stop
     finally:
-        for number, old in before.items():
+        for number, old in handlers.items():
             signal.signal(number, old)
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 # C0 but newline and tab, DEL, C1, and what turns the direction of text: a terminal obeys them.
 _COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-# A sign before a word or a number, as in `-inf`, is no formula.
+# A sign before a word or a number, as in `-inf`, does not start a formula.
 _FORMULA = re.compile(r"[\t\r]|\s*(?:[=@]|[+-](?=.*[(|!]))")
 
 
 def printable(text: str) -> str:
     """`text` with control characters as `\\x1b`: a recording's names must not command the terminal."""
-    return _COMMANDS.sub(lambda one: ascii(one[0])[1:-1], text)
+    return _COMMANDS.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def plural(count: int, noun: str, many: str | None = None) -> str:
@@ -28,21 +28,21 @@ def _many(noun: str) -> str:
     return f"{noun}es" if noun.endswith(("s", "x", "z", "ch", "sh")) else f"{noun}s"
 
 
-def first_few(texts: Sequence[str], most: int = 4, *, between: str = ", ") -> str:
+def first_few(texts: Sequence[str], limit: int = 4, *, between: str = ", ") -> str:
     """`a, b, c, d and 3 more`."""
-    more = len(texts) - most
-    return between.join(texts[:most]) + (f" and {more:,} more" if more > 0 else "")
+    hidden = len(texts) - limit
+    return between.join(texts[:limit]) + (f" and {hidden:,} more" if hidden > 0 else "")
 
 
-def listed(head: str, lines: Sequence[str], most: int = 20) -> str:
-    """`head:` with the lines below it; of more than `most` the first, and how many more there are."""
-    more = [f"and {len(lines) - most:,} more"] if len(lines) > most else []
-    return "\n  ".join([f"{head}:", *lines[:most], *more])
+def listed(head: str, lines: Sequence[str], limit: int = 20) -> str:
+    """`head:` with the lines below it; beyond `limit` lines, only how many more there are."""
+    hidden = [f"and {len(lines) - limit:,} more"] if len(lines) > limit else []
+    return "\n  ".join([f"{head}:", *lines[:limit], *hidden])
 
 
-def ranks_text(ranks: Sequence[int], most: int = 8) -> str:
+def ranks_text(ranks: Sequence[int], limit: int = 8) -> str:
     """`rank 3`; `ranks 0, 1 and 14 more`."""
-    return f"rank{'' if len(ranks) == 1 else 's'} {first_few([str(rank) for rank in ranks], most)}"
+    return f"rank{'' if len(ranks) == 1 else 's'} {first_few([str(rank) for rank in ranks], limit)}"
 
 
 def size_text(size_bytes: float) -> str:

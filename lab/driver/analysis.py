@@ -28,24 +28,24 @@ LIMIT_S = 3600.0  # traces come from outside: an analysis that never ends is an 
 
 
 def analyse(folder: Path, out: Path | None, console: Console, sections: Sections | None = None) -> Findings:
-    """Tables, figures and page of a run, or of a recording that lab did not make; or only its `sections`."""
+    """Write tables, figures and page of a run, or of a recording that lab did not make; or only its `sections`."""
     run = Run.open(folder) if Run.is_run(folder) else None
     house = sections or (room(run.manifest.room) if run else room_of(folder))
     target = out or home_of(folder)
     if folder.is_dir():  # of a file, only once it could be read
         make_folder(target)
-    found = house.analyse(folder, target, run, console.detail)
+    findings = house.analyse(folder, target, run, console.detail)
     if run and (changed := run.changed()):
-        which = f"{plural(len(changed), 'file')} not as recorded ({first_few(changed)})"
-        told = f"{which}: the figures are of what lies here now, not of what the manifest names"
-        found = msgspec.structs.replace(found, lacking=[*found.lacking, told])
+        changes = f"{plural(len(changed), 'file')} not as recorded ({first_few(changed)})"
+        gap = f"{changes}: the figures are of what lies here now, not of what the manifest names"
+        findings = msgspec.structs.replace(findings, lacking=[*findings.lacking, gap])
     if sections is None:  # findings.json is about the whole
-        note_lacking(target, found.lacking)
-    return found
+        note_lacking(target, findings.lacking)
+    return findings
 
 
 def analyse_run(run: Run, engine: Engine, options: Options, console: Console) -> Findings | None:
-    """After the steps: in the engine's analysis image where it has one, else here; not at all if so asked."""
+    """Analyse in the engine's analysis image where it has one, else here; --analysis none skips it."""
     if options.analysis == "none":
         return None
     image = engine.analysis_image() if options.analysis == "auto" else None
@@ -96,7 +96,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
         )
     try:
         summary = msgspec.json.decode(answer, type=Findings, dec_hook=lambda kind, text: kind(text))
-        more = {key: value for key, value in msgspec.json.decode(answer).items() if key not in SHARED}
+        extra = {key: value for key, value in msgspec.json.decode(answer).items() if key not in SHARED}
     except msgspec.DecodeError as error:
         raise EngineError(
             f"the image and this host run incompatible versions of lab: {error}",
@@ -105,7 +105,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
         ) from error
     return msgspec.structs.replace(
         summary,
-        answer=more,
+        answer=extra,
         files=[Path(str(path).replace("/out", str(run.root), 1)) for path in summary.files],
         terminal=summary.terminal.replace("/out/", f"{run.root}/"),
     )

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from lab.core import provenance
-from lab.core.manifest import ImageRecord, Kind, Manifest, StepRecord
+from lab.core.manifest import Kind, Manifest, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
 from lab.core.run import Run, check_place, new_root, utc_now
@@ -20,15 +19,15 @@ from lab.core.snapshot import take_snapshot
 from lab.core.step import STALL_LIMIT, Outcome, Status, Step
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
+from lab.driver.comparable import content_of, same_cpu, same_image, same_source
 from lab.driver.execute import Lease, StepRunner, check_gpus
-from lab.driver.gather import gather
-from lab.driver.job import finish_run
+from lab.driver.job import finish_run, gather
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.driver.show import raise_for_steps, show_plan
 from lab.driver.which_lab import check_folder, hold_to, named_in
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine, refuse_other_gpus
-from lab.errors import Interrupted, UsageError
+from lab.errors import Interrupted
 from lab.gpus.leases import hold
 from lab.rooms import room
 from lab.secrets import redact, secret_values
@@ -71,8 +70,8 @@ def drive(experiment: Experiment) -> None:
         leave(run, engine, options, console)
         return
     carry_out(run, engine, site, options, console)
-    if experiment.after:
-        experiment.after(root)
+    if experiment.on_success:
+        experiment.on_success(root)
 
 
 def resume(folder: Path, options: Options) -> None:
@@ -140,10 +139,10 @@ def prepare_lab(run: Run, engine: Engine) -> None:
     """Put the lab that pending steps import into the run folder. Raises UsageError if it is another one."""
     if run.manifest.kind is Kind.replayed:
         return
-    ours = provenance.lab_with_content()
-    hold_to(run, ours)
+    identity = provenance.lab_with_content()
+    hold_to(run, identity)
     if run.manifest.lab.used is None:
-        used = engine.lab_used(ours)
+        used = engine.lab_used(identity)
         check_folder(run.root, used)
         run.manifest.lab = msgspec.structs.replace(run.manifest.lab, used=used)
         run.save()
@@ -171,10 +170,10 @@ def stop_run(folder: Path, console: Console) -> None:
     console.say(f"driver {driver} ended" if driver else "no process drives this run: nothing to interrupt")
     for sentence in engine_class(run.manifest.engine).end_leftovers(run):
         console.say(sentence)
-    now = utc_now()
+    time = utc_now()
     for step in run.open_steps():
         run.finish(
-            step, Outcome(status=Status.interrupted, reason="stopped by lab runs stop", started_utc=now)
+            step, Outcome(status=Status.interrupted, reason="stopped by lab runs stop", started_utc=time)
         )
 
 
@@ -186,8 +185,8 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
     if engine_class(run.manifest.engine).runs_here:
         refuse_other_gpus(run.manifest.gpus, manifest.gpus)
         same_cpu(run)
-    known = {record.step.name for record in run.manifest.steps}
-    if manifest.lab.used and any(record.step.name not in known for record in manifest.steps):
+    names = {record.step.name for record in run.manifest.steps}
+    if manifest.lab.used and any(record.step.name not in names for record in manifest.steps):
         hold_to(run, manifest.lab)
     with run.locked():
         run.extend(manifest.steps, inputs=plan.inputs)
@@ -196,22 +195,22 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
 
 def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path) -> Manifest:
     """What is known before the first step: all steps planned, none run."""
-    now, secrets = utc_now(), secret_values()
-    ours = provenance.lab_with_content()
-    used = engine.lab_used(ours)
+    created, secrets = utc_now(), secret_values()
+    identity = provenance.lab_with_content()
+    used = engine.lab_used(identity)
     check_folder(root, used)
     image, container = engine.provenance(str(root.absolute()), site.gpus)
     further = engine.further_images(str(root.absolute()), site.gpus)
     inputs = [plan.inputs[name] for name in sorted(plan.inputs)]
     skipped = {
-        name: Outcome(status=Status.skipped, reason=why, started_utc=now)
-        for name, why in plan.skipped.items()
+        name: Outcome(status=Status.skipped, reason=reason, started_utc=created)
+        for name, reason in plan.skipped.items()
     }
     return Manifest(
         id=root.resolve().name,
         room=room_name,
-        created_utc=now,
-        lab=msgspec.structs.replace(ours, used=used),
+        created_utc=created,
+        lab=msgspec.structs.replace(identity, used=used),
         engine=engine.name,
         engine_version=engine.version(),
         kind=engine.kind,
@@ -226,61 +225,12 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
         steps=[
             StepRecord(
                 step=step,
-                fingerprint=step.fingerprint(_content_of(step, image, further), *inputs),
+                fingerprint=step.fingerprint(content_of(step, image, further), *inputs),
                 outcome=skipped.get(step.name),
             )
             for step in plan.steps
         ],
     )
-
-
-def _content_of(step: Step, image: ImageRecord | None, further: Sequence[ImageRecord]) -> str:
-    """The content of the image that this step runs in, or its name where no content is known; "": none."""
-    mine = next((one for one in further if one.name == step.image), None) if step.image else image
-    return (mine.id or mine.ref) if mine else ""
-
-
-def same_source(run: Run, manifest: Manifest) -> None:
-    """Refuse to add steps to a run whose numbers come from elsewhere: its manifest says it once for all."""
-
-    def source(one: Manifest) -> tuple[str, ...]:
-        image = (one.image.id or one.image.ref) if one.image else "no image"
-        return one.kind.value, image, *(further.id or further.ref for further in one.images)
-
-    if source(run.manifest) != source(manifest):
-        raise UsageError(
-            f"this run is {', '.join(source(run.manifest))}; what would be added is "
-            f"{', '.join(source(manifest))}",
-            where=run.root,
-            fix="choose another --output-dir",
-        )
-
-
-def same_cpu(run: Run) -> None:
-    """Refuse to continue on another CPU than the one that the manifest names for all steps."""
-    then, now = run.manifest.host, provenance.host()
-    if any(name in then and then[name] != now[name] for name in ("machine", "cpu")):
-        raise UsageError(
-            "this run began on another machine, and its results would not be comparable with new ones",
-            where=f"{then.get('name')} ({then.get('cpu')}) then, {now['name']} ({now['cpu']}) now",
-            fix="continue it there, or start a new run here",
-        )
-
-
-def same_image(run: Run, engine: Engine) -> None:
-    """Refuse to continue with another image: new results would not be comparable with the old ones."""
-    where, gpus = str(run.root.absolute()), run.manifest.gpus
-    image, _ = engine.provenance(where, gpus)
-    pairs = [(run.manifest.image, image)]
-    now = {one.name: one for one in engine.further_images(where, gpus)}
-    pairs += [(one, now.get(one.name)) for one in run.manifest.images]
-    for then, found in pairs:
-        if then and then.id and found and found.id != then.id:
-            raise UsageError(
-                f"{found.ref} is not the image that this run began with",
-                where=f"{then.id} then, {found.id} now",
-                fix=f"start a new run, or give the old image its name back: docker tag {then.id} {found.ref}",
-            )
 
 
 def interrupted(run: Run) -> Interrupted:

@@ -60,17 +60,17 @@ class StepRunner:
             while waiting or running:
                 go_on = not self.stop.is_set() and trouble is None
                 while go_on and waiting and len(running) < jobs:
-                    mine = pick(waiting[0], free)
-                    if mine is None:
+                    picked = pick(waiting[0], free)
+                    if picked is None:
                         break
                     step = waiting.pop(0)
-                    free = [gpu for gpu in free if gpu not in mine]
-                    running[pool.submit(self._one, step, mine)] = mine
+                    free = [gpu for gpu in free if gpu not in picked]
+                    running[pool.submit(self._one, step, picked)] = picked
                 if not running:
                     break
                 # A short wait keeps the main thread open to signals.
-                done, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                for future in done:
+                ended, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in ended:
                     free += running.pop(future)
                     if not self.rotate:
                         free.sort(key=lambda gpu: (gpu.index, gpu.instance or 0))
@@ -103,9 +103,9 @@ class StepRunner:
         if self.spare and (reason := self.spare(step)):
             self.finish(step, Outcome(status=Status.skipped, reason=reason, started_utc=utc_now()))
             return
-        with self.lease(gpus) as mine:
+        with self.lease(gpus) as is_held:
             settle_s = step.settle_s if self.engine.holds_gpus else 0  # a replay heats no GPU
-            if not mine or self.stop.wait(settle_s):
+            if not is_held or self.stop.wait(settle_s):
                 return
             self.run.begin(step)
             for watcher in self.watchers:
@@ -127,9 +127,9 @@ class StepRunner:
 
     def _attempt(self, step: Step, gpus: Sequence[Gpu]) -> Outcome:
         started, began = utc_now(), time.monotonic()
-        here = gpus if self.engine.holds_gpus and self.engine.runs_here else ()
+        sampled_gpus = gpus if self.engine.holds_gpus and self.engine.runs_here else ()
         try:
-            with sampled(here, self.run.folder(step)):
+            with sampled(sampled_gpus, self.run.folder(step)):
                 return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)
         except EngineLost:
             raise  # the step may still run: its record stays open, so that --resume can take it up again
@@ -142,8 +142,8 @@ def pick(step: Step, free: Sequence[Gpu]) -> list[Gpu] | None:
     """The GPUs that `step` gets now; None: it has to wait for one."""
     if step.gpu is None:
         return list(free[: step.num_gpus]) if len(free) >= step.num_gpus else None
-    mine = [gpu for gpu in free if step.gpu in (gpu.number, gpu.uuid)]
-    return mine[:1] or None
+    gpus = [gpu for gpu in free if step.gpu in (gpu.number, gpu.uuid)]
+    return gpus[:1] or None
 
 
 def check_gpus(steps: Sequence[Step], gpus: Sequence[Gpu]) -> None:

@@ -1,7 +1,7 @@
 """`lab fetch`: download a model into the cache that steps read. The only step with the network and the token.
 
 The token travels on the step's standard input: no file, variable, label or record holds it, so that none is
-left when this process is killed. A download in a container goes on then, and the next fetch follows it.
+left when this process is killed. A download in a container then continues, and the next fetch follows it.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def fetch(model: str, revision: str, options: Options) -> None:
 
 
 def record_folder(model: str, revision: str, env: Mapping[str, str]) -> Path:
-    """Where a fetch keeps its log: one folder per model and revision, so that the next fetch finds it."""
+    """Choose the folder of a fetch's log: one per model and revision, so that the next fetch finds it."""
     key = hashlib.sha256(f"{model}\0{revision}".encode()).hexdigest()[:8]
     return state_folder(env) / STEP / f"{re.sub(r'[^A-Za-z0-9._-]', '--', model)}-{key}".lower()
 
 
 def settings(env: Mapping[str, str]) -> bytes:
-    """What the step reads on its standard input: how to reach the Hub from here, and as whom."""
+    """Encode what the step reads on its standard input: the network settings and the Hub's token."""
     token = hub_token(env)
     if token and not re.fullmatch(r"[!-~]+", token):
         raise UsageError(
@@ -93,12 +93,12 @@ def settings(env: Mapping[str, str]) -> bytes:
             where="HF_TOKEN, or the file of the Hub's login",
             fix="set it to the token alone, such as HF_TOKEN=$(cat FILE)",
         )
-    given = {**network_settings(env), **({"HF_TOKEN": token} if token else {})}
-    return json.dumps({"env": given, "certificates": _certificates(env)}).encode()
+    variables = {**network_settings(env), **({"HF_TOKEN": token} if token else {})}
+    return json.dumps({"env": variables, "certificates": _certificates(env)}).encode()
 
 
 def _certificates(env: Mapping[str, str]) -> str | None:
-    """The certificates that this network asks for, as text, because a container does not have their file."""
+    """Read the certificates that this network needs, because a container does not have their file."""
     path = next((Path(env[name]) for name in CERTIFICATES if env.get(name)), None)
     if path is None or not path.is_file():
         return None
@@ -106,7 +106,7 @@ def _certificates(env: Mapping[str, str]) -> str | None:
 
 
 def _follow(engine: Engine, root: Path, lines: list[str], stop: Stop, console: Console) -> Outcome | None:
-    """The outcome of a download that outlived its driver; None if there is none."""
+    """Follow a download that outlived its driver to its outcome; None if none did."""
     if not Run.is_run(root):
         return None
     try:
@@ -154,20 +154,20 @@ def raise_for(outcome: Outcome, lines: list[str], root: Path) -> None:
     answer = _answer(lines)
     if answer.error is not None:
         kind = KINDS.get(answer.error.kind, LabError)
-        where = answer.error.where
-        where = str(hub_cache()) if where == HUB_CACHE else where  # the cache as a container sees it
-        raise kind(answer.error.what, where=where, fix=answer.error.fix)
+        place = answer.error.place
+        place = str(hub_cache()) if place == HUB_CACHE else place  # the cache as a container sees it
+        raise kind(answer.error.message, where=place, fix=answer.error.fix)
     if not outcome.ok or answer.fetched is None:
         words = "\n".join(f"  | {line}" for line in outcome.tail[-12:])
         raise StepFailed(f"the download {outcome.status.value}: {outcome.reason}\n{words}", where=root)
 
 
-class Failure(msgspec.Struct):
+class Failure(msgspec.Struct, rename={"message": "what", "place": "where"}):
     """An error of lab, as the download prints it."""
 
     kind: str
-    what: str
-    where: str | None = None
+    message: str
+    place: str | None = None
     fix: str | None = None
 
 
@@ -182,9 +182,9 @@ KINDS = {kind.__name__: kind for kind in (BadDataError, MissingError, NetworkErr
 
 
 def _answer(lines: list[str]) -> Answer:
-    last = next((line for line in reversed(lines) if line.startswith("{")), "{}")
+    line = next((line for line in reversed(lines) if line.startswith("{")), "{}")
     try:
-        return msgspec.json.decode(last, type=Answer)
+        return msgspec.json.decode(line, type=Answer)
     except msgspec.DecodeError:
         return Answer()  # not its own line: the outcome and its last lines say what happened
 
@@ -194,24 +194,24 @@ def _again(model: str, options: Options) -> str:
     return f"lab fetch {shlex.quote(model)}{image} goes on where it stopped"
 
 
-def show_model(found: CachedModel, options: Options, console: Console) -> None:
-    """The result: for a person on stderr, for a machine on stdout."""
-    if found.state is State.absent:
+def show_model(cached: CachedModel, options: Options, console: Console) -> None:
+    """Show the result: for a person on stderr, for a machine on stdout."""
+    if cached.state is State.absent:
         raise EngineError(
-            f"{found.model} was downloaded, but is not in this machine's cache",
+            f"{cached.model} was downloaded, but is not in this machine's cache",
             where=hub_cache(),
             fix="the image may be of another version of lab: lab images build",
         )
-    console.say(f"✓ {found.model} at {found.commit[:12]}: {size_text(found.size_bytes)} in {hub_cache()}")
+    console.say(f"✓ {cached.model} at {cached.commit[:12]}: {size_text(cached.size_bytes)} in {hub_cache()}")
     if options.json:
-        print(json.dumps({**msgspec.to_builtins(found), "cache": str(hub_cache())}))
+        print(json.dumps({**msgspec.to_builtins(cached), "cache": str(hub_cache())}))
 
 
 def show_fetch(model: str, revision: str, engine: Engine, step: Step, root: Path, options: Options) -> None:
     """Print what would run, and what the step would read on its standard input, by name."""
     starts = engine.preview_fetch(step, run_dir=str(root))
-    found = find_model(model, hub_cache(), revision)
-    given = sorted(json.loads(settings(os.environ))["env"])
+    cached = find_model(model, hub_cache(), revision)
+    names = sorted(json.loads(settings(os.environ))["env"])
     if options.json:
         document = {
             "model": model,
@@ -219,8 +219,8 @@ def show_fetch(model: str, revision: str, engine: Engine, step: Step, root: Path
             "engine": engine.name,
             "image": options.image,
             "cache": str(hub_cache()),
-            "cached": msgspec.to_builtins(found),
-            "stdin": given,
+            "cached": msgspec.to_builtins(cached),
+            "stdin": names,
             "starts": starts,
         }
         text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
@@ -229,8 +229,8 @@ def show_fetch(model: str, revision: str, engine: Engine, step: Step, root: Path
         text = "\n".join(
             [
                 f"fetch {model} ({revision}), engine {engine.name}, into {hub_cache()}",
-                f"there now: {found.state.value}" + (f", commit {found.commit}" if found.commit else ""),
-                f"on standard input: {', '.join(given) or 'no token, no proxy'}",
+                f"there now: {cached.state.value}" + (f", commit {cached.commit}" if cached.commit else ""),
+                f"on standard input: {', '.join(names) or 'no token, no proxy'}",
                 shlex.join(command),
             ]
         )

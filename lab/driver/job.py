@@ -1,4 +1,4 @@
-"""What the job after a detached run's steps calls: collect what they left, then analyse."""
+"""Collect what steps left: versions for the manifest and, after a detached run, outcomes and analysis."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from lab.core.options import Options
 from lab.core.run import Run
 from lab.core.stop import Stop
 from lab.driver.analysis import analyse_run
 from lab.driver.execute import StepRunner
-from lab.driver.gather import gather
 from lab.driver.show import raise_for_steps
 from lab.engines import engine_class
-from lab.errors import LabError
+from lab.engines.base import Engine
+from lab.errors import BadDataError, LabError
 from lab.rooms import room
 from lab.terminal.console import Console
 from lab.terminal.findings import raise_for_findings, show_findings
 
 
 def finish_run(run_dir: str, analysis: Literal["auto", "host", "none"]) -> None:
-    """The last job of a detached run. Its exit code is lab's."""
+    """Run as the last job of a detached run, with lab's exit codes."""
     try:
         collect(Path(run_dir), analysis)
     except LabError as error:
@@ -46,3 +48,22 @@ def collect(folder: Path, analysis: Literal["auto", "host", "none"]) -> None:
     show_findings(run.root, findings, options)
     raise_for_steps(run)
     raise_for_findings(findings, run.root)
+
+
+def gather(run: Run, engine: Engine) -> None:
+    """Add to the manifest the versions and GPUs that the steps saw."""
+    for record in run.manifest.steps:
+        run.manifest.versions.update(_versions_of(run.folder(record.step) / "environment.json"))
+    run.manifest.gpus = engine.gpus_seen(run)
+    run.save()
+
+
+def _versions_of(path: Path) -> dict[str, str]:
+    """Read the `versions` table that a workload left in its folder; {} if it left none."""
+    if not path.exists():
+        return {}
+    try:
+        versions = msgspec.json.decode(path.read_bytes()).get("versions", {})
+        return {name: str(value) for name, value in versions.items() if value is not None}
+    except (msgspec.DecodeError, AttributeError) as error:
+        raise BadDataError(f"environment.json cannot be read: {error}", where=path) from error

@@ -30,23 +30,23 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
     """One model that a plan needs, what the cache has of it, and the command that downloads it."""
 
     need: ModelNeed
-    found: CachedModel
+    cached: CachedModel
     fetch: str
 
     @property
     def is_missing(self) -> bool:
-        return self.found.state in (State.absent, State.incomplete)
+        return self.cached.state in (State.absent, State.incomplete)
 
     @property
     def state(self) -> str:
         """In words, such as `not in this machine's Hub cache`."""
-        found, where = self.found, "this machine's Hub cache"
-        if found.state is State.absent:
-            return f"not in {where}"
-        if found.state is State.incomplete:
-            return f"incomplete in {where} (missing: {', '.join(found.missing[:2]) or 'most files'}...)"
-        unclear = ", but no weights under a usual name" if found.state is State.unclear else ""
-        return f"in {where}, commit {found.commit[:12]}, {size_text(found.size_bytes)}{unclear}"
+        cached, cache = self.cached, "this machine's Hub cache"
+        if cached.state is State.absent:
+            return f"not in {cache}"
+        if cached.state is State.incomplete:
+            return f"incomplete in {cache} (missing: {', '.join(cached.missing[:2]) or 'most files'}...)"
+        unclear = ", but no weights under a usual name" if cached.state is State.unclear else ""
+        return f"in {cache}, commit {cached.commit[:12]}, {size_text(cached.size_bytes)}{unclear}"
 
     @property
     def sentence(self) -> str:
@@ -72,12 +72,12 @@ def look_up(needs: Sequence[ModelNeed], engine: Engine, image: str | None) -> li
     """
     for need in needs:
         check_hub_id(need.model)
-    where = f" --image {image}" if image and engine.runs_here else ""
+    image_flag = f" --image {image}" if image and engine.runs_here else ""
     return [
         Looked(
             need=need,
-            found=find_model(need.model, hub_cache()),
-            fetch=f"lab fetch {shlex.quote(need.model)}{where}",
+            cached=find_model(need.model, hub_cache()),
+            fetch=f"lab fetch {shlex.quote(need.model)}{image_flag}",
         )
         for need in needs
     ]
@@ -88,11 +88,11 @@ def with_models(plan: Plan, looked: Sequence[Looked], engine: Engine) -> Plan:
     notes = (*plan.notes, *(one.sentence for one in looked))
     rows = [
         Recorded(
-            model=one.need.model,
-            commit="" if one.is_missing else one.found.commit,
-            without=one.need.without,
+            model=lookup.need.model,
+            commit="" if lookup.is_missing else lookup.cached.commit,
+            without=lookup.need.without,
         )
-        for one in looked
+        for lookup in looked
     ]
     inputs = {MODELS: msgspec.json.encode(rows).decode() + "\n"} if rows and engine.runs_here else {}
     return msgspec.structs.replace(plan, notes=notes, inputs={**plan.inputs, **inputs})
@@ -105,12 +105,12 @@ def refuse_missing(looked: Sequence[Looked], engine: Engine, image: str | None) 
     """
     if not engine.runs_here or (image is None and not is_offline(offline_settings(os.environ))):
         return
-    for one in looked:
-        if one.is_missing and not one.need.without:
+    for lookup in looked:
+        if lookup.is_missing and not lookup.need.without:
             raise MissingError(
-                f"the model {one.need.model} is {one.state}, and steps run offline",
+                f"the model {lookup.need.model} is {lookup.state}, and steps run offline",
                 where=hub_cache(),
-                fix=one.fetch,
+                fix=lookup.fetch,
             )
 
 
@@ -126,9 +126,9 @@ def same_models(run: Run, engine: Engine) -> None:
     image = run.manifest.image.name if run.manifest.image else None
     looked = look_up([ModelNeed(model=row.model, without=row.without) for row in rows], engine, image)
     refuse_missing(looked, engine, image)
-    for row, one in zip(rows, looked, strict=True):
-        commit = "" if one.is_missing else one.found.commit
-        if commit != row.commit and (row.commit or one.need.without):
+    for row, lookup in zip(rows, looked, strict=True):
+        commit = "" if lookup.is_missing else lookup.cached.commit
+        if commit != row.commit and (row.commit or lookup.need.without):
             raise UsageError(
                 f"the model {row.model} is not the one that this run began with",
                 where=f"commit {row.commit or '(none)'} then, {commit or '(none)'} now",

@@ -49,7 +49,7 @@ def raise_for_steps(run: Run) -> None:
 
 def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, options: Options) -> None:
     """Print exactly what would run."""
-    ours = lab_with_content()
+    identity = lab_with_content()
     steps = [
         {
             **msgspec.to_builtins(step),
@@ -64,7 +64,7 @@ def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path
             "room": room_name,
             "engine": engine.name,
             "image": options.image,
-            "lab": msgspec.to_builtins(ours),
+            "lab": msgspec.to_builtins(identity),
             "run_dir": str(root),
             "gpus": [msgspec.to_builtins(gpu) for gpu in site.gpus],
             "gpus_resolved": site.resolved,
@@ -76,7 +76,7 @@ def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path
         }
         print(redact(msgspec.json.format(msgspec.json.encode(document), indent=2).decode(), secret_values()))
         return
-    lines = _plan_lines(room_name, plan, site, engine, root, steps, ours)
+    lines = _plan_lines(room_name, plan, site, engine, root, steps, identity)
     print(redact("\n".join(lines), secret_values()))
 
 
@@ -87,7 +87,7 @@ def _plan_lines(
     engine: Engine,
     root: Path,
     steps: list[dict[str, Any]],
-    ours: Lab,
+    identity: Lab,
 ) -> list[str]:
     gpus = ", ".join(f"{gpu.number} {gpu.uuid}" for gpu in site.gpus) or "none"
     gpus += (
@@ -97,7 +97,7 @@ def _plan_lines(
     )
     count = plural(len(steps), "step")
     lines = [f"room {room_name}, engine {engine.name}, {count} into {root}", f"GPUs: {gpus}"]
-    lines += [f"lab: {described(ours)}; every step imports this one", *(f"note: {n}" for n in plan.notes)]
+    lines += [f"lab: {described(identity)}; every step imports this one", *(f"note: {n}" for n in plan.notes)]
     for step in steps:
         starts = step["starts"]
         command = starts.get("command") or starts.get("argv")

@@ -13,21 +13,21 @@ from lab.core.step import Outcome, Status, Step
 from lab.errors import UsageError
 
 
-def hold_to(run: Run, ours: Lab) -> None:
+def hold_to(run: Run, identity: Lab) -> None:
     """Refuse to go on with a run that another lab began: its manifest names one lab for all its steps.
 
     A run of before lab's content was recorded goes on only from the same commit without local changes.
     """
     then = run.manifest.lab
-    if then.sha256 == ours.sha256:
+    if then.sha256 == identity.sha256:
         return
-    clean = then.dirty is False and ours.dirty is False
-    if then.sha256 is None and clean and then.commit == ours.commit is not None:
-        run.manifest.lab = ours
+    clean = then.dirty is False and identity.dirty is False
+    if then.sha256 is None and clean and then.commit == identity.commit is not None:
+        run.manifest.lab = identity
         return
     raise UsageError(
         "this run began with another lab, and its results would not be comparable with new ones",
-        where=f"{described(then)} then, {described(ours)} now",
+        where=f"{described(then)} then, {described(identity)} now",
         fix="start a new run, or go back to that lab: its commit, or its version",
     )
 
@@ -46,9 +46,12 @@ def named_in(manifest: Manifest) -> str | None:
     """A note where the steps do not import the image's own lab."""
     if manifest.lab.used != "mounted" or manifest.image is None:
         return None
-    image, here = manifest.image, described(manifest.lab)
-    there = f"content {image.lab_sha256[:12]}" if image.lab_sha256 else "none that was read"
-    return f"steps import this host's lab ({here}), mounted read-only into {image.ref}, not its own ({there})"
+    image, host_lab = manifest.image, described(manifest.lab)
+    image_lab = f"content {image.lab_sha256[:12]}" if image.lab_sha256 else "none that was read"
+    return (
+        f"steps import this host's lab ({host_lab}), mounted read-only into {image.ref}, "
+        f"not its own ({image_lab})"
+    )
 
 
 def checked(run: Run, step: Step, outcome: Outcome) -> Outcome:

@@ -99,7 +99,7 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
         for path in written:
             click.echo(printable(str(path)))
     if missing:
-        raise StepFailed(listed("the export is not complete", missing, most=40), where=out)
+        raise StepFailed(listed("the export is not complete", missing, limit=40), where=out)
 
 
 @click.command("query")

@@ -119,7 +119,7 @@ def _on_one_clock(captures: list[Capture], notes: list[str]) -> list[Capture]:
         "its collectives contradict each other": [one.rank for one in pairs.clocks if not one.plausible],
     }
     notes += [
-        f"{ranks_text(odd, most=16)}: clock as recorded, {text}" for text, odd in doubtful.items() if odd
+        f"{ranks_text(odd, limit=16)}: clock as recorded, {text}" for text, odd in doubtful.items() if odd
     ]
     for rank, offset_ns in offsets.items():
         if offset_ns:

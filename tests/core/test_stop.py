@@ -16,12 +16,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def test_the_first_signal_asks_and_the_second_one_insists(number):
     said: list[str] = []
     with on_signals(said.append) as stop:
-        assert not stop.is_set() and not stop.now
+        assert not stop.is_set() and not stop.at_once
         signal.raise_signal(number)
-        assert stop.is_set() and not stop.now
+        assert stop.is_set() and not stop.at_once
         assert len(said) == 1 and said[0].startswith(f"{number.name}:")
         signal.raise_signal(number)
-        assert stop.is_set() and stop.now
+        assert stop.is_set() and stop.at_once
         assert said[1:] == ["stopping at once"]
 
 
@@ -29,7 +29,7 @@ def test_two_different_signals_count_as_two():
     with on_signals(lambda text: None) as stop:
         signal.raise_signal(signal.SIGHUP)
         signal.raise_signal(signal.SIGTERM)
-        assert stop.now
+        assert stop.at_once
 
 
 @pytest.mark.parametrize("fails", [False, True])

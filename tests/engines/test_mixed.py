@@ -150,7 +150,7 @@ def test_a_run_goes_on_with_the_images_that_it_names(monkeypatch, tmp_path):
 
 
 def test_a_run_does_not_go_on_with_another_content_of_an_image_that_cells_name(tmp_path):
-    from lab.driver.drive import same_image
+    from lab.driver.comparable import same_image
 
     manifest = a_manifest(a_step("a", "cpu"))
     manifest.images = (ImageRecord(name="cpu", ref="local/cpu", id="sha256:older"),)

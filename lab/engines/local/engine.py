@@ -154,7 +154,7 @@ def _wait(step: Step, process: GuardedProcess, log: LogWriter, stop: Stop) -> st
             stopped_by = log.reason_to_stop(step, stop, ran_s)
             if stopped_by:
                 process.ask_to_stop()
-        elif stop.now:
+        elif stop.at_once:
             process.kill()
         time.sleep(POLL_S if ran_s > 1 else POLL_S / 10)
     return stopped_by

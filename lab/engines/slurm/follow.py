@@ -55,7 +55,7 @@ def follow(
         if stop.is_set() and not asked_to_end:
             asked_to_end = True
             end_gently(run.root, living)
-        if stop.now and not killed:
+        if stop.at_once and not killed:
             killed = True
             queue.cancel(living)
         if waiting and time.monotonic() - asked_at > ASK_QUEUE_S:

@@ -114,7 +114,7 @@ def watching_for_stop(flag: Path) -> Iterator[TaskStop]:
     stop, ended = TaskStop(), threading.Event()
 
     def handle(_number: int, _frame: FrameType | None) -> None:
-        stop.now = stop.is_set()
+        stop.at_once = stop.is_set()
         stop.by_slurm = True
         stop.set()
 

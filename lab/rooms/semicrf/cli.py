@@ -163,4 +163,4 @@ def _training(
         if output_json is not None:
             write_atomic(output_json, (root / COMPARISON).read_bytes())
 
-    return Experiment("semicrf", make_plan, options, after=copy_comparison)
+    return Experiment("semicrf", make_plan, options, on_success=copy_comparison)

@@ -27,7 +27,7 @@ def test_a_socket_that_nobody_serves_is_not_an_engine(tmp_path):
     dead.bind(str(tmp_path / "s"))
     dead.close()
     (row,) = check_engine({"DOCKER_HOST": f"unix://{tmp_path}/s"}, [])
-    assert (row.what, row.state) == ("engine", "warn") and "no Docker engine answers" in row.detail
+    assert (row.subject, row.state) == ("engine", "warn") and "no Docker engine answers" in row.detail
     assert (
         "nothing serves it; sudo systemctl start docker" in row.detail and "errno" not in row.detail.lower()
     )

@@ -80,7 +80,7 @@ def _impossible(rows: Sequence[EnergyRow]) -> list[str]:
     wrong = [row for row in rows if row.net_j is not None and any(map(_is_refusal, row.flags))]
     if not wrong:
         return []
-    names = first_few([f"{row.op} ({row.sig_id})" for row in wrong], most=NAMED)
+    names = first_few([f"{row.op} ({row.sig_id})" for row in wrong], limit=NAMED)
     why = next(flag for flag in wrong[0].flags if _is_refusal(flag)).removeprefix(REFUSED)
     return [
         f"{plural(len(wrong), 'distinct call')} with impossible energy, which the sums hold: {why}: {names}"

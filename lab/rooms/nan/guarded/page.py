@@ -170,7 +170,7 @@ def missing(verdict: Verdict, records: Sequence[Record]) -> list[str]:
     cut = [one.rank for one in records if not one.ended]
     if cut:
         found.append(
-            f"{ranks_text(cut, most=16)}: the process did not end in order; the record is of its last write"
+            f"{ranks_text(cut, limit=16)}: the process did not end in order; the record is of its last write"
         )
     if verdict.status in ("nothing-seen", "partly-seen"):
         found.append(f"the guard's status is {verdict.status}")

@@ -55,7 +55,7 @@ def read_table(path: Path) -> pd.DataFrame:
         # An empty algorithm or protocol is the library's own choice, and no missing value.
         table: pd.DataFrame = pd.read_csv(path)
         words = table.reindex(columns=_LINE[1:]).astype(object)
-        table = table.assign(**words.where(words.notna(), ""))
+        table = pd.DataFrame(table.assign(**words.where(words.notna(), "")))
     except (ValueError, pd.errors.ParserError) as error:
         raise BadDataError(
             f"not a CSV table: {error}", where=path, fix="write it again with lab gemm all --fresh"

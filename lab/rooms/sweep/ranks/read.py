@@ -246,7 +246,7 @@ def _steps_not_shared(one: Explained) -> list[str]:
         if steps != every:
             lacking.setdefault(tuple(sorted(every - steps)), []).append(rank)
     return [
-        f"{ranks_text(ranks)} recorded no step {first_few([str(step) for step in steps], most=8)}, which "
+        f"{ranks_text(ranks)} recorded no step {first_few([str(step) for step in steps], limit=8)}, which "
         "others did: waiting in it is not told"
         for steps, ranks in lacking.items()
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.core.library import READER
+from lab.core.native import READER
 from lab.errors import LabError
 from lab.recordings import tables
 from lab.recordings.kineto import read_kineto, reader

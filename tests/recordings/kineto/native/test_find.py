@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from lab.core import compiled as compiled_module
-from lab.core.library import READER
-from lab.core.native import C
+from lab.core.native import READER, C
 from lab.errors import MissingError
 from lab.recordings.kineto import read_kineto
 from lab.recordings.kineto.columns import TABLE_OF
@@ -33,7 +32,7 @@ def fresh(monkeypatch):
 
 
 def forget():
-    vars(native.LIBRARY).pop("found", None)
+    vars(native.LIBRARY).pop("_search", None)
 
 
 def test_without_a_compiler_the_plain_reader_reads(fresh, tmp_path):

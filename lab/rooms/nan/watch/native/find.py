@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from lab.core.library import Library
+from lab.core.native import Library
 
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:

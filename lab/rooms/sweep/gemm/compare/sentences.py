@@ -49,7 +49,7 @@ def compared_in_words(
         sentences.insert(0, "The sweeps profiled different numbers of steps: total times do not compare.")
     differs = environment.loc[environment["state"] == "differs", "what"]
     if len(differs):
-        sentences.append(f"What else differs: {first_few(list(differs), most=6)}.")
+        sentences.append(f"What else differs: {first_few(list(differs), limit=6)}.")
     else:
         sentences.append("Nothing else that was recorded about their environment differs.")
     bare = [one.label for one in (base, *others) if "host name" not in one.environment]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.core.library import READER
+from lab.core.native import READER
 from lab.errors import MissingError
 from lab.rooms.nan.nixnan.reading import blocks, counts, reader
 from lab.rooms.nan.nixnan.reading.bulk import counters
