@@ -38,32 +38,32 @@ _MOST_NAMES = 10_000  # read from a folder to suggest the name that was meant
 class LabError(Exception):
     """Base of every error that lab raises on purpose.
 
-    `what` happened, `where` (file, key, step) and `fix`: the next thing to do.
+    `problem`: what happened; `location`: the file, key or step; `fix`: the next thing to do.
     """
 
     exit_code = 70
 
-    def __init__(self, what: str, *, where: str | Path | None = None, fix: str | None = None) -> None:
-        super().__init__(what)
-        self.what = what
-        self.where = str(where) if where is not None else None
+    def __init__(self, problem: str, *, location: str | Path | None = None, fix: str | None = None) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.location = str(location) if location is not None else None
         self.fix = fix
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross process pools; keyword arguments would be lost by the default pickling.
-        return _rebuild, (type(self), self.what, self.where, self.fix)
+        return _rebuild, (type(self), self.problem, self.location, self.fix)
 
     def __str__(self) -> str:
-        lines = [self.what]
-        if self.where:
-            lines.append(f"  where: {self.where}")
+        lines = [self.problem]
+        if self.location:
+            lines.append(f"  where: {self.location}")
         if self.fix:
             lines.append(f"  fix:   {self.fix}")
         return "\n".join(lines)
 
 
-def _rebuild(cls: type[LabError], what: str, where: str | None, fix: str | None) -> LabError:
-    return cls(what, where=where, fix=fix)
+def _rebuild(cls: type[LabError], problem: str, location: str | None, fix: str | None) -> LabError:
+    return cls(problem, location=location, fix=fix)
 
 
 class UsageError(LabError):
@@ -127,7 +127,9 @@ def not_here(message: str, path: Path, fix: str = "") -> MissingError:
     alike = difflib.get_close_matches(path.name, names, n=3, cutoff=_ALIKE)
     meant = f"did you mean {' or '.join(repr(str(path.parent / name)) for name in alike)}?" if alike else ""
     read_from = f"the path is read from {base}" if base else ""
-    return MissingError(message, where=path, fix="; ".join(filter(None, (meant or read_from, fix))) or None)
+    return MissingError(
+        message, location=path, fix="; ".join(filter(None, (meant or read_from, fix))) or None
+    )
 
 
 def storage_error(error: OSError, path: str | Path) -> LabError:
@@ -138,18 +140,18 @@ def storage_error(error: OSError, path: str | Path) -> LabError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
             "no space left on the disk",
-            where=file,
+            location=file,
             fix="free some space, then repeat the command with --resume: finished steps are kept",
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return StorageError(
-            "not allowed to write here", where=file, fix="choose a writable folder with --output-dir"
+            "not allowed to write here", location=file, fix="choose a writable folder with --output-dir"
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         return StorageError(
-            "a file exists where a folder is needed", where=file, fix="move it, or choose another folder"
+            "a file exists where a folder is needed", location=file, fix="move it, or choose another folder"
         )
-    return StorageError(f"cannot write: {error.strerror or error}", where=file)
+    return StorageError(f"cannot write: {error.strerror or error}", location=file)
 
 
 def path_error(error: OSError) -> LabError:
@@ -158,7 +160,7 @@ def path_error(error: OSError) -> LabError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return storage_error(error, str(error.filename))
     fix = "check the path, and that you may read it"
-    return MissingError(f"cannot be used: {error.strerror}", where=str(error.filename), fix=fix)
+    return MissingError(f"cannot be used: {error.strerror}", location=str(error.filename), fix=fix)
 
 
 def _first_of(error: shutil.Error) -> OSError:

@@ -54,7 +54,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc]
             if wanted == "native":
                 raise
             self.app.display_warning(
-                f"{error.what.splitlines()[0]}: the pure wheel, without the compiled trace reader"
+                f"{error.problem.splitlines()[0]}: the pure wheel, without the compiled trace reader"
             )
             return
         build_data["force_include"] |= {str(place): f"lab/_native/{place.name}" for place in made}

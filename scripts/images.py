@@ -176,7 +176,7 @@ def gpu_environment(gpu: Gpu) -> dict[str, str]:
     if len(set(groups.values())) != 1:
         raise GpuError(
             "the GPU's nodes are not of one group, which compose could name",
-            where=", ".join(f"{path}: {gid}" for path, gid in groups.items()) or f"{node} does not exist",
+            location=", ".join(f"{path}: {gid}" for path, gid in groups.items()) or f"{node} does not exist",
             fix="use lab run --image, which names each group",
         )
     return {"LAB_RENDER": node.name, "RENDER_GID": str(groups[node])}

@@ -176,7 +176,7 @@ def _listed() -> dict[str, str] | None:
     try:
         return listed()
     except EngineError as error:
-        Console().say(f"note: which images are here is not known: {error.what}; see lab doctor")
+        Console().say(f"note: which images are here is not known: {error.problem}; see lab doctor")
         return None
 
 
@@ -191,7 +191,7 @@ def _on_engine(image: Image, ids: Mapping[str, str] | None) -> tuple[dict[str, s
         try:
             difference = lab_difference(target)
         except LabError as error:
-            difference = f"{target.ref}: {error.what}"
+            difference = f"{target.ref}: {error.problem}"
         differences += [difference] if difference else []
     return built, differences
 

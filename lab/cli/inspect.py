@@ -31,7 +31,7 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
     if not rows:
         raise MissingError(
             "no recording, and nothing else that lab knows",
-            where=", ".join(map(str, paths)),
+            location=", ".join(map(str, paths)),
             fix="name a trace, an export or a database of a profiler, or a folder of them",
         )
     if as_json:
@@ -48,7 +48,7 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
         if all(row.verdict is None for row in rows):
             raise StepFailed(
                 "--require complete: no file here is a recording that lab judges",
-                where=", ".join(map(str, paths)),
+                location=", ".join(map(str, paths)),
                 fix="name the trace, or a folder that holds it",
             )
         doubtful = [row for row in rows if row.verdict not in ("complete", None)]

@@ -44,7 +44,7 @@ def runs_list(folder: Path, as_json: bool) -> None:
         click.echo(msgspec.json.encode(rows).decode())
     for path, manifest in () if as_json else manifests:
         if isinstance(manifest, LabError):
-            _say(f"{path}  unreadable: {manifest.what}")
+            _say(f"{path}  unreadable: {manifest.problem}")
         else:
             image = manifest.image.name if manifest.image else manifest.engine
             _say(f"{path}  {manifest.created_utc[:19]}  {image}  {_counts_text(manifest)}")
@@ -53,7 +53,7 @@ def runs_list(folder: Path, as_json: bool) -> None:
     if unreadable := [path for path, manifest in manifests if isinstance(manifest, LabError)]:
         raise BadDataError(
             f"{len(unreadable)} of {plural(len(manifests), 'run')} cannot be read",
-            where=unreadable[0],
+            location=unreadable[0],
             fix=f"lab runs show {shlex.quote(str(unreadable[0]))} says why",
         )
 

@@ -173,7 +173,7 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
         if not is_tree(ROOT) and lab_difference(target):
             raise BadDataError(
                 f"the image holds another lab {lab.__version__} than is installed here, so runs refuse it",
-                where=way.ref,
+                location=way.ref,
                 fix="install the wheel of the same release; or lab run --host-lab mount",
             )
     elif way.action == "build":

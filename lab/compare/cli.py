@@ -147,17 +147,17 @@ def _raise_for(found: Difference) -> None:
     where = f"{found.a} and {found.b}"
     if apart := [one for one in found.ranks if not one.comparable]:
         words = f" ({len(apart)} of {len(found.ranks)} ranks)" if len(found.ranks) > 1 else ""
-        raise StepFailed(f"not comparable{words}: {apart[0].reason}", where=where)
+        raise StepFailed(f"not comparable{words}: {apart[0].reason}", location=where)
     if found.torn or found.blurred:
         raise StepFailed(
             listed("the recordings are incomplete", [*found.torn, *found.blurred]),
-            where=where,
+            location=where,
             fix="figures are bounds where GPU work is missing, rows by op where launches or operators are; "
             "record again for exact ones",
         )
     if found.missing or found.problems:
         why = first_few([*found.missing, *found.problems], 3, between="; ")
-        raise StepFailed("some ranks are not compared", where=where, fix=why)
+        raise StepFailed("some ranks are not compared", location=where, fix=why)
 
 
 def _replay(compared: Compared, asked: Asked) -> None:

@@ -251,11 +251,11 @@ def read_side(path: Path) -> Side:
         try:
             found += [(file, work) for work in read_works(file)]
         except LabError as error:
-            problems.append(f"{file.relative_to(path)} is left out: {error.what}")
+            problems.append(f"{file.relative_to(path)} is left out: {error.problem}")
     if not found:
         raise MissingError(
             "no recording in this folder",
-            where=path,
+            location=path,
             fix="; ".join(problems[:2])
             or f"lab reads {', '.join(RECORDINGS)}, and nsys' folders of Parquet files",
         )
@@ -267,7 +267,7 @@ def read_side(path: Path) -> Side:
             both = [one.relative_to(path) for one in (ranks[key].trace.source, file)]
             raise BadDataError(
                 f"two recordings of rank {work.rank}: {both[0]} and {both[1]}",
-                where=path / key[0],
+                location=path / key[0],
                 fix="name a folder that holds one recording per rank, or per configuration and rank",
             )
         ranks[key] = work
@@ -319,7 +319,7 @@ def read_works(path: Path) -> list[Work]:
     traces = [trace for trace in load_traces(path)[0] if len(trace.kernels)]
     if not traces:
         raise BadDataError(
-            "no GPU operation in this recording", where=path, fix="record on a GPU: see lab inspect"
+            "no GPU operation in this recording", location=path, fix="record on a GPU: see lab inspect"
         )
     if len(traces) == 1:
         named = _RANK.search(path.name) or _RANK.search(path.parent.name)

@@ -65,7 +65,7 @@ class Compiling:
         except OSError as error:
             fix = "remove the file, or set XDG_CACHE_HOME to a folder from which programs may be run"
             raise MissingError(
-                f"the compiled library does not load: {error}", where=place, fix=f"{fix}; {self.instead}"
+                f"the compiled library does not load: {error}", location=place, fix=f"{fix}; {self.instead}"
             ) from error
 
     def find_compiler(self) -> tuple[list[str], str]:
@@ -83,7 +83,7 @@ class Compiling:
             problem = f"${self.variable} is {from_variable!r}, which is not a program here"
         raise MissingError(
             problem,
-            where=f"PATH, for {from_variable or ', '.join(self.names)}",
+            location=f"PATH, for {from_variable or ', '.join(self.names)}",
             fix=f"install {' or '.join(self.names[1:])}, or name one in {self.variable}; {self.instead}",
         )
 
@@ -105,7 +105,7 @@ class Compiling:
                 self.run_compiler([*compiler, *self.flags, str(source), "-o", str(library)], scratch)
                 os.replace(library, place)
         except OSError as error:
-            raise not_kept(storage_error(error, place).what, place.parent, self.instead) from error
+            raise not_kept(storage_error(error, place).problem, place.parent, self.instead) from error
 
     def run_compiler(self, command: list[str], scratch: str) -> None:
         import subprocess
@@ -140,7 +140,7 @@ class Compiling:
         import shlex
 
         fix = f"name another in {self.variable}; {self.instead}"
-        return MissingError(f"the {self.language} compiler {failure}", where=shlex.join(command), fix=fix)
+        return MissingError(f"the {self.language} compiler {failure}", location=shlex.join(command), fix=fix)
 
 
 def folder(instead: str) -> Path:
@@ -153,7 +153,7 @@ def folder(instead: str) -> Path:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         about = cache.stat()
     except OSError as error:
-        raise not_kept(storage_error(error, cache).what, cache, instead) from error
+        raise not_kept(storage_error(error, cache).problem, cache, instead) from error
     # Libraries in this folder are executed.
     if about.st_uid not in (os.getuid(), 0) or about.st_mode & 0o022:
         raise not_kept("others may write to the folder", cache, instead)
@@ -173,4 +173,4 @@ def processor() -> str:
 
 def not_kept(reason: str, place: Path | str, instead: str) -> LabError:
     fix = f"set XDG_CACHE_HOME to a folder that you can write to; {instead}"
-    return MissingError(f"the compiled library cannot be kept: {reason}", where=place, fix=fix)
+    return MissingError(f"the compiled library cannot be kept: {reason}", location=place, fix=fix)

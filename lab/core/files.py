@@ -78,7 +78,7 @@ def exclusive(path: Path, *, busy: str, fix: str) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise BusyError(busy, where=path, fix=fix) from error
+            raise BusyError(busy, location=path, fix=fix) from error
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield

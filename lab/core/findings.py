@@ -75,17 +75,17 @@ def load(path: Path) -> Findings:
                 min(os.fstat(file.fileno()).st_size, MOST_BYTES) + 1
             )  # read() reserves its argument
     except OSError as error:
-        raise MissingError(f"cannot read the findings: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot read the findings: {error.strerror}", location=path) from error
     if len(data) > MOST_BYTES:
-        raise BadDataError(f"the findings have more than {MOST_BYTES} bytes", where=path)
+        raise BadDataError(f"the findings have more than {MOST_BYTES} bytes", location=path)
     try:
         findings = msgspec.json.decode(data, type=Findings)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadDataError(f"the findings do not fit their schema: {error}", where=path) from error
+        raise BadDataError(f"the findings do not fit their schema: {error}", location=path) from error
     if findings.schema_version != SCHEMA_VERSION:
         raise BadDataError(
             f"the findings have schema version {findings.schema_version}, this lab reads {SCHEMA_VERSION}",
-            where=path,
+            location=path,
             fix="lab analyze RUN writes them anew",
         )
     return findings

@@ -121,11 +121,11 @@ def load(path: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError) as error:
         raise MissingError(
             "no manifest here: this is not the folder of a run",
-            where=path,
+            location=path,
             fix="name a folder that `lab runs list` shows",
         ) from error
     except OSError as error:
-        raise MissingError(f"cannot read the manifest: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot read the manifest: {error.strerror}", location=path) from error
     try:
         _check_version(data, path)
         return msgspec.json.decode(data, type=Manifest)
@@ -133,9 +133,9 @@ def load(path: Path) -> Manifest:
         msgspec.DecodeError,
         ConfigError,
     ) as error:  # ConfigError: a step's name or paths would leave the run
-        raise BadDataError(f"the manifest does not fit its schema: {error}", where=path) from error
+        raise BadDataError(f"the manifest does not fit its schema: {error}", location=path) from error
     except RecursionError as error:
-        raise BadDataError("the manifest is nested too deeply", where=path) from error
+        raise BadDataError("the manifest is nested too deeply", location=path) from error
 
 
 class _Version(msgspec.Struct):
@@ -146,12 +146,12 @@ def _check_version(data: bytes, path: Path) -> None:
     try:
         version = msgspec.json.decode(data, type=_Version).schema_version
     except msgspec.DecodeError as error:
-        raise BadDataError(f"cannot read the manifest: {error}", where=path) from error
+        raise BadDataError(f"cannot read the manifest: {error}", location=path) from error
     if version != SCHEMA_VERSION:
         newer = "a newer" if version > SCHEMA_VERSION else "an older"
         raise BadDataError(
             f"the manifest has schema version {version}, this lab reads {SCHEMA_VERSION}",
-            where=path,
+            location=path,
             fix=f"it was written by {newer} version of lab: use that version",
         )
 

@@ -50,11 +50,11 @@ class Library:
             try:
                 return self._typed(C.loaded(path)), "native, from the wheel"
             except LabError as error:
-                reason = f"of the wheel's, {error.what.splitlines()[0]}"
+                reason = f"of the wheel's, {error.problem.splitlines()[0]}"
         try:
             return self._typed(C.built(self.source)), f"native, compiled here ({reason})"
         except LabError as error:
-            return None, f"plain: {error.what.splitlines()[0]} ({reason})"
+            return None, f"plain: {error.problem.splitlines()[0]} ({reason})"
 
 
 def _wants_plain() -> bool:

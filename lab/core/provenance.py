@@ -60,7 +60,7 @@ def lab_with_content() -> Lab:
     try:
         sha256 = content_sha256(package)
     except OSError as error:
-        raise MissingError(f"cannot read lab's own files: {error}", where=package) from error
+        raise MissingError(f"cannot read lab's own files: {error}", location=package) from error
     return msgspec.structs.replace(lab_identity(), sha256=sha256)
 
 

@@ -53,7 +53,7 @@ class Run:
             check_steps([record.step for record in manifest.steps])
         except ConfigError as error:
             raise BadDataError(
-                f"invalid steps in the manifest: {error.what}", where=root / MANIFEST
+                f"invalid steps in the manifest: {error.problem}", location=root / MANIFEST
             ) from error
         return cls(root, manifest)
 
@@ -71,7 +71,7 @@ class Run:
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 raise ConfigError(
                     f"{name} differs from the one this run was made with",
-                    where=path,
+                    location=path,
                     fix="choose another --output-dir for another configuration",
                 )
         names = {record.step.name for record in self.manifest.steps}
@@ -108,7 +108,7 @@ class Run:
             if time.monotonic() > end:
                 raise BusyError(
                     f"the driver (pid {pid}) has not ended after {wait_s:g} s",
-                    where=self.root,
+                    location=self.root,
                     fix=f"kill {pid}",
                 )
             time.sleep(0.1)
@@ -256,19 +256,19 @@ def check_place(root: Path) -> None:
     if Run.is_run(root):
         raise UsageError(
             "this folder already holds a run",
-            where=root,
+            location=root,
             fix=f"continue it with `lab run --resume {root}` or choose another --output-dir",
         )
     if holds_home(root.resolve()):
         raise UsageError(
             "a run gets a folder of its own, not the root folder or a whole home",
-            where=root,
+            location=root,
             fix="choose another --output-dir, such as experiments/NAME",
         )
     if root.is_dir() and any(root.iterdir()):
         raise UsageError(
             "this folder holds files that no run of lab made",
-            where=root,
+            location=root,
             fix="choose another --output-dir; lab makes the folder",
         )
 

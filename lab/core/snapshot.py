@@ -43,7 +43,7 @@ def take_snapshot(root: Path, identity: Lab) -> None:
         if content_sha256(new / "lab") != identity.sha256:
             shutil.rmtree(new)
             raise BusyError(
-                "lab was edited while this run began", where=package, fix="start again when it is saved"
+                "lab was edited while this run began", location=package, fix="start again when it is saved"
             )
         new.rename(target)
 

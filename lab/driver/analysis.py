@@ -28,7 +28,7 @@ LIMIT_S = 3600.0  # traces come from outside: an analysis that never ends is an 
 
 
 def analyse(folder: Path, out: Path | None, console: Console, sections: Sections | None = None) -> Findings:
-    """Write tables, figures and page of a run, or of a recording that lab did not make; or only its `sections`."""
+    """Write tables, figures and page of a run or of any recording; or only its `sections`."""
     run = Run.open(folder) if Run.is_run(folder) else None
     house = sections or (room(run.manifest.room) if run else room_of(folder))
     target = out or home_of(folder)
@@ -75,7 +75,7 @@ def analyse_in_image(run: Run, engine: Engine, image: ImageRecord, console: Cons
     if stop.is_set():
         raise Interrupted(
             "the analysis was interrupted; the run is complete",
-            where=run.root,
+            location=run.root,
             fix=f"lab analyze {run.root}",
         )
     summary = _summary(lines, outcome, run, image)
@@ -91,7 +91,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
         words = "\n".join(f"  | {line}" for line in outcome.tail[-15:])
         raise EngineError(
             f"the analysis in the image {outcome.status.value}: {outcome.reason}\n{words}",
-            where=run.root,
+            location=run.root,
             fix=f"lab analyze {run.root} analyses here; --analysis host asks for that at once",
         )
     try:
@@ -100,7 +100,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
     except msgspec.DecodeError as error:
         raise EngineError(
             f"the image and this host run incompatible versions of lab: {error}",
-            where=image.ref,
+            location=image.ref,
             fix=f"lab images build {image.name}",
         ) from error
     return msgspec.structs.replace(

@@ -24,7 +24,7 @@ def same_source(run: Run, manifest: Manifest) -> None:
     if recorded != planned:
         raise UsageError(
             f"this run is {', '.join(recorded)}; what would be added is {', '.join(planned)}",
-            where=run.root,
+            location=run.root,
             fix="choose another --output-dir",
         )
 
@@ -35,7 +35,7 @@ def same_cpu(run: Run) -> None:
     if any(name in recorded and recorded[name] != host[name] for name in ("machine", "cpu")):
         raise UsageError(
             "this run began on another machine, and its results would not be comparable with new ones",
-            where=f"{recorded.get('name')} ({recorded.get('cpu')}) then, {host['name']} ({host['cpu']}) now",
+            location=f"then {recorded.get('name')} ({recorded.get('cpu')}), now {host['name']} ({host['cpu']})",
             fix="continue it there, or start a new run here",
         )
 
@@ -51,7 +51,7 @@ def same_image(run: Run, engine: Engine) -> None:
         if recorded and recorded.id and present and present.id != recorded.id:
             raise UsageError(
                 f"{present.ref} is not the image that this run began with",
-                where=f"{recorded.id} then, {present.id} now",
+                location=f"{recorded.id} then, {present.id} now",
                 fix="start a new run, or give the old image its name back: "
                 f"docker tag {recorded.id} {present.ref}",
             )

@@ -236,7 +236,7 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
 def interrupted(run: Run) -> Interrupted:
     return Interrupted(
         "interrupted; finished steps are kept",
-        where=run.root,
+        location=run.root,
         fix=f"continue with: lab run --resume {shlex.quote(str(run.root))}",
     )
 

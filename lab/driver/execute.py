@@ -152,7 +152,7 @@ def check_gpus(steps: Sequence[Step], gpus: Sequence[Gpu]) -> None:
         if step.gpu is not None and pick(step, gpus) is None:
             raise GpuError(
                 f"step {step.name!r} needs GPU {step.gpu}, which was not picked",
-                where=", ".join(f"{gpu.number} {gpu.uuid}" for gpu in gpus) or "no GPU",
+                location=", ".join(f"{gpu.number} {gpu.uuid}" for gpu in gpus) or "no GPU",
                 fix="name one of these, or widen --gpus",
             )
         if step.num_gpus > len(gpus):
@@ -164,7 +164,7 @@ def check_gpus(steps: Sequence[Step], gpus: Sequence[Gpu]) -> None:
             raise GpuError(
                 f"step {step.name!r} needs {step.num_gpus} GPUs at once, and a process of CUDA uses one MIG "
                 "instance at most, without NCCL",
-                where=f"GPU {instances[0].number} {instances[0].name}",
+                location=f"GPU {instances[0].number} {instances[0].name}",
                 fix=f"one rank, on one instance: --ranks 1 --gpus {instances[0].number}; or whole GPUs",
             )
 

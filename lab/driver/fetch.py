@@ -90,7 +90,7 @@ def settings(env: Mapping[str, str]) -> bytes:
     if token and not re.fullmatch(r"[!-~]+", token):
         raise UsageError(
             "the token for the Hub has a line break, a blank or another character that no token has",
-            where="HF_TOKEN, or the file of the Hub's login",
+            location="HF_TOKEN, or the file of the Hub's login",
             fix="set it to the token alone, such as HF_TOKEN=$(cat FILE)",
         )
     variables = {**network_settings(env), **({"HF_TOKEN": token} if token else {})}
@@ -112,7 +112,7 @@ def _follow(engine: Engine, root: Path, lines: list[str], stop: Stop, console: C
     try:
         run = Run.open(root)
     except BadDataError as error:
-        console.say(f"note: the record of an earlier fetch is damaged and is written anew: {error.what}")
+        console.say(f"note: the record of an earlier fetch is damaged and is written anew: {error.problem}")
         return None
     if run.manifest.engine != engine.name or not run.open_steps():
         return None
@@ -156,10 +156,10 @@ def raise_for(outcome: Outcome, lines: list[str], root: Path) -> None:
         kind = KINDS.get(answer.error.kind, LabError)
         place = answer.error.place
         place = str(hub_cache()) if place == HUB_CACHE else place  # the cache as a container sees it
-        raise kind(answer.error.message, where=place, fix=answer.error.fix)
+        raise kind(answer.error.message, location=place, fix=answer.error.fix)
     if not outcome.ok or answer.fetched is None:
         words = "\n".join(f"  | {line}" for line in outcome.tail[-12:])
-        raise StepFailed(f"the download {outcome.status.value}: {outcome.reason}\n{words}", where=root)
+        raise StepFailed(f"the download {outcome.status.value}: {outcome.reason}\n{words}", location=root)
 
 
 class Failure(msgspec.Struct, rename={"message": "what", "place": "where"}):
@@ -199,7 +199,7 @@ def show_model(cached: CachedModel, options: Options, console: Console) -> None:
     if cached.state is State.absent:
         raise EngineError(
             f"{cached.model} was downloaded, but is not in this machine's cache",
-            where=hub_cache(),
+            location=hub_cache(),
             fix="the image may be of another version of lab: lab images build",
         )
     console.say(f"✓ {cached.model} at {cached.commit[:12]}: {size_text(cached.size_bytes)} in {hub_cache()}")

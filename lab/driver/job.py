@@ -66,4 +66,4 @@ def _versions_of(path: Path) -> dict[str, str]:
         versions = msgspec.json.decode(path.read_bytes()).get("versions", {})
         return {name: str(value) for name, value in versions.items() if value is not None}
     except (msgspec.DecodeError, AttributeError) as error:
-        raise BadDataError(f"environment.json cannot be read: {error}", where=path) from error
+        raise BadDataError(f"environment.json cannot be read: {error}", location=path) from error

@@ -109,7 +109,7 @@ def refuse_missing(looked: Sequence[Looked], engine: Engine, image: str | None) 
         if lookup.is_missing and not lookup.need.without:
             raise MissingError(
                 f"the model {lookup.need.model} is {lookup.state}, and steps run offline",
-                where=hub_cache(),
+                location=hub_cache(),
                 fix=lookup.fetch,
             )
 
@@ -131,7 +131,7 @@ def same_models(run: Run, engine: Engine) -> None:
         if commit != row.commit and (row.commit or lookup.need.without):
             raise UsageError(
                 f"the model {row.model} is not the one that this run began with",
-                where=f"commit {row.commit or '(none)'} then, {commit or '(none)'} now",
+                location=f"commit {row.commit or '(none)'} then, {commit or '(none)'} now",
                 fix="start a new run: new results would not be comparable with the old ones",
             )
 
@@ -140,4 +140,4 @@ def _read(path: Path) -> list[Recorded]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[Recorded])
     except msgspec.DecodeError as error:
-        raise BadDataError(f"not a list of models: {error}", where=path) from error
+        raise BadDataError(f"not a list of models: {error}", location=path) from error

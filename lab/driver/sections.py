@@ -44,7 +44,7 @@ class Sections:
             "\n\n".join(part.terminal.rstrip("\n") for part in parts),
             lacking=[
                 *(f"{name}: {text}" for name, part in findings.items() for text in part.lacking),
-                *(f"{name}: {error.what}" for name, error in errors.items()),
+                *(f"{name}: {error.problem}" for name, error in errors.items()),
             ],
             incomplete=list(dict.fromkeys(text for part in parts for text in part.incomplete)),
         )

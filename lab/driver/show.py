@@ -42,7 +42,7 @@ def raise_for_steps(run: Run) -> None:
         lines += [f"      | {line}" for line in (outcome.tail[-12:] if outcome else ())]
     raise StepFailed(
         f"{len(bad)} of {plural(len(run.manifest.steps), 'step')} did not succeed:\n" + "\n".join(lines),
-        where=run.root,
+        location=run.root,
         fix=f"try them again with: lab run --resume {shlex.quote(str(run.root))}",
     )
 

@@ -27,7 +27,7 @@ def hold_to(run: Run, identity: Lab) -> None:
         return
     raise UsageError(
         "this run began with another lab, and its results would not be comparable with new ones",
-        where=f"{described(then)} then, {described(identity)} now",
+        location=f"{described(then)} then, {described(identity)} now",
         fix="start a new run, or go back to that lab: its commit, or its version",
     )
 
@@ -37,7 +37,7 @@ def check_folder(root: Path, used: Used | None) -> None:
     if used == "copy" and ":" in str(root.absolute()):
         raise UsageError(
             "the run folder's path holds a colon, and the steps could not import the run's copy of lab",
-            where=root,
+            location=root,
             fix="choose another --output-dir",
         )
 

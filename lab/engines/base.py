@@ -60,8 +60,8 @@ class Engine(abc.ABC):
             site, engine = cls.prepare(msgspec.structs.replace(options, **flags))
         except GpuError as error:
             raise GpuError(
-                f"the run goes on only with the GPUs that it began with: {error.what}",
-                where=error.where,
+                f"the run goes on only with the GPUs that it began with: {error.problem}",
+                location=error.location,
                 fix="make them visible again, or start a new run",
             ) from error
         refuse_other_gpus(manifest.gpus, site.gpus)
@@ -169,7 +169,7 @@ def refuse_other_gpus(recorded: Sequence[Gpu], present: Sequence[Gpu]) -> None:
         raise UsageError(
             "this run began with other GPUs, or another driver, and its results would not be comparable "
             "with new ones",
-            where=f"{recorded_text} then; {present_text} now",
+            location=f"{recorded_text} then; {present_text} now",
             fix="start a new run, in another --output-dir",
         )
 

@@ -115,7 +115,7 @@ def _common_site(base_site: Site, image_site: Site, base_name: str, image_name: 
         base, image = (", ".join(gpu.number for gpu in s.gpus) or "none" for s in (base_site, image_site))
         raise GpuError(
             f"steps in {base_name} and in the image {image_name!r} would not have the same GPUs",
-            where=f"{base_name}: {base}; {image_name}: {image}",
+            location=f"{base_name}: {base}; {image_name}: {image}",
             fix="--gpus none runs all of them on the CPU",
         )
     return image_site if image_site.gpus else base_site  # an image's GPUs have their names for containers

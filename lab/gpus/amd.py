@@ -53,7 +53,7 @@ def amd_state(render_node: str | None, env: Mapping[str, str]) -> Callable[[], d
     device = Path(env.get("LAB_SYS_ROOT", "/sys")) / f"class/drm/{Path(render_node or '-').name}/device"
     folder = next(iter(sorted((device / "hwmon").glob("hwmon*"))), None)
     if folder is None:
-        raise GpuError("no hwmon files: clocks, power and temperature are unknown", where=device)
+        raise GpuError("no hwmon files: clocks, power and temperature are unknown", location=device)
 
     def value(scale: float, *names: str) -> float | None:
         reading = next((text for name in names if (text := _read(folder / name))), "")

@@ -37,7 +37,7 @@ class AmdTools:
             try:
                 self._states = ask(env)
             except GpuError as error:
-                reasons.append(error.what)
+                reasons.append(error.problem)
                 continue
             self.name, self._ask = tool, ask
             self._served: set[str] = set()

@@ -46,7 +46,7 @@ def look(env: Mapping[str, str] | None = None) -> Found:
     if len(gpus) < (promised := promised_gpus(env)):
         raise GpuError(
             f"this container or step was given {plural(promised, 'GPU')}, and {len(gpus)} can be seen",
-            where=present(gpus),
+            location=present(gpus),
             fix="see `lab doctor` on the host: container toolkit or CDI specification may be out of date",
         )
     return Found(gpus, notes)
@@ -95,6 +95,6 @@ def _is_uuid(entry: str) -> bool:
 def _refusal(gpus: Sequence[Gpu], mask: str, value: str, problem: str) -> GpuError:
     return GpuError(
         f"{mask}={value} {problem}",
-        where=present(gpus),
+        location=present(gpus),
         fix=f"correct or unset {mask}; to run on the CPU: --gpus none",
     )

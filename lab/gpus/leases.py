@@ -34,7 +34,7 @@ def lease_folder() -> Path:
     except PermissionError as error:
         raise StorageError(
             "not allowed to make the folder in which the users of this machine hold GPUs",
-            where=folder,
+            location=folder,
             fix=f"sudo install -d -m 1777 {shlex.quote(str(folder))}; or LAB_LEASES=FOLDER, the same for all",
         ) from error
     except OSError as error:
@@ -118,7 +118,7 @@ def _open(path: Path) -> int:
                 _make(path)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise StorageError("the lock file of a GPU is not a regular file", where=path, fix="remove it")
+        raise StorageError("the lock file of a GPU is not a regular file", location=path, fix="remove it")
     return handle
 
 

@@ -109,12 +109,12 @@ class NvmlMeter:
             if error.value == self._nvml.NVML_ERROR_LIBRARY_NOT_FOUND:
                 raise GpuError(
                     f"{LIBRARY} cannot be loaded: the NVIDIA driver is missing here",
-                    where=LIBRARY,
+                    location=LIBRARY,
                     fix="run on a machine with a GPU, in a container with the capability `utility`",
                 ) from error
             raise GpuError(
                 f"{name} failed with NVML error {error.value}",
-                where=self.uuid if arguments else None,
+                location=self.uuid if arguments else None,
                 fix="see `lab doctor`: the GPU must be in this machine and its driver loaded",
             ) from error
 

@@ -123,7 +123,7 @@ def _some_usable(inventory: Inventory) -> Inventory:
         return inventory
     raise GpuError(
         "MIG is enabled and has no instance on any GPU, so nothing can compute on them",
-        where=", ".join(f"{gpu.index} {gpu.name} {gpu.uuid}" for gpu in inventory.empty),
+        location=", ".join(f"{gpu.index} {gpu.name} {gpu.uuid}" for gpu in inventory.empty),
         fix="make instances (nvidia-smi mig -cgi PROFILE -C), or disable MIG (nvidia-smi -mig 0)",
     )
 
@@ -176,7 +176,7 @@ def _none_without_driver(env: Mapping[str, str], text: str) -> list[Gpu]:
     if cards := _cards(env):
         raise GpuError(
             f"this machine has an NVIDIA GPU, and its driver is not loaded: {text[:300]}",
-            where=f"PCI {', '.join(cards)}",
+            location=f"PCI {', '.join(cards)}",
             fix="sudo modprobe nvidia, or install the driver for this kernel; --gpus none runs on the CPU",
         )
     return []
@@ -188,7 +188,7 @@ def _none_without_tools(env: Mapping[str, str]) -> list[Gpu]:
     if device.exists():
         raise GpuError(
             "NVIDIA's driver is loaded, and nothing here can list its GPUs: no nvidia-smi, no NVML",
-            where=device,
+            location=device,
             fix="install the driver's nvidia-smi, or nvidia-ml-py (in a container: "
             "NVIDIA_DRIVER_CAPABILITIES=compute,utility); --gpus none runs on the CPU",
         )
@@ -233,7 +233,7 @@ def _rows(text: str, columns: Sequence[str]) -> list[dict[str, str]]:
     if odd := next((row for row in rows if len(row) != len(columns) and _is_of_a_gpu(row)), None):
         raise GpuError(
             f"unreadable answer of nvidia-smi: a GPU in {len(odd)} columns instead of {len(columns)}",
-            where=", ".join(odd)[:300],
+            location=", ".join(odd)[:300],
             fix="see `nvidia-smi`; --gpus none runs on the CPU",
         )
     return [dict(zip(columns, row, strict=True)) for row in rows if len(row) == len(columns)]

@@ -150,7 +150,7 @@ def _readers(gpus: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, str, Any]],
             else:
                 readers.append((place, uuid, _amd(render_node, tools)))
         except GpuError as error:
-            reasons[uuid] = error.what
+            reasons[uuid] = error.problem
     return readers, reasons, bool(tools)
 
 
@@ -165,13 +165,13 @@ def _amd(render_node: str | None, tools: list[AmdTools]) -> Callable[[], dict[st
         if read()["sm_clock_mhz"] is not None:
             return read
     except GpuError as error:
-        reason = error.what
+        reason = error.problem
     try:
         if not tools:
             tools.append(AmdTools(os.environ))
         return tools[0].reader(render_node)
     except GpuError as error:
-        raise GpuError(f"{reason}; {error.what}") from error
+        raise GpuError(f"{reason}; {error.problem}") from error
 
 
 def main() -> None:

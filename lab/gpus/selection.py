@@ -31,7 +31,7 @@ def select(gpus: Sequence[Gpu], spec: str, notes: Sequence[str] = ()) -> list[Gp
         if wanted > len(gpus):
             raise GpuError(
                 f"--gpus {wanted}: this machine has {plural(len(gpus), 'GPU')}",
-                where=present_gpus,
+                location=present_gpus,
                 fix="ask for fewer with --gpus" if gpus else "--gpus none runs on the CPU",
             )
         return list(gpus[:wanted])
@@ -125,13 +125,13 @@ def _find(gpus: Sequence[Gpu], item: int | str, present_gpus: str) -> Gpu:
     if hits and len({gpu.parent for gpu in hits}) == 1 and hits[0].parent:
         raise GpuError(
             f"{item!r} is a GPU that MIG divides into {plural(len(hits), 'instance')}",
-            where=present(hits),
+            location=present(hits),
             fix=f"name one of them, such as --gpus {hits[0].number}",
         )
     matches = "no GPU" if not hits else "more than one GPU"
     raise GpuError(
         f"{matches} on this machine matches {item!r}",
-        where=present_gpus,
+        location=present_gpus,
         fix="see `lab doctor` for the GPUs present",
     )
 

@@ -89,7 +89,7 @@ def choose(
             names = ", ".join(sorted(release)) or "none"
             raise UsageError(
                 f"the release has no image {target.name!r}",
-                where=f"its images: {names}",
+                location=f"its images: {names}",
                 fix="lab images build from a checkout",
             )
         return Way(target=target.name, action="pull", ref=release[target.name])
@@ -114,7 +114,7 @@ def registry_given(option: str | None) -> str | None:
     if registry.removeprefix("https://").removeprefix("http://") in OF_MANY_OWNERS:
         raise ConfigError(
             f"{registry!r} names no owner: {registry}/lab belongs to another project",
-            where=REGISTRY,
+            location=REGISTRY,
             fix=f"add the owner, such as {registry}/OWNER",
         )
     if registry and (
@@ -122,7 +122,7 @@ def registry_given(option: str | None) -> str | None:
     ):
         raise ConfigError(
             f"{registry!r} names no registry: it would be looked up on docker.io",
-            where=REGISTRY,
+            location=REGISTRY,
             fix="begin it with a host, such as ghcr.io/OWNER",
         )
     return registry or None
@@ -133,12 +133,12 @@ def read_release(path: Path) -> dict[str, str]:
     try:
         references = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except OSError as error:
-        raise MissingError(f"cannot read the release: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot read the release: {error.strerror}", location=path) from error
     except msgspec.DecodeError as error:
-        raise BadDataError(f"not a release's images.json: {error}", where=path) from error
+        raise BadDataError(f"not a release's images.json: {error}", location=path) from error
     for name, ref in references.items():
         if not BY_DIGEST.fullmatch(ref) or registry_of(ref) is None:
-            raise BadDataError(f"{name} is not a registry's image by digest: {ref!r}", where=path)
+            raise BadDataError(f"{name} is not a registry's image by digest: {ref!r}", location=path)
     return references
 
 
@@ -151,13 +151,13 @@ def pull(cli: Sequence[str], way: Way, target: Target, say: Say) -> str:
     if version != lab.__version__:
         raise BadDataError(
             f"the image is of lab {version or '(no version)'}, this is lab {lab.__version__}",
-            where=way.ref,
+            location=way.ref,
             fix="name the release or the tag of this version",
         )
     if (title := _label(cli, TITLE_LABEL, way.ref)) != f"lab/{target.name}":
         raise BadDataError(
             f"the image is {title or 'none of lab (it has no title)'}, not lab/{target.name}",
-            where=way.ref,
+            location=way.ref,
             fix="name the image of this target",
         )
     digests = _inspect(cli, '{{join .RepoDigests " "}}', way.ref).split()
@@ -171,8 +171,8 @@ def pull_error(program: str, ref: str, message: str) -> EngineError:
         if match := re.search(words, message, re.IGNORECASE):
             host = registry_of(ref) or "the registry"
             text = f"cannot pull: {reason.format(host=host)} ({match[0]})"
-            return EngineError(text, where=ref, fix=fix.format(host=host, program=program))
-    return EngineError(f"cannot pull: {message}", where=ref, fix="pull it by hand to see more")
+            return EngineError(text, location=ref, fix=fix.format(host=host, program=program))
+    return EngineError(f"cannot pull: {message}", location=ref, fix="pull it by hand to see more")
 
 
 def version_of(cli: Sequence[str], ref: str) -> str:

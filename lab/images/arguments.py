@@ -57,7 +57,7 @@ def parse_given(words: Sequence[str], wanted: Sequence[Target], root: Path) -> d
             raise UsageError(f"lab sets {name} itself", fix="--base REF sets BASE_IMAGE")
         if not any(declares(text, name) for text in texts):
             files = ", ".join(str(target.dockerfile) for target in wanted)
-            raise UsageError(f"no Dockerfile of this build has an argument {name!r}", where=files)
+            raise UsageError(f"no Dockerfile of this build has an argument {name!r}", location=files)
         arguments[name] = value
     return arguments
 

@@ -86,7 +86,7 @@ def plan(
     try:
         builder = find_builder()
     except EngineError as error:
-        note = error.what
+        note = error.problem
     wheel = Wheel(name="<the wheel of lab>", sha256="<its sha256>")
     return [
         {

@@ -31,5 +31,5 @@ def build_error(target: Target, base: str, tail: Sequence[str]) -> EngineError:
     fix = next((fix for words, fix in FIXES.items() if words.lower() in text), None)
     excerpt = "\n".join(f"      | {line}" for line in tail[-SHOWN_LINES:])
     return EngineError(
-        f"cannot build {target.ref}:\n{excerpt}", where=f"{target.dockerfile} on {base}", fix=fix
+        f"cannot build {target.ref}:\n{excerpt}", location=f"{target.dockerfile} on {base}", fix=fix
     )

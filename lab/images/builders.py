@@ -68,7 +68,7 @@ def base_python(builder: Builder, base: str) -> str:
         text = output_of([*run, base, "-c", code], env=builder.env)
     except EngineError as error:
         raise EngineError(
-            f"the base {base} cannot be started: {error.what}",
+            f"the base {base} cannot be started: {error.problem}",
             fix="--base REF names another one, scripts/base-image.sh makes one here",
         ) from error
     return text.splitlines()[-1]

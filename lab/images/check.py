@@ -113,7 +113,7 @@ def _hadolint(target: Target, root: Path) -> Row:
 def _check_built(target: Target, ids: Mapping[str, str] | EngineError) -> Row:
     check = "as built"
     if isinstance(ids, EngineError):
-        return _skipped(target.name, check, f"{ids.what}: see lab doctor")
+        return _skipped(target.name, check, f"{ids.problem}: see lab doctor")
     if not id_of(target.ref, ids):
         return _skipped(target.name, check, f"not built: lab images build {target.name}")
     image = images.load(target.image)

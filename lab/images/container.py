@@ -339,7 +339,7 @@ def _tool(image: Image, name: str) -> Tool:
         names = ", ".join(sorted(image.tools)) or "none"
         raise UsageError(
             f"the image {image.name!r} has no tool {name!r}",
-            where=f"its tools: {names}",
+            location=f"its tools: {names}",
             fix="choose an image that has it: lab images list",
         )
     return image.tools[name]

@@ -70,7 +70,7 @@ def output_of(argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> s
     env = {**os.environ, **(env or {})}
     process = subprocess.run(argv, env=env, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode:
-        raise EngineError((process.stderr.strip().splitlines() or ["failed"])[0], where=" ".join(argv[:3]))
+        raise EngineError((process.stderr.strip().splitlines() or ["failed"])[0], location=" ".join(argv[:3]))
     return process.stdout.strip()
 
 

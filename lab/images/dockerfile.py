@@ -84,7 +84,7 @@ def render(target: Target, text: str) -> str:
         if name not in SECTIONS:
             names = ", ".join(SECTIONS)
             raise ConfigError(
-                f"unknown shared section {name!r}", where=target.dockerfile, fix=f"one of: {names}"
+                f"unknown shared section {name!r}", location=target.dockerfile, fix=f"one of: {names}"
             )
         filled = re.sub(r"(?<!\$)\{(\w+)\}", lambda field: values[field[1]], SECTIONS[name])
         return f"# shared: {name}\n{filled}# end of {name}\n"

@@ -20,14 +20,14 @@ def refuse_unsuited(image: Image, gpus: Sequence[Gpu], catalogue: Sequence[Image
             raise GpuError(
                 f"the image {image.name!r} has no code for {gpu.name or 'this GPU'}, which is {gpu.arch}: "
                 f"it is made for {' '.join(image.archs)}",
-                where=f"GPU {gpu.number} ({gpu.uuid})",
+                location=f"GPU {gpu.number} ({gpu.uuid})",
                 fix=_other_image(gpu, catalogue),
             )
         if not driver_suffices(image, gpu):
             raise GpuError(
                 f"the image {image.name!r} needs driver {image.min_driver} or newer; this host has "
                 f"{gpu.driver}",
-                where=f"GPU {gpu.number} ({gpu.uuid})",
+                location=f"GPU {gpu.number} ({gpu.uuid})",
                 fix=f"update the driver; or {_other_image(gpu, catalogue)}",
             )
 

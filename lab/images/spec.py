@@ -100,7 +100,7 @@ def load(name: str, root: Path | None = None) -> Image:
     if not NAME.match(name) or name not in available:
         raise UsageError(
             f"unknown image {name!r}",
-            where=folder,
+            location=folder,
             fix=f"one of: {', '.join(available) or '(none found)'}",
         )
     return parse(folder / name / "image.toml", name)
@@ -111,15 +111,15 @@ def parse(path: Path, name: str) -> Image:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MissingError(f"cannot read the image: {error}", where=path) from error
+        raise MissingError(f"cannot read the image: {error}", location=path) from error
     try:
         image = msgspec.convert(tomllib.loads(text), Image)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not valid TOML: {error}", where=path) from error
+        raise ConfigError(f"not valid TOML: {error}", location=path) from error
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"invalid image.toml: {error}", where=path, fix="see images/README.md for the keys"
+            f"invalid image.toml: {error}", location=path, fix="see images/README.md for the keys"
         ) from error
     if image.name != name:
-        raise ConfigError(f"the image is named {image.name!r}, its folder {name!r}", where=path)
+        raise ConfigError(f"the image is named {image.name!r}, its folder {name!r}", location=path)
     return image

@@ -24,7 +24,7 @@ def check_tree(root: Path) -> None:
     if not is_tree(root):
         raise MissingError(
             "images are built from lab's source tree, and this lab is installed without it",
-            where=root,
+            location=root,
             fix="run `lab images build` from a checkout: pip install -e .",
         )
 
@@ -46,4 +46,4 @@ def file_hash(path: Path) -> str:
     try:
         return sha256_of(path)
     except OSError as error:
-        raise MissingError(f"cannot read: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot read: {error.strerror}", location=path) from error

@@ -34,7 +34,7 @@ def make_wheel(root: Path, say: Say) -> Wheel:
         if code or len(wheels) != 1:
             raise MissingError(
                 "the wheel of lab cannot be made:\n" + "\n".join(tail[-8:]),
-                where=root,
+                location=root,
                 fix=f"{sys.executable} needs pip, and pip an index with hatchling",
             )
         wheel = Wheel(name=wheels[0].name, sha256=file_hash(wheels[0]))

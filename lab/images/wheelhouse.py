@@ -55,7 +55,7 @@ def _refuse_gpu_build(wheel: Path) -> None:
         further = f" and {plural(len(needs) - 1, 'more package')}" if needs[1:] else ""
         raise UsageError(
             f"this host's pip finds a GPU build (it needs {needs[0]}{further}), not one for the CPU",
-            where=wheel.name,
+            location=wheel.name,
             fix="point PIP_EXTRA_INDEX_URL at torch's index of CPU builds, or PIP_FIND_LINKS at a folder",
         )
 
@@ -67,4 +67,4 @@ def _metadata(wheel: Path) -> str:
             name = next(name for name in archive.namelist() if pattern.fullmatch(name))
             return archive.read(name).decode("utf-8", "replace")
     except (zipfile.BadZipFile, StopIteration, OSError) as error:
-        raise BadDataError(f"not a wheel: {error}", where=wheel) from error
+        raise BadDataError(f"not a wheel: {error}", location=wheel) from error

@@ -219,7 +219,7 @@ def _keep(entry: Path, key: _Key, trace: Trace) -> Sequence[str]:
     try:
         write_atomic(entry, _packed(key, trace))
     except (LabError, OSError) as error:
-        reason = error.what if isinstance(error, LabError) else str(error)
+        reason = error.problem if isinstance(error, LabError) else str(error)
         return [f"the columns could not be cached in {entry.parent}: {reason}"]
     return []
 

@@ -182,7 +182,7 @@ def _loaded(found: Found) -> Capture:
     """The capture with what its reader alone knows of lacks."""
     kind = kind_of(found)
     if kind.load is None:
-        raise BadDataError(kind.what, where=found.path, fix=kind.why)
+        raise BadDataError(kind.what, location=found.path, fix=kind.why)
     return _timed(replace(kind.load(found.plain), source=found.path))
 
 
@@ -229,7 +229,7 @@ def _job_format(folder: Path) -> Format | None:
     places = (folder, *(one for one in sorted(folder.iterdir()) if one.is_dir()))
     files = [file for place in places for pattern in _OF_A_JOB for file in sorted(place.glob(pattern))]
     if len(files) > _MOST_FILES:
-        raise BadDataError(f"a folder with {len(files):,} files: more than {_MOST_FILES:,}", where=folder)
+        raise BadDataError(f"a folder with {len(files):,} files: more than {_MOST_FILES:,}", location=folder)
     kinds = {}
     for file in files:
         with look(file) as found:
@@ -253,24 +253,24 @@ def _load_job(files: list[Path], folder: Path) -> Capture:
 def _foreign(found: Found) -> BadDataError | MissingError:
     if found.path.is_dir():
         return MissingError(
-            "a folder, and not one that is a recording", where=found.path, fix="give the files in it"
+            "a folder, and not one that is a recording", location=found.path, fix="give the files in it"
         )
     if found.start.startswith(sqlite.MAGIC):
         some = ", ".join(sorted(found.tables)[:5]) or "none"
         return BadDataError(
             f"an SQLite file of no profiler that lab knows (tables: {some[:300]})",
-            where=found.path,
+            location=found.path,
             fix="for Nsight Systems: nsys export --type sqlite FILE.nsys-rep",
         )
     if found.start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return BadDataError(
             "a text in UTF-16, which no profiler writes",
-            where=found.path,
+            location=found.path,
             fix="convert it: iconv -f UTF-16 -t UTF-8 FILE",
         )
     return BadDataError(
         "not a recording: no SQLite (nsys, rocpd, rpd), JSON (torch.profiler, rocprofv3) or Perfetto file",
-        where=found.path,
+        location=found.path,
         fix="give FILE.sqlite (nsys export --type sqlite), FILE.db, FILE.rpd, or a trace FILE.json[.gz]",
     )
 
@@ -306,9 +306,9 @@ def _first_bytes(path: Path) -> bytes:
     except FileNotFoundError as error:
         raise not_here("no such file", path) from error
     except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error
     if not start:
-        raise BadDataError("the file is empty (0 bytes)", where=path, fix="record or export it again")
+        raise BadDataError("the file is empty (0 bytes)", location=path, fix="record or export it again")
     return start
 
 

@@ -43,7 +43,7 @@ def project_part(
         pids = [str(process.pid) for process in capture.processes if process.pid is not None]
         raise MissingError(
             f"no process {str(pid)[:20]}; the recording has {(', '.join(pids) or 'none')[:300]}",
-            where=capture.source,
+            location=capture.source,
         )
     projections: list[tuple[int, Projection]] = []
     origins = None
@@ -57,7 +57,7 @@ def project_part(
             projections.append((index, select(projection, wanted, phases)))
         except MissingError as error:
             errors.append(error)
-            left_out.append(f"{process_label(single.processes[0], index)} is left out: {error.what}")
+            left_out.append(f"{process_label(single.processes[0], index)} is left out: {error.problem}")
     if not projections:
         raise errors[0]
     index, projection = projections[0]

@@ -123,7 +123,7 @@ class EventPieces:
         """The error for this file at byte `at` of its text."""
         position = f"byte {at} of the inflated text" if self.packed else f"byte {at}"
         fix = "record or copy the trace again; for a sweep, `lab gemm ... --salvage` keeps the readable part"
-        return BadDataError(what, where=f"{self.path}, {position}", fix=fix)
+        return BadDataError(what, location=f"{self.path}, {position}", fix=fix)
 
     def _header(self) -> bytes:
         while True:
@@ -145,7 +145,7 @@ class EventPieces:
             return self.bad("the file is cut before its first event", len(self._buffer))
         fix = "give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
         return BadDataError(
-            "not a Kineto trace: no JSON object with a list traceEvents", where=self.path, fix=fix
+            "not a Kineto trace: no JSON object with a list traceEvents", location=self.path, fix=fix
         )
 
     def _footer(self) -> bytes:
@@ -191,7 +191,7 @@ class EventPieces:
         except FileNotFoundError as error:
             raise not_here("no such trace", self.path) from error
         except OSError as error:
-            raise MissingError(f"the trace cannot be read: {error.strerror}", where=self.path) from error
+            raise MissingError(f"the trace cannot be read: {error.strerror}", location=self.path) from error
 
     def _unpack(self, chunks: Iterator[bytes], size: int) -> Iterator[bytes]:
         """Inflate gzip members, never more than `size` bytes at a time; `cut` says what stopped it."""
@@ -285,7 +285,7 @@ def is_json(path: Path) -> bool:
         with path.open("rb") as file:
             start = file.read(4096)
     except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error
     if start[:2] == b"\x1f\x8b":
         try:
             start = zlib.decompressobj(31).decompress(start, 64)

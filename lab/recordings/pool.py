@@ -52,8 +52,8 @@ def raise_if_none_read(results: Sequence[object]) -> None:
     """Raises BadDataError, with the first one's reason, where every trace is an error."""
     errors = [result for result in results if isinstance(result, LabError)]
     if errors and len(errors) == len(results):
-        what = f"none of {plural(len(errors), 'trace')} can be read: {errors[0].what}"
-        raise BadDataError(what, where=errors[0].where, fix=errors[0].fix)
+        what = f"none of {plural(len(errors), 'trace')} can be read: {errors[0].problem}"
+        raise BadDataError(what, location=errors[0].location, fix=errors[0].fix)
 
 
 def _here(
@@ -179,22 +179,22 @@ def _outcome(function: Callable[[_J], _R], job: _J) -> _R | LabError:
 def _killed(exit_code: int, job: object) -> LabError:
     if exit_code == -signal.SIGKILL:
         what = "the process that read it was killed, probably for lack of memory"
-        return BadDataError(what, where=_path_of(job), fix=_MORE_MEMORY)
+        return BadDataError(what, location=_path_of(job), fix=_MORE_MEMORY)
     how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
     fix = "report this as a bug of lab, with the trace if you can share it"
-    return LabError(f"the process that read it {how}", where=_path_of(job), fix=fix)
+    return LabError(f"the process that read it {how}", location=_path_of(job), fix=fix)
 
 
 def _as_lab_error(error: BaseException, job: object) -> LabError:
     if isinstance(error, LabError):
         return error
     if isinstance(error, MemoryError):
-        return BadDataError("not enough memory to read it", where=_path_of(job), fix=_MORE_MEMORY)
+        return BadDataError("not enough memory to read it", location=_path_of(job), fix=_MORE_MEMORY)
     last = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" in {last[0].name}, line {last[0].lineno}" if last else ""
     what = f"unexpected error: {type(error).__name__}: {error}{at}"
     return LabError(
-        what, where=_path_of(job), fix="report this as a bug of lab, with the trace if you can share it"
+        what, location=_path_of(job), fix="report this as a bug of lab, with the trace if you can share it"
     )
 
 

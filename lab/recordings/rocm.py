@@ -40,7 +40,7 @@ def sound_times(
     Raises BadDataError for times that nobody could have recorded.
     """
     if ((start < 0) | (start > LATEST_NS) | (end > LATEST_NS)).any():
-        raise BadDataError(f"{what} with impossible times (below 0 or above 2^62 ns)", where=where)
+        raise BadDataError(f"{what} with impossible times (below 0 or above 2^62 ns)", location=where)
     if backward := int((end < start).sum()):
         problems.append(f"{what}: {plural(backward, 'row')} without a valid end, counted as 0 ns long")
     return {"start_ns": start, "end_ns": np.maximum(start, end)}

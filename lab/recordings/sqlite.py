@@ -38,7 +38,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
             connection.execute("PRAGMA trusted_schema = 0")
             yield connection
     except (sqlite3.Error, UnicodeDecodeError) as error:  # sqlite3 decodes a damaged schema on its own
-        raise BadDataError(f"SQLite cannot read it: {error}", where=path, fix="export it again") from error
+        raise BadDataError(f"SQLite cannot read it: {error}", location=path, fix="export it again") from error
 
 
 @contextmanager
@@ -65,17 +65,17 @@ def _check_size(path: Path) -> None:
     except FileNotFoundError as error:
         raise not_here("no such file", path) from error
     except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error
     if not header:
-        raise BadDataError("the file is empty (0 bytes)", where=path, fix="export it again")
+        raise BadDataError("the file is empty (0 bytes)", location=path, fix="export it again")
     if not header.startswith(MAGIC):
-        raise BadDataError("not an SQLite file", where=path, fix="nsys export --type sqlite FILE.nsys-rep")
+        raise BadDataError("not an SQLite file", location=path, fix="nsys export --type sqlite FILE.nsys-rep")
     page = int.from_bytes(header[16:18], "big")
     promised = int.from_bytes(header[28:32], "big") * (65536 if page == 1 else page)
     if len(header) < 100 or path.stat().st_size < promised:
         raise BadDataError(
             f"the file is truncated: {path.stat().st_size} of {promised} bytes",
-            where=path,
+            location=path,
             fix="copy or export it again",
         )
 
@@ -103,7 +103,7 @@ def is_gzip(path: Path) -> bool:
     except FileNotFoundError as error:
         raise not_here("no such file", path) from error
     except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error
 
 
 @contextmanager
@@ -120,9 +120,9 @@ def unzipped(path: Path) -> Iterator[Path]:
         try:
             yield target
         except LabError as error:
-            if not (error.where or str(target)).startswith(str(target)):
+            if not (error.location or str(target)).startswith(str(target)):
                 raise
-            raise type(error)(error.what, where=path, fix=error.fix) from error
+            raise type(error)(error.problem, location=path, fix=error.fix) from error
 
 
 def _unzip(path: Path, into: BinaryIO) -> None:
@@ -130,7 +130,7 @@ def _unzip(path: Path, into: BinaryIO) -> None:
         with gzip.open(path) as file:
             shutil.copyfileobj(file, into, 1 << 20)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(f"the gzip file is truncated or damaged: {error}", where=path) from error
+        raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
 
 
 # Longer than any name that a profiler writes; a hostile cell may hold a gigabyte.
@@ -168,7 +168,7 @@ class Database:
         if absent := sorted(set(needed.values()) - there):
             raise BadDataError(
                 f"{table} has no column {', '.join(absent)}: a version that lab does not support",
-                where=self.path,
+                location=self.path,
             )
         self._check_types(table, needed.values(), where, values)
         chosen = [f"IFNULL({quoted(name)}, -1)" for name in needed.values()]
@@ -201,7 +201,7 @@ class Database:
         ).fetchone()
         if found:
             raise BadDataError(
-                f"{table} has values that are not integers, for example in row {found[0]}", where=self.path
+                f"{table} has values that are not integers, for example in row {found[0]}", location=self.path
             )
 
     def texts(

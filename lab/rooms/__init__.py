@@ -53,7 +53,7 @@ def room_of(path: Path) -> Room:
     if len(found) > 1:
         raise UsageError(
             f"this folder holds recordings of several rooms: {', '.join(found)}",
-            where=path,
+            location=path,
             fix="name the folder of one of them",
         )
     found = found or [name for name in names() if _reads(room(name), path)]
@@ -65,7 +65,7 @@ def room_of(path: Path) -> Room:
         format_of(path)  # says what it is instead, and what to do
     raise MissingError(
         "no room recognises what lies in this folder" if path.is_dir() else "not a recording that lab reads",
-        where=path,
+        location=path,
         fix="a sweep looks like {T}thread/nccl_{C}channels/torch_profiler/rank{r}/*.json[.gz]; for other "
         "rooms see docs/nan.md, docs/nsys.md and docs/kernels.md; recordings are traces of torch.profiler, "
         "exports of nsys, databases and traces of rocprofv3; a nixnan log: `lab nan parse`",

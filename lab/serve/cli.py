@@ -57,7 +57,7 @@ def mcp(folder: Path) -> None:
     from lab.errors import MissingError, needs
 
     if not folder.is_dir():
-        raise MissingError("no such folder", where=folder, fix="name the folder that holds the runs")
+        raise MissingError("no such folder", location=folder, fix="name the folder that holds the runs")
     with needs("mcp"):
         import mcp.server  # noqa: F401
 
@@ -99,7 +99,7 @@ def export(runs: tuple[Path, ...], form: str, out: Path) -> None:
         for path in written:
             click.echo(printable(str(path)))
     if missing:
-        raise StepFailed(listed("the export is not complete", missing, limit=40), where=out)
+        raise StepFailed(listed("the export is not complete", missing, limit=40), location=out)
 
 
 @click.command("query")
@@ -147,7 +147,7 @@ def query(
     if not folder.is_dir():
         from lab.errors import MissingError
 
-        raise MissingError("no such folder", where=folder, fix="name the folder that holds the runs")
+        raise MissingError("no such folder", location=folder, fix="name the folder that holds the runs")
     with needs("query"):
         _need("duckdb", "pyarrow")
     answer = ask(folder, sql, most_rows=rows, timeout_s=timeout_s, memory_mb=memory_mb)

@@ -22,9 +22,9 @@ def inside(folder: Path, name: str) -> Path:
     try:
         same = path.resolve(strict=True) == folder.resolve() / pure
     except (OSError, RuntimeError, ValueError) as error:
-        raise MissingError(NOT_HERE, where=printable_name(name)) from error
+        raise MissingError(NOT_HERE, location=printable_name(name)) from error
     if not same or not (path.is_file() or path.is_dir()):
-        raise MissingError(NOT_HERE, where=printable_name(name))
+        raise MissingError(NOT_HERE, location=printable_name(name))
     return path
 
 
@@ -34,7 +34,7 @@ def recording_inside(folder: Path, name: str) -> Path:
     if path.is_dir():
         for parent, folders, files in os.walk(path):
             if any(os.path.islink(os.path.join(parent, name)) for name in (*folders, *files)):
-                raise MissingError(NOT_HERE, where=printable_name(name))
+                raise MissingError(NOT_HERE, location=printable_name(name))
     return path
 
 
@@ -59,10 +59,10 @@ def opened(folder: Path, name: str) -> BinaryIO:
         finally:
             os.close(parent)
     except (OSError, ValueError) as error:
-        raise MissingError(NOT_HERE, where=printable_name(name)) from error
+        raise MissingError(NOT_HERE, location=printable_name(name)) from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise MissingError(NOT_HERE, where=printable_name(name))
+        raise MissingError(NOT_HERE, location=printable_name(name))
     return os.fdopen(handle, "rb")
 
 
@@ -71,7 +71,7 @@ def _parts(name: str) -> tuple[str, ...]:
     pure = PurePosixPath(name)
     bad = not name or "\0" in name or "\\" in name or pure.is_absolute() or ".." in pure.parts
     if bad or not pure.parts or any(part.startswith(".") for part in pure.parts):
-        raise MissingError(NOT_HERE, where=printable_name(name))
+        raise MissingError(NOT_HERE, location=printable_name(name))
     return pure.parts
 
 

@@ -48,7 +48,7 @@ class Index:
 
     def __init__(self, root: Path, *, cache: bool = True, rest_s: float = 0.5) -> None:
         if not root.is_dir():
-            raise MissingError("no such folder", where=root, fix="name the folder that holds the runs")
+            raise MissingError("no such folder", location=root, fix="name the folder that holds the runs")
         self.root = root.resolve()
         self.rows: list[RunRow] = []
         self.unseen: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Index:
         if len(matches) != 1:
             words = "several runs are" if matches else "no run is"
             raise MissingError(
-                f"{words} named {name!r} here", where=self.root, fix="lab query 'select run from runs'"
+                f"{words} named {name!r} here", location=self.root, fix="lab query 'select run from runs'"
             )
         return matches[0]
 
@@ -162,7 +162,7 @@ def _manifest(run: Path, files: RunFiles) -> Manifest | str:
     try:
         return manifests.load(run / MANIFEST)
     except LabError as error:
-        return error.what
+        return error.problem
     except RecursionError:
         return "the manifest is nested too deeply"
 
@@ -175,7 +175,7 @@ def _findings(run: Path, files: RunFiles) -> Findings | str | None:
     try:
         return findings_file.load(run / FINDINGS)
     except LabError as error:
-        return error.what
+        return error.problem
 
 
 def _tables(run: Path) -> tuple[TableFile, ...]:

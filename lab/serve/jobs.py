@@ -132,7 +132,7 @@ def main() -> None:
     try:
         outcome = do(task)
     except LabError as error:
-        outcome = Outcome(error=f"{error.what}{f' ({error.fix})' if error.fix else ''}")
+        outcome = Outcome(error=f"{error.problem}{f' ({error.fix})' if error.fix else ''}")
     except MemoryError:
         outcome = Outcome(error="not enough memory to read it")
     sys.stdout.buffer.write(msgspec.json.encode(outcome))

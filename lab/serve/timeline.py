@@ -71,7 +71,7 @@ def _ranges_as_calls(capture: Capture, notes: list[str], path: Path) -> Capture:
     nest = RangeForest(capture)
     rows = np.flatnonzero((nest.level >= 0) & (nest.level < MOST_DEPTH))
     if not len(rows):
-        raise BadDataError("no GPU operation, host call or range in this recording", where=path)
+        raise BadDataError("no GPU operation, host call or range in this recording", location=path)
     notes.append(f"no GPU operation: operators and ranges of the host are drawn, {MOST_DEPTH} levels deep")
     ranges = capture.ranges.take(rows)
     shared = {name: getattr(ranges, name) for name in API_COLUMNS if name in set(ranges)}
@@ -89,13 +89,13 @@ def _read(paths: Sequence[Path]) -> tuple[list[Capture], list[str]]:
         try:
             captures.append(with_processes(load_capture(path)))
         except LabError as error:
-            notes.append(f"{path.name} is left out: {error.what}")
+            notes.append(f"{path.name} is left out: {error.problem}")
     if not captures:
         raise BadDataError(
-            "none of the recordings can be read", where=paths[0].parent, fix="; ".join(notes[:3])
+            "none of the recordings can be read", location=paths[0].parent, fix="; ".join(notes[:3])
         )
     if len({one.collector for one in captures}) > 1:
-        raise BadDataError("recordings of several profilers do not share a clock", where=paths[0].parent)
+        raise BadDataError("recordings of several profilers do not share a clock", location=paths[0].parent)
     return _on_one_clock(captures, notes), notes
 
 
@@ -149,7 +149,7 @@ def _assembled(capture: Capture, notes: list[str], deep: bool) -> Columns:
     if len(gpu.row) + len(shown) > MOST_BARS:
         raise BadDataError(
             f"{len(gpu.row) + len(shown):,} bars, more than {MOST_BARS:,}",
-            where=capture.source,
+            location=capture.source,
             fix="record fewer steps, or lab export RUN --to perfetto",
         )
     zero_ns = int(capture.ops.start_ns.min()) if len(capture.ops) else int(api.start_ns.min())

@@ -176,7 +176,7 @@ def _bounded(answered: Callable[[], dict[str, Any]], *arguments: str) -> dict[st
             raise UsageError(f"an argument has more than {MOST_TEXT} characters")
         answer = {"about": WARNING, **answered()}
     except LabError as error:
-        return {"error": {"code": type(error).__name__, "message": error.what, "fix": error.fix or ""}}
+        return {"error": {"code": type(error).__name__, "message": error.problem, "fix": error.fix or ""}}
     size = len(msgspec.json.encode(answer))
     if size > MOST_CHARACTERS:
         message = f"the answer has {size:,} characters, more than {MOST_CHARACTERS:,}"

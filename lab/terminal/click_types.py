@@ -45,7 +45,7 @@ class IntList(_IntsParam):
         try:
             return parse_int_list(value, self._minimum)
         except UsageError as error:
-            self.fail(f"{error.what} ({error.fix})" if error.fix else error.what, param, ctx)
+            self.fail(f"{error.problem} ({error.fix})" if error.fix else error.problem, param, ctx)
 
 
 class WordList(_WordsParam):

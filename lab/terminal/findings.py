@@ -18,12 +18,12 @@ def raise_for_findings(findings: Findings | None, folder: Path) -> None:
     if findings.lacking:
         raise StepFailed(
             "the analysis is not complete:\n" + "\n".join(f"  {line}" for line in findings.lacking),
-            where=folder,
+            location=folder,
             fix="see the report; everything else is analysed",
         )
     if findings.status == "fail":
         head = findings.verdict[0] if findings.verdict else "nothing usable was found to analyse"
-        raise StepFailed(f"{head} (see the report)", where=folder)
+        raise StepFailed(f"{head} (see the report)", location=folder)
 
 
 def show_findings(root: Path, findings: Findings | None, options: Options) -> None:

@@ -32,11 +32,11 @@ def raise_for_lacks(lacks: Sequence[Lack], source: Path | str, *, require: str |
     if require == "complete":
         raise_unless_complete(sentences(counted(lacks)), source)
     elif torn := holes(lacks):
-        raise StepFailed(listed("the recording is incomplete", sentences(torn)), where=source, fix=_FIX)
+        raise StepFailed(listed("the recording is incomplete", sentences(torn)), location=source, fix=_FIX)
 
 
 def raise_unless_complete(incomplete: Sequence[str], source: Path | str) -> None:
     """Raises StepFailed if any sentence names something that a recording lacks."""
     if incomplete:
         problem = "--require complete: the recording is not, or not known to be"
-        raise StepFailed(listed(problem, incomplete), where=source, fix=_FIX)
+        raise StepFailed(listed(problem, incomplete), location=source, fix=_FIX)

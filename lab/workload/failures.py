@@ -65,7 +65,7 @@ def die(
     An error that lab raises on purpose is shown to the user without a traceback. Exits at once, because the
     usual teardown can wait for ever for peers that are still in a collective.
     """
-    message = error.what if isinstance(error, LabError) else str(error).strip()
+    message = error.problem if isinstance(error, LabError) else str(error).strip()
     reason = f"rank {rank} failed: {kind.__name__}: {message.splitlines()[0] if message else 'no message'}\n"
     text = "".join(traceback.format_exception(kind, error, trace))
     own_log.write(text + reason)

@@ -54,7 +54,12 @@ def main(model: str, revision: str) -> int:
             apply_settings(json.load(sys.stdin), Path(folder))
             downloaded = fetch(model, revision)
     except LabError as error:
-        answer = {"kind": type(error).__name__, "what": error.what, "where": error.where, "fix": error.fix}
+        answer = {
+            "kind": type(error).__name__,
+            "what": error.problem,
+            "where": error.location,
+            "fix": error.fix,
+        }
         print(json.dumps({"error": answer}), flush=True)
         return error.exit_code
     print(
@@ -93,7 +98,7 @@ def fetch(model: str, revision: str) -> CachedModel:
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
         if "config.json" not in sizes:
             raise BadDataError(
-                f"{model} has no config.json, without which transformers cannot load it", where=endpoint()
+                f"{model} has no config.json, without which transformers cannot load it", location=endpoint()
             )
         wanted = choose(list(sizes))
         snapshot = cache / f"models--{model.replace('/', '--')}" / "snapshots" / str(info.sha)
@@ -113,7 +118,7 @@ def fetch(model: str, revision: str) -> CachedModel:
     if downloaded.state in (State.absent, State.incomplete):
         raise BadDataError(
             f"the download of {model} is incomplete: {', '.join(downloaded.missing[:3]) or 'no snapshot'}",
-            where=cache,
+            location=cache,
             fix="fetch it again; what is there is kept",
         )
     if downloaded.state is State.unclear:
@@ -158,7 +163,7 @@ def explain(error: BaseException, model: str, revision: str, cache: Path) -> Lab
     if any(_is_full(one) for one in chain):
         return full_disk(cache)
     if any(isinstance(one, PermissionError) or getattr(one, "errno", 0) == errno.EROFS for one in chain):
-        return StorageError("not allowed to write to the Hub's cache", where=cache, fix="set HF_HUB_CACHE")
+        return StorageError("not allowed to write to the Hub's cache", location=cache, fix="set HF_HUB_CACHE")
     if "GatedRepoError" in names or status == 403:
         return _gated(model)
     if "RevisionNotFoundError" in names:
@@ -168,7 +173,7 @@ def explain(error: BaseException, model: str, revision: str, cache: Path) -> Lab
     if packages & set(NETWORK_PACKAGES) or status or names & {"ConnectionError", "TimeoutError", "gaierror"}:
         return NetworkError(
             f"the Hub does not answer: {text[:300]}",
-            where=endpoint(),
+            location=endpoint(),
             fix="check the network, HTTPS_PROXY, HF_ENDPOINT, and SSL_CERT_FILE behind a proxy of your own",
         )
     return None
@@ -179,12 +184,12 @@ def _gated(model: str) -> LabError:
     if not os.environ.get("HF_TOKEN"):
         return MissingError(
             f"{model} is gated, and HF_TOKEN is not set",
-            where=page,
+            location=page,
             fix=f"accept its conditions on that page, then: HF_TOKEN=... {fetch_command(model)}",
         )
     return MissingError(
         f"{model} is gated, and this token may not read it",
-        where=page,
+        location=page,
         fix="accept its conditions on that page with the token's account, and give the token read access",
     )
 
@@ -194,14 +199,14 @@ def _not_found(model: str) -> LabError:
     has_token = bool(os.environ.get("HF_TOKEN"))
     token = "this token is not valid or may not see it" if has_token else "it is private and needs HF_TOKEN"
     return MissingError(
-        f"the Hub has no model {model}, or {token}", where=endpoint(), fix="check ORGANISATION/MODEL"
+        f"the Hub has no model {model}, or {token}", location=endpoint(), fix="check ORGANISATION/MODEL"
     )
 
 
 def full_disk(cache: Path, detail: str = "") -> StorageError:
     return StorageError(
         f"no space left for the model{detail}",
-        where=cache,
+        location=cache,
         fix="free some space, or set HF_HUB_CACHE to a folder on another disk; what is there is kept",
     )
 

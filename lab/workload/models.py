@@ -28,7 +28,7 @@ def run_revision(model: str) -> str:
     except FileNotFoundError:
         return DEFAULT_REVISION
     except msgspec.DecodeError as error:
-        raise BadDataError(f"not a list of models: {error}", where=path.absolute()) from error
+        raise BadDataError(f"not a list of models: {error}", location=path.absolute()) from error
     return next((row.commit for row in rows if row.model == model), DEFAULT_REVISION)
 
 
@@ -52,7 +52,7 @@ def check_model(model: str) -> None:
     if Path(model).is_absolute():
         raise MissingError(
             "this folder of a model does not exist where the step runs",
-            where=model,
+            location=model,
             fix="containers see only the run folder and the caches: run without --image, or name a Hub id",
         )
     offline_reason = "this container is offline" if os.environ.get("LAB_IMAGE") else "steps run offline"
@@ -60,7 +60,7 @@ def check_model(model: str) -> None:
     state = "only partly" if cached.state is State.incomplete else "not"
     raise MissingError(
         f"the model {model} is {state} in the Hub's cache, and {offline_reason}",
-        where=hub_cache(),
+        location=hub_cache(),
         fix=f"on the host, which has the network: {fetch_command(model)}",
     )
 

@@ -74,7 +74,7 @@ def _opened(path: Path) -> gzip.GzipFile:
         path.parent.mkdir(parents=True, exist_ok=True)
         return gzip.open(path, "wb", compresslevel=4)
     except OSError as error:
-        raise StorageError(f"cannot write the recording: {error.strerror}", where=path) from error
+        raise StorageError(f"cannot write the recording: {error.strerror}", location=path) from error
 
 
 @contextlib.contextmanager

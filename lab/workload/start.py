@@ -43,9 +43,9 @@ def read_config(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError as error:
-        raise MissingError("the configuration file does not exist", where=path) from error
+        raise MissingError("the configuration file does not exist", location=path) from error
     except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"not a configuration of this workload: {error}", where=path) from error
+        raise BadDataError(f"not a configuration of this workload: {error}", location=path) from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -38,6 +38,6 @@ def test_a_damaged_run_is_a_line_among_the_others(folder):
     done = CliRunner().invoke(runs, ["list", str(folder)])
     first, second = done.stdout.splitlines()
     assert "unreadable: cannot read the manifest" in first and second.startswith(str(folder / "whole"))
-    assert isinstance(done.exception, BadDataError) and done.exception.what == "1 of 2 runs cannot be read"
+    assert isinstance(done.exception, BadDataError) and done.exception.problem == "1 of 2 runs cannot be read"
     rows = json.loads(CliRunner().invoke(runs, ["list", "--json", str(folder)]).stdout)
     assert "error" in rows[0] and rows[1]["steps"]

@@ -327,7 +327,7 @@ def test_why_a_pull_failed_is_said_in_words_with_its_cure(said, what, fix):
     """What Docker 20.10 and podman 4.3 said of a real registry, but for the last four."""
     ref = f"reg.example.org:5000/lab/cpu@{DIGEST}"
     error = acquire.pull_error("podman", ref, said.format(ref=ref))
-    assert what in error.what and fix in str(error.fix) and error.where == ref
+    assert what in error.problem and fix in str(error.fix) and error.location == ref
 
 
 @pytest.fixture
@@ -354,7 +354,7 @@ def box(tmp_path, monkeypatch):
 def test_what_keeps_the_gpus_from_containers_is_no_success(box):
     with box(Runtimes={"runc": {}}):
         done = CliRunner().invoke(setup, ["--dry-run"])
-    assert isinstance(done.exception, StepFailed) and "toolkit was not found" in done.exception.what
+    assert isinstance(done.exception, StepFailed) and "toolkit was not found" in done.exception.problem
     assert "pull  cuda" in done.stdout and "next:" not in done.stdout
     with box(Runtimes={"runc": {}, "nvidia": {}}, ContainersRunning=0):
         done = CliRunner().invoke(setup, ["--dry-run"], catch_exceptions=False)
@@ -378,7 +378,7 @@ def test_without_an_engine_the_cure_is_said_and_nothing_is_looked_up(box, monkey
     monkeypatch.setenv("DOCKER_HOST", "unix:///nonexistent/engine.sock")
     monkeypatch.setattr("lab.cli.setup.listed", lambda: pytest.fail("no engine was to be asked"))
     done = CliRunner().invoke(setup, ["cpu"])
-    assert isinstance(done.exception, EngineError) and "no Docker engine at" in done.exception.what
+    assert isinstance(done.exception, EngineError) and "no Docker engine at" in done.exception.problem
 
 
 def test_a_broken_driver_does_not_concern_an_image_without_gpus(box, monkeypatch):
@@ -402,4 +402,4 @@ def test_an_installed_lab_keeps_no_image_whose_lab_is_another_of_the_same_versio
     ours = msgspec.structs.replace(lab_with_content(), sha256="0" * 64)
     monkeypatch.setattr("lab.cli.setup.lab_with_content", lambda: ours)
     done = CliRunner().invoke(setup, ["cpu", "--dry-run"])
-    assert isinstance(done.exception, MissingError) and "with other content" in done.exception.what
+    assert isinstance(done.exception, MissingError) and "with other content" in done.exception.problem

@@ -47,7 +47,7 @@ def failed(*words: str) -> tuple[int, LabError | click.ClickException]:
 @pytest.mark.parametrize("words", READERS, ids=" ".join)
 def test_a_name_that_is_not_there_is_answered_with_the_one_that_may_be_meant(words, here):
     code, error = failed(*words, "trace_rnk0.json")
-    assert code == 4 and error.where == "trace_rnk0.json"
+    assert code == 4 and error.location == "trace_rnk0.json"
     assert "did you mean 'trace_rank0.json'" in error.fix
 
 
@@ -89,7 +89,7 @@ def test_a_mistyped_command_or_option_is_answered_with_the_one_that_may_be_meant
 
 def test_a_list_of_runs_in_a_folder_that_is_not_there_is_no_empty_list(here):
     code, error = failed("runs", "list", "experimnts")
-    assert code == 4 and error.what == "no such folder"
+    assert code == 4 and error.problem == "no such folder"
     fresh = CliRunner().invoke(cli, ["runs", "list"])
     assert fresh.exit_code == 0 and "no runs in experiments" in fresh.output
 
@@ -97,7 +97,7 @@ def test_a_list_of_runs_in_a_folder_that_is_not_there_is_no_empty_list(here):
 def test_a_dry_run_refuses_the_output_folder_that_the_run_would_refuse(here):
     for more in ((), ("-n",)):
         code, error = failed("run", *more, "--gpus", "none", "-o", ".", "sweep", "-c", "28")
-        assert code == 2 and "files that no run of lab made" in error.what
+        assert code == 2 and "files that no run of lab made" in error.problem
     assert {path.name for path in here.iterdir()} == {*NAMES}
 
 

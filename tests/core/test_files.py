@@ -78,7 +78,7 @@ def test_an_error_of_the_block_survives_a_temporary_file_that_is_gone(tmp_path):
 def test_a_full_disk_is_named_with_the_file(tmp_path):
     with pytest.raises(StorageError, match="no space left") as caught, replacing(tmp_path / "f"):
         raise OSError(errno.ENOSPC, "No space left on device")
-    assert caught.value.where == str(tmp_path / "f")
+    assert caught.value.location == str(tmp_path / "f")
 
 
 def test_a_folder_is_made_with_its_parents_and_may_be_there_already(tmp_path):
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "f").write_text("")
     with pytest.raises(StorageError) as caught:
         make_folder(tmp_path / "f")
-    assert caught.value.where == str(tmp_path / "f")
+    assert caught.value.location == str(tmp_path / "f")
 
 
 @pytest.mark.parametrize("size", [0, 3, (1 << 20) - 1, 1 << 20, (2 << 20) + 5])
@@ -116,7 +116,7 @@ def test_the_holder_of_a_lock_is_named_while_it_holds_it(tmp_path):
 def test_a_held_lock_says_where_and_what_to_do(tmp_path):
     with held(tmp_path / "lock"), pytest.raises(BusyError) as caught, held(tmp_path / "lock"):
         pass
-    assert (caught.value.what, caught.value.where, caught.value.fix) == (
+    assert (caught.value.problem, caught.value.location, caught.value.fix) == (
         "in use",
         str(tmp_path / "lock"),
         "wait",
@@ -157,7 +157,7 @@ def test_asking_for_the_holder_neither_makes_nor_keeps_the_lock(tmp_path):
 def test_a_lock_in_a_folder_that_is_not_there_is_an_error_with_its_path(tmp_path):
     with pytest.raises(StorageError) as caught, held(tmp_path / "none" / "lock"):
         pass
-    assert caught.value.where == str(tmp_path / "none" / "lock")
+    assert caught.value.location == str(tmp_path / "none" / "lock")
 
 
 def test_a_lock_may_be_shared_with_the_group_as_the_umask_says(tmp_path):

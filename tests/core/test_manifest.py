@@ -234,14 +234,14 @@ def test_no_manifest_is_an_error_that_names_the_place(tmp_path, place):
     (tmp_path / "file").write_text("")
     with pytest.raises(MissingError, match="not the folder of a run") as caught:
         manifests.load(tmp_path / place)
-    assert caught.value.where == str(tmp_path / place) and "lab runs list" in caught.value.fix
+    assert caught.value.location == str(tmp_path / place) and "lab runs list" in caught.value.fix
 
 
 def test_a_manifest_that_cannot_be_read_says_why(tmp_path):
     (tmp_path / "manifest.json").mkdir()
     with pytest.raises(MissingError, match="s a directory") as caught:
         manifests.load(tmp_path / "manifest.json")
-    assert caught.value.where == str(tmp_path / "manifest.json")
+    assert caught.value.location == str(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize(
@@ -259,5 +259,5 @@ def test_a_manifest_of_another_form_is_bad_data_at_its_path(tmp_path, change, co
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(BadDataError, match=complaint) as caught:
         manifests.load(path)
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)
     assert fix in caught.value.fix if fix else caught.value.fix is None

@@ -55,7 +55,7 @@ def test_a_run_in_the_way_is_named_with_the_flags_that_help(tmp_path):
     a_run(tmp_path / "r")
     with pytest.raises(UsageError) as caught:
         Run.create(tmp_path / "r", a_manifest(), inputs={"config.toml": "x"})
-    assert caught.value.where == str(tmp_path / "r")
+    assert caught.value.location == str(tmp_path / "r")
     assert f"--resume {tmp_path / 'r'}" in caught.value.fix and "--output-dir" in caught.value.fix
     assert not (tmp_path / "r" / "config.toml").exists()
 
@@ -79,7 +79,7 @@ def test_a_recorded_run_whose_steps_overwrite_each_other_is_bad_data(tmp_path):
     manifests.save(a_manifest(a_step("a"), a_step("a", folder="b")), tmp_path / "manifest.json")
     with pytest.raises(BadDataError, match="name 'a'") as caught:
         Run.open(tmp_path)
-    assert caught.value.where == str(tmp_path / "manifest.json")
+    assert caught.value.location == str(tmp_path / "manifest.json")
 
 
 def test_the_first_of_several_shared_names_is_named():
@@ -124,7 +124,7 @@ def test_a_run_of_other_inputs_is_not_extended(tmp_path, inputs):
     (name,) = inputs
     with pytest.raises(ConfigError, match=name) as caught:
         extended(tmp_path, inputs, "b")
-    assert caught.value.where == str(tmp_path / "r" / name) and "--output-dir" in caught.value.fix
+    assert caught.value.location == str(tmp_path / "r" / name) and "--output-dir" in caught.value.fix
     assert [r.step.name for r in Run.open(tmp_path / "r").manifest.steps] == ["a"]
 
 
@@ -142,7 +142,7 @@ def test_a_second_driver_is_told_which_run_is_busy(tmp_path):
     run = a_run(tmp_path)
     with run.locked(), pytest.raises(BusyError) as caught, run.locked():
         pass
-    assert Path(caught.value.where).parent == tmp_path and "Ctrl-C" in caught.value.fix
+    assert Path(caught.value.location).parent == tmp_path and "Ctrl-C" in caught.value.fix
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_driver_that_does_not_end_is_named(tmp_path, driver, halves, wait, lim
     driver.ends_after = halves
     with pytest.raises(BusyError, match=f"pid 77.* {limit}") as caught:
         run.interrupt_driver(**wait)
-    assert (caught.value.where, caught.value.fix) == (str(tmp_path), "kill 77")
+    assert (caught.value.location, caught.value.fix) == (str(tmp_path), "kill 77")
 
 
 def test_another_driver_that_takes_over_is_not_waited_for(tmp_path, driver, monkeypatch):
@@ -280,7 +280,7 @@ def test_output_that_cannot_be_kept_is_an_error_with_its_path(tmp_path):
     (run.folder(step) / "run_output.attempt1.log").mkdir()
     with pytest.raises(StorageError) as caught:
         run.begin(step)
-    assert caught.value.where == str(run.log(step))
+    assert caught.value.location == str(run.log(step))
 
 
 def test_files_of_a_step_are_recorded_with_size_and_digest(tmp_path):
@@ -410,7 +410,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path):
         "folder",
         "leaves",
     ]
-    assert "path '../../etc' leaves the run folder" in found["leaves"].what
+    assert "path '../../etc' leaves the run folder" in found["leaves"].problem
     assert isinstance(found["leaves"], BadDataError) and isinstance(found["deep"], BadDataError)
 
 

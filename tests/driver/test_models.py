@@ -53,7 +53,7 @@ def test_a_missing_model_offers_the_command_that_brings_it(cache):
         MissingError, match="not in this machine's Hub cache, and steps run offline"
     ) as raised:
         refuse_missing(look_up([NEED], HERE, "cuda"), HERE, "cuda")
-    assert raised.value.fix == "lab fetch org/m --image cuda" and raised.value.where == str(cache)
+    assert raised.value.fix == "lab fetch org/m --image cuda" and raised.value.location == str(cache)
 
 
 def test_a_half_downloaded_model_is_missing_too(cache):

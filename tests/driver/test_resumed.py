@@ -110,4 +110,6 @@ def test_a_run_is_not_continued_with_another_driver(begun, tmp_path, monkeypatch
     _machine(tmp_path, monkeypatch, driver="590.2")
     with pytest.raises(UsageError, match="another driver") as raised:
         resume(begun.root, Options(analysis="none", quiet=True))
-    assert "driver 580.1) then" in str(raised.value.where) and "driver 590.2) now" in str(raised.value.where)
+    assert "driver 580.1) then" in str(raised.value.location) and "driver 590.2) now" in str(
+        raised.value.location
+    )

@@ -296,7 +296,9 @@ def test_a_disk_that_is_full_before_the_copy_is_whole_is_told_in_one_line(tmp_pa
     """copytree goes on after each of the hundreds of files that it cannot write."""
     with small_disk(tmp_path, "400k"), pytest.raises(StorageError) as caught:
         take_snapshot(tmp_path, lab_with_content())
-    assert caught.value.what == "no space left on the disk" and caught.value.where == str(tmp_path / LAB)
+    assert caught.value.problem == "no space left on the disk" and caught.value.location == str(
+        tmp_path / LAB
+    )
 
 
 @pytest.mark.parametrize(
@@ -310,8 +312,10 @@ def test_a_disk_that_is_full_before_the_copy_is_whole_is_told_in_one_line(tmp_pa
 )
 def test_of_many_errors_of_a_copy_the_first_is_told(tmp_path, texts, what):
     error = storage_error(shutil.Error([("a", "b", text) for text in texts]), tmp_path)
-    assert (error.what, error.where) == (what, str(tmp_path))
-    assert storage_error(shutil.Error("a and b are the same file"), tmp_path).what.endswith("the same file")
+    assert (error.problem, error.location) == (what, str(tmp_path))
+    assert storage_error(shutil.Error("a and b are the same file"), tmp_path).problem.endswith(
+        "the same file"
+    )
 
 
 def test_a_step_that_writes_into_the_run_folder_itself_leaves_no_lab_among_its_files(tmp_path):

@@ -189,7 +189,7 @@ def test_a_folder_of_locks_that_cannot_be_made_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("LAB_LEASES", str(tmp_path / "file" / "leases"))
     with pytest.raises(StorageError) as caught:
         lease_folder()
-    assert caught.value.where == str(tmp_path / "file" / "leases")
+    assert caught.value.location == str(tmp_path / "file" / "leases")
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_a_lock_that_is_no_file_is_refused_and_named():
     os.mkfifo(lock)
     with pytest.raises(StorageError, match="not a regular file") as caught, held(GPUS[:1]):
         pass
-    assert caught.value.where == str(lock) and caught.value.fix
+    assert caught.value.location == str(lock) and caught.value.fix
     assert lock not in open_here()
 
 

@@ -232,7 +232,7 @@ def test_all_of_a_hundred_processes_are_counted():
 def test_a_gpu_that_nvml_does_not_know_is_an_error_with_its_name():
     with pytest.raises(GpuError, match=r"nvmlDeviceGetHandleByUUID.* error 6\n") as caught:
         meter_on(FakeNvml(), "GPU-2")
-    assert caught.value.where == "GPU-2" and "lab doctor" in caught.value.fix
+    assert caught.value.location == "GPU-2" and "lab doctor" in caught.value.fix
 
 
 def test_a_library_that_does_not_start_is_an_error():
@@ -240,7 +240,7 @@ def test_a_library_that_does_not_start_is_an_error():
     library.nvmlInitWithFlags = lambda flags: 9  # NVML_ERROR_DRIVER_NOT_LOADED
     with pytest.raises(GpuError, match=r"nvmlInit.* error 9\n") as caught:
         meter_on(library)
-    assert caught.value.where is None
+    assert caught.value.location is None
 
 
 def test_the_library_of_the_driver_is_loaded_by_its_name(monkeypatch):
@@ -258,7 +258,7 @@ def test_a_machine_without_the_driver_is_an_error_that_names_the_library(monkeyp
     monkeypatch.setattr(pynvml, "CDLL", missing)
     with pytest.raises(GpuError) as caught:
         meter_of("nvidia", "GPU-1")
-    assert caught.value.where == "libnvidia-ml.so.1" and "utility" in caught.value.fix
+    assert caught.value.location == "libnvidia-ml.so.1" and "utility" in caught.value.fix
 
 
 def test_without_the_package_there_is_no_meter_and_the_fix_names_it(monkeypatch):

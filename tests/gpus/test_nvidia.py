@@ -184,7 +184,7 @@ def test_a_gpu_without_an_instance_that_is_asked_for_by_name_is_refused_with_the
         look({"CUDA_VISIBLE_DEVICES": named})
     with pytest.raises(GpuError) as caught:
         LocalEngine.prepare(Options(gpus="1-1" if named == "1" else named))
-    assert "is left out: MIG is enabled" in str(caught.value.where)
+    assert "is left out: MIG is enabled" in str(caught.value.location)
 
 
 def test_a_listing_that_fails_is_an_error(smi):

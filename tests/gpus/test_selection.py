@@ -115,13 +115,13 @@ def test_all_is_a_list_of_its_own():
 def test_a_wish_that_cannot_be_met_lists_what_is_there(spec, complaint):
     with pytest.raises(GpuError, match=complaint) as caught:
         select(THREE, spec)
-    assert caught.value.where == "present: 4 card4 GPU-44, 5 card5 GPU-55, 6 card6 GPU-66"
+    assert caught.value.location == "present: 4 card4 GPU-44, 5 card5 GPU-55, 6 card6 GPU-66"
 
 
 def test_a_machine_without_gpus_says_none():
     with pytest.raises(GpuError, match="0 GPUs") as caught:
         select([], "1")
-    assert caught.value.where == "present: none"
+    assert caught.value.location == "present: none"
     assert select([], "all") == []
     with pytest.raises(GpuError) as caught:
         select([], "2")

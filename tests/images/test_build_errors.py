@@ -22,9 +22,9 @@ from lab.images.targets import targets
 )
 def test_what_the_builder_says_becomes_the_next_thing_to_do(line, fix):
     error = build_error(targets(["cpu"])[0], "b", ["before", line, "after"])
-    assert fix in error.fix and line in error.what and error.exit_code == 6
+    assert fix in error.fix and line in error.problem and error.exit_code == 6
 
 
 def test_an_unfamiliar_failure_shows_its_last_lines():
     error = build_error(targets(["cpu"])[0], "b", [f"line {i}" for i in range(99)])
-    assert error.fix is None and "line 98" in error.what and "line 3\n" not in error.what
+    assert error.fix is None and "line 98" in error.problem and "line 3\n" not in error.problem

@@ -54,7 +54,7 @@ def pascal() -> str:
     try:
         ids = listed()
     except EngineError as error:
-        pytest.skip(error.what)
+        pytest.skip(error.problem)
     if not id_of(ref, ids):
         pytest.skip(f"{ref} is not built here: .ci/run")
     return ref

@@ -46,7 +46,7 @@ def test_toml_that_does_not_fit_is_refused_with_file_and_key(tmp_path, change, c
     path.write_text(GOOD + change)
     with pytest.raises(ConfigError, match=complaint) as caught:
         images.load("x", tmp_path)
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)
 
 
 def test_good_toml_loads_and_another_folder_can_hold_the_images(tmp_path, monkeypatch):

@@ -57,7 +57,7 @@ def test_a_cut_file_in_the_folder_is_an_error_not_a_smaller_job(job):
     path.write_bytes(path.read_bytes()[:5_000])
     with pytest.raises(BadDataError, match="truncated") as caught:
         load_capture(job)
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)
 
 
 def test_a_job_in_json_is_read_where_nothing_better_is_there(tmp_path):

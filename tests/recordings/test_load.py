@@ -66,7 +66,7 @@ def test_a_git_lfs_pointer_is_named_as_one(tmp_path):
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 12345\n")
     with pytest.raises(BadDataError, match="Git LFS pointer") as caught:
         load_capture(path)
-    assert caught.value.where == str(path) and "git lfs pull" in caught.value.fix
+    assert caught.value.location == str(path) and "git lfs pull" in caught.value.fix
 
 
 def test_a_foreign_database_is_told_with_its_tables(tmp_path):

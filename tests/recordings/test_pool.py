@@ -15,7 +15,7 @@ from lab.recordings.pool import map_traces
 
 def square_or_fail(job: int) -> int:
     if job == 3:
-        raise BadDataError("broken", where="t.json", fix="mend it")
+        raise BadDataError("broken", location="t.json", fix="mend it")
     if job == 4:
         raise ValueError("a bug")
     if job == 5:
@@ -37,16 +37,16 @@ def test_results_stand_in_the_order_of_the_jobs_and_errors_in_their_place(worker
     )
     assert [found[i] for i in (0, 1, 2, 6)] == [0, 1, 4, 36]
     broken, bug, memory = found[3:6]
-    assert isinstance(broken, BadDataError) and (broken.what, broken.fix) == ("broken", "mend it")
-    assert isinstance(bug, LabError) and "ValueError: a bug" in bug.what and bug.where == "4"
-    assert isinstance(memory, BadDataError) and "memory" in memory.what
+    assert isinstance(broken, BadDataError) and (broken.problem, broken.fix) == ("broken", "mend it")
+    assert isinstance(bug, LabError) and "ValueError: a bug" in bug.problem and bug.location == "4"
+    assert isinstance(memory, BadDataError) and "memory" in memory.problem
     assert seen == [(done, 7) for done in range(1, 8)]
 
 
 def test_a_worker_that_dies_costs_only_its_own_job():
     found = map_traces(die_of_five, [1, 5, 2, 3], workers=2)
     assert [found[0], *found[2:]] == [1, 2, 3]
-    assert isinstance(found[1], BadDataError) and "killed" in found[1].what
+    assert isinstance(found[1], BadDataError) and "killed" in found[1].problem
 
 
 def test_no_jobs_make_no_pool():
@@ -87,13 +87,13 @@ def fall(job: int) -> int:
 def test_every_worker_that_dies_is_replaced_and_says_how_it_ended():
     found = map_traces(fall, range(8), workers=2)
     assert found[::2] == [0, 2, 4, 6]
-    assert all(isinstance(one, LabError) and f"signal {signal.SIGSEGV:d}" in one.what for one in found[1::2])
+    assert all(isinstance(one, LabError) and f"signal {signal.SIGSEGV:d}" in one.problem for one in found[1::2])
 
 
 def test_a_result_that_cannot_be_sent_is_an_error_of_its_job():
     found = map_traces(unsendable, range(4), workers=2)
     assert [found[0], *found[2:]] == [0, 2, 3]
-    assert isinstance(found[1], LabError) and "pickle" in found[1].what
+    assert isinstance(found[1], LabError) and "pickle" in found[1].problem
 
 
 def test_workers_stay_for_many_jobs_and_go_with_the_last():

@@ -55,7 +55,7 @@ def _as_looked(
         check = Progress.made(out)
     except BadDataError as error:
         return 1.0, [
-            f"judged as a single look: the record of the check beside them is of no use ({error.what})"
+            f"judged as a single look: the record of the check beside them is of no use ({error.problem})"
         ]
     if check is None:
         return 1.0, []

@@ -126,7 +126,7 @@ def kept(path: Path, now_s: float) -> tuple[Floors | None, str]:
     except MissingError:
         return None, "none measured here yet"
     except BadDataError as error:
-        return None, f"the kept ones cannot be read ({error.what})"
+        return None, f"the kept ones cannot be read ({error.problem})"
     age = (now_s - found.measured_s) / _DAY_S
     if not 0 <= age <= DAYS:
         return None, f"the kept ones are of {found.date}, and expire after {DAYS:g} days"
@@ -137,14 +137,14 @@ def read(path: Path) -> Floors:
     """Raises MissingError, and BadDataError for a file that is not one of floors."""
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise BadDataError(f"floors of more than {_MOST_BYTES >> 20} MiB", where=path)
+            raise BadDataError(f"floors of more than {_MOST_BYTES >> 20} MiB", location=path)
         found = msgspec.json.decode(path.read_bytes(), type=Floors)
     except OSError as error:
-        raise MissingError(f"no floors here: {error.strerror}", where=path) from error
+        raise MissingError(f"no floors here: {error.strerror}", location=path) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadDataError(f"not floors: {error}", where=path, fix="remove the file") from error
+        raise BadDataError(f"not floors: {error}", location=path, fix="remove the file") from error
     if found.schema_version != _VERSION:
-        raise BadDataError("floors of another version of lab", where=path, fix="remove the file")
+        raise BadDataError("floors of another version of lab", location=path, fix="remove the file")
     return found
 
 

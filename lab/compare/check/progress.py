@@ -99,7 +99,7 @@ class Progress:
         if changed := differing(state.asked, asked):
             raise UsageError(
                 "an earlier check in this folder compared something else: " + "; ".join(changed),
-                where=path,
+                location=path,
                 fix="name another -o; what is here is judged by: "
                 f"lab check {out / 'base'} {out / 'head'}, and resumed by the command that began it",
             )
@@ -128,7 +128,7 @@ class Progress:
         if not recording.is_file() or sha256_of(recording) != known.sha256:
             raise BadDataError(
                 "this recording was changed or removed after its process ended",
-                where=recording,
+                location=recording,
                 fix="looks may rest on it: begin again with another -o",
             )
         return True
@@ -164,7 +164,7 @@ class Progress:
         if n_cut > 1 and n_cut > MOST_CUT * rounds:
             raise UsageError(
                 f"breaks part {n_cut} of {rounds:g} rounds of BASE and HEAD: these are no longer interleaved",
-                where=self.out,
+                location=self.out,
                 fix=f"begin again with another -o; what is here is judged by: lab check {self.out / 'base'} "
                 f"{self.out / 'head'}",
             )
@@ -190,7 +190,7 @@ class Progress:
         if not path.is_file() or sha256_of(path) != self.state.floors_sha256:
             raise BadDataError(
                 "the A/A floors were changed or removed after the check began",
-                where=path,
+                location=path,
                 fix="begin again with another -o",
             )
         return True
@@ -256,19 +256,19 @@ def _words(value: object) -> str:
 def _read(path: Path) -> State:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise BadDataError(f"a check of more than {_MOST_BYTES >> 20} MiB", where=path)
+            raise BadDataError(f"a check of more than {_MOST_BYTES >> 20} MiB", location=path)
         data = path.read_bytes()
         version = msgspec.json.decode(data, type=_Versioned).schema_version
         if version != _VERSION:  # its fields may be others, too
             raise BadDataError(
-                "the progress of a check by another version of lab", where=path, fix="name another -o"
+                "the progress of a check by another version of lab", location=path, fix="name another -o"
             )
         found = msgspec.json.decode(data, type=State)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadDataError(
-            f"not the progress of a check: {error}", where=path, fix="name another -o"
+            f"not the progress of a check: {error}", location=path, fix="name another -o"
         ) from error
     names = [one.recording for one in found.ended]
     if len(set(names)) < len(names):
-        raise BadDataError(f"{plural(len(names) - len(set(names)), 'process')} twice", where=path)
+        raise BadDataError(f"{plural(len(names) - len(set(names)), 'process')} twice", location=path)
     return found

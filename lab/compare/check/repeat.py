@@ -106,7 +106,7 @@ def _raise_for_others(both: Sequence[Side], out: Path) -> None:
         if folder.is_dir() and any(folder.iterdir()):
             raise BusyError(
                 "recordings of earlier processes are here",
-                where=folder,
+                location=folder,
                 fix=f"name another -o; what is here is judged by: lab check {out / 'base'} {out / 'head'}",
             )
 
@@ -209,7 +209,7 @@ class _Check:
         elif before != outcome:
             raise BadDataError(
                 f"this look was {before}, and the same processes are {outcome} to this lab",
-                where=self.out / FILE,
+                location=self.out / FILE,
                 fix="another version of lab made it: begin again with another -o",
             )
         if found.outcome == "regression":
@@ -279,7 +279,7 @@ class _Check:
         try:
             _one(side, self.command, recording, turn, self._held(label, turn))
         except LabError as error:
-            self.progress.add_failure(recording, error.what)
+            self.progress.add_failure(recording, error.problem)
             raise
         self.progress.add(recording)
 
@@ -287,7 +287,7 @@ class _Check:
         try:
             (found,) = processes(recording)
         except LabError as error:
-            self.progress.add_failure(recording, f"{recording.stem}: {error.what}")
+            self.progress.add_failure(recording, f"{recording.stem}: {error.problem}")
             raise
         return found
 
@@ -324,13 +324,13 @@ def _one(side: Side, command: Sequence[str], recording: Path, turn: int, held: H
         last = log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         raise MissingError(
             f"{side.name}, process {turn}, ended with {code}: " + (" | ".join(last) or "it printed nothing"),
-            where=log,
+            location=log,
             fix="a process that fails is no sample: mend it, or see its log",
         )
     if not recording.is_file():
         raise MissingError(
             f"{side.name}, process {turn}, wrote no recording",
-            where=recording,
+            location=recording,
             fix=f"write a trace to {PLACE} in the command, or to the path in {VARIABLE}",
         )
 
@@ -357,5 +357,5 @@ def _start(side: Side, command: Sequence[str], recording: Path, log: BinaryIO, h
             end(held.container)  # the engine goes on with a container whose client was interrupted
         raise
     if "start_error" in report:
-        raise MissingError(f"cannot start {report['start_error']}", where=side.folder)
+        raise MissingError(f"cannot start {report['start_error']}", location=side.folder)
     return int(report.get("exit_code", KILLED))

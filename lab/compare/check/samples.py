@@ -58,7 +58,7 @@ def processes(folder: Path) -> list[Process]:
     """
     files = recordings_at(folder)
     if not files:
-        raise MissingError("no recording in this folder", where=folder, fix="one recording per process")
+        raise MissingError("no recording in this folder", location=folder, fix="one recording per process")
     if folder.is_dir():
         _raise_for_lost(folder, files)
     own = {file: times for file in files if (times := _own_times(file)) is not None}
@@ -79,7 +79,7 @@ def _raise_for_lost(folder: Path, files: Sequence[Path]) -> None:
     if lost and len(lost) < len([*folder.rglob(f"*{LOG}")]):
         raise MissingError(
             f"{len(lost)} of the processes here left a log and no recording",
-            where=lost[0],
+            location=lost[0],
             fix="see why it failed; those that remain are no fair sample",
         )
 
@@ -95,7 +95,7 @@ def _raise_for_ranks(alone: Sequence[int | None], folder: Path) -> None:
     if len(known) > 1:
         raise BadDataError(
             f"recordings of ranks {', '.join(map(str, known))}, and nothing says which belong to one run",
-            where=folder,
+            location=folder,
             fix="name them RUN_rank0.json, RUN_rank1.json, or rank0/ and rank1/ in a folder per run",
         )
 
@@ -105,14 +105,16 @@ def _ranks_of(file: Path) -> list[tuple[int | None, Units]]:
     found = []
     for work in read_works(file):
         if not len(work.steps_ns):
-            raise BadDataError("no step is marked in this recording", where=file, fix=_MARK)
+            raise BadDataError("no step is marked in this recording", location=file, fix=_MARK)
         if work.torn:
             raise BadDataError(
-                f"no sample, because GPU work is missing: {work.torn[0]}", where=file, fix="record it again"
+                f"no sample, because GPU work is missing: {work.torn[0]}",
+                location=file,
+                fix="record it again",
             )
         units = by_step(work)
         if not units.count:
-            raise BadDataError("no step of this recording launched GPU work", where=file, fix=_MARK)
+            raise BadDataError("no step of this recording launched GPU work", location=file, fix=_MARK)
         found.append((work.trace.meta.rank, units))
     return found
 
@@ -149,13 +151,13 @@ def _own_times(file: Path) -> Process | None:
         if not _TIMES.match(opened.read(_START_BYTES)):
             return None
     if file.stat().st_size > _MOST_BYTES:
-        raise BadDataError(f"step times of more than {_MOST_BYTES >> 20} MiB", where=file)
+        raise BadDataError(f"step times of more than {_MOST_BYTES >> 20} MiB", location=file)
     try:
         times = np.array(msgspec.json.decode(file.read_bytes(), type=_StepTimes).step_ms, dtype=float)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"not step times: {error}", where=file, fix=_TIMES_FIX) from error
+        raise BadDataError(f"not step times: {error}", location=file, fix=_TIMES_FIX) from error
     if not len(times) or not (np.isfinite(times).all() and (times > 0).all()):
-        raise BadDataError("step times must be positive, and at least one", where=file, fix=_TIMES_FIX)
+        raise BadDataError("step times must be positive, and at least one", location=file, fix=_TIMES_FIX)
     return Process({STEPS: float(np.median(times)) * 1e6}, {}, steps=len(times))
 
 

@@ -90,10 +90,12 @@ def _git(*words: str, where: str) -> str:
     try:
         done = subprocess.run(["git", *words], capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise MissingError("git is not installed", where=where, fix="give two folders instead") from error
+        raise MissingError("git is not installed", location=where, fix="give two folders instead") from error
     if done.returncode:
         said = done.stderr.strip() or "no such folder or git revision here"
-        raise MissingError(said, where=where, fix="name a folder, or a revision of the repository you are in")
+        raise MissingError(
+            said, location=where, fix="name a folder, or a revision of the repository you are in"
+        )
     return done.stdout.strip()
 
 
@@ -115,7 +117,7 @@ def _changes(folder: Path) -> str:
     done = subprocess.run(words, capture_output=True, check=False)
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip()
-        raise BadDataError(f"git cannot say what is changed: {why}", where=folder, fix=shlex.join(words))
+        raise BadDataError(f"git cannot say what is changed: {why}", location=folder, fix=shlex.join(words))
     return hashlib.sha256(done.stdout).hexdigest()[:16] if done.stdout else "none"
 
 

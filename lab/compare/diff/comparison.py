@@ -351,7 +351,7 @@ def compare_pair(a: Work, b: Work, repeats_a: Sequence[Work] = (), repeats_b: Se
         return Pair(a, b, None, None, Comparison(comparable=False, reason=reason, rank=a.rank, unit=None))
     of_a, of_b = units(a, unit), units(b, unit)
     if not of_a.count or not of_b.count:
-        raise BadDataError("a step without any GPU operation", where=a.trace.source, fix="see lab inspect")
+        raise BadDataError("a step without any GPU operation", location=a.trace.source, fix="see lab inspect")
     rows = split(of_a.sums, of_b.sums)
     floor = judge_rows(rows, edge_of(of_a, of_b), floor_ns_of(of_a, of_b))
     if repeats_a or repeats_b:

@@ -130,12 +130,12 @@ def replay(pair: Pair, asked: Asked, say: Callable[[str], None]) -> tuple[list[R
     StepFailed for a replay that ends without a result.
     """
     if asked.out.exists() and any(asked.out.iterdir()):
-        raise BusyError("earlier replays are here", where=asked.out, fix="name another -o")
+        raise BusyError("earlier replays are here", location=asked.out, fix="name another -o")
     for work in (pair.a, pair.b):
         if not (work.trace.ops.types_id >= 0).any():
             raise UsageError(
                 "a replay needs the arguments of ops, which this recording does not hold",
-                where=work.trace.source,
+                location=work.trace.source,
                 fix="record with torch.profiler and record_shapes=True",
             )
     times: dict[tuple[str, str], Times] = {}
@@ -187,7 +187,7 @@ def _run(
     # 1: something of the recording could not be replayed, which the rows themselves say.
     if done.returncode not in (0, 1) or not (folder / "replay.json").is_file():
         last = "\n".join([*done.stdout.splitlines(), *done.stderr.splitlines()][-LAST_LINES:])
-        raise StepFailed(f"the replay ({mode}) ended with {done.returncode}:\n{last}", where=folder)
+        raise StepFailed(f"the replay ({mode}) ended with {done.returncode}:\n{last}", location=folder)
 
 
 def read_times(folder: Path) -> tuple[Times, bool, list[str]]:

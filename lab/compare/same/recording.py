@@ -86,7 +86,7 @@ def read(path: Path) -> Recording:
             while line := file.readline(MAX_LINE + 1):
                 number, size = number + 1, size + len(line)
                 if len(line) > MAX_LINE or len(rows) > MAX_ROWS or size > MAX_BYTES:
-                    raise BadDataError(f"line {number} is too long, or the file too large", where=path)
+                    raise BadDataError(f"line {number} is too long, or the file too large", location=path)
                 if number == 1:
                     meta = msgspec.json.decode(line, type=_Meta).meta
                 elif line.startswith(b'{"end"'):
@@ -94,18 +94,18 @@ def read(path: Path) -> Recording:
                 else:
                     rows.append(_checked(msgspec.json.decode(line, type=Row), path, number))
     except IsADirectoryError as error:
-        raise MissingError("this is a folder, not a recording", where=path, fix=_WRITE) from error
+        raise MissingError("this is a folder, not a recording", location=path, fix=_WRITE) from error
     except FileNotFoundError as error:
         raise not_here("no such recording", path, _WRITE) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise BadDataError(f"cut off or damaged after line {number}: {error}", where=path) from error
+        raise BadDataError(f"cut off or damaged after line {number}: {error}", location=path) from error
     except msgspec.DecodeError as error:
         raise BadDataError(
-            f"line {number} is not a row of a recording: {error}", where=path, fix=_WRITE
+            f"line {number} is not a row of a recording: {error}", location=path, fix=_WRITE
         ) from error
     if not rows:
         raise BadDataError(
-            "the recording has no rows", where=path, fix="run the model inside lab.same.record"
+            "the recording has no rows", location=path, fix="run the model inside lab.same.record"
         )
     lacks, left = _lacks(meta, end, len(rows)), _unwritten(end or {}, path)
     return Recording(path, meta, tuple(rows), _samples(rows), lacks, left)
@@ -114,12 +114,12 @@ def read(path: Path) -> Recording:
 def _checked(row: Row, path: Path, number: int) -> Row:
     if len(row.sample) > MAX_SAMPLES or len(row.sample) != len(row.sample_at):
         raise BadDataError(
-            f"line {number}: {len(row.sample)} samples at {len(row.sample_at)} places", where=path
+            f"line {number}: {len(row.sample)} samples at {len(row.sample_at)} places", location=path
         )
     if not row.ck.strip() or min(row.nan, row.inf) < 0:
-        raise BadDataError(f"line {number}: no checksum, or a count below 0", where=path, fix=_WRITE)
+        raise BadDataError(f"line {number}: no checksum, or a count below 0", location=path, fix=_WRITE)
     if len(row.signed) > MAX_SIGNED:
-        raise BadDataError(f"line {number}: {len(row.signed)} sums under signs", where=path)
+        raise BadDataError(f"line {number}: {len(row.signed)} sums under signs", location=path)
     texts = {
         name: printable(getattr(row, name)) for name in ("op", "module", "node", "dtype", "kind", "phase")
     }
@@ -136,7 +136,7 @@ def _samples(rows: list[Row]) -> np.ndarray:
 def _unwritten(end: dict[str, Any], path: Path) -> dict[str, int]:
     found = end.get("unwritten", {})
     if not isinstance(found, dict) or not all(type(count) is int and count > 0 for count in found.values()):
-        raise BadDataError("its end mark counts no outputs that were left out", where=path, fix=_WRITE)
+        raise BadDataError("its end mark counts no outputs that were left out", location=path, fix=_WRITE)
     return {printable(name): count for name, count in found.items()}
 
 

@@ -59,7 +59,7 @@ def start(
         if "memlock" not in spec.ulimits or NO_MEMLOCK not in explanation:
             raise
         limits = {key: value for key, value in spec.ulimits.items() if key != "memlock"}
-        warning = f"the step runs with the default limit of locked memory ({error.what})"
+        warning = f"the step runs with the default limit of locked memory ({error.problem})"
     fewer = msgspec.structs.replace(spec, ulimits=limits)
     return _start(daemon, fewer, name, labels, context, stdin), [warning]
 

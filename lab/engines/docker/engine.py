@@ -140,7 +140,7 @@ class DockerEngine(Engine):
         if leftover.fingerprint != fingerprint(run, step):
             raise EngineError(
                 f"the container of step {step.name!r} was started for another configuration",
-                where=leftover.name,
+                location=leftover.name,
                 fix=f"end it first: lab runs stop {run.root}",
             )
         ran_s = running_for(daemon.client, leftover.container, context)

@@ -81,7 +81,7 @@ def translate(error: Exception, *, context: Context) -> LabError:
 def translate_message(text: str, context: Context, source: str = "the Docker engine") -> LabError:
     """lab's error for a message of the engine itself."""
     error = _by_row(text, context, "engine")
-    return error or EngineError(f"error from {source}: {text}", where=_where(context))
+    return error or EngineError(f"error from {source}: {text}", location=_where(context))
 
 
 def lost(context: Context, text: str) -> EngineLost:
@@ -89,7 +89,7 @@ def lost(context: Context, text: str) -> EngineLost:
     return EngineLost(
         f"lost the Docker engine at {context.endpoint} while step {context.step!r} ran ({text}); "
         f"its container {context.container[:12]} may still run",
-        where=context.run_dir,
+        location=context.run_dir,
         fix=f"when the engine is back: lab run --resume {context.run_dir}",
     )
 
@@ -101,7 +101,7 @@ def _by_row(text: str, context: Context, table: str) -> LabError | None:
             fields = _Fields(context, text, match.groupdict())
             kind: type[LabError] = getattr(errors, row.error)
             fix = row.fix.format_map(fields) or None
-            return kind(row.summary.format_map(fields), where=_where(context), fix=fix)
+            return kind(row.summary.format_map(fields), location=_where(context), fix=fix)
     return None
 
 

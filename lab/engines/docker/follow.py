@@ -101,7 +101,7 @@ class Watch:
                     self._stopping.start()
             elif self._stopping and self._stopping.error is not None:
                 raise _unanswered(self._stopping.error, self._context)
-            elif stop.now:
+            elif stop.at_once:
                 self._kill()
         return stopped_by
 

@@ -58,11 +58,11 @@ def _exists(path: Path) -> bool:
 
 
 def _unusable(error: EngineError, endpoint: str, path: Path, env: Mapping[str, str]) -> Check:
-    text = "; ".join(filter(None, (error.what, error.fix)))
+    text = "; ".join(filter(None, (error.problem, error.fix)))
     if not endpoint.startswith("unix://"):
         return Check("engine", "warn", text)
     forbidden = not os.access(path, os.R_OK | os.W_OK)
-    silent = "no Docker engine answers" in error.what
+    silent = "no Docker engine answers" in error.problem
     mend = join_group_of(path) if forbidden else _start(path, env) if silent else None
     return Check("engine", "warn", text, mend)
 

@@ -48,7 +48,7 @@ def _checked(mount: Mount) -> Mount:
     if mount.source.startswith("<path in $"):
         raise MissingError(
             f"{option} is not set: it must name a file",
-            where=mount.target,
+            location=mount.target,
             fix=f"{option}=/path/to/file lab run ...",
         )
     path = Path(mount.source)
@@ -59,7 +59,7 @@ def _checked(mount: Mount) -> Mount:
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
-        raise MissingError(f"{option} names a path that does not exist: {error}", where=path) from error
+        raise MissingError(f"{option} names a path that does not exist: {error}", location=path) from error
     _refuse(real, option)
     return msgspec.structs.replace(mount, source=str(real))
 
@@ -67,10 +67,10 @@ def _checked(mount: Mount) -> Mount:
 def _own_folder(path: Path) -> None:
     """A run folder behind a link could be swapped for another while the run goes on."""
     if path.is_symlink():
-        raise UsageError("the run folder is a symbolic link", where=path, fix="name the folder itself")
+        raise UsageError("the run folder is a symbolic link", location=path, fix="name the folder itself")
     if path.is_dir() and path.stat().st_uid != os.geteuid() and os.geteuid() != 0:
         raise UsageError(
-            "the run folder belongs to another user", where=path, fix="choose another --output-dir"
+            "the run folder belongs to another user", location=path, fix="choose another --output-dir"
         )
 
 
@@ -78,7 +78,8 @@ def _refuse(real: Path, option: str) -> None:
     kind = real.stat().st_mode
     if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
         raise UsageError(
-            f"{option} names a socket, pipe or device, which cannot be mounted into a container", where=real
+            f"{option} names a socket, pipe or device, which cannot be mounted into a container",
+            location=real,
         )
     refuse_system_folder(real, option)
 
@@ -97,7 +98,7 @@ def refuse_system_folder(real: Path, option: str) -> None:
     if holds_home(real) or is_system:
         raise UsageError(
             f"{option} names a folder that cannot be mounted into a container",
-            where=real,
+            location=real,
             fix="name a folder of your own data",
         )
 
@@ -109,7 +110,7 @@ def allowed(daemon: Daemon, spec: ContainerSpec) -> ContainerSpec:
         raise GpuError(
             f"the engine at {daemon.endpoint} is podman, which gives NVIDIA GPUs by CDI only, and no CDI "
             "specification of this host names these",
-            where=", ".join(spec.device_requests[0].device_ids),
+            location=", ".join(spec.device_requests[0].device_ids),
             fix="sudo nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml (podman 4.1 or newer)",
         )
     if daemon.user_mapping == "rootless-docker":

@@ -87,7 +87,7 @@ def choose(lab: Lab, image: ImageRecord, policy: HostLab) -> bool:
     raise UsageError(
         f"{image.ref} holds another lab than this host: {_named(image.lab_version, image.lab_sha256)} there, "
         f"{_named(lab.version, lab.sha256)} here",
-        where=image.id,
+        location=image.id,
         fix="use an image of this version of lab (lab images build, or pull it), install the image's version "
         "here, or add --host-lab mount to run this host's lab in the image",
     )

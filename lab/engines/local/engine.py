@@ -162,9 +162,12 @@ def _wait(step: Step, process: GuardedProcess, log: LogWriter, stop: Stop) -> st
 
 def _exit_code(report: dict[str, Any], run: Run, step: Step) -> int:
     if "start_error" in report:
-        raise EngineError(f"cannot start step {step.name!r}: {report['start_error']}", where=run.folder(step))
+        raise EngineError(
+            f"cannot start step {step.name!r}: {report['start_error']}", location=run.folder(step)
+        )
     if "exit_code" not in report:
         raise EngineError(
-            f"the guard process of step {step.name!r} was killed, and the step with it", where=run.log(step)
+            f"the guard process of step {step.name!r} was killed, and the step with it",
+            location=run.log(step),
         )
     return int(report["exit_code"])

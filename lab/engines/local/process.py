@@ -80,7 +80,7 @@ def guarded(
             start_new_session=True,
         )
     except OSError as error:
-        raise EngineError(f"cannot start step {name!r}: {error.strerror}", where=error.filename) from error
+        raise EngineError(f"cannot start step {name!r}: {error.strerror}", location=error.filename) from error
     finally:
         guard_end.close()
         os.close(source)

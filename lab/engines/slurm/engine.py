@@ -210,7 +210,7 @@ def _site(options: Options, image: Image | None) -> Site:
     if not isinstance(wanted, int):
         raise UsageError(
             "on Slurm --gpus takes a number: how many GPUs on each node",
-            where=f"--gpus {options.gpus}",
+            location=f"--gpus {options.gpus}",
             fix="for example --gpus 8",
         )
     return Site(vendor=vendor, gpus=tuple(placeholders(vendor, options.gpus, wanted)), resolved=False)

@@ -129,7 +129,7 @@ def _call(*command: str, accepted: Collection[int] = (0,)) -> str:
     if completed.returncode not in accepted:
         raise EngineError(
             f"{command[0]} failed: {(completed.stderr or completed.stdout).strip()[:300]}",
-            where=" ".join(command),
+            location=" ".join(command),
             fix="see scontrol ping and sinfo",
         )
     return completed.stdout

@@ -157,7 +157,7 @@ def _image_file(name: str, suffix: str, made_by: str) -> str | None:
     path = Path(folder) / f"{name.rpartition('/')[2]}{suffix}"
     if not path.is_file():
         raise MissingError(
-            f"{IMAGE_FILES} names a folder without the image's file", where=path, fix=made_by.format(path)
+            f"{IMAGE_FILES} names a folder without the image's file", location=path, fix=made_by.format(path)
         )
     return str(path)
 

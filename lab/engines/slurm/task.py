@@ -169,7 +169,7 @@ def task_gpus(step: Step) -> list[Gpu]:
     if len(gpus) < step.num_gpus:
         raise GpuError(
             f"step {step.name!r} needs {plural(step.num_gpus, 'GPU')} and this node shows {len(gpus)}",
-            where=node_name(),
+            location=node_name(),
             fix="ask Slurm for them with --gpus, or look at the node's driver",
         )
     return gpus[: step.num_gpus]

@@ -61,7 +61,7 @@ def read_provenance(folders: Sequence[Path]) -> Provenance:
     found = Provenance()
     for folder in folders:
         if not folder.is_dir():
-            raise MissingError("no such folder of Inductor's files", where=folder)
+            raise MissingError("no such folder of Inductor's files", location=folder)
         graphs: dict[Path, list[Path]] = defaultdict(list)
         for path in _files(folder):
             graphs[path.parent].append(path)

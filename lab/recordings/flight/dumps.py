@@ -88,11 +88,11 @@ def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, 
         if len(files) > MOST_FILES:
             raise BadDataError(
                 f"{len(files):,} files in one folder: more than {MOST_FILES:,}",
-                where=folder,
+                location=folder,
                 fix="give a folder with the dumps of one job alone",
             )
     else:
-        raise MissingError("no such folder", where=folder, fix="give the folder of the ranks' dumps")
+        raise MissingError("no such folder", location=folder, fix="give the folder of the ranks' dumps")
     sets: dict[str, dict[int, Path]] = {}
     stacks: dict[tuple[str, int], Path] = {}
     for path in files:
@@ -120,7 +120,7 @@ def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, 
     if not found:
         raise MissingError(
             "no flight-recorder dumps here",
-            where=folder,
+            location=folder,
             fix="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or use `lab run --stall-timeout`",
         )
     return {"": next(iter(found.values()))} if len(found) == 1 else found
@@ -177,7 +177,7 @@ def _stack(stacks: Mapping[tuple[str, int], Path], name: str, rank: int) -> str:
 
 def _read(path: Path, rank: int, stack: str) -> Dump:
     if path.stat().st_size > MOST_BYTES:
-        raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB: no flight-recorder dump", where=path)
+        raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB: no flight-recorder dump", location=path)
     data = path.read_bytes()
     document = _json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _unpickled(data, path)
     if (
@@ -185,10 +185,10 @@ def _read(path: Path, rank: int, stack: str) -> Dump:
         or not isinstance(document.get("entries", []), list)
         or not {"entries", "pg_config", "pg_status"} & document.keys()
     ):
-        raise BadDataError("no flight-recorder dump: it has no list of entries", where=path)
+        raise BadDataError("no flight-recorder dump: it has no list of entries", location=path)
     entries = document.get("entries", [])
     if len(entries) > MOST_ENTRIES:
-        raise BadDataError(f"more than {MOST_ENTRIES} entries", where=path)
+        raise BadDataError(f"more than {MOST_ENTRIES} entries", location=path)
     groups, descriptions = _groups(document.get("pg_config"))
     return Dump(
         rank=rank,
@@ -205,7 +205,7 @@ def _json(data: bytes, path: Path) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadDataError(f"no flight-recorder dump: not JSON ({error})", where=path) from error
+        raise BadDataError(f"no flight-recorder dump: not JSON ({error})", location=path) from error
 
 
 class _Plain(pickle.Unpickler):
@@ -246,26 +246,28 @@ def _unpickled(data: bytes, path: Path) -> Any:
             if opcode.name in _NEEDLESS or nests.by_reference(opcode.name, argument):
                 raise BadDataError(
                     f"the pickle is no plain dump ({opcode.name} at byte {position}): refused",
-                    where=path,
+                    location=path,
                     fix=fix,
                 )
             if opcode.name in _FORBIDDEN:
                 raise BadDataError(
                     f"the pickle wants to run code ({opcode.name} at byte {position}): refused",
-                    where=path,
+                    location=path,
                     fix=fix,
                 )
             if opcode.name in ("LONG_BINPUT", "PUT") and int(str(argument)) > len(data):
                 raise BadDataError(
-                    f"the pickle asks for too much memory at byte {position}", where=path, fix=fix
+                    f"the pickle asks for too much memory at byte {position}", location=path, fix=fix
                 )
         return _Plain(io.BytesIO(data)).load()
     except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError) as error:
         raise BadDataError(
-            f"no flight-recorder dump: not a whole pickle ({error})", where=path, fix=fix
+            f"no flight-recorder dump: not a whole pickle ({error})", location=path, fix=fix
         ) from error
     except (AttributeError, MemoryError, RecursionError, OverflowError) as error:
-        raise BadDataError(f"no flight-recorder dump: {type(error).__name__}", where=path, fix=fix) from error
+        raise BadDataError(
+            f"no flight-recorder dump: {type(error).__name__}", location=path, fix=fix
+        ) from error
 
 
 def _distinct(entries: Sequence[Any]) -> Iterator[Entry]:

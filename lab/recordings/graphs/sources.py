@@ -88,11 +88,13 @@ def _listed(folder: Path) -> tuple[list[_File], list[str]]:
     if not files:
         raise MissingError(
             f"this folder holds neither {DETAILS} nor a trace",
-            where=folder,
+            location=folder,
             fix="name the folder that vLLM or SGLang wrote its capture traces to, or a trace",
         )
     if len(files) > MAX_FILES:
-        raise BadDataError(f"more than {MAX_FILES} traces", where=folder, fix="name the capture's own trace")
+        raise BadDataError(
+            f"more than {MAX_FILES} traces", location=folder, fix="name the capture's own trace"
+        )
     named = [_BATCH.search(path.name) for path in files]
     return [
         _File(path, int(match[1]) if match else None) for path, match in zip(files, named, strict=True)
@@ -104,13 +106,13 @@ def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
         with details.open("rb") as file:
             text = file.read(_DETAILS_BYTES + 1)
     except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", where=details) from error
+        raise MissingError(f"cannot be read: {error.strerror}", location=details) from error
     if len(text) > _DETAILS_BYTES:
-        raise BadDataError("too large to be a list of captures", where=details)
+        raise BadDataError("too large to be a list of captures", location=details)
     try:
         rows = msgspec.json.decode(text, type=list[_Detail])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadDataError(f"not a list of captures: {error}", where=details) from error
+        raise BadDataError(f"not a list of captures: {error}", location=details) from error
     files, absent = [], []
     for row in rows[:MAX_FILES]:
         inside = Path(row.file).name == row.file and row.file not in ("", ".", "..")
@@ -119,7 +121,7 @@ def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
         else:
             absent.append(row.file)
     if not files:
-        raise MissingError("none of the captures that it lists is in this folder", where=details)
+        raise MissingError("none of the captures that it lists is in this folder", location=details)
     if not absent:
         return files, []
     names = ", ".join(repr(name[:80]) for name in absent[:3])
@@ -141,14 +143,14 @@ def _read(one: _File, folder: Path | None) -> Source:
     if not is_json(one.path):
         raise BadDataError(
             "not a trace of torch.profiler, which alone records operators at capture",
-            where=one.path,
+            location=one.path,
             fix="give the Kineto trace of the capture, or of an eager run of the same model",
         )
     try:
         trace = read_kineto(one.path)
     except LabError as error:
         raise type(error)(
-            f"the capture: {error.what}", where=error.where or one.path, fix=error.fix
+            f"the capture: {error.problem}", location=error.location or one.path, fix=error.fix
         ) from error
     frames = read_frames(one.path) if trace.meta.stacks else None
     return Source(one.path, from_kineto(trace), frames, one.batch, one.mode, trace.meta.rank, folder)

@@ -157,11 +157,11 @@ def _commands(forms: Sequence[str], path: Path) -> list[str]:
 
 def _no_recording(error: LabError) -> bool:
     """A JSON file in a folder that is something else altogether."""
-    return isinstance(error, BadDataError) and error.what.startswith("not a Kineto trace")
+    return isinstance(error, BadDataError) and error.problem.startswith("not a Kineto trace")
 
 
 def _unreadable(path: Path, error: LabError, kind: str | None) -> _Read:
-    reason = error.what + (f" ({error.fix})" if error.fix else "")
+    reason = error.problem + (f" ({error.fix})" if error.fix else "")
     row = Row(
         path=str(path), format=kind, tool=TOOLS.get(kind or ""), verdict="unknown", error=printable(reason)
     )

@@ -26,7 +26,9 @@ def read_evidence(paths: Sequence[Path]) -> list[Evidence]:
     """
     files = list(_files(paths))
     if not files:
-        raise MissingError("no file here", where=paths[0] if paths else None, fix="give a file, or a folder")
+        raise MissingError(
+            "no file here", location=paths[0] if paths else None, fix="give a file, or a folder"
+        )
     found: dict[str, list[Document]] = {"speed": [], "inspector": [], "ras": []}
     failed: list[LabError] = []
     for path in files:
@@ -46,7 +48,7 @@ def read_evidence(paths: Sequence[Path]) -> list[Evidence]:
     ]
     if not told:
         raise failed[0]
-    told[0].missing.extend(f"{Path(str(error.where)).name}: {error.what}" for error in failed)
+    told[0].missing.extend(f"{Path(str(error.location)).name}: {error.problem}" for error in failed)
     return told
 
 
@@ -57,14 +59,16 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             if len(inside) > MOST_FILES:
                 raise BadDataError(
                     f"{len(inside):,} files in one folder: more than {MOST_FILES:,}",
-                    where=path,
+                    location=path,
                     fix="give the files by name, or fewer of them",
                 )
             yield from inside
         elif path.exists():
             yield path
         else:
-            raise MissingError("no such file", where=path, fix="give a file of nccl-tests, Inspector or RAS")
+            raise MissingError(
+                "no such file", location=path, fix="give a file of nccl-tests, Inspector or RAS"
+            )
 
 
 def _kind(documents: Sequence[Any], path: Path) -> str:
@@ -75,12 +79,12 @@ def _kind(documents: Sequence[Any], path: Path) -> str:
     if isinstance(first, dict) and {"pg_config", "pg_status"} & first.keys():
         raise BadDataError(
             "a flight recorder's dump, which is no speed or count",
-            where=path,
+            location=path,
             fix="use `lab ranks hang FOLDER`",
         )
     raise BadDataError(
         "JSON of no kind that is known here",
-        where=path,
+        location=path,
         fix="give nccl-tests' -J file, NCCL Inspector's dump, or `ncclras -f json`",
     )
 
@@ -88,7 +92,7 @@ def _kind(documents: Sequence[Any], path: Path) -> str:
 def _documents(path: Path) -> list[Any]:
     """Every JSON value in a file, whether it has one, one per line, or one list of them."""
     if path.stat().st_size > MOST_BYTES:
-        raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB", where=path, fix="split the file")
+        raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB", location=path, fix="split the file")
     text = path.read_bytes().decode("utf-8", "replace").lstrip("\ufeff")
     decoder, at = json.JSONDecoder(), 0
     found: list[Any] = []
@@ -98,7 +102,7 @@ def _documents(path: Path) -> list[Any]:
         if at >= len(text):
             break
         if len(found) >= MOST_OBJECTS:
-            raise BadDataError(f"more than {MOST_OBJECTS:,} values", where=path, fix="split the file")
+            raise BadDataError(f"more than {MOST_OBJECTS:,} values", location=path, fix="split the file")
         try:
             value, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
@@ -107,10 +111,10 @@ def _documents(path: Path) -> list[Any]:
                 break
             raise BadDataError(
                 f"not JSON ({error})" if isinstance(error, ValueError) else "JSON nested too deep",
-                where=path,
+                location=path,
                 fix="nccl-tests writes JSON with -J FILE",
             ) from error
         found += value if isinstance(value, list) else [value]
     if not found:
-        raise BadDataError("the file is empty", where=path, fix="give a file with JSON")
+        raise BadDataError("the file is empty", location=path, fix="give a file with JSON")
     return found

@@ -53,7 +53,7 @@ class Export(ABC):
         if not any(name in self.tables for name in _NSYS_TABLES):
             raise BadDataError(
                 f"{self.what}, but not an nsys export: it has none of the tables " + ", ".join(_NSYS_TABLES),
-                where=self.path,
+                location=self.path,
                 fix="nsys export --type sqlite FILE.nsys-rep",
             )
         schema = self.pairs("META_DATA_EXPORT").get("EXPORT_SCHEMA_VERSION", "")
@@ -85,14 +85,14 @@ class Export(ABC):
         if absent:
             raise BadDataError(
                 f"{table} has no column {', '.join(absent)}: an export version that lab does not support",
-                where=self.path,
+                location=self.path,
             )
         wanted = dict(needed) | {k: v for k, v in (optional or {}).items() if v in there}
         try:
             values = self._integers(table, list(wanted.values()), among)
         except (TypeError, ValueError, OverflowError) as error:
             raise BadDataError(
-                f"{table} has values that are not integers: {error}", where=self.path
+                f"{table} has values that are not integers: {error}", location=self.path
             ) from error
         found = dict(zip(wanted, values, strict=True))
         length = len(values[0])

@@ -42,7 +42,7 @@ class ParquetExport(Export):
         if missing := [name for name in _NEEDED if name not in self.tables]:
             raise BadDataError(
                 f"an unfinished export: {' and '.join(missing)} missing from the folder",
-                where=self.path,
+                location=self.path,
                 fix="nsys export --type parquetdir --force-overwrite true FILE.nsys-rep",
             )
         super().check()
@@ -118,14 +118,14 @@ class ParquetExport(Export):
             raise self._damaged(path, error) from error
         if file.metadata.num_rows > MOST_ROWS:
             raise BadDataError(
-                f"{file.metadata.num_rows} rows: more than lab reads ({MOST_ROWS})", where=path
+                f"{file.metadata.num_rows} rows: more than lab reads ({MOST_ROWS})", location=path
             )
         return file
 
     def _damaged(self, path: Path, error: Exception) -> BadDataError:
         return BadDataError(
             f"truncated, damaged or still being written: {str(error).splitlines()[0][:200]}",
-            where=path,
+            location=path,
             fix="nsys export --type parquetdir --force-overwrite true FILE.nsys-rep",
         )
 

@@ -102,7 +102,7 @@ def load_report(path: Path | str) -> Capture:
     if nsys is None:
         raise MissingError(
             "only nsys can read a .nsys-rep, and nsys is not on PATH",
-            where=path,
+            location=path,
             fix="on a machine with nsys: nsys export --type sqlite FILE.nsys-rep; give lab the .sqlite file",
         )
     with tempfile.TemporaryDirectory(prefix="lab-nsys-") as folder:
@@ -112,7 +112,8 @@ def load_report(path: Path | str) -> Capture:
         if done.returncode or not target.exists():
             output = (done.stderr or done.stdout).strip().splitlines()
             raise BadDataError(
-                f"nsys export failed ({done.returncode}): {output[-1] if output else 'no output'}", where=path
+                f"nsys export failed ({done.returncode}): {output[-1] if output else 'no output'}",
+                location=path,
             )
         capture = load(target)
     return replace(capture, source=path)

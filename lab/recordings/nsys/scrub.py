@@ -63,7 +63,7 @@ def scrub(source: Path | str, target: Path | str) -> Scrubbed:
     """
     source, target = Path(source), Path(target)
     if target.exists() and source.exists() and target.samefile(source):
-        raise UsageError("source and target are the same file", where=source, fix="name another target")
+        raise UsageError("source and target are the same file", location=source, fix="name another target")
     if _gzipped(source):
         with unzipped(source) as export:
             return _scrub(export, target)
@@ -82,9 +82,9 @@ def _scrub(source: Path, target: Path) -> Scrubbed:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target)) from error
             if "I/O" in str(error):  # SQLite does not name the file; the source has just been read
                 raise OSError(errno.EIO, f"{error}, or {source} cannot be read", str(target)) from error
-            raise BadDataError(f"SQLite cannot copy it: {error}", where=source) from error
+            raise BadDataError(f"SQLite cannot copy it: {error}", location=source) from error
         except sqlite3.Error as error:
-            raise BadDataError(f"SQLite cannot copy it: {error}", where=source) from error
+            raise BadDataError(f"SQLite cannot copy it: {error}", location=source) from error
         os.replace(copy, target)
     return Scrubbed(rows, strings, source.stat().st_size, target.stat().st_size)
 

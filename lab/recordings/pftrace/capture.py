@@ -54,11 +54,11 @@ def load(path: Path | str) -> Capture:
     if any(TABLE_OF.get(one.lower(), "") for one in categories if one):
         return _torch(slices, Path(path))
     if not len(slices.begin):
-        raise BadDataError("a Perfetto file without slices", where=path, fix="record it again")
+        raise BadDataError("a Perfetto file without slices", location=path, fix="record it again")
     shown = ", ".join(sorted(one for one in categories if one)[:5]) or "none"
     raise BadDataError(
         f"a Perfetto file of no profiler that lab knows (categories: {shown[:200]})",
-        where=path,
+        location=path,
         fix="give a .pftrace of torch.profiler, of rocprofv3, or one that `lab gemm merge` wrote",
     )
 

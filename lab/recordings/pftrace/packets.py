@@ -56,9 +56,9 @@ def batches(path: Path) -> Iterator[Batch]:
             with path.open("rb") as file:
                 yield from _batches(file, path)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(f"the gzip file is truncated or damaged: {error}", where=path) from error
+        raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
     except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror or error}", where=path) from error
+        raise MissingError(f"cannot be read: {error.strerror or error}", location=path) from error
 
 
 def _batches(file: IO[bytes], path: Path) -> Iterator[Batch]:
@@ -79,7 +79,7 @@ def _batches(file: IO[bytes], path: Path) -> Iterator[Batch]:
     if held:
         raise BadDataError(
             f"the file is truncated: the packet at byte {at} is cut after {len(held)} bytes",
-            where=path,
+            location=path,
             fix="copy or record it again",
         )
 
@@ -89,16 +89,16 @@ def _boundaries(data: bytes, at: int, path: Path) -> tuple[list[int], list[int],
     starts, ends, position, size = [], [], 0, len(data)
     while position < size:
         if data[position] != _PACKET:
-            raise BadDataError(f"no packet of Perfetto at byte {at + position}", where=path)
+            raise BadDataError(f"no packet of Perfetto at byte {at + position}", location=path)
         try:
             length, start = _varint(data, position + 1)
         except IndexError:
             break
         except ValueError as error:
-            raise BadDataError(f"no packet of Perfetto at byte {at + position}", where=path) from error
+            raise BadDataError(f"no packet of Perfetto at byte {at + position}", location=path) from error
         if length > MOST_BYTES:
             raise BadDataError(
-                f"the packet at byte {at + position} is said to hold {length} bytes", where=path
+                f"the packet at byte {at + position} is said to hold {length} bytes", location=path
             )
         if start + length > size:
             break
@@ -126,12 +126,16 @@ def _inflated(packet: bytes, at: int, path: Path) -> Batch:
         data = inflate.decompress(packet[start : start + length], MOST_BYTES)
         whole = inflate.eof
     except (IndexError, ValueError, zlib.error) as error:
-        raise BadDataError(f"the compressed packet at byte {at} is damaged: {error}", where=path) from error
+        raise BadDataError(
+            f"the compressed packet at byte {at} is damaged: {error}", location=path
+        ) from error
     if not whole:
-        raise BadDataError(f"the compressed packet at byte {at} is cut, or larger than lab reads", where=path)
+        raise BadDataError(
+            f"the compressed packet at byte {at} is cut, or larger than lab reads", location=path
+        )
     starts, ends, used = _boundaries(data, 0, path)
     if used < len(data):
-        raise BadDataError(f"the compressed packet at byte {at} ends within a packet", where=path)
+        raise BadDataError(f"the compressed packet at byte {at} ends within a packet", location=path)
     return Batch(padded(data), np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64))
 
 

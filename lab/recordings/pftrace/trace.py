@@ -132,7 +132,7 @@ def read_slices(path: Path) -> Slices:
             reader.feed(batch)
         except BadWire as error:
             raise BadDataError(
-                f"damaged packets: {error}", where=path, fix="copy or record it again"
+                f"damaged packets: {error}", location=path, fix="copy or record it again"
             ) from error
     return reader.finish()
 
@@ -167,7 +167,9 @@ class _Reader:
         data, count = batch.data, len(batch.starts)
         top = fields(data, batch.starts, batch.ends)
         if (top.number == _COMPRESSED).any():
-            raise BadDataError("a compressed packet with other fields, or inside another", where=self._path)
+            raise BadDataError(
+                "a compressed packet with other fields, or inside another", location=self._path
+            )
         sequence = top.column(_SEQUENCE, count, 0)
         cleared = (top.column(_FLAGS, count, 0) & _FLAG_CLEARED) | (top.column(_CLEARED, count, 0) > 0)
         state = self._states(sequence, cleared > 0)
@@ -293,7 +295,7 @@ class _Reader:
         )
         self._num_events += len(kept)
         if self._num_events > MOST_EVENTS:
-            raise BadDataError(f"more than {MOST_EVENTS} events", where=self._path)
+            raise BadDataError(f"more than {MOST_EVENTS} events", location=self._path)
         given = own.of(4)
         mine = place[given.message] >= 0
         given = Fields(*(column[mine] for column in given))

@@ -103,7 +103,7 @@ def _launch_calls(capture: Capture, problems: list[str]) -> np.ndarray:
     processes, codes = np.unique(np.concatenate([ops.process, api.process]), return_inverse=True)
     largest = int(max(api.corr.max(), ops.corr.max(initial=0))) + 1
     if largest > (1 << 62) // len(processes):
-        raise BadDataError("correlation ids are too large to be indexed", where=capture.source)
+        raise BadDataError("correlation ids are too large to be indexed", location=capture.source)
     keys = codes.astype(np.int64) * largest + np.concatenate([ops.corr, api.corr])
     keys[np.concatenate([ops.corr, api.corr]) < 0] = -1
     wanted, among = keys[: len(ops)], keys[len(ops) :]

@@ -63,7 +63,7 @@ def select(projection: Projection, wanted: Wanted, phases: re.Pattern[str] = PHA
     if not any(mask.any() for mask in whole.all):
         raise MissingError(
             f"nothing was recorded in {', '.join(words)}; the recording is {_length_ms(capture):g} ms long",
-            where=capture.source,
+            location=capture.source,
         )
     used = np.unique(projection.owners(steps)[whole.ops])
     steps = steps[used[used >= 0]]
@@ -109,7 +109,7 @@ def _steps_numbered(projection: Projection, wanted: frozenset[int]) -> np.ndarra
     if not len(rows):
         there = _numbers(frozenset(numbers)) if numbers else "none"
         raise MissingError(
-            f"no measured {_steps_text(wanted)}; the recording has {there}", where=capture.source
+            f"no measured {_steps_text(wanted)}; the recording has {there}", location=capture.source
         )
     return rows
 
@@ -132,7 +132,9 @@ def _ranges_named(projection: Projection, name: str) -> np.ndarray:
     fits = [text == name or pattern.fullmatch(text) is not None for text in capture.strings]
     rows = np.flatnonzero(np.array([*fits, False])[capture.ranges.name_id])
     if not len(rows):
-        raise MissingError(f"no range is named {name!r}: {_other_names(capture, name)}", where=capture.source)
+        raise MissingError(
+            f"no range is named {name!r}: {_other_names(capture, name)}", location=capture.source
+        )
     return rows
 
 

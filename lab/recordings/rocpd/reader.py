@@ -56,7 +56,7 @@ def load(path: Path | str) -> Capture:
         database = sqlite.Database(connection, path)
         sections = sections_of(database)
         if not sections:
-            raise BadDataError("a rocpd database without a table rocpd_kernel_dispatch_*", where=path)
+            raise BadDataError("a rocpd database without a table rocpd_kernel_dispatch_*", location=path)
         for section in sections:
             _add(section, strings, read)
         schema = _schema(sections[0])

@@ -136,7 +136,7 @@ def load_metrics(path: Path | str) -> Metrics:
 
 def _read(database: Database, path: Path) -> Metrics:
     if not {"compute_dispatch", "compute_kernel"} <= database.columns.keys():
-        raise BadDataError("not an analysis database of rocprof-compute", where=database.path)
+        raise BadDataError("not an analysis database of rocprof-compute", location=database.path)
     kernels = database.integers("compute_kernel", {"id": "kernel_uuid"}, {"workload": "workload_id"})
     names = database.texts("compute_kernel", "kernel_uuid", "kernel_name")
     workloads = _workload_names(database)

@@ -87,7 +87,7 @@ def _rows(path: Path | None) -> list[dict[str, str]]:
         try:
             return list(_checked(path, csv.DictReader(file)))
         except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
-            raise BadDataError(f"not a CSV of rocprofv3: {error}", where=path) from error
+            raise BadDataError(f"not a CSV of rocprofv3: {error}", location=path) from error
 
 
 def _opened(path: Path) -> IO[str]:
@@ -101,7 +101,7 @@ def _checked(path: Path, reader: csv.DictReader[str]) -> Iterator[dict[str, str]
         if None in row or None in row.values():
             raise BadDataError(
                 "a row has not as many fields as the header",
-                where=f"{path}, line {reader.line_num}",
+                location=f"{path}, line {reader.line_num}",
                 fix="the file was cut off: record again, or remove its last line",
             )
         yield row
@@ -111,11 +111,11 @@ def _integers(path: Path, rows: Sequence[dict[str, str]], column: str) -> np.nda
     """The column (n,) as integers; -1 where it is empty or not there."""
     texts = [row.get(column, "").strip() for row in rows]
     if odd := next((text for text in texts if text and not _NUMBER.fullmatch(text)), None):
-        raise BadDataError(f"{column} is not a whole number: {odd[:40]!r}", where=path)
+        raise BadDataError(f"{column} is not a whole number: {odd[:40]!r}", location=path)
     try:
         return np.array([int(text) if text else -1 for text in texts], dtype=np.int64)
     except OverflowError as error:
-        raise BadDataError(f"a number of {column} is too large", where=path) from error
+        raise BadDataError(f"a number of {column} is too large", location=path) from error
 
 
 def _agents(names: Sequence[str]) -> dict[str, int]:

@@ -132,7 +132,7 @@ class Scan:
 
     def bad(self, what: str, at: int | None = None) -> BadDataError:
         where = f"{self.path}, byte {self._at if at is None else at} of the text"
-        return BadDataError(what, where=where, fix="record or copy the file again")
+        return BadDataError(what, location=where, fix="record or copy the file again")
 
     @property
     def _at(self) -> int:
@@ -235,6 +235,6 @@ def _chunks(path: Path, size: int) -> Iterator[bytes]:
     except FileNotFoundError as error:
         raise not_here("no such file", path) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise BadDataError(f"the gzip file is truncated or damaged: {error}", where=path) from error
+        raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
     except OSError as error:
-        raise MissingError(f"cannot be read: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot be read: {error.strerror}", location=path) from error

@@ -70,7 +70,9 @@ def analyse_profile(folder: Path, out: Path, run: Run | None, progress: Progress
     except LabError as error:
         if not _failed(run):
             raise
-        return _failure(f"the failed step left a file that cannot be read: {error.what} ({error.where})")
+        return _failure(
+            f"the failed step left a file that cannot be read: {error.problem} ({error.location})"
+        )
     written = [*files.write_unique(catalogue, out), *files.write_launches(catalogue, out)]
     replay, replay_home, no_replay = sibling(folder, REPLAY, ReplayResult)
     energy, energy_home, no_energy = sibling(folder, ENERGY, EnergyResult)
@@ -97,9 +99,9 @@ def read_all(found: Sequence[Trail], progress: Progress = lambda _: None) -> tup
             ranks += read_trail(trail, {one.rank for one in ranks})
         except LabError as error:
             last = error
-            lost.append(f"rank {trail.rank}: {error.what} ({error.where or trail.trace})")
+            lost.append(f"rank {trail.rank}: {error.problem} ({error.location or trail.trace})")
     if not ranks:
-        raise last or MissingError("no trace to read", where=found[0].trace.parent if found else None)
+        raise last or MissingError("no trace to read", location=found[0].trace.parent if found else None)
     return put_together(ranks), lost
 
 

@@ -68,11 +68,11 @@ def _decoded(decoder: msgspec.json.Decoder[_S], line: bytes, kind: type[_S], whe
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadDataError(f"not a {kind.__name__}: {error}", where=where) from error
+        raise BadDataError(f"not a {kind.__name__}: {error}", location=where) from error
 
 
 def _missing(path: Path) -> MissingError:
-    return MissingError(f"{path.name} is missing", where=path, fix="`lab kernels unique RUN` writes it")
+    return MissingError(f"{path.name} is missing", location=path, fix="`lab kernels unique RUN` writes it")
 
 
 def write_lines(path: Path, rows: Iterable[msgspec.Struct]) -> Path:
@@ -91,4 +91,4 @@ def read_json(path: Path, kind: type[_S]) -> _S:
     except FileNotFoundError as error:
         raise _missing(path) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadDataError(f"not a {kind.__name__}: {error}", where=path) from error
+        raise BadDataError(f"not a {kind.__name__}: {error}", location=path) from error

@@ -51,7 +51,7 @@ def _check_folder(folder: Path) -> None:
     if folder.is_dir():
         return
     if folder.exists():
-        raise MissingError("this is a file, not a folder", where=folder, fix=f"lab nan parse {folder}")
+        raise MissingError("this is a file, not a folder", location=folder, fix=f"lab nan parse {folder}")
     raise not_here("no such folder", folder, "see `lab runs list`")
 
 
@@ -65,6 +65,6 @@ def _run_of(folder: Path) -> Run | None:
     run = Run.open(folder)
     if run.manifest.room != "nan":
         raise UsageError(
-            f"this is a run of the room {run.manifest.room!r}", where=folder, fix=f"lab analyze {folder}"
+            f"this is a run of the room {run.manifest.room!r}", location=folder, fix=f"lab analyze {folder}"
         )
     return run

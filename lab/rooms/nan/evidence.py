@@ -65,16 +65,16 @@ def read_log(one: Evidence, path: Path, root: Path, progress: Progress) -> None:
     try:
         one.log = parse(path)
     except LabError as error:
-        one.log_error = error.what
+        one.log_error = error.problem
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(read_bytes(path))
     except msgspec.DecodeError as error:
-        raise BadDataError(f"{path.name} cannot be read: {error}", where=path) from error
+        raise BadDataError(f"{path.name} cannot be read: {error}", location=path) from error
     if not isinstance(found, dict):
-        raise BadDataError(f"{path.name} is not a JSON object", where=path)
+        raise BadDataError(f"{path.name} is not a JSON object", location=path)
     return found
 
 
@@ -84,4 +84,4 @@ def read_bytes(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise BadDataError(f"{path.name} cannot be read: {error}", where=path) from error
+        raise BadDataError(f"{path.name} cannot be read: {error}", location=path) from error

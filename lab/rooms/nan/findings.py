@@ -40,14 +40,14 @@ def analyse_nan(
     ):
         raise MissingError(
             "the training job left no record of a guard: no process of it called a model with weights",
-            where=folders[0],
+            location=folders[0],
             fix="start it with the Python that has torch; the step's log says what happened",
         )
     evidence = gather(folders, runs, progress)
     if not evidence:
         raise MissingError(
             "no experiment of the nan room in this folder",
-            where=folders[0],
+            location=folders[0],
             fix="name a run of `lab run nan`, or a folder with claude_*.json and claude_*.nixnan files",
         )
     tables = analyze(evidence)

@@ -98,7 +98,7 @@ def _read_result(one: Evidence, path: Path, shown: Path) -> None:
         one.result = read_json(path)
         applied = one.result.get("applied")
     except BadDataError as error:
-        one.status, one.reason, one.result = "broken", error.what, None
+        one.status, one.reason, one.result = "broken", error.problem, None
         return
     one.result_file = str(shown)
     if one.status == "ok" and applied and applied["status"] != "applied":
@@ -124,7 +124,7 @@ def _read_log(one: Evidence, root: Path, progress: Progress) -> None:
                 tuple(map(str, flags.get(name) or ())) for name in ("only_kernels", "not_kernels")
             )
     except BadDataError as error:
-        one.log_error = error.what
+        one.log_error = error.problem
     if log.exists():
         read_log(one, log, root, progress)
     else:

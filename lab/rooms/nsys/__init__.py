@@ -76,7 +76,7 @@ def analyse_phases(folder: Path, out: Path, run: Run | None, progress: Callable[
         return analyse(folder, out / "phases", run, progress)
     if not reads(folder):
         raise MissingError(
-            "no recording with phases lies in this folder itself", where=folder, fix="name the recording"
+            "no recording with phases lies in this folder itself", location=folder, fix="name the recording"
         )
     with needs("analysis"):
         from lab.rooms.nsys.captures.analysis import analyse_recordings

@@ -49,7 +49,7 @@ def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[s
     if not found:
         raise MissingError(
             "no captures of the nsys room in this folder",
-            where=folder,
+            location=folder,
             fix="record some with lab run nsys; for a single file use lab nsys answers FILE",
         )
     reports: list[Path] = []
@@ -185,8 +185,8 @@ def read_cell(
         recordings = recordings_of(capture)
         keep(found, capture)
     except LabError as error:
-        problems.append({"cell": found.label, "file": name, "what": error.what, "fix": error.fix or ""})
-        return [(CellData(found), error.what)]
+        problems.append({"cell": found.label, "file": name, "what": error.problem, "fix": error.fix or ""})
+        return [(CellData(found), error.problem)]
     cells = []
     for process, recording in recordings:
         dtype = asked.dtype if asked else "fp32"

@@ -142,7 +142,7 @@ def read_json(path: Path, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"not a file that the workload wrote: {error}", where=path) from error
+        raise BadDataError(f"not a file that the workload wrote: {error}", location=path) from error
 
 
 def _published(folder: Path) -> Iterator[Found]:

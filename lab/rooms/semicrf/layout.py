@@ -33,4 +33,4 @@ def read_json(path: Path) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"cannot be read as JSON: {error}", where=path) from error
+        raise BadDataError(f"cannot be read as JSON: {error}", location=path) from error

@@ -115,5 +115,5 @@ def absolute(path: Path) -> str:
     from lab.errors import MissingError
 
     if not path.exists():
-        raise MissingError("no such file or folder", where=path, fix="--data synthetic needs none")
+        raise MissingError("no such file or folder", location=path, fix="--data synthetic needs none")
     return str(path.resolve())

@@ -99,7 +99,7 @@ def gemm_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[
     if not on_gpu(where):
         raise MissingError(
             "no trace here has GPU work, so there are no GEMMs to look at",
-            where=folder,
+            location=folder,
             fix="record on a GPU, with its kernels traced and record_shapes=True",
         )
     data, pipeline = run_pipeline(where, run, progress)
@@ -127,7 +127,7 @@ def rank_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[
     if all(len(setting.account.ranks) == 1 and setting.world_size <= 1 for setting in settings):
         raise MissingError(
             "one rank alone: there is no other that could wait for it",
-            where=folder,
+            location=folder,
             fix="name the folder that holds a recording of each rank",
         )
     account = write_account(settings, out / "ranks", source=folder)

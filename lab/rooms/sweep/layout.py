@@ -80,7 +80,7 @@ def find_configs(folder: Path | str, *, ranks: re.Pattern[str] | None = None) ->
     if not found:
         raise MissingError(
             "neither configurations nor traces here",
-            where=folder,
+            location=folder,
             fix="give a folder with {T}thread/nccl_{C}channels/torch_profiler/rank{r}/, or a folder of ranks",
         )
     return sorted(found, key=lambda config: config.key)

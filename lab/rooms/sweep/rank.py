@@ -50,7 +50,7 @@ def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
     """Figures of a trace that has been read. Raises BadDataError if it holds no events: that is no rank."""
     if not len(trace.kernels) and not len(trace.ops):
         fix = "record this rank again, or leave its file out"
-        raise BadDataError("the trace holds no events: it is no readable rank", where=found.path, fix=fix)
+        raise BadDataError("the trace holds no events: it is no readable rank", location=found.path, fix=fix)
     named = UNKNOWN_RANK if found.rank is None else found.rank
     problems = list(trace.problems)
     rank = trace.meta.rank if trace.meta.rank is not None else named
@@ -71,9 +71,9 @@ def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
 
 def unread(found: TraceFile, error: LabError) -> RankFigures:
     """A trace that could not be read: the rank that its path names, and the reason."""
-    where = f" ({error.where})" if error.where else ""
+    where = f" ({error.location})" if error.location else ""
     rank = UNKNOWN_RANK if found.rank is None else found.rank
-    return RankFigures(found.path, rank, error=(f"{error.what}{where}", error.fix or ""))
+    return RankFigures(found.path, rank, error=(f"{error.problem}{where}", error.fix or ""))
 
 
 def _timeline_row(trace: Trace) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def gather(run: Run) -> Gathered:
     if not run.manifest.steps:
         raise BadDataError(
             "the manifest lists no trial",
-            where=run.root / MANIFEST,
+            location=run.root / MANIFEST,
             fix="start the run again: lab run trials",
         )
     trials = [_row(run, record) for record in run.manifest.steps]
@@ -123,7 +123,7 @@ def _row(run: Run, record: StepRecord) -> Trial:
         try:
             row = read_trial(run.folder(step))
         except BadDataError as error:
-            row, unreadable = None, f"{UNREADABLE}: {error.what}"
+            row, unreadable = None, f"{UNREADABLE}: {error.problem}"
         if row is not None and (row.cell, row.trial) == (step.labels["cell"], step.labels["trial"]):
             if _is_as_it_was(run, record):
                 return row
@@ -159,16 +159,16 @@ def read_table(path: Path) -> Gathered:
         with path.open(newline="", encoding="utf-8") as file:
             for at, row in enumerate(csv.DictReader(file), start=2):
                 if at > MOST_ROWS:
-                    raise BadDataError(f"more than {MOST_ROWS:,} trials", where=path)
+                    raise BadDataError(f"more than {MOST_ROWS:,} trials", location=path)
                 trials.append(_of_row(row, path, at))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadDataError(f"not a table of trials: {error}", where=path) from error
+        raise BadDataError(f"not a table of trials: {error}", location=path) from error
     if not trials:
-        raise BadDataError("no trials in this table", where=path)
+        raise BadDataError("no trials in this table", location=path)
     seen: set[tuple[str, int]] = set()
     for at, one in enumerate(trials, start=2):
         if (one.cell, one.trial) in seen:
-            raise BadDataError(f"trial {one.trial} of {one.cell!r} is there twice", where=f"{path}:{at}")
+            raise BadDataError(f"trial {one.trial} of {one.cell!r} is there twice", location=f"{path}:{at}")
         seen.add((one.cell, one.trial))
     names = list(dict.fromkeys(one.cell for one in trials))
     baseline = next((name for name in ("none", "baseline") if name in names), names[0])
@@ -223,4 +223,4 @@ def _of_row(row: dict[str, Any], path: Path, at: int) -> Trial:
             log=row.get("log") or "",
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadDataError(f"not a trial: {error}", where=f"{path}:{at}") from error
+        raise BadDataError(f"not a trial: {error}", location=f"{path}:{at}") from error

@@ -56,9 +56,9 @@ def read_matrix(path: Path) -> Matrix:
         with path.open("rb") as file:
             text = file.read(LIMIT_BYTES + 1)
     except OSError as error:
-        raise MissingError(f"cannot read the matrix: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot read the matrix: {error.strerror}", location=path) from error
     if len(text) > LIMIT_BYTES:
-        raise ConfigError("a matrix of more than 1 MiB", where=path)
+        raise ConfigError("a matrix of more than 1 MiB", location=path)
     matrix: Matrix = msgspec_of(text, Matrix, where=str(path))
     return matrix
 
@@ -67,16 +67,16 @@ def msgspec_of(text: bytes | str, kind: Any, *, where: str) -> Any:
     """YAML as `kind`, without aliases, which could grow without bound."""
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ConfigError("YAML aliases are not read here", where=where)
+            raise ConfigError("YAML aliases are not read here", location=where)
         if twice := _named_twice(yaml.compose(text, Loader=yaml.SafeLoader)):
-            raise ConfigError(f"{twice!r} is there twice, and the second would win", where=where)
+            raise ConfigError(f"{twice!r} is there twice, and the second would win", location=where)
         return msgspec.convert(yaml.safe_load(text), kind)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", where=where) from error
+        raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", location=where) from error
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"does not fit: {error}",
-            where=where,
+            location=where,
             fix="a cell has name, image, mitigations, env, args, seed, gpu and node",
         ) from error
 

@@ -184,7 +184,7 @@ def _replayed(folder: Path) -> Path:
 
     if not any(folder.glob(f"steps/*/{PATTERN}")):
         raise MissingError(
-            "no replay with records", where=folder, fix="name the run folder of a lab run replay"
+            "no replay with records", location=folder, fix="name the run folder of a lab run replay"
         )
     return folder.resolve()
 
@@ -269,7 +269,7 @@ def _folder(of_cells: Sequence[str | None], image: str | None) -> str | None:
         if any(of_cells):
             raise UsageError(
                 "the command runs in this folder, which cannot be mounted into the containers of its cells",
-                where=here,
+                location=here,
                 fix="start lab in the folder of your program, not in a home or a system folder",
             ) from error
         return None
@@ -292,11 +292,11 @@ def _again(flags: dict[str, Any], image: str | None) -> TrialsConfig:
         )
     row, path = read_trial(folder), folder.parent.parent / CONFIG
     if row is None:
-        raise MissingError("no trial ended in this folder", where=folder, fix="name RUN/steps/CELL-0000")
+        raise MissingError("no trial ended in this folder", location=folder, fix="name RUN/steps/CELL-0000")
     config = read_settings(path)
     cell = next((one for one in config.cells if one.name == row.cell), None)
     if cell is None or row.seed is None:
-        raise BadDataError("the trial and its run do not belong together", where=folder)
+        raise BadDataError("the trial and its run do not belong together", location=folder)
     return msgspec.structs.replace(
         config,
         cells=(msgspec.structs.replace(cell, paused=row.paused),),
@@ -348,11 +348,11 @@ def _words(command: str | tuple[str, ...]) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise ConfigError(f"the command cannot be split into words: {error}", where=command) from error
+        raise ConfigError(f"the command cannot be split into words: {error}", location=command) from error
     if of_shell := [word for word in words if word in OF_A_SHELL]:
         raise ConfigError(
             f"no shell runs the command: {of_shell[0]!r} would be an argument of {words[0]}",
-            where=command,
+            location=command,
             fix="let a shell run it: command: [sh, -c, 'a && b'], or write it as a list if it is meant so",
         )
     return words

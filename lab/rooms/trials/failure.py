@@ -77,11 +77,13 @@ def _term(text: str) -> Term:
         try:
             re.compile(text[1:-1])
         except re.error as error:
-            raise UsageError(f"{text} is not a valid regular expression: {error}", where="--fail") from error
+            raise UsageError(
+                f"{text} is not a valid regular expression: {error}", location="--fail"
+            ) from error
         if all(re.search(text[1:-1], line) for line in UNLIKE):
             raise UsageError(
                 f"{text} matches every line: each trial that prints anything would fail",
-                where="--fail",
+                location="--fail",
                 fix="name what only a failing trial prints, or /./ for any output",
             )
         return Term("regex", text)
@@ -99,7 +101,7 @@ def _term(text: str) -> Term:
             return Term("number", text, name, op, value)
     raise UsageError(
         f"{text!r} does not say what a failure is",
-        where="--fail",
+        location="--fail",
         fix="terms joined by `or`: exit!=0, nan in loss, inf in loss, loss > 3, /REGEX/, timeout",
     )
 

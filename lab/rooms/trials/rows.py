@@ -21,7 +21,7 @@ def read_settings(path: Path) -> TrialsConfig:
     try:
         return msgspec.json.decode(path.read_bytes(), type=TrialsConfig)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"not the settings of a trials run: {error}", where=path) from error
+        raise BadDataError(f"not the settings of a trials run: {error}", location=path) from error
 
 
 def settings_of(run: Run) -> TrialsConfig:
@@ -34,12 +34,12 @@ def settings_of(run: Run) -> TrialsConfig:
     try:
         began = msgspec.convert(run.manifest.config, TrialsConfig)
     except msgspec.ValidationError as error:
-        raise BadDataError(f"the manifest has no settings of trials: {error}", where=run.root) from error
+        raise BadDataError(f"the manifest has no settings of trials: {error}", location=run.root) from error
     if config != began:
         names = [name for name in config.__struct_fields__ if getattr(config, name) != getattr(began, name)]
         raise BadDataError(
             f"the settings were changed after the run began: {', '.join(names)}",
-            where=path,
+            location=path,
             fix="start a new run; the old settings are `config` in manifest.json",
         )
     return config
@@ -97,4 +97,4 @@ def read_trial(folder: Path) -> Trial | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"not the row of a trial: {error}", where=path) from error
+        raise BadDataError(f"not the row of a trial: {error}", location=path) from error

@@ -24,7 +24,7 @@ def refuse_missing(words: Sequence[str], env: Mapping[str, str], cwd: Path, cell
     """Raises MissingError where the program, or the script that an interpreter is to run, is not there."""
     of_cell = f" of cell {cell!r}" if cell else ""
     if not cwd.is_dir():
-        raise MissingError("the folder in which the command runs is not there", where=cwd)
+        raise MissingError("the folder in which the command runs is not there", location=cwd)
     if PER_TRIAL.search(words[0]):
         return
     folders = (env.get("PATH") or os.defpath).split(os.pathsep)
@@ -32,7 +32,7 @@ def refuse_missing(words: Sequence[str], env: Mapping[str, str], cwd: Path, cell
     if problem:
         raise MissingError(
             f"the command{of_cell} cannot start: {problem}",
-            where=words[0] if "/" in words[0] else f"PATH={os.pathsep.join(folders)}",
+            location=words[0] if "/" in words[0] else f"PATH={os.pathsep.join(folders)}",
             fix=_meant(words[0], folders, cwd) or "check the name, or give its path",
         )
     script = script_of(words)

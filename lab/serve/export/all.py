@@ -29,7 +29,9 @@ def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:
     if form == "parquet":
         written, notes = write_parquet(run, make_folder(out / name))
         if not written:
-            raise MissingError("neither tables nor recordings", where=run, fix="; ".join(notes[:3]) or None)
+            raise MissingError(
+                "neither tables nor recordings", location=run, fix="; ".join(notes[:3]) or None
+            )
         return written, notes
     return _timelines(run, form, out, name)
 
@@ -38,7 +40,7 @@ def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], 
     groups = recordings_below(run)
     if not groups:
         raise MissingError(
-            "no recording in this run", where=run, fix="lab inspect shows what a folder contains"
+            "no recording in this run", location=run, fix="lab inspect shows what a folder contains"
         )
     written: list[Path] = []
     notes: list[str] = []
@@ -51,7 +53,7 @@ def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], 
         except LabError as error:
             if len(groups) == 1:
                 raise
-            left = [f"left out: {error.what}"]
+            left = [f"left out: {error.problem}"]
         notes += [with_place(text, group) for text in left]
     return written, notes
 

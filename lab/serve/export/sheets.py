@@ -42,7 +42,7 @@ def write_xlsx(run: Path, target: Path) -> list[str]:
     for name, table in _tables(run, notes).items():
         sheets[name] = table.to_pandas()
     if not sheets:
-        raise MissingError("neither a manifest nor tables", where=run, fix="name the folder of a run")
+        raise MissingError("neither a manifest nor tables", location=run, fix="name the folder of a run")
     write_workbook(sheets, target)
     return notes
 
@@ -60,7 +60,7 @@ def write_parquet(run: Path, folder: Path) -> tuple[list[Path], list[str]]:
             try:
                 capture = load_capture(path)
             except LabError as error:
-                notes.append(f"left out: {path.name}: {error.what}")
+                notes.append(f"left out: {path.name}: {error.problem}")
                 continue
             notes += [f"{path.name}: {text}" for text in capture.problems]
             notes += [f"{LACKS} {path.name}: {text}" for text in sentences(holes(capture.lacks))]
@@ -111,14 +111,14 @@ def _about(run: Path, notes: list[str]) -> dict[str, pd.DataFrame]:
         ]
         sheets["findings"] = pd.DataFrame(rows, columns=["kind", "title", "text", "value", "unit", "file"])
     except LabError as error:
-        notes.append(f"no findings: {error.what}")
+        notes.append(f"no findings: {error.problem}")
         findings = None
     try:
         row = row_of(run.name, manifests.load(run / MANIFEST), findings)
         steps = [(one.name, one.status, one.seconds, one.attempts, one.reason) for one in row.steps]
         sheets["steps"] = pd.DataFrame(steps, columns=["step", "status", "seconds", "attempts", "reason"])
     except LabError as error:
-        notes.append(f"no steps: {error.what}")
+        notes.append(f"no steps: {error.problem}")
     return sheets
 
 

@@ -52,7 +52,9 @@ def write_chrome(paths: Sequence[Path], target: Path) -> list[str]:
     foreign = next((path for path in paths if not _is_kineto(path)), None)
     if foreign:
         raise BadDataError(
-            "chrome is for traces of torch.profiler", where=foreign, fix="--to perfetto takes any recording"
+            "chrome is for traces of torch.profiler",
+            location=foreign,
+            fix="--to perfetto takes any recording",
         )
     ranks = read_ranks(paths)
     merged = merge_json([(None, path) for path in paths], target, offsets_ns=ranks.offsets_ns)
@@ -82,7 +84,7 @@ def read_ranks(paths: Sequence[Path]) -> Ranks:
         except LabError as error:
             if len(paths) == 1:
                 raise
-            notes.append(f"left out: {path.name}: {error.what}")
+            notes.append(f"left out: {path.name}: {error.problem}")
             continue
         for trace in processes:
             rank = trace.meta.rank
@@ -98,11 +100,11 @@ def read_ranks(paths: Sequence[Path]) -> Ranks:
             notes += [f"{LACKS} {path.name}: {text}" for text in sentences(holes(trace.lacks))]
     if not traces:
         raise BadDataError(
-            "none of the recordings can be read", where=paths[0].parent, fix="; ".join(notes[:3])
+            "none of the recordings can be read", location=paths[0].parent, fix="; ".join(notes[:3])
         )
     missing = _missing(traces)
     if missing:
-        notes.append(f"{ABSENT} {ranks_text(missing, most=16)}")
+        notes.append(f"{ABSENT} {ranks_text(missing, limit=16)}")
     return Ranks(traces, _offsets(traces), notes)
 
 

@@ -47,7 +47,7 @@ def main() -> None:
     try:
         reply = answer(question)
     except LabError as error:
-        reply = Answer(error=error.what)
+        reply = Answer(error=error.problem)
     except MemoryError:
         reply = Answer(error="the question needs more memory than it may have", limited=True)
     reply.seconds = time.perf_counter() - began

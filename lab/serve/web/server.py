@@ -60,7 +60,7 @@ def _error_page(site: Site) -> Callable[[Request, Exception], Response]:
         code = next((code for kind, code in CODES.items() if isinstance(error, kind)), 500)
         path = request.url.path
         if path.startswith(DATA) or path.endswith("/verify"):
-            return PlainTextResponse(f"{error.what}\n", status_code=code)
+            return PlainTextResponse(f"{error.problem}\n", status_code=code)
         answer = site.page("error", error=error)
         answer.status_code = code
         return answer
@@ -172,7 +172,7 @@ def _unix(path: Path) -> socket.socket:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
-        raise StorageError(f"cannot make the socket: {error.strerror or error}", where=path) from error
+        raise StorageError(f"cannot make the socket: {error.strerror or error}", location=path) from error
     finally:
         os.umask(umask)
     listener.listen(128)

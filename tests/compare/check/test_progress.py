@@ -241,7 +241,7 @@ def test_whatever_is_compared_in_another_way_is_refused_in_words(tmp_path, chang
     change(other)
     with pytest.raises(UsageError, match="compared something else") as caught:
         Progress.begin(tmp_path, other)
-    assert words in caught.value.what
+    assert words in caught.value.problem
 
 
 def test_the_real_command_refuses_another_program_and_another_threshold(tmp_path, both):

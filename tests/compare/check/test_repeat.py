@@ -129,7 +129,7 @@ def test_a_process_that_fails_or_records_nothing_ends_the_check_and_is_no_regres
     base, head = side(tmp_path / "b", 1.0), side(tmp_path / "h", 1.0)
     (head / "work.py").write_text("import sys; sys.exit('broken here')")
     caught = run(base, head, "-o", tmp_path / "one").exception
-    assert isinstance(caught, MissingError) and "head, process 0, ended with 1: broken here" in caught.what
+    assert isinstance(caught, MissingError) and "head, process 0, ended with 1: broken here" in caught.problem
     (head / "work.py").write_text("pass")
     caught = run(base, head, "-o", tmp_path / "two").exception
     assert "wrote no recording" in str(caught) and caught.exit_code == 4  # 1 is a proven slowdown
@@ -316,7 +316,7 @@ def test_both_sides_run_in_images_and_a_missing_image_ends_the_check(tmp_path, m
     lost = CliRunner().invoke(
         check, [side, "image:localhost/lab-test/none:x", "-o", "two", "--", "/bin/sh", "work.sh"]
     )
-    assert isinstance(lost.exception, MissingError) and "head, process 0" in lost.exception.what
+    assert isinstance(lost.exception, MissingError) and "head, process 0" in lost.exception.problem
 
 
 @pytest.mark.docker

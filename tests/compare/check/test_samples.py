@@ -76,7 +76,7 @@ def test_a_process_that_left_only_its_log_is_an_error(tmp_path):
     for number in (1, 3, 5):
         (base / f"p{number}.json").unlink()
     caught = run(base, side(tmp_path / "head")).exception
-    assert isinstance(caught, MissingError) and "3 of the processes here left a log" in caught.what
+    assert isinstance(caught, MissingError) and "3 of the processes here left a log" in caught.problem
 
 
 def test_logs_of_something_else_are_no_processes(tmp_path):

@@ -58,7 +58,7 @@ def test_what_cannot_be_read_is_an_error_with_its_place(tmp_path, content):
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(BadDataError) as caught:
         read(tmp_path / "a")
-    assert caught.value.where == str(tmp_path / "a")
+    assert caught.value.location == str(tmp_path / "a")
 
 
 def test_a_missing_file_and_a_folder_are_missing(tmp_path):

@@ -224,7 +224,7 @@ def test_what_nvidias_toolkit_says_is_a_gpu_error_however_it_is_wrapped(around, 
 def test_what_the_daemon_says_becomes_an_error_with_its_cure(status, text, kind, words):
     error = said(status, text)
     assert type(error) is kind and all(word in str(error) for word in words), error
-    assert error.where == "step 's'" and isinstance(error.__cause__, APIError)
+    assert error.location == "step 's'" and isinstance(error.__cause__, APIError)
 
 
 def test_a_secret_in_the_daemons_text_is_not_repeated(monkeypatch):

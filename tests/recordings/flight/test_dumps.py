@@ -44,7 +44,7 @@ def test_what_is_no_dump_is_said_with_its_file(tmp_path, data):
     (tmp_path / "rank0.pkl").write_bytes(data)
     with pytest.raises(BadDataError) as caught:
         read_dumps(tmp_path)
-    assert str(caught.value.where).endswith("rank0.pkl")
+    assert str(caught.value.location).endswith("rank0.pkl")
 
 
 def test_odd_values_in_entries_are_unknown_and_texts_are_made_printable(tmp_path):

@@ -194,7 +194,7 @@ def test_a_dump_that_cannot_be_read_is_no_evidence_that_its_rank_never_came(shar
     (tmp_path / "rank_1.pkl").write_bytes(whole[: len(whole) // 2])
     unread: list[Any] = []
     (dumps,) = read_dumps(tmp_path, unread).values()
-    found = verdict_of(dumps, [rank_in_name(Path(str(error.where))) for error in unread])
+    found = verdict_of(dumps, [rank_in_name(Path(str(error.location))) for error in unread])
     assert (found.kind, found.ranks, found.seq) == ("unknown", (1,), 4)
     assert found.text.startswith("it is not known whether rank 1 entered call 4")
     assert "the dump of rank 1 cannot be read" in found.text and "left no dump" not in found.text

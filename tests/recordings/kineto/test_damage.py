@@ -24,7 +24,7 @@ def test_a_cut_file_is_refused_with_its_place_or_salvaged_in_part(tmp_path, shar
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
     with pytest.raises(BadDataError) as caught:
         read_kineto(path, piece_bytes=SMALL)
-    assert str(path) in caught.value.where and "byte" in caught.value.where
+    assert str(path) in caught.value.location and "byte" in caught.value.location
     part = read_kineto(path, salvage=True, piece_bytes=SMALL)
     assert part.truncated and not whole.truncated and "missing" in "".join(part.problems)
     n = len(part.ops)
@@ -60,7 +60,7 @@ def test_wherever_a_file_is_cut_salvage_gives_its_beginning(whole, tmp_path_fact
     try:
         part = read_kineto(path, salvage=True, piece_bytes=piece)
     except BadDataError as error:
-        assert "cut before its first event" in error.what or "empty" in error.what
+        assert "cut before its first event" in error.problem or "empty" in error.problem
         return
     n = len(part.ops)
     assert part.ops.ts_ns.tolist() == full.ops.ts_ns[:n].tolist()
@@ -81,7 +81,7 @@ def test_one_wrong_byte_is_an_error_or_a_sentence_and_costs_few_events(
     try:
         part = read_kineto(path, salvage=True, piece_bytes=piece)
     except BadDataError as error:
-        assert error.where and str(path) in error.where
+        assert error.location and str(path) in error.location
         return
     lost = len(full.ops) - len(part.ops)
     assert lost <= 2 or part.problems or part.truncated
@@ -108,7 +108,7 @@ def test_text_between_events_is_damage_with_its_byte(tmp_path):
     (tmp_path / "t.json").write_text(text)
     with pytest.raises(BadDataError, match="damaged") as caught:
         read_kineto(tmp_path / "t.json")
-    assert f"byte {text.index(',')}" in caught.value.where
+    assert f"byte {text.index(',')}" in caught.value.location
     assert "left out" in read_kineto(tmp_path / "t.json", salvage=True).problems[0]
 
 
@@ -131,7 +131,7 @@ def test_foreign_files_are_named_and_refused(tmp_path, text, what):
     path.write_text(text)
     with pytest.raises(BadDataError, match=what) as caught:
         read_kineto(path)
-    assert str(path) in caught.value.where and caught.value.fix
+    assert str(path) in caught.value.location and caught.value.fix
 
 
 def test_a_document_in_the_header_may_have_events_of_its_own(tmp_path):

@@ -76,7 +76,7 @@ def test_a_damaged_page_is_an_error_with_the_file_named(tmp_path, export):
     path.write_bytes(data)
     with pytest.raises(BadDataError, match="SQLite cannot read it") as caught:
         load_capture(path)
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)
 
 
 def test_an_sqlite_file_of_somebody_else_is_refused(tmp_path):

@@ -111,7 +111,7 @@ def test_a_truncated_table_is_named(tmp_path, keep):
     table.write_bytes(table.read_bytes()[:keep])
     with pytest.raises(BadDataError, match="truncated, damaged or still being written") as caught:
         load_capture(folder)
-    assert caught.value.where == str(table)
+    assert caught.value.location == str(table)
 
 
 @pytest.mark.parametrize(

@@ -170,11 +170,11 @@ def test_a_gzipped_export_reads_as_the_plain_one_and_a_cut_one_is_refused(tmp_pa
     packed.write_bytes(packed.read_bytes()[:-200])
     with pytest.raises(BadDataError, match="truncated or damaged") as caught:
         load_capture(packed)
-    assert caught.value.where == str(packed)
+    assert caught.value.location == str(packed)
     packed.write_bytes(gzip.compress(plain.read_bytes()[:5000]))
     with pytest.raises(BadDataError, match="truncated: 5000 of") as caught:
         load_capture(packed)
-    assert caught.value.where == str(packed)
+    assert caught.value.location == str(packed)
 
 
 def test_rows_without_a_sound_end_last_no_time_and_are_counted(tmp_path, export):

@@ -109,7 +109,7 @@ def test_a_gzipped_export_is_scrubbed_as_the_plain_one_and_a_bad_one_is_named(tm
     packed.write_bytes(gzip.compress(b"text"))
     with pytest.raises(BadDataError) as caught:
         scrub(packed, tmp_path / "d.sqlite")
-    assert caught.value.where == str(packed) and not (tmp_path / "d.sqlite").exists()
+    assert caught.value.location == str(packed) and not (tmp_path / "d.sqlite").exists()
 
 
 def test_a_full_disk_is_not_blamed_on_the_export(tmp_path, export, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_full_disk_is_not_blamed_on_the_export(tmp_path, export, monkeypatch):
     monkeypatch.setattr("lab.recordings.nsys.scrub._copy", full)
     with pytest.raises(StorageError) as caught:
         scrub(with_secrets(export).write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite")
-    assert caught.value.where == str(tmp_path / "b.sqlite")
+    assert caught.value.location == str(tmp_path / "b.sqlite")
 
 
 def test_scrubbing_a_file_onto_itself_or_a_foreign_file_changes_nothing(tmp_path, export):

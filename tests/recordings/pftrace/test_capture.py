@@ -155,7 +155,7 @@ def test_render_stages_with_damaged_bytes_are_errors_never_crashes(tmp_path, cut
     try:
         load_capture(tmp_path / "a")
     except BadDataError as error:
-        assert str(tmp_path / "a") in str(error.where)
+        assert str(tmp_path / "a") in str(error.location)
 
 
 def test_gpu_rows_of_two_processes_join_the_one_that_launched_them(tmp_path):
@@ -233,7 +233,7 @@ def test_every_truncation_is_an_error_that_names_the_file(tmp_path):
             continue
         with pytest.raises(BadDataError) as caught:
             load_capture(path)
-        assert caught.value.where == str(path), keep
+        assert caught.value.location == str(path), keep
 
 
 def test_damaged_bytes_never_end_in_a_traceback(tmp_path):

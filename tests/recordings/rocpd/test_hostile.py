@@ -59,7 +59,7 @@ def test_a_time_that_is_none_is_an_error_with_the_file(tmp_path, column, value):
         return
     with pytest.raises(BadDataError) as caught:
         load_capture(path)
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)
 
 
 def test_numbers_too_large_for_a_column_read_as_not_recorded(tmp_path):
@@ -120,4 +120,4 @@ def test_a_schema_that_is_no_text_is_an_error_with_the_file(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE", b"CREATE T\xf5BLE", 1))
     with pytest.raises(BadDataError, match="SQLite cannot read it") as caught:
         load_capture(path)
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)

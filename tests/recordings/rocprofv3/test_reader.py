@@ -180,7 +180,7 @@ def test_rows_of_wrong_types_and_broken_json_name_the_file(tmp_path, element, ol
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(BadDataError) as caught:
         load_capture(path)
-    assert str(path) in caught.value.where
+    assert str(path) in caught.value.location
 
 
 @pytest.mark.parametrize("value", [10**30, -1, "0", None, 1.5])

@@ -184,7 +184,7 @@ def test_wrong_types_are_errors_with_the_file(tmp_path, made, column, value):
         own.commit()
     with pytest.raises(BadDataError) as caught:
         load_capture(path)
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)
 
 
 @pytest.mark.parametrize("stream", ["", "zz", "0x" + "f" * 16, "-0x5", "9" * 400])

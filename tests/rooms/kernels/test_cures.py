@@ -31,7 +31,7 @@ from lab.rooms.kernels.cures import explain, explained
 )
 def test_errors_of_cuda_and_nccl_come_with_their_cure(message, cure):
     found = explained(RuntimeError(message), {"HAS_SRUN": "1"})
-    assert isinstance(found, LabError) and cure in found.fix and message.splitlines()[0] in found.what
+    assert isinstance(found, LabError) and cure in found.fix and message.splitlines()[0] in found.problem
 
 
 def test_an_error_that_is_not_known_is_left_alone():

@@ -43,7 +43,7 @@ def refused_here(error, facts, config=None, wants_gpu=True):
 
 def test_vicuna_in_float16_does_not_fit_11_gb_and_two_ranks_are_the_cure():
     error = refused(GpuError, KernelsConfig(model="vicuna-7b"), gpus=[GTX], image="pascal")
-    assert "12.6 GiB" in error.what and "--tp 2" in error.fix and "bloom-560m" in error.fix
+    assert "12.6 GiB" in error.problem and "--tp 2" in error.fix and "bloom-560m" in error.fix
     refuse_plan(KernelsConfig(model="vicuna-7b", tp=2), vendor="nvidia", gpus=[GTX, GTX], image="cuda")
     refuse_plan(KernelsConfig(model="bloom-560m"), vendor="nvidia", gpus=[GTX], image="pascal")
 
@@ -51,10 +51,13 @@ def test_vicuna_in_float16_does_not_fit_11_gb_and_two_ranks_are_the_cure():
 def test_pascal_has_no_tensor_parallel_and_no_8_bit():
     assert (
         "DTensor"
-        in refused(UsageError, KernelsConfig(model="bloom-560m", tp=2), gpus=[GTX, GTX], image="pascal").what
+        in refused(
+            UsageError, KernelsConfig(model="bloom-560m", tp=2), gpus=[GTX, GTX], image="pascal"
+        ).problem
     )
     assert (
-        "bitsandbytes" in refused(UsageError, KernelsConfig(eight_bit=True), gpus=[GTX], image="pascal").what
+        "bitsandbytes"
+        in refused(UsageError, KernelsConfig(eight_bit=True), gpus=[GTX], image="pascal").problem
     )
 
 
@@ -62,7 +65,7 @@ def test_more_ranks_than_gpus_and_ranks_that_do_not_divide_the_heads_are_errors(
     refused(GpuError, KernelsConfig(model="bloom-560m", tp=4), gpus=[GTX])
     assert (
         "16 attention heads"
-        in refused(UsageError, KernelsConfig(model="bloom-560m", tp=3), gpus=[GTX] * 3).what
+        in refused(UsageError, KernelsConfig(model="bloom-560m", tp=3), gpus=[GTX] * 3).problem
     )
 
 
@@ -111,7 +114,7 @@ def test_no_gpu_is_explained_by_what_the_environment_says():
     assert "hides every GPU" in no_gpu_cure({"CUDA_VISIBLE_DEVICES": "-1", "HAS_SRUN": "1"}, 1)
     assert "hides" not in no_gpu_cure({"CUDA_VISIBLE_DEVICES": "0,1"}, 1)
     assert "hides" not in no_gpu_cure({"CUDA_VISIBLE_DEVICES": "1"}, 1)
-    assert "without CUDA" in refused_here(GpuError, Facts(torch="2.13.0+cpu", transformers="5.0.0")).what
+    assert "without CUDA" in refused_here(GpuError, Facts(torch="2.13.0+cpu", transformers="5.0.0")).problem
 
 
 def test_8_bit_asks_for_bitsandbytes_without_letting_it_replace_torch():
@@ -119,7 +122,9 @@ def test_8_bit_asks_for_bitsandbytes_without_letting_it_replace_torch():
     assert "torch==2.11.0" in refused_here(MissingError, H200, config).fix
     assert (
         "sharded"
-        in refused(UsageError, KernelsConfig(model="vicuna-7b", eight_bit=True, tp=2), gpus=[GTX, GTX]).what
+        in refused(
+            UsageError, KernelsConfig(model="vicuna-7b", eight_bit=True, tp=2), gpus=[GTX, GTX]
+        ).problem
     )
     refused_here(UsageError, Facts(torch="2.1.0", transformers="4.40.0"), config, wants_gpu=False)
 

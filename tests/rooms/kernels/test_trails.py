@@ -13,4 +13,4 @@ def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "launches.jsonl").write_text('{"rank": 0}\n')
     with pytest.raises(BadDataError, match="not a Launch") as caught:
         list(read_lines(tmp_path / "launches.jsonl", Launch))
-    assert caught.value.where.endswith("launches.jsonl:1")
+    assert caught.value.location.endswith("launches.jsonl:1")

@@ -138,7 +138,7 @@ def test_a_broken_cell_json_names_its_file(made):
     path.write_text('{"asked": 3}')
     with pytest.raises(BadDataError) as caught:
         find_cells(made)
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)
 
 
 def test_a_folder_without_captures_is_not_this_rooms(tmp_path):

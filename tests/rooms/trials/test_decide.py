@@ -239,7 +239,7 @@ def test_a_row_that_is_no_trial_is_named(tmp_path, row):
     path.write_text(f"cell,trial,verdict\n{row}\n")
     with pytest.raises(BadDataError) as error:
         read_table(path)
-    assert error.value.where.endswith(("csv:2", "csv:3"))
+    assert error.value.location.endswith(("csv:2", "csv:3"))
 
 
 def test_cells_without_trials_yet_count_in_the_correction():
@@ -395,7 +395,7 @@ def table(tmp_path, *lines: str):
 def test_a_row_that_is_no_trial_is_refused_with_its_line(tmp_path, line):
     with pytest.raises(BadDataError, match="not a trial") as error:
         table(tmp_path, "none,0,pass", line)
-    assert str(error.value.where).endswith("trials.csv:3")
+    assert str(error.value.location).endswith("trials.csv:3")
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-3", "0"])

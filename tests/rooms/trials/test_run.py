@@ -487,4 +487,4 @@ def test_a_manifest_that_lists_no_trial_is_damaged_data(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "steps": []}))
     with pytest.raises(BadDataError, match="the manifest lists no trial") as raised:
         gather(Run.open(tmp_path / "out"))
-    assert raised.value.exit_code == 5 and MANIFEST in str(raised.value.where)
+    assert raised.value.exit_code == 5 and MANIFEST in str(raised.value.location)

@@ -87,7 +87,7 @@ def test_what_is_missing_from_an_export_is_named_and_ends_with_1(run, tmp_path):
     for form in ("perfetto", "chrome", "parquet"):
         done = CliRunner().invoke(cli, ["export", str(run), "--to", form, "-o", str(tmp_path / form)])
         assert isinstance(done.exception, StepFailed), form
-        assert "left out:" in done.exception.what and done.stdout.strip(), "the other rank is written"
+        assert "left out:" in done.exception.problem and done.stdout.strip(), "the other rank is written"
     (run / "256thread/torch_profiler/rank1/trace.json").unlink()
     _, notes = export_run(run, "perfetto", tmp_path / "out")
     assert notes == ["no recording of 256thread: rank 1"]

@@ -31,7 +31,7 @@ def recordings(
         try:
             frame = read_frame(path, salvage=salvage)
         except LabError as error:
-            problems.append(f"left out: {error.what} ({error.where})")
+            problems.append(f"left out: {error.problem} ({error.location})")
             continue
         recorded = natural_number(distributed_info(frame).get("rank"))
         rank = named if recorded is None else recorded

@@ -51,7 +51,7 @@ def _loaded(
         try:
             trace = load(path)
         except LabError as error:
-            problems.append(f"left out: {error.what} ({error.where})")
+            problems.append(f"left out: {error.problem} ({error.location})")
             continue
         rank = named if trace.meta.rank is None else trace.meta.rank
         if rank is None:

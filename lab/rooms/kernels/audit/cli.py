@@ -37,4 +37,4 @@ def audit(folder: Path, board_limit_w: float | None, as_json: bool) -> None:
             click.echo(f"{check.verdict:8} {check.name}: {check.what}")
     refused = sum(check.verdict == REFUSED for check in checks)
     if refused:
-        raise StepFailed(f"{refused} of {len(checks)} audits refuse these numbers", where=folder)
+        raise StepFailed(f"{refused} of {len(checks)} audits refuse these numbers", location=folder)

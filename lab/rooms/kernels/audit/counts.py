@@ -38,7 +38,7 @@ def valid_csv(path: Path) -> Check:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.reader(file))
     except (csv.Error, UnicodeDecodeError) as error:
-        raise BadDataError(f"not a CSV file: {error}", where=path) from error
+        raise BadDataError(f"not a CSV file: {error}", location=path) from error
     header, body = (rows[0], rows[1:]) if rows else ([], [])
     torn = sum(_is_torn(row, len(header)) for row in body)
     what = f"{plural(len(body), 'row')} read as written"

@@ -19,7 +19,7 @@ def read_counts(path: Path) -> list[tuple[str, int]]:
     found = []
     for number, row in enumerate(csv_rows(path, ("kernel_name", "count")), start=2):
         if not row["count"].strip().isdecimal():
-            raise BadDataError(f"not a count: {row['count']!r}", where=f"{path}:{number}")
+            raise BadDataError(f"not a count: {row['count']!r}", location=f"{path}:{number}")
         found.append((row["kernel_name"], int(row["count"])))
     return found
 
@@ -31,12 +31,12 @@ def csv_rows(path: Path, needed: Sequence[str]) -> list[dict[str, str]]:
             reader = csv.DictReader(file)
             missing = [name for name in needed if name not in (reader.fieldnames or ())]
             if missing:
-                raise BadDataError(f"this CSV has no column {missing[0]!r}", where=path)
+                raise BadDataError(f"this CSV has no column {missing[0]!r}", location=path)
             rows = [{name: row.get(name) or "" for name in needed} for row in reader]
     except (csv.Error, UnicodeDecodeError) as error:
-        raise BadDataError(f"not a CSV file: {error}", where=path) from error
+        raise BadDataError(f"not a CSV file: {error}", location=path) from error
     if not rows:
-        raise BadDataError("this CSV has no rows", where=path)
+        raise BadDataError("this CSV has no rows", location=path)
     return rows
 
 
@@ -47,9 +47,9 @@ def read_object(path: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(read_json_bytes(path, path.name))
     except ValueError as error:
-        raise BadDataError(f"not JSON: {error}", where=path) from error
+        raise BadDataError(f"not JSON: {error}", location=path) from error
     if not isinstance(found, dict):
-        raise BadDataError("not a JSON object", where=path)
+        raise BadDataError("not a JSON object", location=path)
     return found
 
 

@@ -26,13 +26,13 @@ def audit_folder(folder: Path, *, board_limit_w: float | None = None) -> list[Ch
     """All audits that the files in `folder` allow. Raises MissingError if there is nothing to audit."""
     if not folder.is_dir():
         if folder.exists():
-            raise MissingError("this is a file, not a folder", where=folder, fix=f"name {folder.parent}")
+            raise MissingError("this is a file, not a folder", location=folder, fix=f"name {folder.parent}")
         raise not_here("no such folder", folder)
     checks = [*_of_run(folder), *of_published(folder, board_limit_w)]
     if not checks:
         raise MissingError(
             "nothing here can be audited",
-            where=folder,
+            location=folder,
             fix="name a run of `lab run kernels replay` or `energy`, or a published measurement's folder",
         )
     return checks

@@ -122,7 +122,7 @@ def gantt(
     ranks = read_ranks(trails_of(traces), captures=captures, inductor=inductor)
     bars, lacks = bars_of(ranks), [lack for rank in ranks for lack in rank.lacks]
     if not len(bars.row):
-        raise BadDataError("the trace holds neither kernels nor ops", where=traces[0])
+        raise BadDataError("the trace holds neither kernels nor ops", location=traces[0])
     home = out or home_of(traces)
     written = [
         *write_gantt(bars, home, step=step, bound=bound(lacks)),
@@ -172,7 +172,7 @@ def _raise_for(ranks: Sequence[RankData], require: str | None) -> None:
     if refused:
         raise StepFailed(
             "written, but incomplete:\n" + "\n".join(f"  {line}" for line in dict.fromkeys(refused)),
-            where=ranks[0].path,
+            location=ranks[0].path,
         )
 
 

@@ -51,7 +51,7 @@ def read_execution_trace(path: Path) -> dict[int, Node]:
     except msgspec.DecodeError as error:
         raise BadDataError(
             f"not an execution trace: {error}",
-            where=path,
+            location=path,
             fix="record it again; an observer that is not stopped leaves a truncated file",
         ) from error
     nodes = {}
@@ -62,7 +62,7 @@ def read_execution_trace(path: Path) -> dict[int, Node]:
     if not nodes:
         raise BadDataError(
             f"no node of this execution trace (schema {found.schema}) has an rf_id",
-            where=path,
+            location=path,
             fix="record it with torch 2.1 or newer",
         )
     return nodes
@@ -75,12 +75,12 @@ def read_json_bytes(path: Path, what: str) -> bytes:
     except FileNotFoundError as error:
         raise not_here(f"no such file: {what}", path) from error
     except OSError as error:
-        raise MissingError(f"cannot read the {what}: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot read the {what}: {error.strerror}", location=path) from error
     if data[:2] == b"\x1f\x8b":
         try:
             data = gzip.decompress(data)
         except (EOFError, OSError, zlib.error) as error:
-            raise BadDataError(f"the {what} is truncated or damaged: {error}", where=path) from error
+            raise BadDataError(f"the {what} is truncated or damaged: {error}", location=path) from error
     if not data.strip():
-        raise BadDataError(f"the {what} is empty", where=path)
+        raise BadDataError(f"the {what} is empty", location=path)
     return data

@@ -79,7 +79,7 @@ def _nothing_launched(capture: Capture, ask: Ask) -> MissingError:
     return MissingError(
         f"nothing was launched in {described(ask.part)}; the recording has "
         f"{plural(len(capture.ops), 'launch')}: {some}",
-        where=capture.source,
+        location=capture.source,
     )
 
 

@@ -219,7 +219,7 @@ def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Be
         recorded = list(read_lines(trail.recorded_ops, RecordedOp)) if trail.recorded_ops else []
         generation = read_json(trail.generation, Generation) if trail.generation else None
     except LabError as error:  # the trace alone still has most of the information
-        problems.append(f"{error.what} ({error.where})")
+        problems.append(f"{error.problem} ({error.location})")
     marks = find_marks(trace)
     if not annotated and not marks.names:
         marks = outermost_marks(trace)
@@ -296,7 +296,7 @@ def no_launches(ranks: Sequence[RankData]) -> BadDataError:
     """The error for traces in which nothing was launched."""
     return BadDataError(
         "the trace holds neither kernels nor ops",
-        where=ranks[0].path,
+        location=ranks[0].path,
         fix="record with activities CPU and CUDA, and run the model inside the profiler",
     )
 

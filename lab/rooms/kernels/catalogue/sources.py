@@ -42,7 +42,7 @@ def trails_of(traces: Sequence[Path]) -> list[Trail]:
         if not found:
             raise MissingError(
                 "this folder holds no trace_rank*.json and is not a recording itself",
-                where=traces[0],
+                location=traces[0],
                 fix="name the recordings themselves, one per rank",
             )
         return found

@@ -43,7 +43,7 @@ def cpp(source: Path, execution_trace: Path | None, out: Path | None, rank: int)
     if done.left_out:
         raise StepFailed(
             listed(f"{plural(len(done.left_out), 'call')} left out", done.left_out),
-            where=home,
+            location=home,
             fix="record with an execution trace, or replay first and name the replay's folder",
         )
 

@@ -25,4 +25,4 @@ def read_file(path: Path, kind: type[Any]) -> Any:
     try:
         return msgspec.json.decode(read_json_bytes(path, path.name), type=kind)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"{path.name} does not fit its schema: {error}", where=path) from error
+        raise BadDataError(f"{path.name} does not fit its schema: {error}", location=path) from error

@@ -43,12 +43,12 @@ def _trail(source: Path, rank: int) -> Trail:
     if not found:
         raise MissingError(
             "this folder holds no profile of the kernels room",
-            where=source,
+            location=source,
             fix="make one with: lab run kernels profile MODEL, or name a trace file",
         )
     if rank not in found:
         ranks = ", ".join(map(str, sorted(found)))
-        raise UsageError(f"this run has no rank {rank}", where=source, fix=f"its ranks: {ranks}")
+        raise UsageError(f"this run has no rank {rank}", location=source, fix=f"its ranks: {ranks}")
     return found[rank]
 
 

@@ -32,7 +32,7 @@ def _folder_source(folder: Path, config: KernelsConfig) -> tuple[str | None, str
     if not (folder / "config.json").is_file():
         raise MissingError(
             "this folder holds no model",
-            where=folder,
+            location=folder,
             fix="it needs config.json, and weights unless --weights random",
         )
     return _none(config, "the folder holds a config.json and no weights")
@@ -42,7 +42,7 @@ def _none(config: KernelsConfig, reason: str, fetch: str = "") -> tuple[None, st
     if config.weights == "checkpoint":
         raise MissingError(
             f"--weights checkpoint: {reason}",
-            where=config.model,
+            location=config.model,
             fix=f"{fetch}, or --weights random" if fetch else "--weights random",
         )
     return None, reason

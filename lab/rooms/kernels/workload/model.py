@@ -39,7 +39,9 @@ def load(config: KernelsConfig, device: torch.device, *, on_cpu: bool) -> Loaded
     if source is not None:
         return Loaded(from_checkpoint(source, config, dtype, target).eval(), "checkpoint", source)
     if config.eight_bit:
-        raise UsageError(f"8-bit weights need a checkpoint: {reason}", where=config.model, fix="drop --8bit")
+        raise UsageError(
+            f"8-bit weights need a checkpoint: {reason}", location=config.model, fix="drop --8bit"
+        )
     settings, origin = architecture(config)
     torch.manual_seed(config.seed)
     model = from_settings(settings, config, dtype, target)
@@ -67,7 +69,7 @@ def architecture(config: KernelsConfig) -> tuple[dict[str, Any], str]:
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, UnicodeDecodeError) as error:
-            raise ConfigError(f"config.json cannot be read: {error}", where=path) from error
+            raise ConfigError(f"config.json cannot be read: {error}", location=path) from error
         return settings, str(path)
     raise MissingError(
         f"{config.model}: not a folder, not cached, and not an architecture that lab knows",

@@ -111,12 +111,12 @@ def read(folders: Sequence[Path]) -> Found:
             try:
                 records.append((path, _decode(path, Record)))
             except BadDataError as error:
-                problems.append(f"{path.name}: {error.what}")
+                problems.append(f"{path.name}: {error.problem}")
         for path in [*folder.glob(PLANTED), *folder.glob(f"steps/*/{PLANTED}")]:
             try:
                 planted = _decode(path, Planted)
             except BadDataError as error:
-                problems.append(f"{path.name}: {error.what}")
+                problems.append(f"{path.name}: {error.problem}")
     return Found(sorted(records, key=lambda one: (one[1].rank, one[0].name)), problems, planted)
 
 
@@ -127,11 +127,11 @@ def _files(folder: Path) -> list[Path]:
 def _decode(path: Path, kind: type[Any]) -> Any:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise BadDataError("too large for a record of a guard", where=path)
+            raise BadDataError("too large for a record of a guard", location=path)
         text = path.read_text(encoding="utf-8", errors="replace")
         return msgspec.json.decode(_clean(text), type=kind)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"not a record of a guard: {error}", where=path) from error
+        raise BadDataError(f"not a record of a guard: {error}", location=path) from error
 
 
 def _clean(text: str) -> str:

@@ -56,7 +56,7 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: 
             failed.append(error)
             click.echo(f"{error}\n", err=True)
             if as_json:
-                click.echo(msgspec.json.encode({"file": str(path), "error": error.what, "fix": error.fix}))
+                click.echo(msgspec.json.encode({"file": str(path), "error": error.problem, "fix": error.fix}))
             continue
         read.append(log)
         click.echo(msgspec.json.encode(reader.as_json(log)) if as_json else described(log))
@@ -64,12 +64,12 @@ def parse(logs: tuple[Path, ...], as_json: bool, sites_csv: Path | None, quiet: 
         write_sites(read, sites_csv)
     if failed:
         total = len(failed) + len(read)
-        raise StepFailed(f"{len(failed)} of {total} logs could not be read", where=failed[0].where)
+        raise StepFailed(f"{len(failed)} of {total} logs could not be read", location=failed[0].location)
     _refuse_foreign(read)
     if empty := [log.file for log in read if log.integrity == "empty"]:
         raise StepFailed(
             f"no event and no report in {len(empty)} of {plural(len(read), 'log')}: nothing was watched",
-            where=empty[0],
+            location=empty[0],
             fix="look whether the program used a GPU, and whether a child process overwrote the log",
         )
     _raise_unless_complete(read)
@@ -130,7 +130,7 @@ def logs_at(path: Path) -> list[Path]:
     if not logs:
         raise MissingError(
             "no nixnan log in this folder",
-            where=path,
+            location=path,
             fix="name the files: a folder is only searched for *.nixnan, *.nnlog and nixnan*.log",
         )
     return logs
@@ -176,11 +176,11 @@ def _refuse_foreign(read: Sequence[Log]) -> None:
 
     for log in read:
         if not log.lines and log.integrity == "truncated":
-            raise BadDataError(log.reasons[0], where=log.file, fix="copy the log again")
+            raise BadDataError(log.reasons[0], location=log.file, fix="copy the log again")
         if 0 < log.lines == log.foreign_lines:
             raise BadDataError(
                 "no line of nixnan's in this file",
-                where=log.file,
+                location=log.file,
                 fix="name a log of nixnan (its LOGFILE, or its stderr)",
             )
 
@@ -195,7 +195,7 @@ def _raise_unless_complete(read: Sequence[Log]) -> None:
         raise StepFailed(
             f"{len(incomplete)} of {plural(len(read), 'log')} not complete: "
             f"{log.integrity}. {log.reasons[0]}",
-            where=log.file,
+            location=log.file,
             fix="take its counts as lower bounds, or let the program run to its end with a log of its own",
         )
 

@@ -268,7 +268,7 @@ class Watch(Recorder):
         if self.on_bad == "raise":
             place = step.births[0].place if step.births else "at an unknown place"
             raise NonFiniteError(
-                f"NaN or infinity first seen {place}", where=f"step {step.number} ({step.phase})"
+                f"NaN or infinity first seen {place}", location=f"step {step.number} ({step.phase})"
             )
         if callable(self.on_bad):
             self.on_bad(step)

@@ -101,7 +101,7 @@ def _from_hub(library: Any, config: NanConfig, cell: Cell) -> Loaded:
     except (OSError, ValueError) as error:  # what is absent, and what is no model
         raise MissingError(
             f"the model cannot be loaded: {str(error).splitlines()[0]}",
-            where=config.model,
+            location=config.model,
             fix="name a folder with a model, fetch the model again (lab fetch), or use --model tiny",
         ) from error
     if cell.quant == "none":

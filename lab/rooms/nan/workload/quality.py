@@ -76,5 +76,5 @@ def _tokens_of(path: Path) -> list[list[int]]:
     try:
         found: list[list[int]] = msgspec.json.decode(path.read_bytes())["tokens"]
     except (msgspec.DecodeError, KeyError) as error:
-        raise BadDataError(f"the baseline's result cannot be read: {error}", where=path) from error
+        raise BadDataError(f"the baseline's result cannot be read: {error}", location=path) from error
     return found

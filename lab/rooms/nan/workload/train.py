@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     config = read_config(args.config, NanConfig)
     if config.train is None:
-        raise UsageError("this configuration has no training job", where=args.config)
+        raise UsageError("this configuration has no training job", location=args.config)
     out = args.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     if config.train.command:
@@ -53,7 +53,9 @@ def run_command(train: TrainConfig, out: Path) -> int:
         code = subprocess.run(command, env=env, cwd=train.cwd or None, check=False).returncode
     except FileNotFoundError as error:
         raise MissingError(
-            f"the command cannot be started: {error}", where=train.cwd, fix="check the program and the folder"
+            f"the command cannot be started: {error}",
+            location=train.cwd,
+            fix="check the program and the folder",
         ) from error
     if not [*out.glob("guard_rank*.json")]:
         log.info(

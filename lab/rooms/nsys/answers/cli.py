@@ -76,12 +76,12 @@ def answers(
     if not any(answer.given for answer in selected):
         rows = results.cells[["cell", "outcome", "reason"]].astype(str).to_numpy()
         reasons = [f"{cell}: {', '.join(filter(None, (outcome, why)))}" for cell, outcome, why in rows]
-        raise StepFailed("no question could be answered:\n  " + "\n  ".join(reasons), where=target)
+        raise StepFailed("no question could be answered:\n  " + "\n  ".join(reasons), location=target)
     lacks = [lack for one in recordings.values() for lack in one.lacks]
     raise_for_lacks(list(dict.fromkeys(lacks)), target, require=require)
     problems = _problems(selected, wanted if parts != "all" else ())
     if problems:
-        raise StepFailed("not all is answered:\n  " + "\n  ".join(problems), where=target)
+        raise StepFailed("not all is answered:\n  " + "\n  ".join(problems), location=target)
 
 
 def _problems(answers: Sequence[Answer], named: Sequence[str]) -> list[str]:
@@ -111,7 +111,7 @@ def of_folder(folder: Path) -> Results:
     if not cells:
         raise MissingError(
             "no captures of the nsys room in this folder",
-            where=folder,
+            location=folder,
             fix="name a run of `lab run nsys`, or one file",
         )
     return results_of(cells, outcomes(run), folder, lambda _: None)

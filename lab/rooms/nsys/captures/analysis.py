@@ -85,28 +85,28 @@ def analyse_recordings(
         return _one(path, out, need_phases=need_phases)
     paths = recordings_in(path)
     if len(paths) > MOST_FILES:
-        raise MissingError(f"{len(paths)} recordings in one folder: more than {MOST_FILES}", where=path)
+        raise MissingError(f"{len(paths)} recordings in one folder: more than {MOST_FILES}", location=path)
     return _several(path, paths, out, progress, need_phases=need_phases)
 
 
 def _one(path: Path, out: Path, *, need_phases: bool) -> Findings:
     if format_of(path).name == FORMAT:
         if need_phases:
-            raise MissingError("counters without a timeline have no phases", where=path)
+            raise MissingError("counters without a timeline have no phases", location=path)
         metrics, text = write_metrics(path, out)
         return Findings(metrics.verdict, metrics.status, metrics.files, text, incomplete=[NO_TIMELINE])
     capture = with_processes(load_capture(path))
     if not any(map(len, (capture.ops, capture.api, capture.ranges, capture.sync, capture.counters))):
         raise BadDataError(
             "the recording holds no events",
-            where=path,
+            location=path,
             fix="record while the program works, and stop the profiler before it ends",
         )
     per_process = _summaries(capture)
     if need_phases and per_process and not any(one.steps or len(one.phases) > 1 for one in per_process):
         raise MissingError(
             "no step and no range of the program is recorded, so there are no phases",
-            where=path,
+            location=path,
             fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
     make_folder(out)
@@ -156,8 +156,8 @@ def _several(
             done = _one(one, out / one.name, need_phases=need_phases)
         except LabError as error:
             results.append(error)
-            lacking.append(f"{printable(one.name)}: {error.what}")
-            rows.append({"recording": one.name, "verdict": "unreadable", "what": error.what})
+            lacking.append(f"{printable(one.name)}: {error.problem}")
+            rows.append({"recording": one.name, "verdict": "unreadable", "what": error.problem})
             continue
         results.append(done)
         files += done.files

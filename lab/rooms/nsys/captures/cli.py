@@ -77,7 +77,7 @@ def summary(
     if not used:
         raise MissingError(
             "the capture has no GPU work to summarise",
-            where=file,
+            location=file,
             fix=f"record on a GPU, with its kernels traced: {_contents([one.capture for _, one in every])}",
         )
     per_process = summaries(used, names.pattern)
@@ -94,7 +94,7 @@ def summary(
     if not any(len(one.capture.ranges) for _, one in used):
         raise MissingError(
             "the capture has no ranges, so there are no phases",
-            where=file,
+            location=file,
             fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
         )
 
@@ -144,7 +144,7 @@ def _raise_for_bare_steps(per_process: Sequence[Summary], file: Path) -> None:
     if bare:
         raise StepFailed(
             f"of {plural(bare[0].left_out[0], 'GPU operation')} none is known to belong to a step",
-            where=file,
+            location=file,
             fix="record the API calls too: they say which step launched what",
         )
 
@@ -158,7 +158,7 @@ def _raise_for_captures(every: Sequence[Projection], captures: tuple[Path, ...])
     if lines:
         raise StepFailed(
             "written, but incomplete:\n" + "\n".join(f"  {line}" for line in lines),
-            where=every[0].capture.source,
+            location=every[0].capture.source,
         )
 
 
@@ -234,7 +234,7 @@ def stats(
         click.echo(f"not written: {reason}", err=True)
     raise_for_lacks(_lacks(parts), file, require=require)
     if reasons:
-        raise MissingError("no data for some reports:\n  " + "\n  ".join(reasons), where=file)
+        raise MissingError("no data for some reports:\n  " + "\n  ".join(reasons), location=file)
 
 
 def _reason(name: str, why: str, projection: Projection, several: bool) -> str:

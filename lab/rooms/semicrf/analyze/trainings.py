@@ -75,7 +75,7 @@ def read_epochs(path: Path, missing: list[str]) -> Iterator[dict[str, Any]]:
             yield {"epoch": row["epoch"], "loss": row["loss"], "dev_per": row["phone_error_rate"], **extras}
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             if number != len(lines):
-                raise BadDataError(f"not an epoch: {error}", where=f"{path}:{number}") from error
+                raise BadDataError(f"not an epoch: {error}", location=f"{path}:{number}") from error
             missing.append(f"{path.parent.name}: the last line of epochs.jsonl is cut short")
 
 
@@ -93,7 +93,7 @@ def read_recordings(folder: Path) -> Trainings:
                 results.append({**row, **_recorded(found)})
                 durations += list(_durations(case, found["duration_stats"]))
             except (KeyError, TypeError, AttributeError) as error:
-                raise BadDataError(f"{key} lacks {error}", where=path) from error
+                raise BadDataError(f"{key} lacks {error}", location=path) from error
             raw[f"{path.stem}/{key}"] = found
     return _tables(results, [], durations, raw, [])
 

@@ -140,9 +140,9 @@ def reject_nan(problem: Problem) -> Tensor | None:
         bad = ~(value < torch.inf)
         if bool(bad.any()):
             name = name.rpartition("_")[0] or name
-            raise BadDataError(f"NaN or +inf in {name}", where=f"{name}{first(bad)}", fix=fix)
+            raise BadDataError(f"NaN or +inf in {name}", location=f"{name}{first(bad)}", fix=fix)
     b, t = first(~(top_BT < torch.inf))
-    raise BadDataError(f"NaN or +inf in the scores of sequence {b}", where=f"frame {t}", fix=fix)
+    raise BadDataError(f"NaN or +inf in the scores of sequence {b}", location=f"frame {t}", fix=fix)
 
 
 def is_ordinary(problem: Problem, scores: Tensor) -> bool:

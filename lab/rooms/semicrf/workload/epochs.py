@@ -72,7 +72,7 @@ def refuse_nonfinite(norms: list[Tensor], losses: list[Tensor], named: list[list
         shown = ", ".join(named[at][:SHOWN]) + (", ..." if len(named[at]) > SHOWN else "")
         raise StepFailed(
             f"the gradient's norm is {float(norms[at])} and the loss {float(losses[at])}",
-            where=f"epoch {epoch}, step {at + 1}, utterances {shown}",
+            location=f"epoch {epoch}, step {at + 1}, utterances {shown}",
             fix="--validate names the sequence and frame; lab run semicrf diagnose finds the cause",
         )
 

@@ -73,7 +73,7 @@ def corpus_case(config: DiagnoseConfig, device: torch.device, rows: list[dict[st
 def given_case(config: DiagnoseConfig, rows: list[dict[str, Any]]) -> Case:
     case = Case.load(Path(str(config.case)))
     if case.score_BTC.dim() != 3 or len(case.lengths_B) != len(case.score_BTC):
-        raise BadDataError("the shapes of this case's arrays do not match", where=str(config.case))
+        raise BadDataError("the shapes of this case's arrays do not match", location=str(config.case))
     keep = list(range(min(PROBED, len(case.lengths_B))))
     return sound(case.rows(keep).cut(FRAMES), rows)
 

@@ -12,7 +12,7 @@ from lab.rooms.sweep.config.train import ProfilingConfig, TrainConfig
 def check_train_config(config: TrainConfig, where: str | None = None) -> None:
     """Raise ConfigError for the first pair of keys that contradict each other."""
     for contradiction, fix in _contradictions(config):
-        raise ConfigError(contradiction, where=where, fix=fix)
+        raise ConfigError(contradiction, location=where, fix=fix)
 
 
 def planned_steps(config: TrainConfig, world_size: int) -> tuple[int, int]:
@@ -28,7 +28,7 @@ def planned_steps(config: TrainConfig, world_size: int) -> tuple[int, int]:
         raise ConfigError(
             f"only {plural(total, 'step')} will run ({plural(training.epochs, 'epoch')} of {per_epoch}), "
             f"but the profiler needs {profiler_steps(config.profiling)}: no trace would be written",
-            where="dataset.num_samples",
+            location="dataset.num_samples",
             fix="raise dataset.num_samples or training.epochs, or lower training.batch_size",
         )
     return total, per_epoch

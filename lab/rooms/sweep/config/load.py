@@ -36,7 +36,7 @@ def load_train_config(source: str | Path, overrides: Sequence[str] = ()) -> Trai
         # Not strict: YAML 1.1 reads 2e-4 as a string.
         config = msgspec.convert(data, TrainConfig, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"does not fit the schema: {error}", where=where) from error
+        raise ConfigError(f"does not fit the schema: {error}", location=where) from error
     check_train_config(config, where)
     return config
 
@@ -58,7 +58,7 @@ def _resolve(source: str | Path) -> Path:
     if not path.is_file():
         raise MissingError(
             f"no training config {str(source)!r}: it is neither a preset nor a file",
-            where=path,
+            location=path,
             fix=f"presets: {', '.join(preset_names())}{_did_you_mean(str(source), preset_names())}",
         )
     return path
@@ -67,21 +67,21 @@ def _resolve(source: str | Path) -> Path:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError(f"larger than {MAX_CONFIG_BYTES} bytes: not a training config", where=path)
+            raise ConfigError(f"larger than {MAX_CONFIG_BYTES} bytes: not a training config", location=path)
         data = yaml.safe_load(path.read_bytes())
     except OSError as error:
-        raise MissingError(f"cannot read the training config: {error.strerror}", where=path) from error
+        raise MissingError(f"cannot read the training config: {error.strerror}", location=path) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"not valid YAML: {problem}", where=f"{path}{line}") from error
+        raise ConfigError(f"not valid YAML: {problem}", location=f"{path}{line}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(
             f"not a training config: expected sections, found {type(data).__name__}",
-            where=path,
+            location=path,
             fix=f"write it in the form of a run's train.yaml, or name a preset: {', '.join(preset_names())}",
         )
     return data
@@ -94,12 +94,12 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigError(
-            "not an override of the form dotted.key=value", where=where, fix="e.g. training.max_steps=20"
+            "not an override of the form dotted.key=value", location=where, fix="e.g. training.max_steps=20"
         )
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError("the value is not valid YAML", where=where) from error
+        raise ConfigError("the value is not valid YAML", location=where) from error
     nested: Any = value
     for part in reversed(parts):
         nested = {part: nested}
@@ -118,7 +118,7 @@ def _refuse_unknown(data: Any, struct: type[msgspec.Struct], at: str, where: str
     for key, value in data.items():
         if key not in hints:
             fix = f"keys here: {', '.join(hints)}{_did_you_mean(str(key), list(hints))}"
-            raise ConfigError(f"unknown key {key!r} at `{at}`", where=where, fix=fix)
+            raise ConfigError(f"unknown key {key!r} at `{at}`", location=where, fix=fix)
         section = _struct_in(hints[key])
         if section is not None:
             _refuse_unknown(value, section, f"{at}.{key}", where)

@@ -96,7 +96,7 @@ def clock_offsets(traces: Sequence[tuple[int | None, Path]], load: Callable[[Pat
 def _add_result(report: Report, job: MergeJob, result: Merged | LabError) -> None:
     name = job.target.name
     if isinstance(result, LabError):
-        report.missing.append(f"{name}: {result.what}")
+        report.missing.append(f"{name}: {result.problem}")
         return
     report.problems.extend(f"{name}: {problem}" for problem in result.problems)
     if result.path is None:

@@ -53,12 +53,12 @@ def read_table(path: Path) -> pd.DataFrame:
     """A CSV file of the pipeline. Raises BadDataError if it is not a table."""
     try:
         # An empty algorithm or protocol is the library's own choice, and no missing value.
-        table: pd.DataFrame = pd.read_csv(path)
-        words = table.reindex(columns=_LINE[1:]).astype(object)
-        table = pd.DataFrame(table.assign(**words.where(words.notna(), "")))
+        raw: pd.DataFrame = pd.read_csv(path)
+        words = raw.reindex(columns=_LINE[1:]).astype(object)
+        table: pd.DataFrame = raw.assign(**words.where(words.notna(), ""))
     except (ValueError, pd.errors.ParserError) as error:
         raise BadDataError(
-            f"not a CSV table: {error}", where=path, fix="write it again with lab gemm all --fresh"
+            f"not a CSV table: {error}", location=path, fix="write it again with lab gemm all --fresh"
         ) from error
     return table
 

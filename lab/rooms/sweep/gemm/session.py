@@ -92,7 +92,7 @@ def finish(result: Any, folder: Path, *, files: list[Path], as_json: bool) -> No
     if result.missing:
         raise StepFailed(
             "the analysis is incomplete:\n" + "\n".join(f"  {line}" for line in result.missing),
-            where=folder,
+            location=folder,
             fix="the rest is analysed; add what is missing and repeat the command",
         )
 

@@ -97,4 +97,6 @@ def _attempt(name: str, step: Callable[[], Report]) -> Report:
     try:
         return step()
     except (BadDataError, MissingError) as error:
-        return Report(missing=[f"{name}: {error.what}" + (f" ({error.where})" if error.where else "")])
+        return Report(
+            missing=[f"{name}: {error.problem}" + (f" ({error.location})" if error.location else "")]
+        )

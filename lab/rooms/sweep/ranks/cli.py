@@ -74,7 +74,7 @@ def hang(folder: Path, as_json: bool) -> None:
 
     unread: list[LabError] = []
     sets = read_dumps(folder, unread)
-    ranks = {id(error): rank_in_name(Path(str(error.where))) for error in unread}
+    ranks = {id(error): rank_in_name(Path(str(error.location))) for error in unread}
     damaged = [error for error in unread if ranks[id(error)] is not None]
     lost = {rank for rank in ranks.values() if rank is not None}
     found = {name: verdict_of(dumps, lost) for name, dumps in sets.items()}
@@ -87,19 +87,19 @@ def hang(folder: Path, as_json: bool) -> None:
         for name, one in found.items():
             click.echo(f"{name + ': ' if name else ''}{one.kind.replace('_', ' ')}: {one.text}")
         for error in unread:
-            click.echo(f"note: {Path(str(error.where)).name} is left out: {error.what}")
+            click.echo(f"note: {Path(str(error.location)).name} is left out: {error.problem}")
     if damaged:
         raise BadDataError(
             "dumps that cannot be read:\n"
-            + "\n".join(f"  {Path(str(error.where)).name}: {error.what}" for error in damaged),
-            where=folder,
+            + "\n".join(f"  {Path(str(error.location)).name}: {error.problem}" for error in damaged),
+            location=folder,
             fix="the verdict rests on the others; dump these ranks again, or take the files away",
         )
     unsure = [one for one in found.values() if one.kind == "unknown" or one.missing]
     if unsure:
         raise StepFailed(
             "the dumps do not tell everything:\n" + "\n".join(f"  {one.text}" for one in unsure),
-            where=folder,
+            location=folder,
             fix="dump every rank; a rank that leaves no dump is dead or was not asked",
         )
 

@@ -185,7 +185,7 @@ def read_work(job: Job) -> list[Read]:
     if not any(len(one.work) for one in found):
         raise BadDataError(
             "the trace holds no events: it is no readable rank",
-            where=job.path,
+            location=job.path,
             fix="record this rank again, or leave its file out",
         )
     return [one for one in found if len(one.work)]
@@ -209,7 +209,7 @@ def _collect(
     read: list[tuple[Job, Read]] = []
     for job, result in found:
         if isinstance(result, LabError):
-            missing.append(f"{job.path.name}: {result.what}")
+            missing.append(f"{job.path.name}: {result.problem}")
         else:
             read += [(job, one) for one in result]
     # Ranks that say who they are come first, so that a trace without a rank takes no one's number.

@@ -124,7 +124,7 @@ def _run_again(sweep: Path, file: Path, plugin: str | None, threads: int | None,
     if done.returncode:
         raise StepFailed(
             f"the run under the tuner's file ended with exit code {done.returncode}: nothing is proven",
-            where=target,
+            location=target,
             fix="its run_output.log says why",
         )
     return target

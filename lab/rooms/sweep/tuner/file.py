@@ -96,20 +96,20 @@ def _commented(texts: Iterable[str]) -> list[str]:
 def read_rows(path: Path) -> list[Row]:
     """The rows of a tuner's file. Raises MissingError without one, BadDataError with line for a bad row."""
     if not path.is_file():
-        raise MissingError("no such tuner file", where=path, fix="write one with `lab ranks tuner SWEEP`")
+        raise MissingError("no such tuner file", location=path, fix="write one with `lab ranks tuner SWEEP`")
     if path.stat().st_size > MOST_BYTES:
-        raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB: no tuner file", where=path)
+        raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB: no tuner file", location=path)
     rows = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         where = f"{path}:{number}"
         if len(line) > LONGEST_LINE:
-            raise BadDataError(f"a line of {len(line)} characters, which NCCL reads as two", where=where)
+            raise BadDataError(f"a line of {len(line)} characters, which NCCL reads as two", location=where)
         row = _row(line, where)
         wrong = problem_of(row)
         if wrong:
-            raise BadDataError(wrong, where=where, fix="a tuner may take this row for another collective")
+            raise BadDataError(wrong, location=where, fix="a tuner may take this row for another collective")
         rows.append(row)
     return rows
 
@@ -118,6 +118,6 @@ def _row(line: str, where: str) -> Row:
     parts = [part.strip() for part in line.split(",")]
     numbers = [parts[at] for at in (1, 2, 5, 6, 7)] if 8 <= len(parts) <= 10 else []
     if not numbers or not all(part.lstrip("-").isdecimal() and len(part) <= 20 for part in numbers):
-        raise BadDataError("a row must be " + HEADER, where=where)
+        raise BadDataError("a row must be " + HEADER, location=where)
     low, high, channels, nodes, ranks = (int(part) for part in numbers)
     return Row(parts[0], low, high, parts[3], parts[4], channels, nodes, ranks)

@@ -61,7 +61,7 @@ def check_torch_can_run(config: TrainConfig, device: torch.device) -> None:
     ]
     for unsupported, what, fix in checks:
         if unsupported:
-            raise ConfigError(what, where=f"torch {torch.__version__} on {device.type}", fix=fix)
+            raise ConfigError(what, location=f"torch {torch.__version__} on {device.type}", fix=fix)
 
 
 def choose_parallel(config: TrainConfig) -> str:

@@ -76,7 +76,7 @@ def read_visits(path: Path) -> Visits:
 def _read(path: Path, kind: type[msgspec.Struct]) -> Any:
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise BadDataError("more than 256 MiB", where=path)
+            raise BadDataError("more than 256 MiB", location=path)
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"cannot be read: {error}", where=path) from error
+        raise BadDataError(f"cannot be read: {error}", location=path) from error

@@ -68,9 +68,9 @@ def gather(folder: Path) -> tuple[list[Visits], list[str]]:
         try:
             rounds.append(read_visits(path))
         except BadDataError as error:
-            problems.append(f"{path.parent.name}: {error.what}")
+            problems.append(f"{path.parent.name}: {error.problem}")
     if not rounds:
-        raise BadDataError("no round of visits", where=folder)
+        raise BadDataError("no round of visits", location=folder)
     wanted = read_gpus(folder / CONFIG).rounds
     if len(rounds) < wanted:
         problems.append(f"{len(rounds)} of {plural(wanted, 'round')} have visits")

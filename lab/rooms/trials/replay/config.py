@@ -31,4 +31,4 @@ def read_replay(path: Path) -> ReplayConfig:
     try:
         return msgspec.json.decode(path.read_bytes(), type=ReplayConfig)
     except (OSError, msgspec.DecodeError) as error:
-        raise BadDataError(f"not the settings of a replay: {error}", where=path) from error
+        raise BadDataError(f"not the settings of a replay: {error}", location=path) from error

@@ -90,7 +90,7 @@ def gather(folder: Path, run: Run | None, config: ReplayConfig | None) -> tuple[
             try:
                 mine.append(read(path, name))
             except BadDataError as error:
-                problems.append(f"{name}: {path.name}: {error.what}")
+                problems.append(f"{name}: {path.name}: {error.problem}")
         if not mine:
             problems.append(f"{name}: no record of it")
             continue
@@ -102,7 +102,9 @@ def gather(folder: Path, run: Run | None, config: ReplayConfig | None) -> tuple[
             )
         found += mine
     if not found:
-        raise BadDataError("no record of bits", where=folder, fix="see the steps' logs: did a model train?")
+        raise BadDataError(
+            "no record of bits", location=folder, fix="see the steps' logs: did a model train?"
+        )
     return found, problems + [text for one in found for text in one.problems]
 
 

@@ -88,7 +88,9 @@ def read(path: Path, run: str) -> Record:
     decode, plain = msgspec.json.Decoder(Event), msgspec.json.Decoder(_Line)
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise BadDataError("more than 4 GiB of record", where=path, fix="record fewer steps: --steps 1")
+            raise BadDataError(
+                "more than 4 GiB of record", location=path, fix="record fewer steps: --steps 1"
+            )
         with path.open("rb") as file:
             for at, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES), b""), start=1):
                 try:
@@ -101,9 +103,9 @@ def read(path: Path, run: str) -> Record:
                     problems.append(f"{run}, {path.name}, line {at} cannot be read: {str(error)[:200]}")
                     break
     except OSError as error:
-        raise BadDataError(f"cannot be read: {error.strerror}", where=path) from error
+        raise BadDataError(f"cannot be read: {error.strerror}", location=path) from error
     if head is None:
-        raise BadDataError("not a record of bits: it has no head", where=path)
+        raise BadDataError("not a record of bits: it has no head", location=path)
     if end is None:
         problems.append(f"{run}, rank {head.rank}: the record is cut off; the program was killed")
     elif len(events) != end.events:

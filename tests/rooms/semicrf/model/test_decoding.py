@@ -99,7 +99,7 @@ def test_nan_and_inf_never_decode(backend, name, bad):
     for function in (api.viterbi, api.kbest, api.sample):
         with pytest.raises(BadDataError, match="NaN or \\+inf") as caught:
             call(function, problem, backend=backend)
-        assert where in str(caught.value.where)
+        assert where in str(caught.value.location)
     assert name != "score" or "sequence 1" in str(caught.value)
 
 

@@ -185,7 +185,7 @@ def test_a_gradient_that_is_not_finite_is_never_applied_and_ends_the_training_wi
     config = msgspec.structs.replace(LEAST, validate=False, batch_size=2, epochs=3)
     with pytest.raises(StepFailed, match="the gradient's norm is nan") as caught:
         train(config, tmp_path)
-    assert "epoch 1, step " in caught.value.where and "train_00003" in caught.value.where
+    assert "epoch 1, step " in caught.value.location and "train_00003" in caught.value.location
     assert all(bool(torch.isfinite(value).all()) for value in taggers[0].state_dict().values())
     assert not (tmp_path / "result.json").exists()
 

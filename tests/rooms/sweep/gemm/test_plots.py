@@ -116,7 +116,7 @@ def test_a_file_that_is_no_table_is_an_error_with_its_name(tmp_path: Path) -> No
     (tmp_path / "timeline.csv").write_text("")
     with pytest.raises(BadDataError) as error:
         draw_plots(tmp_path, NO_TRACES)
-    assert "timeline.csv" in str(error.value.where)
+    assert "timeline.csv" in str(error.value.location)
 
 
 def test_what_a_single_trace_does_not_say_is_unknown_on_the_axes_and_not_0_or_minus_1(

@@ -51,7 +51,7 @@ def test_a_bad_line_is_named_with_its_number(tmp_path, line):
     (tmp_path / "t.conf").write_text(f"# head\n{line}\n")
     with pytest.raises(BadDataError) as caught:
         read_rows(tmp_path / "t.conf")
-    assert str(caught.value.where).endswith("t.conf:2")
+    assert str(caught.value.location).endswith("t.conf:2")
 
 
 def test_no_file_is_missing(tmp_path):

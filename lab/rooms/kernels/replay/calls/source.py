@@ -41,7 +41,7 @@ def read_plan(
     if not ops:
         raise BadDataError(
             "the trace holds no ops, so the ops that launched its kernels are unknown",
-            where=trace,
+            location=trace,
             fix="record CPU and CUDA activities together, with record_shapes",
         )
     nodes = read_execution_trace(execution_trace) if execution_trace else {}
@@ -85,7 +85,7 @@ def _check_of_one_run(book: SignatureBook, execution_trace: Path | None) -> None
     if not any(signature.args is not None for signature in book.signatures):
         raise BadDataError(
             "no op of the trace joins a node of the execution trace: they are of different runs",
-            where=execution_trace,
+            location=execution_trace,
             fix="give the execution trace that was recorded together with this trace",
         )
 

@@ -75,7 +75,7 @@ def decode_trace(trace: Path) -> Document:
     except msgspec.DecodeError as error:
         raise BadDataError(
             f"not a readable Kineto trace: {error}",
-            where=trace,
+            location=trace,
             fix="name a trace that torch.profiler wrote; record it again if it is truncated",
         ) from error
 

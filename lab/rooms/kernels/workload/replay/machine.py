@@ -19,11 +19,11 @@ def read_replay_plan(path: Path) -> ReplayPlan:
     try:
         plan = msgspec.json.decode(read_json_bytes(path, "replay plan"), type=ReplayPlan)
     except msgspec.DecodeError as error:
-        raise BadDataError(f"not a replay plan: {error}", where=path) from error
+        raise BadDataError(f"not a replay plan: {error}", location=path) from error
     if plan.version != PLAN_VERSION:
         raise BadDataError(
             f"the replay plan has version {plan.version}, this lab reads {PLAN_VERSION}",
-            where=path,
+            location=path,
             fix="make the replay again with this version of lab",
         )
     return plan

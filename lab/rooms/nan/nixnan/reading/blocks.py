@@ -80,7 +80,7 @@ class Blocks:
         except broken as error:
             raise BadDataError(
                 f"the compressed log is broken: {error}",
-                where=path,
+                location=path,
                 fix="copy it again, or inflate what can be with zcat",
             ) from error
         if not stream.eof:

@@ -43,7 +43,7 @@ def gather(path: Path, progress: Progress | None = None) -> Gathered:
     if not path.exists():
         raise not_here("no such log", path)
     if not path.is_file():
-        raise MissingError("this is a folder, not a log", where=path)
+        raise MissingError("this is a folder, not a log", location=path)
     return _Reader(path, progress).read()
 
 

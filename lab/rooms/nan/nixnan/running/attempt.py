@@ -74,7 +74,7 @@ def start(job: Job, mode: str, line_info: bool) -> Attempt:
         try:
             child = subprocess.Popen(words, cwd=job.out, env=child_env(job, mode, line_info, log))
         except OSError as error:
-            raise EngineError(f"cannot start the command: {error.strerror}", where=words[0]) from error
+            raise EngineError(f"cannot start the command: {error.strerror}", location=words[0]) from error
         attempt.ended = follow(child, log, job.config, stop)
     attempt.exit_code, attempt.seconds = child.returncode, round(time.monotonic() - began, 3)
     attempt.log_bytes = log.stat().st_size if log.exists() else 0

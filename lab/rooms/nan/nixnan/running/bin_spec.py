@@ -21,7 +21,7 @@ def read_bin_spec(path: Path) -> str:
     except FileNotFoundError as error:
         raise not_here("no such bin specification", path) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the bin specification is not JSON: {error}", where=path) from error
+        raise ConfigError(f"the bin specification is not JSON: {error}", location=path) from error
     check_bin_spec(found, path)
     return text
 
@@ -29,15 +29,15 @@ def read_bin_spec(path: Path) -> str:
 def check_bin_spec(found: Any, path: Path) -> None:
     """{"count": n, "f16": [[low, high], ...], ...}: exponents in order. Raises ConfigError."""
     if not isinstance(found, dict) or not isinstance(found.get("count"), int):
-        raise ConfigError('a bin specification is {"count": n, "f16": [[low, high], ...]}', where=path)
+        raise ConfigError('a bin specification is {"count": n, "f16": [[low, high], ...]}', location=path)
     for name, bins in found.items():
         if name == "count":
             continue
         if name not in ("f16", "bf16", "f32", "f64") or not isinstance(bins, list):
             raise ConfigError(
-                f"{name!r} is not a type with a list of bins", where=path, fix="f16, bf16, f32 or f64"
+                f"{name!r} is not a type with a list of bins", location=path, fix="f16, bf16, f32 or f64"
             )
         for one in bins:
             good = isinstance(one, list) and len(one) == 2 and all(isinstance(end, int) for end in one)
             if not good or one[0] > one[1]:
-                raise ConfigError(f"{one!r} of {name} is not a range [low, high]", where=path)
+                raise ConfigError(f"{one!r} of {name} is not a range [low, high]", location=path)

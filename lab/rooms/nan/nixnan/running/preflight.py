@@ -57,7 +57,7 @@ def check_shared_object(path: Path) -> None:
             complaint = "is not built for x86-64"
     if complaint:
         raise UsageError(
-            f"NIXNAN_SO {complaint}", where=path, fix="name the nixnan.so that you built for this machine"
+            f"NIXNAN_SO {complaint}", location=path, fix="name the nixnan.so that you built for this machine"
         )
 
 
@@ -69,7 +69,7 @@ def find_tool(env: Mapping[str, str]) -> Path:
             if not path.is_file():
                 raise MissingError(
                     f"the file named in {name} does not exist",
-                    where=path,
+                    location=path,
                     fix="name the nixnan.so that you built",
                 )
             return path.resolve()
@@ -78,7 +78,7 @@ def find_tool(env: Mapping[str, str]) -> Path:
             return path.resolve()
     raise MissingError(
         "no nixnan.so: NIXNAN_SO is not set, and none in the known paths",
-        where=", ".join(KNOWN_PATHS),
+        location=", ".join(KNOWN_PATHS),
         fix="build it from parfloat/nixnan and name it in NIXNAN_SO",
     )
 
@@ -114,7 +114,7 @@ def preflight(tool: Path, env: Mapping[str, str]) -> Path:
     if injected and Path(injected).resolve() != tool:
         raise UsageError(
             "another tool is already injected into CUDA programs",
-            where=injected,
+            location=injected,
             fix="unset CUDA_INJECTION64_PATH: nsys, a sanitizer and nixnan exclude each other",
         )
     check_loads(tool, env)
@@ -138,7 +138,7 @@ def check_loads(tool: Path, env: Mapping[str, str]) -> None:
         why = words[-1] if words else f"ended with {done.returncode}"
         raise MissingError(
             f"the tool cannot be loaded: {why}",
-            where=tool,
+            location=tool,
             fix="build it against this machine's CUDA 12 and driver",
         )
 

@@ -65,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = msgspec.json.decode(Path(args.config).read_bytes(), type=NanConfig).nixnan
         return run(config, args.out, words[cut + 1 :], os.environ)
     except msgspec.DecodeError as error:
-        problem: LabError = BadDataError(f"invalid configuration: {error}", where=args.config)
+        problem: LabError = BadDataError(f"invalid configuration: {error}", location=args.config)
     except OSError as error:
-        problem = MissingError(f"cannot read: {error.strerror}", where=error.filename)
+        problem = MissingError(f"cannot read: {error.strerror}", location=error.filename)
     except LabError as error:
         problem = error
     print(f"{type(problem).__name__}: {problem}", file=sys.stderr)
@@ -102,14 +102,16 @@ def judge(attempts: Sequence[Attempt], out: Path) -> int:
     if last.ended == "log limit":
         raise StepFailed(
             "the log outgrew its limit and the program was stopped",
-            where=out / LOG,
+            location=out / LOG,
             fix="use fewer tokens, --sampling, --only-kernel or --max-errors",
         )
     if last.exit_code == 0 and not last.attached:
         ways = {"inject": "CUDA_INJECTION64_PATH", "preload": "LD_PRELOAD"}
         tried = " and ".join(ways[one.mode] for one in attempts)
         what = f"the tool was loaded but never attached (by {tried})"
-        raise EngineError(f"{what}: no GPU context in its log, nothing was checked", where=out / LOG, fix=FIX)
+        raise EngineError(
+            f"{what}: no GPU context in its log, nothing was checked", location=out / LOG, fix=FIX
+        )
     return last.exit_code if last.exit_code >= 0 else 128 - last.exit_code
 
 

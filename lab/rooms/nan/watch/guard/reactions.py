@@ -141,7 +141,7 @@ class Reactions:
             first = step.first
             assert first is not None
             raise NonFiniteError(
-                f"first bad number {first.place}", where=f"step {first.step}, stage {first.stage}"
+                f"first bad number {first.place}", location=f"step {first.step}, stage {first.stage}"
             )
         elif callable(self.on_bad):
             self.on_bad(step)

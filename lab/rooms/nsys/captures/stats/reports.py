@@ -38,7 +38,7 @@ def report(name: str, projection: Projection) -> Report:
     check_name(name)
     make, why_not, axes = REPORTS[name]
     if reason := why_not(projection.capture):
-        raise MissingError(f"{name}: {reason}", where=projection.capture.source)
+        raise MissingError(f"{name}: {reason}", location=projection.capture.source)
     made = make(name, projection)
     lost = bool(axes) and bound(projection.capture.lacks, *axes)
     return made.with_column("Bound", str(lost)) if lost else made

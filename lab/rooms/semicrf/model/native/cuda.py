@@ -78,7 +78,7 @@ def available() -> str | None:
         cuda_driver.driver()
         cuda_driver.architecture(cuda_driver.nvrtc(path), torch.cuda.get_device_capability())
     except LabError as error:
-        return error.what
+        return error.problem
     return None
 
 

@@ -218,7 +218,7 @@ def driver() -> ctypes.CDLL:
         return ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise MissingError(
-            f"the NVIDIA driver's library does not load: {error}", where="libcuda.so.1"
+            f"the NVIDIA driver's library does not load: {error}", location="libcuda.so.1"
         ) from error
 
 
@@ -228,7 +228,7 @@ def check_status(status: int, what: str = "") -> None:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(status, ctypes.byref(text))
         reason = (text.value or b"unknown error").decode()
-        raise GpuError(f"CUDA error {status}: {reason}", where=what or None, fix="backend='torch'")
+        raise GpuError(f"CUDA error {status}: {reason}", location=what or None, fix="backend='torch'")
 
 
 @functools.cache
@@ -277,7 +277,7 @@ def nvrtc(path: Path) -> ctypes.CDLL:
         found = ctypes.CDLL(str(path))
     except OSError as error:
         raise MissingError(
-            f"NVRTC does not load: {error}", where=path, fix=f"name another in LAB_NVRTC; {TORCH}"
+            f"NVRTC does not load: {error}", location=path, fix=f"name another in LAB_NVRTC; {TORCH}"
         ) from error
     found.nvrtcGetErrorString.restype = ctypes.c_char_p
     return found
@@ -357,7 +357,7 @@ def compile_now(library: ctypes.CDLL, path: Path, source: str, options: list[str
             text = log_bytes.decode(errors="replace").strip("\0")[-4000:]
             raise MissingError(
                 f"NVRTC does not compile the kernels: {reason}\n{text}",
-                where=f"{path} {' '.join(options)}",
+                location=f"{path} {' '.join(options)}",
                 fix=f"name another NVRTC in LAB_NVRTC; {TORCH}",
             )
         return read_out(library, "PTX" if "compute_" in options[0] else "CUBIN", program)

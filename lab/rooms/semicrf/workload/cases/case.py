@@ -83,11 +83,11 @@ class Case:
         try:
             with zipfile.ZipFile(path) as archive:
                 if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
-                    raise BadDataError("a case of more than 1 GiB when unpacked", where=path)
+                    raise BadDataError("a case of more than 1 GiB when unpacked", location=path)
             with np.load(path, allow_pickle=False) as arrays:
                 return cls(**{field.name: torch.from_numpy(arrays[field.name]) for field in fields(cls)})
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            raise BadDataError(f"not a semi-CRF case: {error}", where=path) from error
+            raise BadDataError(f"not a semi-CRF case: {error}", location=path) from error
 
 
 def poison_free_memory(device: torch.device, amount_bytes: int = 256 << 20) -> None:

@@ -18,7 +18,7 @@ def _read_jsonl(path: Path) -> Iterator[Utterance]:
     if not path.is_file():
         raise MissingError(
             "no such file",
-            where=path,
+            location=path,
             fix="make it with: lab run semicrf preprocess --timit-dir ... --output-dir ...",
         )
     with path.open("rb") as file:
@@ -35,7 +35,7 @@ def _utterance(line: bytes, where: str) -> Utterance:
         segments = tuple((index(s), index(e), index(c)) for s, e, c in row["segments"])  # 5.9 is no frame
         name, speaker = str(row["utterance_id"]), str(row["speaker_id"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise BadDataError(f"not an utterance: {type(error).__name__}: {error}", where=where) from error
+        raise BadDataError(f"not an utterance: {type(error).__name__}: {error}", location=where) from error
     tiles = [0, *(end for _, end, _ in segments)]
     if (
         features.ndim != 2
@@ -43,13 +43,15 @@ def _utterance(line: bytes, where: str) -> Utterance:
         or [s[0] for s in segments] != tiles[:-1]
         or tiles[-1] != len(features)
     ):
-        raise BadDataError("the segments do not tile the frames", where=where)
+        raise BadDataError("the segments do not tile the frames", location=where)
     if not features.size:
-        raise BadDataError("its frames have no features", where=where)
+        raise BadDataError("its frames have no features", location=where)
     if any(end <= start or label < 0 for start, end, label in segments):
-        raise BadDataError("a segment is empty or its label is negative", where=where)
+        raise BadDataError("a segment is empty or its label is negative", location=where)
     if not np.isfinite(features).all():
         t, d = np.argwhere(~np.isfinite(features))[0].tolist()
         what = f"frame {t}, feature {d} is {features[t, d]} in float32"
-        raise BadDataError(what, where=where, fix="leave the utterance out: it would spoil all by their mean")
+        raise BadDataError(
+            what, location=where, fix="leave the utterance out: it would spoil all by their mean"
+        )
     return Utterance(name, speaker, features, segments)

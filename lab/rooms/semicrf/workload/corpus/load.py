@@ -34,7 +34,7 @@ def load_corpus(config: TrainConfig) -> Corpus:
                 if config.fixed_length
                 else "every split needs utterances"
             )
-            raise BadDataError(f"no utterance is left in the {split} split", where=config.data, fix=todo)
+            raise BadDataError(f"no utterance is left in the {split} split", location=config.data, fix=todo)
     return corpus
 
 
@@ -58,10 +58,10 @@ def phones_of(path: Path) -> tuple[str, ...]:
     try:
         phones = msgspec.json.decode(path.read_bytes(), type=Mapping).phones_39
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadDataError(f"unreadable phones: {error}", where=path) from error
+        raise BadDataError(f"unreadable phones: {error}", location=path) from error
     twice = {phone for phone in phones if phones.count(phone) > 1}
     if twice:
-        raise BadDataError(f"phones_39 has {', '.join(sorted(twice))} twice", where=path)
+        raise BadDataError(f"phones_39 has {', '.join(sorted(twice))} twice", location=path)
     return phones
 
 
@@ -73,11 +73,11 @@ def reject_unlike(utterances: list[Utterance], phones: int, folder: Path) -> Non
         features, first = one.features.shape[1], utterances[0].features.shape[1]
         if features != first:
             text = f"utterance {one.name} has {features} features per frame, the first {first}"
-            raise BadDataError(text, where=folder)
+            raise BadDataError(text, location=folder)
         highest = max(label for _, _, label in one.segments)
         if highest >= phones:
             text = f"utterance {one.name} has the label {highest}, and there are {phones} phones"
-            raise BadDataError(text, where=folder, fix="phone_mapping.json beside it names them")
+            raise BadDataError(text, location=folder, fix="phone_mapping.json beside it names them")
 
 
 def from_timit(folder: Path) -> Corpus:
@@ -94,7 +94,7 @@ def from_timit(folder: Path) -> Corpus:
 
 def _with_dev(train: list[Utterance], test: list[Utterance], phones: tuple[str, ...], origin: str) -> Corpus:
     if not train:
-        raise BadDataError("no utterance in the training set", where=origin)
+        raise BadDataError("no utterance in the training set", location=origin)
     speakers = sorted({u.speaker for u in train})
     held_out = set(speakers[:: max(2, min(10, len(speakers)))]) if len(speakers) > 1 else set()
     dev = [u for u in train if u.speaker in held_out]

@@ -46,13 +46,13 @@ def read_phones(path: Path) -> list[tuple[int, int, int]]:
             start, end, phone = int(words[0]), int(words[1]), FOLDING[words[2].lower()]
         except (IndexError, ValueError, KeyError) as error:
             raise BadDataError(
-                f"not a line `start end phone` of TIMIT: {line!r}", where=f"{path}:{number}"
+                f"not a line `start end phone` of TIMIT: {line!r}", location=f"{path}:{number}"
             ) from error
         if end <= start or (found and start < found[-1][1]):
-            raise BadDataError("segments overlap or end before they start", where=f"{path}:{number}")
+            raise BadDataError("segments overlap or end before they start", location=f"{path}:{number}")
         found.append((start, end, PHONES_39.index(phone)))
     if not found:
-        raise BadDataError("no segment in this file", where=path)
+        raise BadDataError("no segment in this file", location=path)
     return found
 
 
@@ -64,11 +64,11 @@ def frames_of(phones: list[tuple[int, int, int]], frames: int, where: Path) -> l
     segments.
     """
     if not frames:
-        raise BadDataError("the sound is shorter than one window", where=where)
+        raise BadDataError("the sound is shorter than one window", location=where)
     if phones[-1][0] >= frames * HOP:
         raise BadDataError(
             f"its last phone starts at sample {phones[-1][0]}, and the sound has fewer than {frames * HOP}",
-            where=where,
+            location=where,
             fix="copy the sound again: it is cut off, or another sentence's",
         )
     edges = [0, *(round(end / HOP) for _, end, _ in phones[:-1]), frames]

@@ -31,13 +31,13 @@ def read_split(
     root = _child(folder, split)
     if root is None:
         raise MissingError(
-            f"no folder {split}", where=folder, fix="name the folder that holds TRAIN and TEST"
+            f"no folder {split}", location=folder, fix="name the folder that holds TRAIN and TEST"
         )
     phn = sorted(
         p for p in root.rglob("*") if p.suffix.lower() == ".phn" and not p.stem.lower().startswith("sa")
     )
     if not phn:
-        raise MissingError("no .PHN file below this folder", where=root)
+        raise MissingError("no .PHN file below this folder", location=root)
     for path in phn:
         samples = read_sound(_sound_beside(path))
         features = mfcc(samples, n_mfcc) if feature_type == "mfcc" else log_mel(samples, n_mels)
@@ -56,7 +56,7 @@ def _sound_beside(path: Path) -> Path:
     for name in (f"{path.stem}{end}" for end in (".WAV", ".wav", ".Wav", ".WAV.wav", ".wav.wav")):
         if (path.parent / name).exists():
             return path.parent / name
-    raise MissingError("no WAV file beside this .PHN file", where=path)
+    raise MissingError("no WAV file beside this .PHN file", location=path)
 
 
 def _child(folder: Path, name: str) -> Path | None:

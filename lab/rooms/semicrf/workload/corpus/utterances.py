@@ -68,7 +68,7 @@ def normalised(corpus: Corpus) -> Corpus:
     if not np.isfinite(deviation).all():
         d = int(np.isfinite(deviation).argmin())
         text = f"feature {d} is too large: the training set's deviation is {deviation[d]} in float32"
-        raise BadDataError(text, where=corpus.origin, fix="scale the features to a moderate size")
+        raise BadDataError(text, location=corpus.origin, fix="scale the features to a moderate size")
 
     def scaled(utterances: list[Utterance]) -> list[Utterance]:
         return [

@@ -54,7 +54,7 @@ def _groups(data: SweepData, *, keep_odd_steps: bool) -> pd.DataFrame:
     if chosen.empty:
         raise MissingError(
             "no GEMM in these traces was launched by a recorded op",
-            where=data.folder,
+            location=data.folder,
             fix="record the traces with record_shapes=True, and the CPU side too",
         )
     key = [*KEY, "rank", *GROUP]

@@ -47,7 +47,7 @@ def run(path: Path, out: Path, cwd: str | None) -> int:
     except OSError as error:
         raise MissingError(
             f"the command cannot be started: {error}",
-            where=cwd,
+            location=cwd,
             fix="check the program and the folder",
         ) from error
     if not [*out.glob("bits_rank*.jsonl")]:

@@ -153,7 +153,7 @@ def test_a_broken_trace_is_an_error_in_words(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(BadDataError) as caught:
         read_plan(path)
-    assert caught.value.where == str(path)
+    assert caught.value.location == str(path)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_broken_execution_trace_is_an_error_in_words(tmp_path, content):
     (tmp_path / "et.json").write_bytes(content)
     with pytest.raises(BadDataError) as caught:
         read_plan(trace, tmp_path / "et.json")
-    assert caught.value.where == str(tmp_path / "et.json")
+    assert caught.value.location == str(tmp_path / "et.json")
 
 
 def test_a_missing_trace_is_missing(tmp_path):

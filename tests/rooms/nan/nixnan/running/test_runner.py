@@ -79,7 +79,7 @@ def test_a_tool_that_never_attached_is_an_error_with_its_cure_and_no_clean_run(t
     (tmp_path / "idle.py").write_text("print('no GPU used')")
     with pytest.raises(EngineError, match="never attached") as caught:
         runner.run(NixnanConfig(), tmp_path / "out", idle, env)
-    assert "CUDA_INJECTION64_PATH and LD_PRELOAD" in caught.value.what and "--attach inject" in str(
+    assert "CUDA_INJECTION64_PATH and LD_PRELOAD" in caught.value.problem and "--attach inject" in str(
         caught.value.fix
     )
     assert [one["mode"] for one in record(tmp_path)["attempts"]] == ["inject", "preload"]

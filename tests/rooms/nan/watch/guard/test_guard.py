@@ -51,7 +51,7 @@ def test_raise_comes_before_the_update_and_leaves_the_weights_finite():
     model = small()
     with pytest.raises(NonFiniteError, match=r"0\.weight") as caught:
         steps_of(model, nan.guard(model, on_bad="raise"), bad_gradient)
-    assert "step 2" in str(caught.value.where) and isinstance(caught.value, FloatingPointError)
+    assert "step 2" in str(caught.value.location) and isinstance(caught.value, FloatingPointError)
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 
@@ -188,7 +188,7 @@ def test_a_reaction_on_a_gpu_comes_before_the_update(monkeypatch):
     model = small()
     with pytest.raises(NonFiniteError, match=r"0\.weight") as caught:
         steps_of(model, guard_as_on_a_gpu(model, on_bad="raise"), bad_gradient)
-    assert "step 2" in str(caught.value.where)
+    assert "step 2" in str(caught.value.location)
     assert all(torch.isfinite(weight).all() for weight in model.parameters())
 
 

@@ -93,7 +93,7 @@ def test_an_error_of_the_driver_has_its_words_and_the_kernels_name(monkeypatch):
     cuda_driver.check_status(0)
     with pytest.raises(GpuError, match="CUDA error 700: an illegal memory access") as told:
         cuda_driver.check_status(700, "messages")
-    assert told.value.where == "messages"
+    assert told.value.location == "messages"
 
 
 def test_what_is_not_a_library_is_an_error(tmp_path):
@@ -152,7 +152,7 @@ def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, capabil
     try:
         known = cuda_driver.architecture(cuda_driver.nvrtc(path), capability)
     except MissingError as error:
-        pytest.skip(error.what)
+        pytest.skip(error.problem)
     if known.rpartition("_")[2] != target.rpartition("_")[2]:
         pytest.skip(f"this NVRTC is older than {target}")
     defines = native_cuda.defines(dtype, native_cuda.SIZES.padded(labels), native_cuda.SIZES)

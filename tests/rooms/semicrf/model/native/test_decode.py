@@ -679,7 +679,7 @@ def test_nvrtc_compiles_the_kernels_without_a_gpu(monkeypatch, tmp_path, labels,
     try:
         known = cuda_driver.architecture(cuda_driver.nvrtc(path), capability)
     except MissingError as error:
-        pytest.skip(error.what)
+        pytest.skip(error.problem)
     sizes = decode_cuda.SIZES
     target = f"compute_{known.rpartition('_')[2]}"
     defines = native_cuda.defines(dtype, sizes.padded(labels), sizes)
