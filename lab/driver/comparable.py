@@ -35,7 +35,8 @@ def same_cpu(run: Run) -> None:
     if any(name in recorded and recorded[name] != host[name] for name in ("machine", "cpu")):
         raise UsageError(
             "this run began on another machine, and its results would not be comparable with new ones",
-            location=f"then {recorded.get('name')} ({recorded.get('cpu')}), now {host['name']} ({host['cpu']})",
+            location=f"{recorded.get('name')} ({recorded.get('cpu')}) then, "
+            f"{host['name']} ({host['cpu']}) now",
             fix="continue it there, or start a new run here",
         )
 

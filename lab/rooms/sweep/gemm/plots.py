@@ -55,7 +55,7 @@ def read_table(path: Path) -> pd.DataFrame:
         # An empty algorithm or protocol is the library's own choice, and no missing value.
         raw: pd.DataFrame = pd.read_csv(path)
         words = raw.reindex(columns=_LINE[1:]).astype(object)
-        table: pd.DataFrame = raw.assign(**words.where(words.notna(), ""))
+        table = pd.DataFrame(raw.assign(**words.where(words.notna(), "")))
     except (ValueError, pd.errors.ParserError) as error:
         raise BadDataError(
             f"not a CSV table: {error}", location=path, fix="write it again with lab gemm all --fresh"
