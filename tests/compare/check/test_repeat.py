@@ -33,9 +33,12 @@ import json, os, random, sys
 trace = json.load(open("template.json"))
 random.seed(os.path.basename(sys.argv[1]) + os.getcwd())
 own = float(open("scale").read()) * random.uniform(1 - NOISE, 1 + NOISE)
+free_us = 0  # a stream runs one kernel after the other
 for event in trace["traceEvents"]:
     if event["cat"] == "kernel":
         event["dur"] *= own * random.uniform(0.9995, 1.0005)
+        event["ts"] = max(event["ts"], free_us)
+        free_us = event["ts"] + event["dur"]
 assert sys.argv[1] == os.environ["LAB_CHECK_OUT"]
 json.dump(trace, open(sys.argv[1], "w"))
 """

@@ -55,7 +55,7 @@ def read_table(path: Path) -> pd.DataFrame:
         # An empty algorithm or protocol is the library's own choice, and no missing value.
         raw: pd.DataFrame = pd.read_csv(path)
         words = raw.reindex(columns=_LINE[1:]).astype(object)
-        table = pd.DataFrame(raw.assign(**words.where(words.notna(), "")))
+        table: pd.DataFrame = raw.assign(**words.where(words.notna(), ""))
     except (ValueError, pd.errors.ParserError) as error:
         raise BadDataError(
             f"not a CSV table: {error}", location=path, fix="write it again with lab gemm all --fresh"
@@ -67,7 +67,9 @@ def settings_of(table: pd.DataFrame, traces: pd.DataFrame) -> pd.DataFrame:
     """Setting and rank of every row of `table` and of every trace that was read."""
     columns = [*SETTING, "rank"]
     parts = [part.reindex(columns=columns) for part in (table, traces) if len(part)]
-    return pd.concat(parts).drop_duplicates() if parts else pd.DataFrame(columns=columns)
+    joined: pd.DataFrame = pd.concat(parts) if parts else pd.DataFrame(columns=columns)
+    settings: pd.DataFrame = joined.drop_duplicates()
+    return settings
 
 
 def _by(knob: str) -> Callable[[pd.DataFrame, pd.DataFrame], Figure]:
