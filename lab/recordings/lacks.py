@@ -21,8 +21,8 @@ Verdict = Literal["complete", "lossy", "unknown"]
 AXES: tuple[Axis, ...] = ("gpu", "host", "ops")
 # Rows that cannot stand as they are: clocks that differ, rows that outlast their successor, without a name,
 # there twice, without a time. How many are lost cannot be known.
-CONTRADICTIONS = ("K", "O", "U", "W", "Z")
-EXCESSES = ("O", "W")  # of these, the ones that make times too long and counts too high
+CONTRADICTIONS = ("K", "P", "U", "W", "Z")
+EXCESSES = ("P", "W")  # of these, the ones that make times too long and counts too high
 
 
 class Lack(msgspec.Struct, frozen=True, omit_defaults=False):

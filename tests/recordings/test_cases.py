@@ -42,7 +42,7 @@ def rule(capture: Capture, letter: str):
 )
 def test_a_row_that_outlasts_its_successor_makes_times_a_bound(name):
     capture, truth = capture_of(name), TRUTH["overrun"][name]
-    (lack,) = rule(capture, "O")
+    (lack,) = rule(capture, "P")
     assert lack.n == truth["rows_that_outlast_the_next"]
     assert capture.verdict == "unknown" and holes(capture.lacks) == [lack]
     assert bound(capture.lacks, "gpu") == "at most"

@@ -1,4 +1,4 @@
-"""What a GPU cannot have done: rules K, O, U, W and Z of each process, whether calls were recorded or not.
+"""What a GPU cannot have done: rules K, P, U, W and Z of each process, whether calls were recorded or not.
 
 Each rule takes the evidence, a process, its rows of `ops` and of `api`, and answers with findings.
 """
@@ -27,7 +27,7 @@ _CALL_IDENTITY = ("start_ns", "end_ns", "pid", "tid", "corr", "name_id")
 
 
 def _stream_order(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
-    """Rule O: rows that end after a later row of their stream has ended.
+    """Rule P: rows that end after a later row of their stream has ended.
 
     A stream runs one row after the other: rows may begin before their predecessor ended (programmatic
     dependent launch), but not end before it. 0 of 20,000 dispatches of an MI350X and of 17 real traces do
@@ -54,7 +54,7 @@ def _stream_order(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) 
         f"{count:,} of {plural(len(ops), 'GPU row')} end after a later row of their stream has ended, which "
         f"no stream does (the longest takes {excess_ns / 1e6:,.3f} ms): times are at most what is printed"
     )
-    return [Lack("gpu", "all", "O", process, count, len(ops), None, text, unknown=True)]
+    return [Lack("gpu", "all", "P", process, count, len(ops), None, text, unknown=True)]
 
 
 def _units(of: Evidence, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
