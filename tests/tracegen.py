@@ -38,16 +38,28 @@ class TraceWriter:
         return self.next_id
 
     def kernel(
-        self, name: str, ts_us: float, dur_us: float, *, op: int = 0, stream: int = 7, **args: Any
+        self,
+        name: str,
+        ts_us: float,
+        dur_us: float,
+        *,
+        op: int = 0,
+        stream: int = 7,
+        call_us: float | None = None,
+        **args: Any,
     ) -> int:
-        """A kernel launched at ts_us - 5 by op (0: its launch was not recorded); returns its correlation."""
+        """A kernel that op launched at call_us (0: the launch was not recorded); returns its correlation.
+
+        An op owns the launch only if it is open at call_us.
+        """
+        call_us = ts_us - 5 if call_us is None else call_us
         self.next_id += 1
         correlation = self.next_id
         known: dict[str, Any] = {"device": 0, "stream": stream, "correlation": correlation}
         if op:
             call = "hipLaunchKernel" if self.vendor == "amd" else "cudaLaunchKernel"
             extra = {"stream": "0x0", "bytes": "12"} if self.vendor == "amd" else {}
-            self.event("cuda_runtime", call, ts_us - 5, 2, args={"correlation": correlation, **extra})
+            self.event("cuda_runtime", call, call_us, 2, args={"correlation": correlation, **extra})
             known |= {"External id": op, "grid": [8, 1, 1], "block": [256, 1, 1]}
         elif self.vendor == "amd":
             known["kind"] = "Dispatch Kernel"

@@ -20,7 +20,7 @@ from tests.tracegen import BASE_NS, TraceWriter
 def test_gemms_carry_shape_step_and_the_union_of_their_kernels_and_fills(tmp_path):
     writer = two_steps()
     op = writer.gemm(4, 5, 6, 2000, 10)
-    writer.kernel("splitk_reduce", 2005, 10, op=op)
+    writer.kernel("splitk_reduce", 2005, 10, op=op, call_us=1997)
     fill = {"External id": op, "device": 0, "stream": 7, "correlation": -1}
     writer.event("gpu_memset", "Memset", 1900, 50, args=fill, pid=0, tid=7)
     writer.event("gpu_memset", "Memset", 2010, 7, args=fill, pid=0, tid=7)  # 2 us beyond the kernels' end

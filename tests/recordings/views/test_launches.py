@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
+from lab.recordings.owners import innermost
 from lab.recordings.tables import Table
 from tests.recordings.views.made import read, two_steps
 
@@ -53,9 +54,9 @@ def test_the_innermost_op_is_the_shortest_one_around(tree, asked):
     for time in asked:
         around = [(end - start, row) for row, (start, end) in enumerate(rows) if start <= time <= end]
         plain.append(min(around)[0] if around else None)
-    found = views.innermost(ops, nothing, nothing, at)
+    found = innermost(ops, nothing, nothing, at)
     assert [int(ends[row] - starts[row]) if row >= 0 else None for row in found] == plain
-    assert (views.innermost(ops, nothing + 1, nothing, at) == -1).all()
+    assert (innermost(ops, nothing + 1, nothing, at) == -1).all()
 
 
 H200 = {

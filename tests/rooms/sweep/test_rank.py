@@ -30,7 +30,7 @@ def without_calls(events):
     [
         (list, "complete", "exact"),
         (without_a_kernel, "lossy", "busy at least, idle at most"),
-        (with_kernels_twice, "unknown", "not known"),
+        (with_kernels_twice, "unknown", "busy at most, idle at least"),
         (without_calls, "unknown", "not known"),
     ],
 )

@@ -86,7 +86,7 @@ class Summary:
     @property
     def has_bare_steps(self) -> bool:
         """Whether none of the GPU's operations is known to belong to any of the steps."""
-        return bool(self.steps and self.left_out[0]) and not self.gpus
+        return bool(self.steps and self.left_out[0]) and not self.classes
 
     def as_json(self) -> dict[str, Any]:
         """The figures; `bounds` says which of them are at least or at most what they say."""

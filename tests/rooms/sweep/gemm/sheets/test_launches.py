@@ -44,8 +44,8 @@ def test_a_subtree_holds_the_kernels_of_the_ops_inside_once(tmp_path):
     inner = writer.op("inner", 10, 20)
     writer.op("silent", 40, 50)
     deep = writer.op("deep", 50, 10)
-    for op, start in ((outer, 200), (inner, 205), (deep, 300)):
-        writer.kernel("k", start, 10, op=op)
+    for op, call, start in ((outer, 5, 200), (inner, 15, 205), (deep, 55, 300)):
+        writer.kernel("k", start, 10, op=op, call_us=call)
     found = launches(read_kineto(writer.write(tmp_path / "t.json")))
     names = found.trace.text(found.ops.name_id).tolist()
     assert dict(zip(names, found.direct_us.tolist(), strict=True)) == {"outer": 10, "inner": 10, "deep": 10}
