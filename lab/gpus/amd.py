@@ -1,12 +1,26 @@
-"""AMD GPUs by the KFD tree in /sys. LAB_SYS_ROOT and LAB_DEV_ROOT name another /sys and /dev."""
+"""AMD GPUs by the KFD tree in /sys, their state by hwmon or amd-smi.
+
+LAB_SYS_ROOT and LAB_DEV_ROOT name another /sys and /dev.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
+import statistics
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
+
+_NUMBER = re.compile(r"-?\d{1,12}(?:\.\d{1,6})?")
+_BDF = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]", re.IGNORECASE)
+_ANSWER_S, _MOST_BYTES = 20.0, 16 << 20
+State = dict[str, float | None]
 
 
 def amd_gpus(env: Mapping[str, str]) -> list[Gpu]:
@@ -25,9 +39,8 @@ def amd_gpus(env: Mapping[str, str]) -> list[Gpu]:
 
 def _gpu(index: int, minor: int, properties: dict[str, int], sys_root: Path, dev_root: Path) -> Gpu:
     device = sys_root / f"class/drm/renderD{minor}/device"
-    version = properties.get(
-        "gfx_target_version", 0
-    )  # 90402 is gfx942: two digits each of minor and stepping
+    # 90402 is gfx942: two digits each of minor and stepping.
+    version = properties.get("gfx_target_version", 0)
     arch = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}" if version else None
     memory, power = _read(device / "mem_info_vram_total"), _read_first(device / "hwmon", "hwmon*/power1_cap")
     unique = properties.get("unique_id", 0)
@@ -44,13 +57,13 @@ def _gpu(index: int, minor: int, properties: dict[str, int], sys_root: Path, dev
     )
 
 
-def amd_state(render_node: str | None, env: Mapping[str, str]) -> Callable[[], dict[str, float | None]]:
+def amd_state(render_node: str | None, env: Mapping[str, str]) -> Callable[[], State]:
     """A function that reads a GPU's present state (lab.gpus.meters.STATE) from the kernel's hwmon files.
 
     Raises GpuError if there are none. freq1 is the shader clock in Hz, freq2 the memory's, power1 in uW,
     temp2 the hottest spot (temp1: the edge) in mC; hwmon has no reasons for a lower clock.
     """
-    device = Path(env.get("LAB_SYS_ROOT", "/sys")) / f"class/drm/{Path(render_node or '-').name}/device"
+    device = _device(render_node, env)
     folder = next(iter(sorted((device / "hwmon").glob("hwmon*"))), None)
     if folder is None:
         raise GpuError("no hwmon files: clocks, power and temperature are unknown", location=device)
@@ -59,7 +72,7 @@ def amd_state(render_node: str | None, env: Mapping[str, str]) -> Callable[[], d
         reading = next((text for name in names if (text := _read(folder / name))), "")
         return int(reading) / scale if reading.lstrip("-").isdigit() else None
 
-    def read() -> dict[str, float | None]:
+    def read() -> State:
         return {
             "sm_clock_mhz": value(1e6, "freq1_input"),
             "mem_clock_mhz": value(1e6, "freq2_input"),
@@ -69,6 +82,85 @@ def amd_state(render_node: str | None, env: Mapping[str, str]) -> Callable[[], d
         }
 
     return read
+
+
+class AmdSmi:
+    """amd-smi, asked once for all GPUs; `reader` gives a function that reads one of them.
+
+    It is a Python program that takes a good part of a second: whoever asks often must look at the cost.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        """Raises GpuError where it is not installed, or does not answer."""
+        self._env = env
+        if shutil.which("amd-smi", path=env.get("PATH")) is None:
+            raise GpuError("amd-smi is not installed")
+        self._states = _states(env)
+        self._served: set[str] = set()
+
+    def reader(self, render_node: str | None) -> Callable[[], State]:
+        """A function that gives one GPU's present state. Raises GpuError if the tool does not list it."""
+        bdf = bus_of(render_node, self._env)
+        if bdf is None or bdf not in self._states:
+            raise GpuError(f"amd-smi lists no GPU at PCI address {bdf or 'unknown'}")
+        nothing: State = dict.fromkeys(("sm_clock_mhz", "mem_clock_mhz", "power_w", "temperature_c"))
+
+        def read() -> State:
+            if bdf in self._served:  # its state is known from before: all are asked again
+                self._served.clear()
+                try:
+                    self._states = _states(self._env)
+                except GpuError:
+                    self._states = {}
+            self._served.add(bdf)
+            return {**nothing, **self._states.get(bdf, {}), "throttle_bits": None}
+
+        return read
+
+
+def bus_of(render_node: str | None, env: Mapping[str, str]) -> str | None:
+    """The PCI address of a device node's GPU, in lower case; None if the kernel does not say."""
+    name = _device(render_node, env).resolve().name.lower()
+    return name if _BDF.fullmatch(name) else None
+
+
+def _states(env: Mapping[str, str]) -> dict[str, State]:
+    """By PCI address, from amd-smi's JSON: a list, or one under `gpu_data`, as newer versions write it."""
+    listed = _rows(_answer(["amd-smi", "list", "--json"], env))
+    metrics = ["amd-smi", "metric", "--clock", "--power", "--temperature", "--json"]
+    address = {row.get("gpu"): str(row.get("bdf", "")).lower() for row in listed}
+    states = {}
+    for row in _rows(_answer(metrics, env)):
+        bdf = address.get(row.get("gpu"), "")
+        if _BDF.fullmatch(bdf):
+            clock, power, heat = (_object(row.get(name)) for name in ("clock", "power", "temperature"))
+            states[bdf] = {
+                "sm_clock_mhz": _clock(clock, "gfx"),
+                "mem_clock_mhz": _clock(clock, "mem"),
+                "power_w": _first(power, "socket_power", "current_socket_power", "average_socket_power"),
+                "temperature_c": _first(heat, "hotspot", "junction", "edge"),
+            }
+    return states
+
+
+def _answer(words: list[str], env: Mapping[str, str]) -> Any:
+    """A tool's JSON, behind whatever it warns of before. Raises GpuError without one."""
+    try:
+        process = subprocess.run(
+            words, capture_output=True, timeout=_ANSWER_S, check=True, env=dict(env), stdin=subprocess.DEVNULL
+        )
+        text = process.stdout[:_MOST_BYTES].decode("utf-8", "replace")
+        begin = min((offset for mark in "[{" if (offset := text.find(mark)) >= 0), default=0)
+        return json.loads(text[begin:])
+    except (OSError, subprocess.SubprocessError) as error:
+        raise GpuError(f"{words[0]} failed: {type(error).__name__}") from error
+    except (ValueError, RecursionError) as error:
+        raise GpuError(f"the answer of {words[0]} is not JSON") from error
+
+
+def _device(render_node: str | None, env: Mapping[str, str]) -> Path:
+    """A GPU's folder in /sys, by its device node."""
+    return Path(env.get("LAB_SYS_ROOT") or "/sys") / f"class/drm/{Path(render_node or '-').name}/device"
 
 
 def _properties(path: Path) -> dict[str, int]:
@@ -85,3 +177,37 @@ def _read(path: Path) -> str | None:
 
 def _read_first(folder: Path, pattern: str) -> str | None:
     return next((text for path in sorted(folder.glob(pattern)) if (text := _read(path))), None)
+
+
+def _rows(answer: Any) -> list[dict[str, Any]]:
+    rows = answer.get("gpu_data") if isinstance(answer, dict) else answer
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _clock(clocks: dict[str, Any], kind: str) -> float | None:
+    """The median over the parts of a GPU (`gfx_0`, `gfx_1`, ...): each die of an MI300 has its own clock."""
+    parts = [
+        _number(_object(part).get("clk")) for name, part in clocks.items() if name.startswith(f"{kind}_")
+    ]
+    clocks_mhz = [value for value in parts if value is not None]
+    return statistics.median(clocks_mhz) if clocks_mhz else None
+
+
+def _first(values: dict[str, Any], *names: str) -> float | None:
+    return next((number for name in names if (number := _number(values.get(name))) is not None), None)
+
+
+def _number(value: Any) -> float | None:
+    """The number in `{"value": 131, "unit": "W"}`, `131` or `"131 W"`; None for `"N/A"`."""
+    if isinstance(value, dict):
+        value = value.get("value")
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        return float(value) if abs(value) < 1e12 else None
+    match = _NUMBER.search(value) if isinstance(value, str) else None
+    return float(match[0]) if match else None

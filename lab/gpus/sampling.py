@@ -23,8 +23,7 @@ from typing import Any
 from lab.core.files import write_atomic
 from lab.core.gpu import Gpu
 from lab.errors import GpuError, LabError
-from lab.gpus.amd import amd_state
-from lab.gpus.amd_tools import AmdTools
+from lab.gpus.amd import AmdSmi, State, amd_state
 from lab.gpus.meters import STATE, NvmlMeter
 
 INTERVAL_S = 0.25
@@ -142,22 +141,22 @@ def _readers(gpus: Sequence[Sequence[Any]]) -> tuple[list[tuple[int, str, Any]],
     """(place, uuid, function) of each GPU with sensors; the reasons of the others by UUID; by a tool?"""
     readers: list[tuple[int, str, Any]] = []
     reasons: dict[str, str] = {}
-    tools: list[AmdTools] = []
+    asked: list[AmdSmi] = []
     for place, (vendor, uuid, render_node) in enumerate(gpus):
         try:
             if vendor == "nvidia":
                 readers.append((place, uuid, NvmlMeter(uuid).state))
             else:
-                readers.append((place, uuid, _amd(render_node, tools)))
+                readers.append((place, uuid, _amd(render_node, asked)))
         except GpuError as error:
             reasons[uuid] = error.problem
-    return readers, reasons, bool(tools)
+    return readers, reasons, bool(asked)
 
 
-def _amd(render_node: str | None, tools: list[AmdTools]) -> Callable[[], dict[str, float | None]]:
-    """How to read an AMD GPU: the kernel's files, which cost nothing; a tool where they lack its clock.
+def _amd(render_node: str | None, asked: list[AmdSmi]) -> Callable[[], State]:
+    """How to read an AMD GPU: the kernel's files, which cost nothing; amd-smi where they lack its clock.
 
-    tools holds the tool once it was asked for. Raises GpuError with the reasons of both.
+    asked holds amd-smi once it was asked. Raises GpuError with the reasons of both.
     """
     try:
         read = amd_state(render_node, os.environ)
@@ -167,9 +166,9 @@ def _amd(render_node: str | None, tools: list[AmdTools]) -> Callable[[], dict[st
     except GpuError as error:
         reason = error.problem
     try:
-        if not tools:
-            tools.append(AmdTools(os.environ))
-        return tools[0].reader(render_node)
+        if not asked:
+            asked.append(AmdSmi(os.environ))
+        return asked[0].reader(render_node)
     except GpuError as error:
         raise GpuError(f"{reason}; {error.problem}") from error
 

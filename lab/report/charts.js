@@ -1,6 +1,7 @@
 // Charts: points with whiskers on two axes. Drag to zoom, double click to see all, legend to hide a series.
 const SVG = "http://www.w3.org/2000/svg";
 const SIZE = { height: 360, left: 74, right: 14, top: 12, bottom: 58 };
+const UP = SIZE.height - SIZE.top - SIZE.bottom;
 
 function node(name, attributes, parent, text) {
   const made = document.createElementNS(SVG, name);
@@ -11,9 +12,7 @@ function node(name, attributes, parent, text) {
 }
 
 function ticks(low, high, wanted) {
-  const raw = (high - low) / wanted;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw);
+  const step = niceStep(high - low, wanted);
   const found = [];
   for (let k = Math.ceil(low / step); k * step <= high; k++) found.push(Number((k * step).toPrecision(12)));
   return found;
@@ -32,8 +31,7 @@ class Chart {
     this.view = 0;
     this.hidden = new Set();
     this.zoomed = null;
-    this.tools = holder.appendChild(document.createElement("div"));
-    this.tools.className = "tools";
+    this.tools = made(holder, "div", "", "tools");
     this.svg = node("svg", { role: "img", "aria-label": holder.dataset.name }, holder);
     this.makeTools();
     this.listen();
@@ -41,31 +39,27 @@ class Chart {
     new ResizeObserver(() => requestAnimationFrame(() => this.fit())).observe(holder);
   }
 
-  button(text, pressed, act) {
-    const made = this.tools.appendChild(document.createElement("button"));
-    made.type = "button";
-    made.textContent = text;
-    if (pressed !== null) made.setAttribute("aria-pressed", pressed);
-    made.addEventListener("click", () => { act(made); this.draw(); });
-    return made;
+  button(text, act, pressed, kind = "") {
+    const control = button(this.tools, text, () => { act(control); this.draw(); }, kind);
+    if (pressed !== undefined) control.setAttribute("aria-pressed", pressed);
+    return control;
   }
 
   makeTools() {
     this.spec.series.forEach((series, at) => {
-      const made = this.button(series.name, true, (button) => {
+      const hide = (control) => {
         const shown = !this.hidden.delete(at) && this.hidden.add(at);
-        button.setAttribute("aria-pressed", !shown);
-      });
-      made.style.setProperty("--tone", `var(--${series.role})`);
-      made.className = "series";
+        control.setAttribute("aria-pressed", !shown);
+      };
+      this.button(series.name, hide, true, "series").style.setProperty("--tone", `var(--${series.role})`);
     });
     const choices = this.spec.views.length > 1 ? this.spec.views : [];
-    const buttons = choices.map((view, at) => this.button(view.y, at === 0, (button) => {
+    const buttons = choices.map((view, at) => this.button(view.y, (control) => {
       this.view = at;
       this.zoomed = null;
-      buttons.forEach((other) => other.setAttribute("aria-pressed", other === button));
-    }));
-    this.whole = this.button("show all", null, () => { this.zoomed = null; });
+      buttons.forEach((other) => other.setAttribute("aria-pressed", other === control));
+    }, at === 0));
+    this.whole = this.button("show all", () => { this.zoomed = null; });
   }
 
   points() {
@@ -96,7 +90,7 @@ class Chart {
     this.whole.disabled = !this.zoomed;
     this.svg.replaceChildren();
     const clip = `clip-${this.holder.dataset.name}`;
-    const area = { x: SIZE.left, y: SIZE.top, width: this.width - SIZE.left - SIZE.right, height: SIZE.height - SIZE.top - SIZE.bottom };
+    const area = { x: SIZE.left, y: SIZE.top, width: this.across, height: UP };
     node("rect", area, node("clipPath", { id: clip }, this.svg));
     this.axes();
     const inside = node("g", { "clip-path": `url(#${clip})` }, this.svg);
@@ -105,8 +99,10 @@ class Chart {
     this.frame = node("rect", { class: "frame", visibility: "hidden" }, this.svg);
   }
 
-  px(x) { const [a, b] = this.shown.x; return SIZE.left + (x - a) / (b - a) * (this.width - SIZE.left - SIZE.right); }
-  py(y) { const [a, b] = this.shown.y; return SIZE.height - SIZE.bottom - (y - a) / (b - a) * (SIZE.height - SIZE.top - SIZE.bottom); }
+  get across() { return this.width - SIZE.left - SIZE.right; }
+
+  px(x) { const [a, b] = this.shown.x; return SIZE.left + (x - a) / (b - a) * this.across; }
+  py(y) { const [a, b] = this.shown.y; return SIZE.height - SIZE.bottom - (y - a) / (b - a) * UP; }
 
   axes() {
     const bottom = SIZE.height - SIZE.bottom;
@@ -122,7 +118,7 @@ class Chart {
     for (const [x, text] of marks.filter((_, at) => at % every === 0)) {
       node("text", { x: this.px(x), y: bottom + 20, "text-anchor": "middle" }, this.svg, text);
     }
-    const middle = SIZE.left + (this.width - SIZE.left - SIZE.right) / 2;
+    const middle = SIZE.left + this.across / 2;
     node("text", { class: "label", x: middle, y: SIZE.height - 10, "text-anchor": "middle" }, this.svg, this.spec.x);
     const y = (SIZE.top + bottom) / 2;
     node("text", { class: "label", x: 16, y, "text-anchor": "middle", transform: `rotate(-90 16 ${y})` }, this.svg, this.spec.views[this.view].y);
@@ -141,10 +137,7 @@ class Chart {
     node("circle", { cx: at, cy: this.py(y), r: wide ? 5 : 3.2, class: wide ? "main" : "one" }, group);
   }
 
-  place(event) {
-    const box = this.svg.getBoundingClientRect();
-    return { x: (event.clientX - box.left) * this.width / box.width, y: (event.clientY - box.top) * SIZE.height / box.height };
-  }
+  place(event) { return placeOn(this.svg, event, this.width, SIZE.height); }
 
   listen() {
     let start = null;
@@ -166,9 +159,8 @@ class Chart {
   }
 
   zoom(from, to) {
-    const across = this.width - SIZE.left - SIZE.right, up = SIZE.height - SIZE.top - SIZE.bottom;
-    const x = (p) => this.shown.x[0] + (p - SIZE.left) / across * (this.shown.x[1] - this.shown.x[0]);
-    const y = (p) => this.shown.y[0] + (SIZE.height - SIZE.bottom - p) / up * (this.shown.y[1] - this.shown.y[0]);
+    const x = (p) => this.shown.x[0] + (p - SIZE.left) / this.across * (this.shown.x[1] - this.shown.x[0]);
+    const y = (p) => this.shown.y[0] + (SIZE.height - SIZE.bottom - p) / UP * (this.shown.y[1] - this.shown.y[0]);
     this.zoomed = { x: [x(Math.min(from.x, to.x)), x(Math.max(from.x, to.x))], y: [y(Math.max(from.y, to.y)), y(Math.min(from.y, to.y))] };
   }
 }

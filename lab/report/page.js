@@ -1,4 +1,30 @@
 "use strict";
+function made(parent, tag, words = "", kind = "") {
+  const element = parent.appendChild(document.createElement(tag));
+  element.textContent = words;
+  if (kind) element.className = kind;
+  return element;
+}
+
+function button(parent, words, act, kind = "") {
+  const element = made(parent, "button", words, kind);
+  element.type = "button";
+  element.addEventListener("click", act);
+  return element;
+}
+
+// Where an event is on an element that is drawn `width` by `height`.
+function placeOn(element, event, width, height) {
+  const box = element.getBoundingClientRect();
+  return { x: (event.clientX - box.left) * width / box.width, y: (event.clientY - box.top) * height / box.height };
+}
+
+// Of 1, 2 and 5 times a power of ten the least step that gives no more than `wanted` marks.
+function niceStep(span, wanted) {
+  const power = 10 ** Math.floor(Math.log10(span / wanted));
+  return [1, 2, 5, 10].map((f) => f * power).find((step) => step >= span / wanted);
+}
+
 // Sort a table by the header that was clicked, numbers by value, empty cells last either way.
 function sortBy(button) {
   const header = button.closest("th");

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 from markupsafe import Markup
 
-from lab.report.tables import cell_texts, is_numeric
+from lab.report.tables import cell_texts, column_of
 from lab.report.terminal import Heading, heading
 
 Status = Literal["ok", "warn", "fail"]
@@ -97,11 +97,11 @@ class Table:
         return min(len(self.frame), self.limit)
 
     def _column(self, values: pd.Series) -> Column:
-        cells, numeric = cell_texts(values), is_numeric(values)
+        column = column_of(values)
+        cells, numeric = cell_texts(column), column.is_numeric
         keys = [f"{value:.6g}" for value in values.astype(float)] if numeric else [""] * len(cells)
-        name = str(values.name)
         pills = [self.pills.get(cell, "") for cell in cells]
-        return Column(self.headings.get(name, heading(name)), numeric, cells, keys, pills)
+        return Column(self.headings.get(column.name, heading(column.name)), numeric, cells, keys, pills)
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,7 @@ class Chart:
     source: str
     names: Sequence[str] | None = None
     diagonal: bool = False
+    png: ClassVar[str] = ""  # the browser alone draws it
     kind: ClassVar[str] = "chart"
 
     @property

@@ -117,17 +117,8 @@ def _csv_cells(column: Column) -> list[Any]:
     ]
 
 
-def is_numeric(values: pd.Series) -> bool:
-    """Whether a column is to be set and sorted as numbers."""
-    return column_of(values).is_numeric
-
-
-def cell_texts(values: pd.Series) -> list[str]:
+def cell_texts(column: Column) -> list[str]:
     """The cells of a column as a reader sees them: decimals are the same down a column."""
-    return _cell_texts(column_of(values))
-
-
-def _cell_texts(column: Column) -> list[str]:
     cells = column.values.tolist()
     if not column.is_numeric:
         return [ABSENT if is_missing(value) or value == "" else str(value) for value in cells]
@@ -141,6 +132,6 @@ def terminal_table(frame: pd.DataFrame, *, width: int = 110) -> str:
     return lines_of(
         [one.name for one in columns],
         [one.is_numeric for one in columns],
-        [_cell_texts(one) for one in columns],
+        [cell_texts(one) for one in columns],
         width,
     )

@@ -4,7 +4,7 @@ const BRANCH = 4, LEVELS = 6; // a node stands for 16 nodes of the level below: 
 const INKS = ["#0072b2", "#d55e00", "#009e73", "#e69f00", "#56b4e9", "#cc79a7", "#8c6bb1", "#8a6d3b", "#c0504d", "#4f9d9d"];
 // What became of an operation, by the first word: red is slower, as in the waterfall.
 const CHANGES = { as: "computation", slower: "fail", faster: "ok", another: "communication", only: "memcpy" };
-const WORDS = { family: "class", op: "op", module: "module", phase: "phase", shapes: "shapes", source: "source", change: "change" };
+const WORDS = { name: "kernel", family: "class", op: "op", shapes: "shapes", module: "module", phase: "phase", source: "source", change: "change" };
 const NONE = 0xffffffff;
 
 async function numbers(text, Kind) {
@@ -14,27 +14,8 @@ async function numbers(text, Kind) {
   return new Kind(await new Response(stream).arrayBuffer());
 }
 
-function niceStep(span, wanted) {
-  const power = 10 ** Math.floor(Math.log10(span / wanted));
-  return [1, 2, 5, 10].map((f) => f * power).find((step) => step >= span / wanted);
-}
-
 function duration(us) {
   return us >= 1e6 ? `${(us / 1e6).toPrecision(4)} s` : us >= 1000 ? `${(us / 1000).toPrecision(4)} ms` : `${us.toPrecision(4)} µs`;
-}
-
-function made(parent, tag, words = "", kind = "") {
-  const element = parent.appendChild(document.createElement(tag));
-  element.textContent = words;
-  if (kind) element.className = kind;
-  return element;
-}
-
-function button(parent, words, act, kind = "") {
-  const element = made(parent, "button", words, kind);
-  element.type = "button";
-  element.addEventListener("click", act);
-  return element;
 }
 
 class Timeline {
@@ -162,17 +143,7 @@ class Timeline {
   paint() {
     this.dim = this.keys.length;
     this.toneOf = Uint8Array.from(this.keyOf, (key, kind) => (this.hits && !this.hits[kind] ? this.dim : key));
-    const tones = this.dim + 1, sums = new Float64Array(tones);
-    const settle = (level, node) => {
-      let most = -1, whole = 0;
-      for (let tone = 0; tone < tones; tone++) {
-        whole += sums[tone];
-        if (sums[tone] > 0 && (most < 0 || most === this.dim || (tone !== this.dim && sums[tone] > sums[most]))) most = tone;
-      }
-      level.tone[node] = Math.max(most, 0);
-      level.fill[node] = whole;
-      sums.fill(0);
-    };
+    const sums = new Float64Array(this.dim + 1);
     this.levels.forEach((level, depth) => {
       const below = this.levels[depth - 1];
       for (let row = 0; row < this.spec.rows.length; row++) {
@@ -182,7 +153,10 @@ class Timeline {
             if (below) sums[below.tone[below.offset[row] + child]] += below.fill[below.offset[row] + child];
             else { const at = this.first[row] + child; sums[this.toneOf[this.kind[at]]] += this.dur[at] + 0.01; }
           }
-          settle(level, node);
+          const [most, whole] = this.strongest(sums, 0, sums.length);
+          level.tone[node] = Math.max(most, 0);
+          level.fill[node] = whole;
+          sums.fill(0);
         }
       }
     });
@@ -195,9 +169,8 @@ class Timeline {
     const ways = ["family", "change", "op", "module", "phase"].filter((by) => this.kinds[by]);
     if (ways.length > 1) {
       const label = made(this.tools, "label", "colour by ");
-      const choice = made(label, "select");
+      const choice = made(label, "select", "", "by");
       for (const by of ways) choice.append(new Option(WORDS[by], by));
-      choice.className = "by";
       if (ways.includes(this.spec.by)) choice.value = this.spec.by;
       choice.addEventListener("change", () => this.colour(choice.value));
     }
@@ -237,17 +210,16 @@ class Timeline {
     this.key.textContent = "";
     this.keys.forEach((one, at) => {
       if (!one.used) return;
-      const entry = button(this.key, "", () => {
+      const words = one.name.length > 44 ? `${one.name.slice(0, 30)}…${one.name.slice(-12)}` : one.name;
+      const entry = button(this.key, words, () => {
         const on = entry.getAttribute("aria-pressed") !== "true";
         for (const other of this.key.children) other.setAttribute("aria-pressed", "false");
         entry.setAttribute("aria-pressed", String(on));
         this.light(on ? (kind) => this.keyOf[kind] === at : null, one.name);
-      }, "key");
+      });
       entry.title = one.name;
       entry.setAttribute("aria-pressed", "false");
       entry.style.setProperty("--tone", one.role ? `var(--${one.role})` : one.ink);
-      made(entry, "i");
-      entry.append(one.name.length > 44 ? `${one.name.slice(0, 30)}…${one.name.slice(-12)}` : one.name);
     });
   }
 
@@ -264,7 +236,7 @@ class Timeline {
         return undefined;
       }
     }
-    const hit = this.spec.texts.map(fits), columns = ["name", "op", "module", "phase", "shapes", "source", "change"].filter((name) => this.kinds[name]);
+    const hit = this.spec.texts.map(fits), columns = Object.keys(WORDS).filter((column) => column !== "family" && this.kinds[column]);
     return this.light((kind) => columns.some((name) => hit[this.kinds[name][kind]]), wanted);
   }
 
@@ -301,21 +273,20 @@ class Timeline {
 
   // Move, and where a bar would be too small to see, zoom, until the bar is in view.
   reveal(bar) {
-    const from = this.start[bar] * this.tick, to = from + this.dur[bar] * this.tick;
-    let span = this.shown[1] - this.shown[0];
+    const from = this.from(bar), to = from + this.lasts(bar);
+    let { span } = this;
     if ((to - from) / span < 0.005) span = Math.max((to - from) * 40, 200 * this.tick);
-    if (span !== this.shown[1] - this.shown[0] || from < this.shown[0] || to > this.shown[1]) this.show((from + to - span) / 2, (from + to + span) / 2);
-    const top = this.row[bar] * LANE.height, height = this.height - LANE.top - LANE.bottom;
+    if (span !== this.span || from < this.shown[0] || to > this.shown[1]) this.show((from + to - span) / 2, (from + to + span) / 2);
+    const top = this.row[bar] * LANE.height, height = this.bottom - LANE.top;
     if (top < this.plot.scrollTop || top + LANE.height > this.plot.scrollTop + height) this.plot.scrollTop = top - height / 2;
   }
 
   tellAll(bar) {
     const kind = this.kind[bar], list = made(this.told, "dl");
+    const columns = Object.keys(WORDS).filter((column) => column !== "change" || this.kinds.change);
     const rows = [
-      ["kernel", this.text(kind, "name")], ["class", this.text(kind, "family")], ["op", this.text(kind, "op")],
-      ["shapes", this.text(kind, "shapes")], ["module", this.text(kind, "module")], ["phase", this.text(kind, "phase")],
-      ["source", this.text(kind, "source")], ...(this.kinds.change ? [["against the other side", this.text(kind, "change")]] : []), ["row", this.spec.rows[this.row[bar]]],
-      ["start", `${(this.start[bar] * this.tick / 1000).toFixed(6)} ms`], ["duration", duration(this.dur[bar] * this.tick)],
+      ...columns.map((column) => [WORDS[column], this.text(kind, column)]), ["row", this.spec.rows[this.row[bar]]],
+      ["start", `${(this.from(bar) / 1000).toFixed(6)} ms`], ["duration", duration(this.lasts(bar))],
       ["launches like it", `${this.times[kind]}, ${duration(this.spent[kind] * this.tick)} in all`],
       ["all of this name", this.siblings(bar)],
     ];
@@ -345,7 +316,7 @@ class Timeline {
     const least = 20 * this.tick;
     if (to - from < least) [from, to] = [(from + to - least) / 2, (from + to + least) / 2];
     this.shown = [Math.max(from, this.whole[0]), Math.min(to, this.whole[1])];
-    if (this.shown[1] - this.shown[0] < least) this.shown = [...this.whole];
+    if (this.span < least) this.shown = [...this.whole];
     this.later();
   }
 
@@ -362,8 +333,11 @@ class Timeline {
     requestAnimationFrame(() => { this.waiting = false; this.draw(); });
   }
 
-  px(us) { return this.left + (us - this.shown[0]) / (this.shown[1] - this.shown[0]) * (this.width - this.left - LANE.right); }
-  us(px) { return this.shown[0] + (px - this.left) / (this.width - this.left - LANE.right) * (this.shown[1] - this.shown[0]); }
+  get span() { return this.shown[1] - this.shown[0]; }
+  get across() { return this.width - this.left - LANE.right; }
+  get bottom() { return this.height - LANE.bottom; }
+  px(us) { return this.left + (us - this.shown[0]) / this.span * this.across; }
+  us(px) { return this.shown[0] + (px - this.left) / this.across * this.span; }
   top(row) { return LANE.top + row * LANE.height - this.plot.scrollTop + (LANE.height - LANE.bar) / 2; }
 
   draw() {
@@ -385,14 +359,14 @@ class Timeline {
     if (!this.labelWidth) this.labelWidth = Math.min(LANE.label, this.spec.rows.reduce((most, label) => Math.max(most, pen.measureText(label).width), 0));
     this.left = 16 + Math.min(this.labelWidth, 0.36 * this.width);
     const from = Math.floor(this.plot.scrollTop / LANE.height);
-    this.visible = [from, Math.min(rows, Math.ceil((this.plot.scrollTop + this.height - LANE.top - LANE.bottom) / LANE.height))];
+    this.visible = [from, Math.min(rows, Math.ceil((this.plot.scrollTop + this.bottom - LANE.top) / LANE.height))];
     pen.save();
     pen.beginPath();
-    pen.rect(this.left, 0, this.width - this.left - LANE.right, this.height - LANE.bottom + 2);
+    pen.rect(this.left, 0, this.across, this.bottom + 2);
     pen.clip();
     this.bands();
     pen.beginPath();
-    pen.rect(this.left, LANE.top - 4, this.width - this.left - LANE.right, this.height - LANE.bottom - LANE.top + 6);
+    pen.rect(this.left, LANE.top - 4, this.across, this.bottom - LANE.top + 6);
     pen.clip();
     this.shades();
     for (let row = this.visible[0]; row < this.visible[1]; row++) this.bars(row);
@@ -405,30 +379,31 @@ class Timeline {
   }
 
   bands() {
-    const bottom = this.height - LANE.bottom;
+    const { pen, bottom } = this;
     this.spec.marks.forEach(([name, from, to], at) => {
       const left = Math.max(this.px(from), this.left), right = Math.min(this.px(to), this.width - LANE.right);
       if (right < this.left || left > this.width) return;
-      this.pen.globalAlpha = at % 2 ? 0.2 : 0.5;
-      this.pen.fillStyle = this.inks.rule;
-      this.pen.fillRect(left, LANE.top - 4, Math.max(right - left, 0.5), bottom - LANE.top + 4);
-      this.pen.globalAlpha = 1;
-      this.pen.fillStyle = this.inks.muted;
-      if (this.pen.measureText(name).width < right - left) {
-        this.pen.textAlign = "center";
-        this.pen.fillText(name, (left + right) / 2, LANE.top - 10);
+      pen.globalAlpha = at % 2 ? 0.2 : 0.5;
+      pen.fillStyle = this.inks.rule;
+      pen.fillRect(left, LANE.top - 4, Math.max(right - left, 0.5), bottom - LANE.top + 4);
+      pen.globalAlpha = 1;
+      pen.fillStyle = this.inks.muted;
+      if (pen.measureText(name).width < right - left) {
+        pen.textAlign = "center";
+        pen.fillText(name, (left + right) / 2, LANE.top - 10);
       }
     });
   }
 
   shades() {
-    this.pen.globalAlpha = 0.16;
-    this.pen.fillStyle = this.inks.fail;
+    const { pen } = this;
+    pen.globalAlpha = 0.16;
+    pen.fillStyle = this.inks.fail;
     for (const [row, from, to] of this.spec.shades) {
       if (to < this.shown[0] || from > this.shown[1] || row < this.visible[0] || row >= this.visible[1]) continue;
-      this.pen.fillRect(this.px(from), this.top(row) - (LANE.height - LANE.bar) / 2, Math.max(this.px(to) - this.px(from), 0.5), LANE.height);
+      pen.fillRect(this.px(from), this.top(row) - (LANE.height - LANE.bar) / 2, Math.max(this.px(to) - this.px(from), 0.5), LANE.height);
     }
-    this.pen.globalAlpha = 1;
+    pen.globalAlpha = 1;
   }
 
   // The first bar of a row at or past which `isBefore` no longer holds: ends that only grow can be searched.
@@ -441,8 +416,10 @@ class Timeline {
     return low;
   }
 
+  from(bar) { return this.start[bar] * this.tick; }
+  lasts(bar) { return this.dur[bar] * this.tick; }
   firstAfter(row, us) { return this.search(row, (bar) => this.reach[bar] * this.tick < us); }
-  firstBeyond(row, us) { return this.search(row, (bar) => this.start[bar] * this.tick <= us); }
+  firstBeyond(row, us) { return this.search(row, (bar) => this.from(bar) <= us); }
 
   // A bar that a pixel can show is drawn as it is; shorter ones add up in their pixel, which is as strong as it
   // is busy, and a node of the tree stands for all bars of its pixel.
@@ -450,7 +427,7 @@ class Timeline {
     const { pen, tones, start, dur, kind, toneOf, tick } = this, count = tones.length, top = this.top(row);
     const across = Math.ceil(this.width), begin = this.first[row], stop = this.firstBeyond(row, this.shown[1]);
     if (!this.filled || this.filled.length < across * count) this.filled = new Float32Array(across * count);
-    const filled = this.filled.fill(0), perUs = (this.width - this.left - LANE.right) / (this.shown[1] - this.shown[0]);
+    const filled = this.filled.fill(0), perUs = this.across / this.span;
     const zero = this.left - this.shown[0] * perUs, scale = tick * perUs, pixel = 1 / scale;
     const add = (at, tone, ticks) => {
       if (at >= 0 && at < across) filled[at * count + tone] += Math.max(ticks * scale, 0.01);
@@ -489,17 +466,22 @@ class Timeline {
     pen.fillText(name.length > fits ? `${name.slice(0, fits - 1)}…` : name, from, top + LANE.bar - 5);
   }
 
-  // A pixel has the colour with most time in it; what a search fits comes before what is dim.
+  // The tone with most time of those from an offset on, -1 without any, and the time of all; dim comes last.
+  strongest(times, offset, count) {
+    let most = -1, whole = 0;
+    for (let tone = 0; tone < count; tone++) {
+      const time = times[offset + tone];
+      if (!time) continue;
+      whole += time;
+      if (most < 0 || most === this.dim || (tone !== this.dim && time > times[offset + most])) most = tone;
+    }
+    return [most, whole];
+  }
+
   pixels(filled, count, top, across) {
     const { pen } = this;
     for (let pixel = 0; pixel < across; pixel++) {
-      let most = -1, whole = 0;
-      for (let tone = 0; tone < count; tone++) {
-        const here = filled[pixel * count + tone];
-        if (!here) continue;
-        whole += here;
-        if (most < 0 || most === this.dim || (tone !== this.dim && here > filled[pixel * count + most])) most = tone;
-      }
+      const [most, whole] = this.strongest(filled, pixel * count, count);
       if (most < 0) continue;
       const strong = 0.2 + 0.8 * Math.min(1, whole);
       pen.globalAlpha = most === this.dim ? 0.35 * strong : this.hits ? Math.max(0.7, strong) : strong;
@@ -511,10 +493,10 @@ class Timeline {
 
   outline() {
     if (this.chosen < 0) return;
-    const left = this.px(this.start[this.chosen] * this.tick), wide = this.dur[this.chosen] * this.tick * (this.px(1) - this.px(0));
-    this.pen.strokeStyle = this.inks.ink;
-    this.pen.lineWidth = 2;
-    this.pen.strokeRect(left - 1, this.top(this.row[this.chosen]) - 1, Math.max(wide, 2) + 2, LANE.bar + 2);
+    const { pen } = this, left = this.px(this.from(this.chosen)), wide = this.lasts(this.chosen) * (this.px(1) - this.px(0));
+    pen.strokeStyle = this.inks.ink;
+    pen.lineWidth = 2;
+    pen.strokeRect(left - 1, this.top(this.row[this.chosen]) - 1, Math.max(wide, 2) + 2, LANE.bar + 2);
   }
 
   // From a host call to the first operation that it launched.
@@ -522,8 +504,8 @@ class Timeline {
     const other = this.chosen >= 0 && this.flow ? this.flow[this.chosen] : -1;
     if (other < 0) return;
     const { pen } = this, [call, op] = this.start[this.chosen] <= this.start[other] ? [this.chosen, other] : [other, this.chosen];
-    const x1 = this.px(this.start[call] * this.tick), y1 = this.top(this.row[call]) + LANE.bar / 2;
-    const x2 = this.px(this.start[op] * this.tick), y2 = this.top(this.row[op]) + LANE.bar / 2, bend = Math.max(24, Math.abs(x2 - x1) / 2);
+    const x1 = this.px(this.from(call)), y1 = this.top(this.row[call]) + LANE.bar / 2;
+    const x2 = this.px(this.from(op)), y2 = this.top(this.row[op]) + LANE.bar / 2, bend = Math.max(24, Math.abs(x2 - x1) / 2);
     pen.strokeStyle = pen.fillStyle = this.inks.fail;
     pen.lineWidth = 1.5;
     pen.beginPath();
@@ -541,18 +523,18 @@ class Timeline {
   rulers() {
     const { pen } = this;
     pen.fillStyle = this.inks.ink;
-    for (const us of this.cursors) pen.fillRect(this.px(us) - 0.5, LANE.top - 4, 1, this.height - LANE.top - LANE.bottom + 6);
+    for (const us of this.cursors) pen.fillRect(this.px(us) - 0.5, LANE.top - 4, 1, this.bottom - LANE.top + 6);
     if (this.cursors.length < 2) return;
     pen.globalAlpha = 0.08;
-    pen.fillRect(this.px(Math.min(...this.cursors)), LANE.top - 4, Math.abs(this.px(this.cursors[1]) - this.px(this.cursors[0])), this.height - LANE.top - LANE.bottom + 6);
+    pen.fillRect(this.px(Math.min(...this.cursors)), LANE.top - 4, Math.abs(this.px(this.cursors[1]) - this.px(this.cursors[0])), this.bottom - LANE.top + 6);
     pen.globalAlpha = 1;
   }
 
   // Without a pointer: the chosen bar's start, then its end.
   edge(other) {
     if (this.chosen < 0) return other;
-    const from = this.start[this.chosen] * this.tick;
-    return this.cursors.length === 1 && this.cursors[0] === from ? from + this.dur[this.chosen] * this.tick : from;
+    const from = this.from(this.chosen);
+    return this.cursors.length === 1 && this.cursors[0] === from ? from + this.lasts(this.chosen) : from;
   }
 
   // A first and a second cursor, then a first again.
@@ -564,7 +546,7 @@ class Timeline {
       let count = 0, busy = 0;
       for (let row = 0; row < this.spec.rows.length; row++) {
         for (let at = this.firstAfter(row, from), stop = this.firstBeyond(row, to); at < stop; at++) {
-          const begins = this.start[at] * this.tick, part = Math.min(to, begins + this.dur[at] * this.tick) - Math.max(from, begins);
+          const begins = this.from(at), part = Math.min(to, begins + this.lasts(at)) - Math.max(from, begins);
           if (part > 0) { count++; busy += part; }
         }
       }
@@ -574,7 +556,7 @@ class Timeline {
   }
 
   axes() {
-    const { pen } = this, bottom = this.height - LANE.bottom;
+    const { pen, bottom } = this;
     pen.save();
     pen.beginPath();
     pen.rect(0, LANE.top - 4, this.left, bottom - LANE.top + 6);
@@ -587,7 +569,7 @@ class Timeline {
     pen.textBaseline = "alphabetic";
     pen.fillStyle = this.inks.muted;
     pen.textAlign = "center";
-    const step = niceStep(this.shown[1] - this.shown[0], (this.width - this.left) / 110);
+    const step = niceStep(this.span, (this.width - this.left) / 110);
     const digits = Math.max(0, 3 - Math.floor(Math.log10(step)));
     for (let k = Math.ceil(this.shown[0] / step); k * step <= this.shown[1]; k++) {
       pen.fillRect(this.px(k * step), bottom, 1, 4);
@@ -597,15 +579,12 @@ class Timeline {
     pen.fillText("ms", this.left - 8, bottom + 17);
   }
 
-  at(event) {
-    const box = this.canvas.getBoundingClientRect();
-    return { x: (event.clientX - box.left) * this.width / box.width, y: (event.clientY - box.top) * this.height / box.height };
-  }
+  at(event) { return placeOn(this.canvas, event, this.width, this.height); }
 
   // The bar under the pointer; of several that touch the pixel, the longest that a search fits.
   under({ x, y }) {
     const row = Math.floor((y - LANE.top + this.plot.scrollTop) / LANE.height);
-    if (row < 0 || row >= this.spec.rows.length || x < this.left || y < LANE.top || y > this.height - LANE.bottom) return -1;
+    if (row < 0 || row >= this.spec.rows.length || x < this.left || y < LANE.top || y > this.bottom) return -1;
     const low = this.us(x - 1), high = this.us(x + 1), stop = this.firstBeyond(row, high);
     const rating = (at) => this.dur[at] + (this.hits && this.hits[this.kind[at]] ? NONE : 0);
     let found = -1;
@@ -620,37 +599,39 @@ class Timeline {
     const bar = this.under(place);
     if (bar < 0) { delete this.canvas.dataset.tip; return; }
     const kind = this.kind[bar], op = this.text(kind, "op");
-    this.canvas.dataset.tip = `${this.spec.short[this.kinds.name[kind]]} · ${duration(this.dur[bar] * this.tick)} at ${(this.start[bar] * this.tick / 1000).toFixed(4)} ms · ${this.text(kind, "family")}${op ? ` · ${op}` : ""}`;
+    this.canvas.dataset.tip = `${this.spec.short[this.kinds.name[kind]]} · ${duration(this.lasts(bar))} at ${(this.from(bar) / 1000).toFixed(4)} ms · ${this.text(kind, "family")}${op ? ` · ${op}` : ""}`;
   }
 
   listen() {
+    const { canvas } = this;
     let held = null;
     this.pointer = null;
-    this.canvas.addEventListener("pointermove", (event) => { this.pointer = this.us(this.at(event).x); });
-    this.canvas.addEventListener("pointerleave", () => { this.pointer = null; });
-    this.canvas.addEventListener("wheel", (event) => {
+    canvas.addEventListener("pointerleave", () => { this.pointer = null; });
+    canvas.addEventListener("wheel", (event) => {
       if (event.shiftKey) return;
       event.preventDefault();
       this.zoom(this.us(this.at(event).x), event.deltaY > 0 ? 1.3 : 1 / 1.3);
     }, { passive: false });
-    this.canvas.addEventListener("pointerdown", (event) => { held = { ...this.at(event), shown: [...this.shown] }; });
-    this.canvas.addEventListener("pointermove", (event) => {
-      if (!held) { this.tell(this.at(event)); return; }
-      const moved = (held.x - this.at(event).x) / (this.width - this.left - LANE.right) * (held.shown[1] - held.shown[0]);
+    canvas.addEventListener("pointerdown", (event) => { held = { ...this.at(event), shown: [...this.shown] }; });
+    canvas.addEventListener("pointermove", (event) => {
+      const place = this.at(event);
+      this.pointer = this.us(place.x);
+      if (!held) { this.tell(place); return; }
+      const moved = (held.x - place.x) / this.across * (held.shown[1] - held.shown[0]);
       this.pan(held.shown[0] + moved - this.shown[0]);
     });
     window.addEventListener("pointerup", (event) => {
-      if (held && event.target === this.canvas && Math.abs(this.at(event).x - held.x) < 3) this.choose(this.under(this.at(event)));
+      if (held && event.target === canvas && Math.abs(this.at(event).x - held.x) < 3) this.choose(this.under(this.at(event)));
       held = null;
     });
-    this.canvas.addEventListener("dblclick", () => this.show(...this.whole));
+    canvas.addEventListener("dblclick", () => this.show(...this.whole));
     this.plot.addEventListener("scroll", () => this.later());
-    this.canvas.addEventListener("keydown", (event) => this.press(event));
+    canvas.addEventListener("keydown", (event) => this.press(event));
   }
 
   press(event) {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const span = this.shown[1] - this.shown[0], middle = (this.shown[0] + this.shown[1]) / 2;
+    const { span } = this, middle = (this.shown[0] + this.shown[1]) / 2;
     const keys = {
       ArrowLeft: () => this.pan(-span / 10), ArrowRight: () => this.pan(span / 10),
       ArrowUp: () => { this.plot.scrollTop -= LANE.height; }, ArrowDown: () => { this.plot.scrollTop += LANE.height; },

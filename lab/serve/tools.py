@@ -58,11 +58,12 @@ class Tools:
             running = {row.folder: word for row in rows if (word := activity(path(row), row, locks))}
             facts = {row.folder: fact_of(row) for row in rows}
             matching = [row for row in rows if fits(row, search, facts, running)]
-            shown = matching[max(offset, 0) : max(offset, 0) + MOST_ROWS]
+            begin = max(offset, 0)
+            shown = matching[begin : begin + MOST_ROWS]
             return {
                 "matching": len(matching),
-                "offset": max(offset, 0),
-                "cut": max(offset, 0) + len(shown) < len(matching),
+                "offset": begin,
+                "cut": begin + len(shown) < len(matching),
                 "not_looked_at": list(self.index.unseen),
                 "runs": [{**_summary(row), "now": running.get(row.folder, "")} for row in shown],
             }

@@ -9,7 +9,7 @@ import pandas as pd
 
 from lab.recordings.tables import Table
 from lab.report.excel import write_workbook
-from lab.report.tables import cell_texts, columns_of, write_csv
+from lab.report.tables import cell_texts, column_of, columns_of, write_csv
 from lab.report.terminal import ABSENT
 from lab.stats.columns import objects
 
@@ -47,7 +47,7 @@ def test_pandas_own_types_keep_their_kind_and_lose_nothing_but_what_is_missing()
     assert [one.is_numeric for one in (kind, when, sure)] == [False] * 3
     assert kind.values.tolist() == ["x", None, "y"] and sure.values.tolist() == [True, None, False]
     assert [str(value)[:10] for value in when.values.tolist()] == ["2026-01-02", "None", "2026-01-03"]
-    assert cell_texts(frame["count"])[1] == ABSENT
+    assert cell_texts(column_of(frame["count"]))[1] == ABSENT
 
 
 def test_a_table_without_rows_or_columns_is_a_header(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.pandas import column, data_frames, range_indexes
 
-from lab.report.tables import cell_texts, terminal_table, write_csv
+from lab.report.tables import cell_texts, column_of, terminal_table, write_csv
 from lab.report.terminal import ABSENT, heading
 
 FRAMES = data_frames(
@@ -51,20 +51,20 @@ def test_a_columns_name_becomes_words_and_unit(name: str, words: str, unit: str)
 
 
 def test_a_column_has_one_number_of_decimals_and_four_digits_at_its_largest() -> None:
-    assert cell_texts(pd.Series([149.6224, 1.5])) == ["149.6", "1.5"]
-    assert cell_texts(pd.Series([0.02, 0.3])) == ["0.0200", "0.3000"]
-    assert cell_texts(pd.Series([90112, 7])) == ["90\u202f112", "7"]
+    assert cell_texts(column_of(pd.Series([149.6224, 1.5]))) == ["149.6", "1.5"]
+    assert cell_texts(column_of(pd.Series([0.02, 0.3]))) == ["0.0200", "0.3000"]
+    assert cell_texts(column_of(pd.Series([90112, 7]))) == ["90\u202f112", "7"]
 
 
 def test_absent_values_are_a_dash_in_numbers_and_in_words() -> None:
-    assert cell_texts(pd.Series([1.5, math.nan])) == ["1.500", ABSENT]
-    assert cell_texts(pd.Series(["", None, "x"], dtype=object)) == [ABSENT, ABSENT, "x"]
-    assert cell_texts(pd.Series([math.nan, math.inf])) == [ABSENT, "inf"]
+    assert cell_texts(column_of(pd.Series([1.5, math.nan]))) == ["1.500", ABSENT]
+    assert cell_texts(column_of(pd.Series(["", None, "x"], dtype=object))) == [ABSENT, ABSENT, "x"]
+    assert cell_texts(column_of(pd.Series([math.nan, math.inf]))) == [ABSENT, "inf"]
 
 
 @given(values=st.lists(st.floats(allow_nan=False, min_value=-1e12, max_value=1e12), min_size=1))
 def test_what_a_cell_shows_is_the_number_to_its_last_shown_digit(values: list[float]) -> None:
-    for text, value in zip(cell_texts(pd.Series(values)), values, strict=True):
+    for text, value in zip(cell_texts(column_of(pd.Series(values))), values, strict=True):
         shown = text.replace("\u202f", "")
         decimals = len(shown.partition(".")[2])
         assert abs(float(shown) - value) <= 0.5000001 * 10**-decimals + 1e-9 * abs(value)

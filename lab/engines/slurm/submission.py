@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,6 @@ from lab.core.files import make_folder
 from lab.core.options import SlurmOptions
 from lab.core.snapshot import import_path, package_folder
 from lab.core.step import Step
-from lab.engines.slurm.queue import array_of
 from lab.engines.slurm.records import FOLDER
 from lab.errors import EngineError, UsageError
 
@@ -66,20 +64,6 @@ def alike(steps: Sequence[Step]) -> list[list[Step]]:
     return list(groups.values())
 
 
-def submit_commands(
-    folder: Path, options: SlurmOptions, parts: Sequence[Sequence[str]], closing: Sequence[str], *, jobs: int
-) -> tuple[str, str]:
-    """Submit lab's own commands as one array, and `closing` after all of them have ended, however they end.
-
-    `folder` gets the jobs' output. -> the array's job and that of `closing`.
-    """
-    extra = {"slurm_additional_parameters": extra_parameters(options.extra)}
-    parameters = common_parameters(options) | extra | {"slurm_array_parallelism": jobs}
-    with submitit_executor(folder, parameters) as executor:
-        array = array_of(executor.map_array(run_lab, [list(part) for part in parts])[0].job_id)
-    return array, submit_after(folder, options, [array], {}, run_lab, list(closing))
-
-
 def submit_after(
     folder: Path,
     options: SlurmOptions,
@@ -93,13 +77,6 @@ def submit_after(
     requested = {**common_parameters(options), **parameters, "slurm_additional_parameters": extra}
     with submitit_executor(folder, requested) as executor:
         return str(executor.submit(function, *arguments).job_id)
-
-
-def run_lab(arguments: Sequence[str]) -> None:
-    """A command of lab in this job; its exit code is the job's."""
-    code = subprocess.run([sys.executable, "-m", "lab", *arguments], check=False).returncode
-    if code:
-        raise SystemExit(code)
 
 
 def setup(root: Path) -> list[str]:

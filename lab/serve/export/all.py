@@ -10,7 +10,7 @@ from lab.serve.export.sheets import safe, write_parquet, write_xlsx
 from lab.serve.export.timelines import MISSING, write_chrome, write_perfetto
 from lab.serve.walk import recordings_below
 
-SUFFIX = {"perfetto": ".pftrace.gz", "chrome": ".json.gz"}
+WRITERS = {"perfetto": (write_perfetto, ".pftrace.gz"), "chrome": (write_chrome, ".json.gz")}
 
 
 def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:
@@ -21,7 +21,8 @@ def export_run(run: Path, form: str, out: Path) -> tuple[list[Path], list[str]]:
     if not run.exists():
         raise not_here("no such run or recording", run)
     make_folder(out)
-    name = safe(run.resolve().name.split(".", 1)[0] if run.is_file() else run.resolve().name)
+    place = run.resolve().name
+    name = safe(place.split(".", 1)[0] if run.is_file() else place)
     if form == "xlsx":
         target = out / f"{name}.xlsx"
         notes = write_xlsx(run, target)
@@ -44,12 +45,13 @@ def _timelines(run: Path, form: str, out: Path, name: str) -> tuple[list[Path], 
         )
     written: list[Path] = []
     notes: list[str] = []
+    write, suffix = WRITERS[form]
     for group, paths in groups.items():
         stem = name if run.is_file() else f"{name}_{safe(group)}" if group != "." else name
+        target = out / f"{stem}{suffix}"
         try:
-            write = write_perfetto if form == "perfetto" else write_chrome
-            left = write(paths, out / f"{stem}{SUFFIX[form]}")
-            written.append(out / f"{stem}{SUFFIX[form]}")
+            left = write(paths, target)
+            written.append(target)
         except LabError as error:
             if len(groups) == 1:
                 raise

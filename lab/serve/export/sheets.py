@@ -16,11 +16,9 @@ from lab.core.findings import FINDINGS
 from lab.core.run import MANIFEST
 from lab.errors import LabError, MissingError
 from lab.recordings.capture import Capture
-from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import holes
 from lab.recordings.load import load_capture
 from lab.report.excel import write_workbook
-from lab.serve.export.timelines import LACKS
+from lab.serve.export.timelines import notes_of
 from lab.serve.rows import row_of
 from lab.serve.sql.tables import read_table
 from lab.serve.walk import recordings_below
@@ -62,8 +60,7 @@ def write_parquet(run: Path, folder: Path) -> tuple[list[Path], list[str]]:
             except LabError as error:
                 notes.append(f"left out: {path.name}: {error.problem}")
                 continue
-            notes += [f"{path.name}: {text}" for text in capture.problems]
-            notes += [f"{LACKS} {path.name}: {text}" for text in sentences(holes(capture.lacks))]
+            notes += notes_of(path, capture)
             written += [
                 _write(_columns(capture, table), folder / f"{safe(stem)}_{table}.parquet") for table in TABLES
             ]

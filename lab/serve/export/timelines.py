@@ -10,6 +10,7 @@ from lab.core.words import ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.as_trace import traces_of
 from lab.recordings.cache import load_trace
+from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
 from lab.recordings.load import kind_of, look, read_found
@@ -96,8 +97,7 @@ def read_ranks(paths: Sequence[Path]) -> Ranks:
                 notes.append(f"left out: {path.name}: another recording is of rank {rank}, too")
                 continue
             traces[rank] = trace
-            notes += [f"{path.name}: {text}" for text in trace.problems]
-            notes += [f"{LACKS} {path.name}: {text}" for text in sentences(holes(trace.lacks))]
+            notes += notes_of(path, trace)
     if not traces:
         raise BadDataError(
             "none of the recordings can be read", location=paths[0].parent, fix="; ".join(notes[:3])
@@ -106,6 +106,14 @@ def read_ranks(paths: Sequence[Path]) -> Ranks:
     if missing:
         notes.append(f"{ABSENT} {ranks_text(missing, limit=16)}")
     return Ranks(traces, _offsets(traces), notes)
+
+
+def notes_of(path: Path, recording: Trace | Capture) -> list[str]:
+    """Sentences on what its reader met in a recording, and on what is missing from it."""
+    missing = sentences(holes(recording.lacks))
+    return [f"{path.name}: {text}" for text in recording.problems] + [
+        f"{LACKS} {path.name}: {text}" for text in missing
+    ]
 
 
 def _traces(path: Path) -> list[Trace]:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lab.core.words import plural
-from lab.gpus.health import concerns
 from lab.rooms.trials.gpus.config import SLOWER, Check, Visit, Visits
+from lab.rooms.trials.gpus.health import concerns
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ import msgspec
 
 from lab.core.files import write_atomic
 from lab.errors import BadDataError, LabError
-from lab.gpus.health import read_health, read_xids
 from lab.gpus.selection import MASKS
 from lab.rooms.trials.gpus.config import VISITS, GpusConfig, Visit, Visits, read_gpus
+from lab.rooms.trials.gpus.health import read_health, read_xids
 
 ONE = "lab.rooms.trials.workload.one_gpu"
 

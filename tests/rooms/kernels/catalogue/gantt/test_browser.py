@@ -61,8 +61,8 @@ def test_the_timeline_draws_zooms_and_shows_tips_in_a_browser(tmp_path):
       found.keys = holder.querySelectorAll(".told dd").length;
       const by = holder.querySelector("select.by");
       by.value = "op"; by.dispatchEvent(new Event("change"));
-      found.legend = Array.from(holder.querySelectorAll(".keys .key"), (one) => one.textContent);
-      holder.querySelector(".keys .key").click();
+      found.legend = Array.from(holder.querySelectorAll(".keys button"), (one) => one.textContent);
+      holder.querySelector(".keys button").click();
       found.lit = said();
       return found;
     }</script></body>"""

@@ -1,4 +1,4 @@
-"""amd-smi and rocm-smi, by stand-ins that print what the real ones print."""
+"""amd-smi, by a stand-in that prints what the real one prints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from lab.errors import GpuError
 from lab.gpus import sampling
-from lab.gpus.amd_tools import AmdTools, bus_of
+from lab.gpus.amd import AmdSmi, bus_of
 from lab.gpus.meters import STATE
 from lab.gpus.sampling import sample
 
@@ -42,26 +42,6 @@ def _metric(gpu: int, mhz: list[float | str], watt: float | str, celsius: float 
     power = {"socket_power": _value(watt, "W"), "gfx_voltage": "N/A", "power_management": "ENABLED"}
     heat = {"edge": "N/A", "hotspot": _value(celsius, "C"), "mem": {"value": 38, "unit": "C"}}
     return {"gpu": gpu, "power": power, "clock": clocks, "temperature": heat}
-
-
-CARDS = {
-    "card0": {
-        "Temperature (Sensor junction) (C)": "68.0",
-        "Temperature (Sensor memory) (C)": "41.0",
-        "sclk clock level:": "1",
-        "sclk clock speed:": "(1932Mhz)",
-        "mclk clock speed:": "(1300Mhz)",
-        "Current Socket Graphics Package Power (W)": "687.0",
-        "PCI Bus": "0000:0C:00.0",
-    },
-    "card1": {
-        "sclk clock speed:": "(1410Mhz)",
-        "Average Graphics Package Power (W)": "N/A",
-        "Temperature (Sensor edge) (C)": "55.0",
-        "PCI Bus": "0000:22:00.0",
-    },
-    "system": {"Driver version": "6.10.5"},
-}
 
 
 @pytest.fixture
@@ -101,7 +81,7 @@ def test_amd_smi_is_read_by_pci_address_whatever_its_order(host, wrapped):
     rows = [_metric(1, [1400, "N/A", 1500, 1450], "N/A", 55), _metric(0, [2100] * 8, 712, 68)]
     answer = {"gpu_data": rows} if wrapped else rows
     _tool(host, "amd-smi", {"list": LIST, "metric": answer}, banner="WARNING: User is missing groups\n")
-    tools = AmdTools(os.environ)
+    tools = AmdSmi(os.environ)
     first, second = (tools.reader(f"/dev/dri/renderD{minor}")() for minor in BUSES)
     assert first == {
         "sm_clock_mhz": 2100,
@@ -113,20 +93,10 @@ def test_amd_smi_is_read_by_pci_address_whatever_its_order(host, wrapped):
     assert (second["sm_clock_mhz"], second["power_w"], second["temperature_c"]) == (1450, None, 55)
 
 
-def test_rocm_smi_is_read_where_amd_smi_is_not_there_or_fails(host):
-    _tool(host, "rocm-smi", {"--showbus": CARDS})
-    _tool(host, "amd-smi", {"list": LIST, "metric": []}, code=1)
-    tools = AmdTools(os.environ)
-    assert tools.name == "rocm-smi"
-    first, second = (tools.reader(f"/dev/dri/renderD{minor}")() for minor in BUSES)
-    assert (first["sm_clock_mhz"], first["mem_clock_mhz"], first["power_w"]) == (1932, 1300, 687)
-    assert (second["sm_clock_mhz"], second["power_w"], second["temperature_c"]) == (1410, None, 55)
-
-
 def test_one_answer_serves_all_gpus_and_the_next_round_asks_again(host):
     rows = [_metric(0, [2100], 700, 60), _metric(1, [2000], 700, 60)]
     _tool(host, "amd-smi", {"list": LIST, "metric": rows})
-    tools = AmdTools(os.environ)
+    tools = AmdSmi(os.environ)
     readers = [tools.reader(f"/dev/dri/renderD{minor}") for minor in BUSES]
     asked = host / "asked"
     for rounds in (1, 2, 3):
@@ -148,13 +118,13 @@ def test_one_answer_serves_all_gpus_and_the_next_round_asks_again(host):
 def test_odd_answers_are_reasons(host, answers, why):
     _tool(host, "amd-smi", answers)
     with pytest.raises(GpuError, match=why):
-        AmdTools(os.environ).reader("/dev/dri/renderD128")
+        AmdSmi(os.environ).reader("/dev/dri/renderD128")
 
 
-def test_without_any_tool_it_says_so(host, monkeypatch):
+def test_without_amd_smi_it_says_so(host, monkeypatch):
     monkeypatch.setenv("PATH", str(host / "bin"))
-    with pytest.raises(GpuError, match="neither amd-smi nor rocm-smi is installed"):
-        AmdTools(os.environ)
+    with pytest.raises(GpuError, match="amd-smi is not installed"):
+        AmdSmi(os.environ)
 
 
 def test_a_gpu_without_hwmon_is_sampled_by_the_tool_and_the_cost_counts_it(host):
@@ -198,4 +168,7 @@ def test_both_reasons_are_said_where_neither_way_works(host, monkeypatch):
     os.close(write)
     found = sample(host, [["amd", "GPU-0", "/dev/dri/renderD128"]], 0.01, read)
     os.close(read)
-    assert "no hwmon files" in found["reasons"]["GPU-0"] and "neither amd-smi" in found["reasons"]["GPU-0"]
+    assert (
+        "no hwmon files" in found["reasons"]["GPU-0"]
+        and "amd-smi is not installed" in found["reasons"]["GPU-0"]
+    )

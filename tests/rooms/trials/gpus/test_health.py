@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from lab.gpus.health import concerns, parse_buses, parse_health, parse_xids, read_health, read_xids
+from lab.rooms.trials.gpus.health import (
+    concerns,
+    parse_buses,
+    parse_health,
+    parse_xids,
+    read_health,
+    read_xids,
+)
 
 GPU = """
 GPU 00000000:{bus}:00.0
