@@ -17,9 +17,8 @@ from lab.driver.drive import drive, resume
 from lab.driver.sections import Sections
 from lab.errors import UsageError, not_here
 from lab.terminal.console import Console
-from lab.terminal.findings import raise_for_findings, show_findings
-from lab.terminal.integrity import REQUIRE, raise_unless_complete
-from lab.terminal.lazy import LazyGroup
+from lab.terminal.findings import REQUIRE, raise_for_findings, raise_unless_complete, show_findings
+from lab.terminal.group import LazyGroup
 from lab.terminal.options import as_json, out, quiet
 
 

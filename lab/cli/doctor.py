@@ -22,8 +22,7 @@ from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import look
 from lab.gpus.nvidia import cards_without_driver
-from lab.images import spec as images
-from lab.images.preflight import suits
+from lab.images.preflight import fitting_images
 from lab.terminal.console import Console
 from lab.terminal.options import as_json
 
@@ -177,7 +176,7 @@ def _load_driver() -> Mend | None:
 def _gpu_row(gpu: Gpu) -> Check:
     memory = f"{gpu.mem_bytes / 2**30:.0f} GiB" if gpu.mem_bytes else "memory not reported"
     facts = [gpu.number, gpu.name, gpu.uuid, gpu.arch or "", f"driver {gpu.driver or 'unknown'}", memory]
-    fitting = [name for name in images.names() if suits(images.load(name), gpu)]
+    fitting = fitting_images(gpu)
     advice = f"--image {' or '.join(fitting)}" if fitting else "no image of lab fits it"
     text = " ".join(filter(None, facts))
     node = gpu.render_node

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from lab.errors import BadDataError, MissingError, StepFailed, needs
-from lab.terminal.integrity import REQUIRE, raise_unless_complete
+from lab.terminal.findings import REQUIRE, raise_unless_complete
 from lab.terminal.options import PATH, as_json
 
 

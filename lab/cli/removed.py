@@ -7,7 +7,7 @@ import shlex
 import click
 
 from lab.cli.registry import REMOVED
-from lab.terminal.lazy import LazyGroup
+from lab.terminal.group import LazyGroup
 
 MOST_WORDS = max(len(path.split()) for path in REMOVED)
 

@@ -10,11 +10,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from lab.errors import EngineError
 from lab.images.arguments import (
     Given,
     build_arguments,
@@ -22,7 +20,7 @@ from lab.images.arguments import (
     parse_given,
 )
 from lab.images.build_errors import build_error
-from lab.images.builders import Builder, base_python, find_builder, with_buildkit
+from lab.images.builders import Builder, base_python, find_builder
 from lab.images.docker_cli import output_of, stream
 from lab.images.targets import Target, targets
 from lab.images.tree import ROOT, Say, build_lock, check_tree
@@ -44,7 +42,7 @@ def build(
     names: Sequence[str],
     *,
     base: str | None,
-    network: str,
+    network: str = "host",
     say: Say,
     build_args: Sequence[str] = (),
     root: Path = ROOT,
@@ -69,46 +67,6 @@ def build(
                 say=say,
                 root=root,
             )
-
-
-def plan(
-    names: Sequence[str],
-    *,
-    base: str | None,
-    network: str,
-    build_args: Sequence[str] = (),
-    root: Path = ROOT,
-) -> list[dict[str, Any]]:
-    """What `build` would run, with placeholders for what only a build finds out. Builds nothing."""
-    wanted = targets(names)
-    user_arguments = parse_given(build_args, wanted, root)
-    builder, note = with_buildkit("docker"), ""
-    try:
-        builder = find_builder()
-    except EngineError as error:
-        note = error.problem
-    wheel = Wheel(name="<the wheel of lab>", sha256="<its sha256>")
-    return [
-        {
-            "name": target.name,
-            "ref": target.ref,
-            "base": base or target.base_ref,
-            "wheels": target.wheels,
-            "env": builder.env,
-            "note": note,
-            "argv": build_argv(
-                target,
-                builder,
-                wheel,
-                base=base,
-                network=network,
-                user_arguments=user_arguments,
-                iidfile=Path("<file>"),
-                root=root,
-            ),
-        }
-        for target in wanted
-    ]
 
 
 def build_argv(

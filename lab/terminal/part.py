@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from lab.errors import UsageError
-from lab.terminal.click_types import with_options
+from lab.terminal.options import with_options
 
 _UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(ns|us|ms|s)?")

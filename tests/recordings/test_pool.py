@@ -87,7 +87,9 @@ def fall(job: int) -> int:
 def test_every_worker_that_dies_is_replaced_and_says_how_it_ended():
     found = map_traces(fall, range(8), workers=2)
     assert found[::2] == [0, 2, 4, 6]
-    assert all(isinstance(one, LabError) and f"signal {signal.SIGSEGV:d}" in one.problem for one in found[1::2])
+    assert all(
+        isinstance(one, LabError) and f"signal {signal.SIGSEGV:d}" in one.problem for one in found[1::2]
+    )
 
 
 def test_a_result_that_cannot_be_sent_is_an_error_of_its_job():

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from lab.terminal.click_types import with_options
 from lab.terminal.options import (
     ABOVE_ZERO,
     ONE_OR_MORE,
@@ -17,6 +16,7 @@ from lab.terminal.options import (
     model,
     option,
     seed,
+    with_options,
 )
 
 _MODEL_HELP = "Hub id, folder, tiny or 7b-shape (the last two are offline, with random weights)."

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.terminal.click_types import options_of
-from lab.terminal.lazy import LazyGroup
-from lab.terminal.options import choice, dtype, option, seed
+from lab.terminal.group import LazyGroup
+from lab.terminal.options import choice, dtype, option, options_of, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
@@ -90,7 +89,7 @@ def config_of(flags: dict[str, Any]) -> Any:
     import msgspec
 
     from lab.rooms.nsys import config
-    from lab.terminal.click_types import parse_int_list
+    from lab.terminal.options import parse_int_list
 
     readers: dict[str, Callable[[Any], Any]] = {
         "parts": config.parse_parts,

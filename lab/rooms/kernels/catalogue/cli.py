@@ -12,7 +12,7 @@ import msgspec
 from lab.errors import BadDataError, StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 from lab.rooms.kernels.options import CAPTURE, INDUCTOR, OUT, TABLE_OUTPUT, TRACES
-from lab.terminal.integrity import REQUIRE, raise_for_lacks
+from lab.terminal.findings import REQUIRE, raise_for_lacks
 from lab.terminal.part import PART, PHASE, check_part, part_options, phase_names
 
 if TYPE_CHECKING:

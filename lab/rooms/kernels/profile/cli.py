@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.terminal.click_types import options_of
-from lab.terminal.options import choice, dtype, option, seed
+from lab.terminal.options import choice, dtype, option, options_of, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
