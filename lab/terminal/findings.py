@@ -32,12 +32,12 @@ def show_findings(root: Path, findings: Findings | None, options: Options) -> No
         if findings:
             print(findings.terminal)
         return
-    summary: dict[str, object] = {"run": str(root), "verdict": [], "status": None, "lacking": []}
-    summary |= {"incomplete": [], "terminal": "", "files": []}
+    summary: dict[str, object] = {"verdict": [], "status": None, "lacking": [], "incomplete": []}
+    summary |= {"terminal": "", "files": []}
     if findings:
-        summary |= {name: getattr(findings, name) for name in Findings.__struct_fields__ if name in summary}
+        summary = {name: getattr(findings, name) for name in summary}
         summary |= {"files": [str(path) for path in findings.files], **findings.answer}
-    print_json(summary)
+    print_json({"run": str(root), **summary})
 
 
 def raise_for_findings(findings: Findings | None, folder: Path) -> None:

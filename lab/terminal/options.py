@@ -12,11 +12,6 @@ import click
 if TYPE_CHECKING:
     from lab.core.options import Options
 
-    _IntsParam = click.ParamType[list[int]]
-    _WordsParam = click.ParamType[list[str]]
-else:
-    _IntsParam = _WordsParam = click.ParamType  # generic only in newer click
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
@@ -30,7 +25,7 @@ class Finite(click.FloatRange):
         return number
 
 
-class IntList(_IntsParam):
+class IntList(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
     """`28,42,56`: integers from `minimum` on, without repeats."""
 
     name = "N,N,..."
@@ -49,7 +44,7 @@ class IntList(_IntsParam):
             self.fail(f"{error.problem} ({error.fix})" if error.fix else error.problem, param, ctx)
 
 
-class WordList(_WordsParam):
+class WordList(click.ParamType):  # type: ignore[type-arg]
     """`ring,tree`: some of `words`, without repeats; case and underscores do not count (`NVLSTree`)."""
 
     name = "WORD,WORD,..."
@@ -125,18 +120,6 @@ def choice(name: str, words: str, text: str | None = None) -> Decorator:
     """One of several words, by default the first."""
     choices = words.split()
     return option(name, type=click.Choice(choices), default=choices[0], help=text)
-
-
-def model(default: str, text: str) -> Decorator:
-    return option("--model", default=default, help=text)
-
-
-def device(text: str = "Where the model runs. auto: the GPU if there is one.") -> Decorator:
-    return choice("--device", "auto cuda cpu", text)
-
-
-def dtype(words: str, text: str) -> Decorator:
-    return choice("--dtype", words, text)
 
 
 def seed(default: int | None = 0, text: str = "Seed of the random weights.") -> Decorator:

@@ -123,15 +123,8 @@ def phase_names(options: Sequence[str], *, named: bool = False) -> Any:
     return PhaseNames(tuple(patterns))
 
 
-def projections(file: Path, attribution: str, names: Any, part: PartOptions, **settings: Any) -> list[Any]:
-    """`projections_of` of a recording that is read first."""
-    from lab.recordings.load import load_capture
-
-    return projections_of(load_capture(file), attribution, names, part, **settings)
-
-
-def projections_of(
-    capture: Any,
+def projections(
+    recording: Any,
     attribution: str,
     names: Any,
     part: PartOptions,
@@ -139,12 +132,16 @@ def projections_of(
     together: bool = False,
     captures: Sequence[Path] | None = None,
 ) -> list[tuple[int, Any]]:
-    """`project_part` for the options as typed; -> (index of the process, its projection) for each process."""
+    """`project_part` for the options as typed; -> (index of the process, its projection) for each process.
+
+    recording: a capture, or the path of one.
+    """
+    from lab.recordings.load import load_capture
     from lab.recordings.parts import project_part
     from lab.recordings.processes import with_processes
     from lab.recordings.projection import Wanted, first_ns
 
-    capture = with_processes(capture)
+    capture = with_processes(load_capture(recording) if isinstance(recording, Path) else recording)
     start_ns = first_ns(capture)
     from_ns = None if part.from_time is None else start_ns + parse_time_ns(part.from_time, "--from")
     to_ns = None if part.to_time is None else start_ns + parse_time_ns(part.to_time, "--to")
