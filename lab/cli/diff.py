@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,20 +17,20 @@ HELP_OF_LOGS = (
 
 
 @click.pass_context
-def _diff(ctx: click.Context, /, a: Path, b: Path, more: tuple[Path, ...], **options: Any) -> None:
+def _diff(ctx: click.Context, /, **values: Any) -> None:
     from lab.rooms.nan.nixnan import cli as nixnan
 
-    if not any(nixnan.recognises(path) for path in (a, b, *more)):
-        ctx.invoke(diff_recordings, a=a, b=b, more=more, **options)
+    a, b, repeats = values["a"], values["b"], values["repeats_a"]
+    if not any(nixnan.recognises(path) for path in (a, b, *values["more"])):
+        ctx.invoke(diff_recordings, **values)
         return
     for param in ctx.command.params:
         source = ctx.get_parameter_source(param.name or "")
         if param.name not in OF_LOGS and source is click.core.ParameterSource.COMMANDLINE:
             _refuse(param.opts[0] if isinstance(param, click.Option) else param.make_metavar(ctx))
-    repeats = options["repeats_a"]
     if len(repeats) > 1:
         _refuse("--repeat-a more than once")
-    nixnan.diff(a, b, repeat_a=repeats[0] if repeats else None, as_json=options["as_json"])
+    nixnan.diff(a, b, repeat_a=repeats[0] if repeats else None, as_json=values["as_json"])
 
 
 def _refuse(parameter: str) -> None:

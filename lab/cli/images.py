@@ -26,7 +26,7 @@ from lab.images.endpoint import endpoint_of
 from lab.images.targets import Target, targets_of
 from lab.terminal.console import Console
 from lab.terminal.group import Group
-from lab.terminal.options import as_json, option, print_json, quiet
+from lab.terminal.options import as_json, print_json, quiet
 
 
 @click.group(cls=Group)
@@ -94,10 +94,10 @@ def lab_difference(target: Target) -> str | None:
     metavar="NAME=VALUE",
     help="An argument of the Dockerfile; NSYS_PACKAGE= builds cuda without Nsight Systems.",
 )
-@as_json("What was built")
+@click.option("-n", "--dry-run", is_flag=True, help="Print the commands, and build nothing.")
 @quiet("Hide the builder's own output.")
 def build(
-    names: tuple[str, ...], base: str | None, build_args: tuple[str, ...], as_json: bool, quiet: bool
+    names: tuple[str, ...], base: str | None, build_args: tuple[str, ...], dry_run: bool, quiet: bool
 ) -> None:
     """Build images, all or the named ones: one wheel of this tree in each.
 
@@ -106,15 +106,14 @@ def build(
     lab images build cpu-torch                                only that one
     lab images build cpu --base local/debian-python:bookworm  on a base that scripts/base-image.sh made
     """
+    if dry_run:
+        click.echo("\n".join(imagebuild.plan(names, base=base, build_args=build_args)))
+        return
     console = Console(quiet=quiet)
-    built = []
     for image in imagebuild.build(names, base=base, build_args=build_args, say=console.detail):
         console.say(
             f"✓ {image.ref}: {image.size_bytes / 1e6:.0f} MB in {image.seconds:.1f} s, {image.id[7:19]}"
         )
-        built.append(image)
-    if as_json:
-        print_json(built)
 
 
 @images.command("check")
@@ -133,14 +132,13 @@ def check(names: tuple[str, ...], as_json: bool) -> None:
 @click.option(
     "--stand-in", is_flag=True, help="With stand-ins for GPUs, which the engine must know how to give."
 )
-@option("--timeout", "timeout_s", default=300.0, help="Time limit of one command, s.")
 @as_json("One object per command")
-def smoke(names: tuple[str, ...], stand_in: bool, timeout_s: float, as_json: bool) -> None:
+def smoke(names: tuple[str, ...], stand_in: bool, as_json: bool) -> None:
     """Run lab's commands, a small sweep and a NaN baseline on the CPU, or an analysis, inside built images.
 
     Each container gets what `lab run` would give it. Exit code 0: all of it ran.
     """
-    rows = imagesmoke.smoke(names, smoke_runs(), stand_in=stand_in, timeout_s=timeout_s, box=smoke_box())
+    rows = imagesmoke.smoke(names, smoke_runs(), stand_in=stand_in, box=smoke_box())
     show_rows(rows, None if as_json else click.echo)
 
 

@@ -6,6 +6,7 @@ files. So every image gets the same wheel, and an edit of lab rebuilds nothing e
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from lab.errors import EngineError
 from lab.images.arguments import (
     Given,
     build_arguments,
@@ -20,7 +22,7 @@ from lab.images.arguments import (
     parse_given,
 )
 from lab.images.build_errors import build_error
-from lab.images.builders import Builder, base_python, find_builder
+from lab.images.builders import Builder, base_python, find_builder, with_buildkit
 from lab.images.docker_cli import output_of, stream
 from lab.images.targets import Target, targets
 from lab.images.tree import ROOT, Say, build_lock, check_tree
@@ -67,6 +69,33 @@ def build(
                 say=say,
                 root=root,
             )
+
+
+def plan(
+    names: Sequence[str], *, base: str | None, build_args: Sequence[str] = (), root: Path = ROOT
+) -> list[str]:
+    """The command that would build each image, with placeholders for its wheel. Builds nothing."""
+    wanted = targets(names)
+    user_arguments = parse_given(build_args, wanted, root)
+    try:
+        builder = find_builder()
+    except EngineError:  # the command may be meant for another machine
+        builder = with_buildkit("docker")
+    commands = []
+    for target in wanted:
+        argv = build_argv(
+            target,
+            builder,
+            Wheel(name="<the wheel of lab>", sha256="<its sha256>"),
+            base=base,
+            network="host",
+            user_arguments=user_arguments,
+            iidfile=Path("<file>"),
+            root=root,
+        )
+        env = [f"{name}={value}" for name, value in builder.env.items()]
+        commands.append(" ".join([*env, shlex.join(argv)]))
+    return commands
 
 
 def build_argv(

@@ -58,18 +58,15 @@ class PartOptions:
         return self.from_time is not None or self.to_time is not None
 
 
-def check_part(part: PartOptions) -> None:
-    """Raises UsageError for times and steps that cannot be parsed, before anything is read."""
+def part_options(flags: dict[str, Any]) -> PartOptions:
+    """Take the flags of PART out of all flags. Raises UsageError for a time or step that cannot be parsed."""
+    part = PartOptions(**{name: flags.pop(name, None) for name in PartOptions.__dataclass_fields__})
     for text, option in ((part.from_time, "--from"), (part.to_time, "--to")):
         if text is not None:
             parse_time_ns(text, option)
     if part.step:
         parse_steps(part.step)
-
-
-def part_options(flags: dict[str, Any]) -> PartOptions:
-    """Take the flags of PART out of all flags."""
-    return PartOptions(**{name: flags.pop(name) for name in PartOptions.__dataclass_fields__})
+    return part
 
 
 def parse_time_ns(text: str, option: str) -> int:

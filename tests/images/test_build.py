@@ -15,7 +15,7 @@ from lab.engines.docker.engine import DockerEngine
 from lab.errors import MissingError
 from lab.images import check as imagecheck
 from lab.images import spec as images
-from lab.images.build import build, build_argv
+from lab.images.build import build, build_argv, plan
 from lab.images.builders import Builder
 from lab.images.targets import Target, targets
 from lab.images.wheel import Wheel
@@ -28,6 +28,13 @@ from tests.images.tree import copy_tree
 def test_images_cannot_be_built_without_the_source_tree(tmp_path):
     with pytest.raises(MissingError, match="source tree"):
         list(build(["cpu"], base=None, network="host", say=print, root=tmp_path))
+
+
+def test_a_plan_builds_nothing_and_needs_no_builder(dockers):
+    dockers()
+    commands = plan(["cpu"], base="local/x")
+    assert [line.split()[-2] for line in commands] == ["localhost/lab/cpu", "localhost/lab/cpu-torch"]
+    assert all("BASE_IMAGE=local/x" in line and "DOCKER_BUILDKIT=1" in line for line in commands)
 
 
 def in_container(ref: str, *words: str) -> str:
