@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import click
 
+from lab.cli.registry import DIFF_OF_LOGS
 from lab.compare.cli import diff as diff_recordings
 from lab.errors import UsageError
 
@@ -18,8 +20,7 @@ HELP_OF_LOGS = (
 
 @click.pass_context
 def _diff(ctx: click.Context, /, **values: Any) -> None:
-    from lab.rooms.nan.nixnan import cli as nixnan
-
+    nixnan = importlib.import_module(DIFF_OF_LOGS)
     a, b, repeats = values["a"], values["b"], values["repeats_a"]
     if not any(nixnan.recognises(path) for path in (a, b, *values["more"])):
         ctx.invoke(diff_recordings, **values)

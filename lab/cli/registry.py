@@ -88,6 +88,9 @@ SCANNERS = {
     "tensors on a CPU": "lab.rooms.nan.watch.native.find",
 }
 
+# What compares nixnan logs for `lab diff`: recognises(path) and diff(a, b, repeat_a, as_json).
+DIFF_OF_LOGS = "lab.rooms.nan.nixnan.cli"
+
 # What could be typed in the release before -> what to type instead; `lab --help` lists none of these.
 # {args} stands for the arguments after the old name. A row goes with the next release.
 REMOVED: dict[str, str] = {
