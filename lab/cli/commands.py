@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from lab.cli.options import COMMON, FURTHER, SLURM, make_options
-from lab.cli.registry import run_commands, sections
+from lab.cli.registry import SECTIONS, run_commands
 from lab.core.options import Options
 from lab.core.plan import Experiment
 from lab.driver.analysis import analyse
@@ -17,10 +17,9 @@ from lab.driver.drive import drive, resume
 from lab.driver.sections import Sections
 from lab.errors import UsageError, not_here
 from lab.terminal.console import Console
-from lab.terminal.findings import raise_for_findings, show_findings
-from lab.terminal.integrity import REQUIRE, raise_unless_complete
-from lab.terminal.lazy import LazyGroup
-from lab.terminal.options import as_json, out, quiet
+from lab.terminal.findings import REQUIRE, raise_for_findings, raise_unless_complete, show_findings
+from lab.terminal.group import LazyGroup
+from lab.terminal.options import WordList, as_json, out, quiet
 
 
 class RunGroup(LazyGroup):
@@ -52,12 +51,6 @@ class RunGroup(LazyGroup):
                 room_options = _options_by_flag(command, ctx)
             index = end
         return [*run_args, *room_args, *args[index:]]
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        command = super().get_command(ctx, name)
-        if command is not None:
-            command.epilog = "Options of `lab run` (--image, --gpus, -o, --dry-run, ...) may stand here, too."
-        return command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Common options first; those of Slurm are shown by --help-slurm."""
@@ -120,7 +113,7 @@ def _run(ctx: click.Context, /, resume_run: Path | None, **flags: Any) -> None:
     lab run --dry-run --json --image cuda nixnan baseline
     lab run --resume experiments/sweep_20260101_120000   only what is missing or failed
 
-    `lab run EXPERIMENT --help` shows an experiment's options.
+    `lab run EXPERIMENT --help` shows an experiment's options; those below may stand after its name, too.
     """
     ctx.obj = make_options(**flags)
     if resume_run is not None:
@@ -160,12 +153,12 @@ def _carry_out(experiment: Experiment | None, **_flags: Any) -> None:
 @click.option(
     "--only",
     metavar="SECTIONS",
-    callback=lambda _ctx, _param, text: _sections(text) if text is not None else None,
-    help=f"Only these, each into a folder of its own: {','.join(sections())}.",
+    type=WordList(tuple(SECTIONS)),
+    help=f"Only these, each into a folder of its own: {','.join(SECTIONS)}.",
 )
 @REQUIRE
 def analyze(
-    folder: Path, out: Path | None, as_json: bool, quiet: bool, only: Sections | None, require: str | None
+    folder: Path, out: Path | None, as_json: bool, quiet: bool, only: list[str] | None, require: str | None
 ) -> None:
     """Analyse a run, a recording (a FILE or FOLDER of any profiler), or a folder of recordings.
 
@@ -174,18 +167,9 @@ def analyze(
     """
     if not folder.exists():
         raise not_here("no such file or folder", folder, "see `lab runs list`")
-    findings = analyse(folder, out, Console(quiet=quiet), only)
+    sections = Sections({name: SECTIONS[name] for name in only}) if only else None
+    findings = analyse(folder, out, Console(quiet=quiet), sections)
     show_findings(folder, findings, Options(json=as_json))
     raise_for_findings(findings, folder)
     if require == "complete":
         raise_unless_complete(findings.incomplete, folder)
-
-
-def _sections(text: str) -> Sections:
-    """The sections in a list with commas, each once. Raises UsageError for one that is unknown."""
-    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    if unknown := [name for name in names if name not in sections()]:
-        raise UsageError(
-            f"--only: no section {unknown[0]!r}", fix=f"one or several of {','.join(sections())}"
-        )
-    return Sections({name: sections()[name] for name in names})

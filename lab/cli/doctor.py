@@ -5,16 +5,15 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
+import platform
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import click
-import msgspec
 
-from lab.cli.registry import scanners
+from lab.cli.registry import EXTRAS, SCANNERS
 from lab.core.checkup import Check, Mend, join_group_of, program_path
 from lab.core.gpu import Gpu
 from lab.core.words import plural, printable, size_text
@@ -22,10 +21,9 @@ from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import look
 from lab.gpus.nvidia import cards_without_driver
-from lab.images import spec as images
-from lab.images.preflight import suits
+from lab.images.preflight import fitting_images
 from lab.terminal.console import Console
-from lab.terminal.options import as_json
+from lab.terminal.options import as_json, print_json
 
 COMMAND_LIMIT_S = 120
 MIN_SHM_BYTES = 2**30  # ranks on one host share memory through it
@@ -45,7 +43,17 @@ def doctor(fix: bool, as_json: bool) -> None:
         _carry_out(list(dict.fromkeys(check.mend for check in checks if check.mend)), Console())
         checks = _checks()
     if as_json:
-        click.echo(msgspec.json.encode([_as_json(check) for check in checks]).decode())
+        print_json(
+            [
+                {
+                    "what": check.subject,
+                    "state": check.state,
+                    "detail": check.detail,
+                    "fix": check.mend.text() if check.mend else None,
+                }
+                for check in checks
+            ]
+        )
     else:
         for check in checks:
             click.echo(printable(f"{check.state:5} {check.subject:10} {check.detail}"))
@@ -60,11 +68,6 @@ def doctor(fix: bool, as_json: bool) -> None:
         )
 
 
-def _as_json(check: Check) -> dict[str, object]:
-    shown: dict[str, object] = {"what": check.subject, "state": check.state, "detail": check.detail}
-    return shown | {"fix": check.mend.text() if check.mend else None}
-
-
 def _carry_out(mends: Sequence[Mend], console: Console) -> None:
     """Run each mend that this user may run, and print the others; a command that fails ends its mend."""
     for mend in mends:
@@ -75,13 +78,9 @@ def _carry_out(mends: Sequence[Mend], console: Console) -> None:
 
 
 def _succeeds(command: Sequence[str], console: Console) -> bool:
-    program = program_path(command[0], os.environ)
-    if program is None:
-        console.say(f"✗ {shlex.join(command)}: {command[0]} is not installed")
-        return False
     try:
         process = subprocess.run(
-            [program, *command[1:]],
+            [program_path(command[0], os.environ) or command[0], *command[1:]],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -92,43 +91,26 @@ def _succeeds(command: Sequence[str], console: Console) -> bool:
     except (OSError, subprocess.TimeoutExpired) as error:
         console.say(f"✗ {shlex.join(command)}: {error}")
         return False
-    last_line = (process.stderr or process.stdout).strip().splitlines()[-1:]
-    if process.returncode == 0:
-        console.say(f"✓ {shlex.join(command)}")
-        return True
-    words = "; ".join([f"exit code {process.returncode}", *map(printable, last_line)])
-    console.say(f"✗ {shlex.join(command)}: {words[:300]}")
-    return False
+    if process.returncode:
+        last_line = (process.stderr or process.stdout).strip().splitlines()[-1:]
+        reason = "; ".join([f"exit code {process.returncode}", *map(printable, last_line)])
+        console.say(f"✗ {shlex.join(command)}: {reason[:300]}")
+        return False
+    console.say(f"✓ {shlex.join(command)}")
+    return True
 
 
 def _checks() -> list[Check]:
     gpus, gpu_rows = _check_gpus(read_cdi())
     return [
-        _check_python(),
-        *(_check_package(*row) for row in PACKAGES),
-        *(_check_reader(*row) for row in scanners().items()),
+        Check("python", "ok", platform.python_version()),
+        *(_check_package(name, extra) for extra, names in EXTRAS.items() for name in names.split()),
+        *(_check_reader(*row) for row in SCANNERS.items()),
         *gpu_rows,
         *_check_engine(gpus),
         *_check_shm(),
         _check_disk(),
     ]
-
-
-PACKAGES = (
-    ("numpy", "analysis"),
-    ("pandas", "analysis"),
-    ("matplotlib", "analysis"),
-    ("torch", "workload"),
-    ("triton", "workload"),
-    ("transformers", "workload"),
-    ("docker", "host"),
-)
-
-
-def _check_python() -> Check:
-    good = sys.version_info >= (3, 10)
-    detail = sys.version.split()[0] + ("" if good else ": lab needs 3.10 or newer")
-    return Check("python", "ok" if good else "bad", detail)
 
 
 def _check_package(name: str, extra: str) -> Check:
@@ -153,15 +135,13 @@ def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
         gpus = with_cdi_names(gpus, cdi)
     except LabError as error:
         return [], [Check("gpu", "bad", str(error), _load_driver())]
-    rows = [_gpu_row(gpu) for gpu in gpus] or [_no_gpu_row()]
+    rows = [_gpu_row(gpu) for gpu in gpus]
+    if not gpus and (cards := cards_without_driver(os.environ)):
+        rows = [Check("gpu", "warn", f"{cards}: runs use the CPU", _load_driver())]
+    elif not gpus:
+        rows = [Check("gpu", "-", "none found: runs here use the CPU")]
     rows += [Check("gpu", "warn", note) for note in notes]
     return gpus, rows + [Check("cdi", "warn", problem) for problem in cdi.problems]
-
-
-def _no_gpu_row() -> Check:
-    if cards := cards_without_driver(os.environ):
-        return Check("gpu", "warn", f"{cards}: runs use the CPU", _load_driver())
-    return Check("gpu", "-", "none found: runs here use the CPU")
 
 
 def _load_driver() -> Mend | None:
@@ -177,7 +157,7 @@ def _load_driver() -> Mend | None:
 def _gpu_row(gpu: Gpu) -> Check:
     memory = f"{gpu.mem_bytes / 2**30:.0f} GiB" if gpu.mem_bytes else "memory not reported"
     facts = [gpu.number, gpu.name, gpu.uuid, gpu.arch or "", f"driver {gpu.driver or 'unknown'}", memory]
-    fitting = [name for name in images.names() if suits(images.load(name), gpu)]
+    fitting = fitting_images(gpu)
     advice = f"--image {' or '.join(fitting)}" if fitting else "no image of lab fits it"
     text = " ".join(filter(None, facts))
     node = gpu.render_node

@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from lab.errors import BadDataError, MissingError, StepFailed, needs
-from lab.terminal.integrity import REQUIRE, raise_unless_complete
-from lab.terminal.options import PATH, as_json
+from lab.terminal.findings import REQUIRE, raise_unless_complete
+from lab.terminal.options import PATH, as_json, print_json
 
 
 @click.command()
@@ -21,8 +21,6 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
     Every recording gets a verdict: complete, lossy or unknown, on three axes: rows of the GPU, calls of the
     host, operators of the framework. Files that cannot be read are rows with their reason (exit 5).
     """
-    import msgspec
-
     from lab.recordings.integrity.words import sentences
 
     with needs("analysis"):
@@ -35,7 +33,7 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
             fix="name a trace, an export or a database of a profiler, or a folder of them",
         )
     if as_json:
-        click.echo(msgspec.json.encode(rows).decode())
+        print_json(rows)
     else:
         click.echo("\n\n".join(map(row_text, rows)))
     unread = [row for row in rows if row.error is not None]

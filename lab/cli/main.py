@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 import lab
-from lab.cli.registry import commands
-from lab.cli.removed import RootGroup
+from lab.cli.registry import EXTRAS, REMOVED, commands
+from lab.terminal.group import LazyGroup
 
 if TYPE_CHECKING:
     from lab.errors import LabError
 
 
-EXTRAS = {
-    "analysis": "numpy pandas openpyxl jinja2 matplotlib isal pyarrow",
-    "host": "docker",
-    "mcp": "mcp",
-    "query": "duckdb",
-    "serve": "starlette uvicorn",
-    "slurm": "submitit",
-    "workload": "torch transformers triton",
-}
+class RootGroup(LazyGroup):
+    """The commands of `lab`, and a usage error for each removed one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises UsageError for a removed command, with the new command line for its arguments."""
+        for path, replacement in REMOVED.items():
+            words = path.split()
+            if args[: len(words)] == words and not ctx.resilient_parsing:
+                # By hand, not by str.format: an argument may hold braces, such as {out}.
+                command_line = replacement.replace("{args}", shlex.join(args[len(words) :])).rstrip()
+                # Without a context, so that click prints this line without the usage of `lab` above it.
+                raise click.UsageError(f"`lab {path}` was removed; type: {command_line}")
+        return super().resolve_command(ctx, args)
 
 
 @click.group(
@@ -54,30 +61,25 @@ def main(argv: list[str] | None = None) -> None:
     except click.exceptions.Abort:
         click.echo("lab: interrupted", err=True)
         code = 130
-    except LabError as error:
+    except (LabError, ModuleNotFoundError, OSError) as error:
         from lab.driver.show import show_error
 
-        code = show_error(error)
-    except ModuleNotFoundError as error:
-        from lab.driver.show import show_error
-
-        code = show_error(_missing_package(error))
-    except OSError as error:
-        from lab.driver.show import show_error
-        from lab.errors import path_error
-
-        if error.filename is None:
-            raise
-        code = show_error(path_error(error))
+        code = show_error(_as_lab_error(error))
     if argv is None:
         gc.freeze()  # the process ends here: a last search for garbage would take 20 ms
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _missing_package(error: ModuleNotFoundError) -> LabError:
-    """Name the command that installs a package of an extra. Raises `error` again for any other module."""
-    from lab.errors import MissingError
+def _as_lab_error(error: LabError | ModuleNotFoundError | OSError) -> LabError:
+    """Name the command that installs a package of an extra. Raises `error` again if it is a bug of lab."""
+    from lab.errors import LabError, MissingError, path_error
 
+    if isinstance(error, LabError):
+        return error
+    if isinstance(error, OSError):
+        if error.filename is None:
+            raise error
+        return path_error(error)
     name = (error.name or "").split(".")[0]
     extra = next((extra for extra, packages in EXTRAS.items() if name in packages.split()), None)
     if extra is None:

@@ -12,22 +12,13 @@ Lazy = dict[str, tuple[str, str]]  # command -> (module:attribute, help line)
 
 
 class Room(NamedTuple):
-    """run and read map a command's name to its help line; smoke is its smallest experiment, on a CPU.
-
-    scans maps a kind of file that a C file of the room scans to the module that finds its library. differs
-    maps a module that compares inputs of its own for `lab diff`, by recognises(path) and
-    diff(a, b, repeat_a, as_json), to what it compares. sections are what `lab analyze --only` can be asked
-    for: of each the room has an analyse_NAME() like its analyse().
-    """
+    """run and read map a command's name to its help line; smoke is its smallest experiment, on a CPU."""
 
     name: str
     question: str
     run: dict[str, str]
+    smoke: str
     read: dict[str, str] = {}
-    smoke: str = ""
-    scans: dict[str, str] = {}
-    differs: dict[str, str] = {}
-    sections: tuple[str, ...] = ()
 
 
 ROOMS = (
@@ -40,7 +31,6 @@ ROOMS = (
             "ranks": "Which rank makes the others wait, why, and what a repair gives; hangs.",
         },
         smoke="sweep -c 28 -t 256 --ranks 2",
-        sections=("gemm", "ranks"),
     ),
     Room(
         "nan",
@@ -51,14 +41,6 @@ ROOMS = (
         },
         read={"nan": "Where NaN and Inf are born: analyse runs, read nixnan logs."},
         smoke="nan baseline --model tiny --device cpu --layers 2 --max-new-tokens 2 --timing 0",
-        scans={
-            "nixnan logs": "lab.rooms.nan.nixnan.reading.native.find",
-            "tensors on a CPU": "lab.rooms.nan.watch.native.find",
-        },
-        differs={
-            "lab.rooms.nan.nixnan.cli": "Two nixnan logs, or a folder of logs per run: which sites "
-            "(function, SASS, operand) appeared or vanished, judged against --repeat-a."
-        },
     ),
     Room(
         "nsys",
@@ -66,7 +48,6 @@ ROOMS = (
         run={"nsys": "Profile Transformers, and answer where their GPU time goes."},
         read={"nsys": "Read captures of nsys or torch.profiler: phases, reports, answers."},
         smoke="nsys --model-size tiny --profile-type forward --measure-steps 2",
-        sections=("phases",),
     ),
     Room(
         "kernels",
@@ -74,7 +55,6 @@ ROOMS = (
         run={"kernels": "Profile, replay and price every kernel a model launches."},
         read={"kernels": "Every launch of a model: catalogue, chart, C++, audits."},
         smoke="kernels profile tiny-bloom --max-new-tokens 2",
-        sections=("kernels",),
     ),
     Room(
         "semicrf",
@@ -92,6 +72,24 @@ ROOMS = (
         smoke="trials -n 3 --cell none --cell tf32_off -- python -c pass",
     ),
 )
+
+# What `lab analyze --only` can be asked for -> the room with its analyse_NAME(), like analyse().
+SECTIONS = {
+    "gemm": "lab.rooms.sweep",
+    "ranks": "lab.rooms.sweep",
+    "phases": "lab.rooms.nsys",
+    "kernels": "lab.rooms.kernels",
+}
+
+# What lab scans with C where it can -> the module whose library_state() says whether it does.
+SCANNERS = {
+    "traces": "lab.recordings.kineto.native.find",
+    "nixnan logs": "lab.rooms.nan.nixnan.reading.native.find",
+    "tensors on a CPU": "lab.rooms.nan.watch.native.find",
+}
+
+# What compares nixnan logs for `lab diff`: recognises(path) and diff(a, b, repeat_a, as_json).
+DIFF_OF_LOGS = "lab.rooms.nan.nixnan.cli"
 
 # What could be typed in the release before -> what to type instead; `lab --help` lists none of these.
 # {args} stands for the arguments after the old name. A row goes with the next release.
@@ -119,6 +117,17 @@ REMOVED: dict[str, str] = {
     "images show": "python scripts/images.py show {args}",
 }
 
+# Extra of the package -> the Python packages that it installs.
+EXTRAS = {
+    "analysis": "numpy pandas openpyxl jinja2 matplotlib isal pyarrow",
+    "host": "docker",
+    "mcp": "mcp",
+    "query": "duckdb",
+    "serve": "starlette uvicorn",
+    "slurm": "submitit",
+    "workload": "torch transformers triton",
+}
+
 
 def run_commands() -> Lazy:
     """The experiments of `lab run`."""
@@ -131,25 +140,7 @@ def run_commands() -> Lazy:
 
 def smoke_runs() -> dict[str, tuple[str, ...]]:
     """Each room's smallest experiment, as `lab run` takes it."""
-    return {room.name: tuple(room.smoke.split()) for room in ROOMS if room.smoke}
-
-
-def scanners() -> dict[str, str]:
-    """Each kind of file that lab scans with C where it can, and the module whose library_state() says so."""
-    return {
-        "traces": "lab.recordings.kineto.native.find",
-        **{kind: module for room in ROOMS for kind, module in room.scans.items()},
-    }
-
-
-def differs() -> dict[str, str]:
-    """Modules of rooms that compare inputs of their own, and what each compares."""
-    return {module: text for room in ROOMS for module, text in room.differs.items()}
-
-
-def sections() -> dict[str, str]:
-    """What `lab analyze --only` can be asked for, and the module of the room that has it."""
-    return {name: f"lab.rooms.{room.name}" for room in ROOMS for name in room.sections}
+    return {room.name: tuple(room.smoke.split()) for room in ROOMS}
 
 
 def commands() -> Lazy:
@@ -170,10 +161,7 @@ def commands() -> Lazy:
         "serve": ("lab.serve.cli:serve", "All runs below a folder as pages on this machine."),
         "query": ("lab.serve.cli:query", "Ask all runs below a folder in SQL."),
         "mcp": ("lab.serve.cli:mcp", "Read-only tools over all runs for an assistant (MCP, stdio)."),
-        "export": (
-            "lab.serve.cli:export",
-            "Runs and recordings for Perfetto, Chrome, Excel, Parquet.",
-        ),
+        "export": ("lab.serve.cli:export", "Runs and recordings for Perfetto, Chrome, Excel, Parquet."),
         "runs": ("lab.cli.runs:runs", "List, show, stop and clean up runs."),
         "fetch": ("lab.cli.fetch:fetch", "Download a model into the cache that steps read."),
         "setup": ("lab.cli.setup:setup", "Get the image for this machine, try it, print the next command."),

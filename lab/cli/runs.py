@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import click
-import msgspec
 
 from lab.core.manifest import Manifest
 from lab.core.run import Run, list_runs
-from lab.core.step import Status
 from lab.core.words import plural, printable
 from lab.driver.drive import stop_run
 from lab.errors import BadDataError, LabError, not_here
 from lab.terminal.console import Console
 from lab.terminal.group import Group
-from lab.terminal.options import as_json
+from lab.terminal.options import as_json, print_json
 
 DEFAULT = Path("experiments")  # missing before the first run
 
@@ -41,7 +40,7 @@ def runs_list(folder: Path, as_json: bool) -> None:
             else {"folder": str(path), "room": m.room, "created_utc": m.created_utc, "steps": _counts(m)}
             for path, m in manifests
         ]
-        click.echo(msgspec.json.encode(rows).decode())
+        print_json(rows)
     for path, manifest in () if as_json else manifests:
         if isinstance(manifest, LabError):
             _say(f"{path}  unreadable: {manifest.problem}")
@@ -68,15 +67,11 @@ def runs_stop(folder: Path) -> None:
 @runs.command("reap")
 @click.option("--running", is_flag=True, help="Also those that still run.")
 @click.option("--slurm-job", metavar="ID", help="Only those of this job, running or not: for an Epilog.")
-@as_json("What was removed")
-def runs_reap(running: bool, slurm_job: str | None, as_json: bool) -> None:
+def runs_reap(running: bool, slurm_job: str | None) -> None:
     """Remove containers of lab whose driver is dead and whose result will not be collected."""
     from lab.engines.docker.leftovers import reap
 
     removed = reap(running=running, slurm_job=slurm_job)
-    if as_json:
-        click.echo(msgspec.json.encode(removed).decode())
-        return
     for container in removed:
         click.echo(
             f"removed {container.name} ({container.state}, run {container.run_dir}, step {container.step})"
@@ -91,7 +86,7 @@ def runs_show(folder: Path, as_json: bool) -> None:
     """Show what a run is, and the outcome of each step."""
     manifest = Run.open(folder).manifest
     if as_json:
-        click.echo(msgspec.json.encode(manifest).decode())
+        print_json(manifest)
         return
     _say(f"{manifest.id}: room {manifest.room}, {manifest.kind.value}, {manifest.created_utc}")
     _say(
@@ -102,13 +97,9 @@ def runs_show(folder: Path, as_json: bool) -> None:
         _say(f"GPU {gpu.index}: {gpu.name} {gpu.uuid} driver {gpu.driver}")
     for record in manifest.steps:
         outcome = record.outcome
-        state = (
-            f"{outcome.status.value:12} {outcome.seconds:8.1f} s  {outcome.reason}"
-            if outcome
-            else "running or killed"
-            if record.attempts
-            else "planned"
-        )
+        state = "running or killed" if record.attempts else "planned"
+        if outcome:
+            state = f"{outcome.status.value:12} {outcome.seconds:8.1f} s  {outcome.reason}"
         _say(f"  {record.step.name:24} {state}".rstrip())
 
 
@@ -117,16 +108,13 @@ def _say(line: str) -> None:
     click.echo(printable(line.replace("\n", "\\n")))
 
 
-def _counts(manifest: Manifest) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for record in manifest.steps:
-        word = record.outcome.status.value if record.outcome else "planned"
-        counts[word] = counts.get(word, 0) + 1
-    return counts
+def _counts(manifest: Manifest) -> Counter[str]:
+    outcomes = [record.outcome for record in manifest.steps]
+    return Counter(outcome.status.value if outcome else "planned" for outcome in outcomes)
 
 
 def _counts_text(manifest: Manifest) -> str:
     counts = _counts(manifest)
-    finished = counts.get(Status.ok.value, 0) + counts.get(Status.skipped.value, 0)
+    finished = counts["ok"] + counts["skipped"]
     open_or_bad = [f"{n} {word}" for word, n in counts.items() if word not in ("ok", "skipped")]
     return ", ".join([f"{manifest.room}: {finished}/{len(manifest.steps)} done", *open_or_bad])

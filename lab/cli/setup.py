@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
 import lab
-from lab.cli.images import lab_difference
+from lab.cli.images import lab_difference, show_rows, smoke_box
 from lab.core.checkup import Check
 from lab.core.gpu import Gpu
-from lab.engines.docker.client import Nature, ask
-from lab.engines.docker.host import device_gids
 from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import Found, look
@@ -25,12 +22,12 @@ from lab.images import smoke as imagesmoke
 from lab.images.acquire import Way
 from lab.images.docker_cli import ANSWER_S, engine_cli, id_of, listed
 from lab.images.endpoint import endpoint_of
-from lab.images.preflight import suits
-from lab.images.spec import load, names
+from lab.images.preflight import fitting_images, suits
+from lab.images.spec import load
 from lab.images.targets import Target, targets
 from lab.images.tree import ROOT, is_tree
 from lab.terminal.console import Console
-from lab.terminal.options import as_json, quiet
+from lab.terminal.options import quiet
 
 
 @click.command()
@@ -44,19 +41,9 @@ from lab.terminal.options import as_json, quiet
     metavar="FILE",
     help="The images.json of a release: images by digest.",
 )
-@click.option("--base", metavar="REF", help="Build on this image instead of the one image.toml names.")
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be pulled or built, and do nothing.")
-@as_json("What is here now")
 @quiet("Hide the builder's own output.")
-def setup(
-    image: str | None,
-    registry: str | None,
-    release: Path | None,
-    base: str | None,
-    dry_run: bool,
-    as_json: bool,
-    quiet: bool,
-) -> None:
+def setup(image: str | None, registry: str | None, release: Path | None, dry_run: bool, quiet: bool) -> None:
     """Bring the image that this machine's GPUs need, and lab/cpu, which analyses; try them; say what is next.
 
     The engine is looked at first, and the image is tried with one of the GPUs, which it has to see.
@@ -74,36 +61,35 @@ def setup(
         image = image_for(gpus)
     asked = targets([image])
     image = asked[0].image  # a target's name, such as cpu-torch, is no --image
-    mine = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
-    if not mine and load(image).vendor != "none":
+    suited = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
+    if not suited and load(image).vendor != "none":
         console.say(f"note: no GPU here fits the image {image}: it is tried without one")
-    unreachable = _look_at_engine(mine, console)
+    unreachable = _look_at_engine(suited, console)
     wanted = list({target.name: target for target in (*asked, *targets(["cpu"])[:1])}.values())
     ways = _ways(wanted, acquire.registry_given(registry), release)
     if not dry_run:
         for target, way in zip(wanted, ways, strict=True):
-            _bring(target, way, base, console)
-        _try(wanted, mine if not unreachable else [], console)
-    if as_json:
-        click.echo(msgspec.json.encode({"image": image, "ways": ways}).decode())
-    for way in () if as_json else ways:
+            _bring(target, way, console)
+        # lab starts in each image, as the caller, without network or rights, and sees the GPU it is given.
+        box = smoke_box(() if unreachable else suited)
+        show_rows(imagesmoke.smoke([target.name for target in wanted], {}, box=box), console.say)
+    for way in ways:
         click.echo(f"{way.action:5} {way.target} {way.ref}".rstrip())
     present = [t for t, way in zip(wanted, ways, strict=True) if way.action == "here" or not dry_run]
     if differences := [difference for target in present if (difference := lab_difference(target))]:
         raise StepFailed("; ".join(differences))
     if unreachable:
         raise StepFailed(f"the GPUs do not reach containers: {unreachable.detail}", fix=_cure(unreachable))
-    if not as_json:
-        ranks = " --ranks 2" if image == "cpu" else ""
-        click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
+    ranks = " --ranks 2" if image == "cpu" else ""
+    click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
 
 
 def _gpus(image: str | None) -> Found:
     """This host's GPUs, unless an image without GPUs is asked for, which a broken driver does not concern."""
     if image is not None and load(targets([image])[0].image).vendor == "none":
         return Found([])
-    found = look()
-    return found._replace(gpus=with_cdi_names(found.gpus, read_cdi()))
+    gpus, notes = look()
+    return Found(with_cdi_names(gpus, read_cdi()), notes)
 
 
 def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
@@ -130,14 +116,14 @@ def image_for(gpus: Sequence[Gpu]) -> str:
     if not gpus:
         return "cpu"
     gpu = gpus[0]
-    fitting = [image for image in map(load, names()) if suits(image, gpu)]
+    fitting = fitting_images(gpu)
     if not fitting:
         raise GpuError(
             f"no image has code for {gpu.name} ({gpu.vendor} {gpu.arch or 'of unknown architecture'}, "
             f"driver {gpu.driver or 'unknown'})",
             fix="lab images list shows what there is; lab setup cpu works without the GPU",
         )
-    return fitting[0].name
+    return fitting[0]
 
 
 def _ways(wanted: Sequence[Target], registry: str | None, release: Path | None) -> list[Way]:
@@ -163,13 +149,10 @@ def _version_here(cli: Sequence[str], target: Target) -> str:
     return f"{version} with other content"
 
 
-def _bring(target: Target, way: Way, base: str | None, console: Console) -> None:
+def _bring(target: Target, way: Way, console: Console) -> None:
     if way.action == "pull":
-        cli = engine_cli()
-        if cli is None:
-            raise EngineError("neither docker nor podman is on PATH", fix="install one: see lab doctor")
         console.say(f"pulling {way.ref}")
-        console.say(f"✓ {target.ref} is {acquire.pull(cli, way, target, console.detail)}")
+        console.say(f"✓ {target.ref} is {acquire.pull(engine_cli() or (), way, target, console.detail)}")
         if not is_tree(ROOT) and lab_difference(target):
             raise BadDataError(
                 f"the image holds another lab {lab.__version__} than is installed here, so runs refuse it",
@@ -177,22 +160,10 @@ def _bring(target: Target, way: Way, base: str | None, console: Console) -> None
                 fix="install the wheel of the same release; or lab run --host-lab mount",
             )
     elif way.action == "build":
-        for done in imagebuild.build([target.name], base=base, network="host", say=console.detail):
-            console.say(f"✓ {done.ref}: built in {done.seconds:.1f} s")
+        for built in imagebuild.build([target.name], base=None, say=console.detail):
+            console.say(f"✓ {built.ref}: built in {built.seconds:.1f} s")
         if id_of(target.ref, listed()) is None:
             raise EngineError(
                 f"{target.ref} was built, but not by the engine at {endpoint_of(os.environ)}, which runs use",
                 fix=f"docker save {target.ref} | podman load",
             )
-
-
-def _try(wanted: Sequence[Target], gpus: Sequence[Gpu], console: Console) -> None:
-    """lab starts in each image, as the caller, without network or rights, and sees the GPU it is given."""
-    nature = ask(endpoint_of(os.environ), ANSWER_S) or Nature()
-    box = imagesmoke.Box(nature.user_mapping, nature.cdi, tuple(gpus), device_gids(gpus))
-    rows = list(imagesmoke.smoke([target.name for target in wanted], {}, box=box))
-    failed = [f"{row.image}: {row.check}: {row.detail}" for row in rows if row.state == "failed"]
-    for row in rows:
-        console.detail(f"{row.state:6} {row.image} {row.check}")
-    if failed:
-        raise StepFailed("an image that was brought here does not run: " + "; ".join(failed))

@@ -6,11 +6,11 @@ files. So every image gets the same wheel, and an edit of lab rebuilds nothing e
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -44,7 +44,7 @@ def build(
     names: Sequence[str],
     *,
     base: str | None,
-    network: str,
+    network: str = "host",
     say: Say,
     build_args: Sequence[str] = (),
     root: Path = ROOT,
@@ -72,43 +72,30 @@ def build(
 
 
 def plan(
-    names: Sequence[str],
-    *,
-    base: str | None,
-    network: str,
-    build_args: Sequence[str] = (),
-    root: Path = ROOT,
-) -> list[dict[str, Any]]:
-    """What `build` would run, with placeholders for what only a build finds out. Builds nothing."""
+    names: Sequence[str], *, base: str | None, build_args: Sequence[str] = (), root: Path = ROOT
+) -> list[str]:
+    """The command that would build each image, with placeholders for its wheel. Builds nothing."""
     wanted = targets(names)
     user_arguments = parse_given(build_args, wanted, root)
-    builder, note = with_buildkit("docker"), ""
     try:
         builder = find_builder()
-    except EngineError as error:
-        note = error.problem
-    wheel = Wheel(name="<the wheel of lab>", sha256="<its sha256>")
-    return [
-        {
-            "name": target.name,
-            "ref": target.ref,
-            "base": base or target.base_ref,
-            "wheels": target.wheels,
-            "env": builder.env,
-            "note": note,
-            "argv": build_argv(
-                target,
-                builder,
-                wheel,
-                base=base,
-                network=network,
-                user_arguments=user_arguments,
-                iidfile=Path("<file>"),
-                root=root,
-            ),
-        }
-        for target in wanted
-    ]
+    except EngineError:  # the command may be meant for another machine
+        builder = with_buildkit("docker")
+    commands = []
+    for target in wanted:
+        argv = build_argv(
+            target,
+            builder,
+            Wheel(name="<the wheel of lab>", sha256="<its sha256>"),
+            base=base,
+            network="host",
+            user_arguments=user_arguments,
+            iidfile=Path("<file>"),
+            root=root,
+        )
+        env = [f"{name}={value}" for name, value in builder.env.items()]
+        commands.append(" ".join([*env, shlex.join(argv)]))
+    return commands
 
 
 def build_argv(

@@ -1,4 +1,4 @@
-"""Whether an image is made for these GPUs and their driver, by what image.toml claims. Pure."""
+"""Whether an image is made for these GPUs and their driver, by what image.toml claims."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from lab.core.gpu import Gpu
 from lab.errors import GpuError
+from lab.images import spec
 from lab.images.compare import serves
 from lab.images.spec import Image
 
@@ -43,6 +44,11 @@ def driver_suffices(image: Image, gpu: Gpu) -> bool:
 
 def suits(image: Image, gpu: Gpu) -> bool:
     return image.vendor == gpu.vendor and has_code(image, gpu) and driver_suffices(image, gpu)
+
+
+def fitting_images(gpu: Gpu) -> list[str]:
+    """The names of the images that fit this GPU and its driver."""
+    return [name for name in spec.names() if suits(spec.load(name), gpu)]
 
 
 def _other_image(gpu: Gpu, catalogue: Sequence[Image]) -> str:

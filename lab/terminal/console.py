@@ -1,17 +1,13 @@
-"""Show the progress of steps: live on a terminal, in plain lines elsewhere."""
+"""Show the progress of steps in plain lines."""
 
 from __future__ import annotations
 
 import sys
 import threading
-import time
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from lab.core.step import Outcome, Status, Step
 from lab.secrets import redact, secret_values
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 MARKS = {Status.ok: "✓", Status.skipped: "-"}
 
@@ -24,15 +20,11 @@ class Console:
         self.quiet = quiet
         self._secrets = secret_values()
         self._mutex = threading.Lock()
-        self._live: Progress | None = None
 
     def say(self, text: str) -> None:
         text = redact(text, self._secrets)
         with self._mutex:
-            if self._live is not None:
-                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-            else:
-                print(text, file=self.stream, flush=True)
+            print(text, file=self.stream, flush=True)
 
     def detail(self, text: str) -> None:
         if not self.quiet:
@@ -43,58 +35,33 @@ class Console:
 
 
 class StepDisplay:
-    """A Watcher that shows one bar over all steps, and each step's lines as they come."""
+    """A Watcher that shows how many steps have started, and each step's lines as they come."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console, self._total = console, total
         self._ended = 0
-        self._began: dict[str, float] = {}
         self._skipped: list[tuple[str, str]] = []  # names and reasons, not printed yet
 
     def __enter__(self) -> StepDisplay:
-        if self._console.stream.isatty():
-            from rich.console import Console as RichConsole
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=RichConsole(file=self._console.stream),
-                transient=True,
-            )
-            self._task = live.add_task("steps", total=self._total)
-            live.start()
-            self._console._live = live
         return self
 
     def __exit__(self, *_: object) -> None:
         self._say_skipped()
-        if self._console._live is not None:
-            self._console._live.stop()
-            self._console._live = None
 
     def begin(self, step: Step) -> None:
         self._say_skipped()
-        self._began[step.name] = time.monotonic()
         self._console.say(f"> {step.name} starts ({self._ended + 1} of {self._total})")
-        self._describe()
 
     def line(self, step: Step, line: str) -> None:
         self._console.detail(f"  [{step.name}] {line}")
 
     def end(self, step: Step, outcome: Outcome) -> None:
-        self._began.pop(step.name, None)
         self._ended += 1
         if outcome.status is Status.skipped:
             self._skipped.append((step.name, outcome.reason))
         else:
             self._say_skipped()
             self._say_end(step, outcome)
-        if self._console._live is not None:
-            self._console._live.advance(self._task)
-        self._describe()
 
     def _say_end(self, step: Step, outcome: Outcome) -> None:
         mark = MARKS.get(outcome.status, "✗")
@@ -110,7 +77,3 @@ class StepDisplay:
             names = [name for name, cause in skipped if cause == reason]
             named = names[0] if len(names) == 1 else f"{len(names)} steps, {names[0]} to {names[-1]}"
             self._console.say(f"- {named}: skipped{f' - {reason}' if reason else ''}")
-
-    def _describe(self) -> None:
-        if self._console._live is not None:
-            self._console._live.update(self._task, description=", ".join(self._began) or "steps")

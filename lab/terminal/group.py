@@ -1,6 +1,9 @@
-"""A click group with whole sentences in its list of commands, and suggestions for mistyped ones."""
+"""Groups of commands: full sentences in lists, suggestions for typos, commands imported when called."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 import click
 
@@ -24,8 +27,33 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, c.get_short_help_str(limit=1000)) for name, c in commands if c and not c.hidden]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
+        with formatter.section("Commands"):
+            formatter.write_dl(self.help_lines())
+
+    def help_lines(self) -> list[tuple[str, str]]:
+        """Each command with its line in --help."""
+        return [(name, c.get_short_help_str(limit=1000)) for name, c in sorted(self.commands.items())]
+
+
+class LazyGroup(Group):
+    """A group that imports a command when it is called.
+
+    lazy: command -> (module:attribute, help line).
+    """
+
+    def __init__(self, *args: Any, lazy: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self._lazy:
+            return None
+        module, _, attribute = self._lazy[name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def help_lines(self) -> list[tuple[str, str]]:
+        return [(name, text) for name, (_, text) in self._lazy.items()]

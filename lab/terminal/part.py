@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from lab.errors import UsageError
-from lab.terminal.click_types import with_options
+from lab.terminal.options import with_options
 
 _UNITS_NS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _TIME = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(ns|us|ms|s)?")
@@ -58,18 +58,15 @@ class PartOptions:
         return self.from_time is not None or self.to_time is not None
 
 
-def check_part(part: PartOptions) -> None:
-    """Raises UsageError for times and steps that cannot be parsed, before anything is read."""
+def part_options(flags: dict[str, Any]) -> PartOptions:
+    """Take the flags of PART out of all flags. Raises UsageError for a time or step that cannot be parsed."""
+    part = PartOptions(**{name: flags.pop(name, None) for name in PartOptions.__dataclass_fields__})
     for text, option in ((part.from_time, "--from"), (part.to_time, "--to")):
         if text is not None:
             parse_time_ns(text, option)
     if part.step:
         parse_steps(part.step)
-
-
-def part_options(flags: dict[str, Any]) -> PartOptions:
-    """Take the flags of PART out of all flags."""
-    return PartOptions(**{name: flags.pop(name) for name in PartOptions.__dataclass_fields__})
+    return part
 
 
 def parse_time_ns(text: str, option: str) -> int:
@@ -123,15 +120,8 @@ def phase_names(options: Sequence[str], *, named: bool = False) -> Any:
     return PhaseNames(tuple(patterns))
 
 
-def projections(file: Path, attribution: str, names: Any, part: PartOptions, **settings: Any) -> list[Any]:
-    """`projections_of` of a recording that is read first."""
-    from lab.recordings.load import load_capture
-
-    return projections_of(load_capture(file), attribution, names, part, **settings)
-
-
-def projections_of(
-    capture: Any,
+def projections(
+    recording: Any,
     attribution: str,
     names: Any,
     part: PartOptions,
@@ -139,12 +129,16 @@ def projections_of(
     together: bool = False,
     captures: Sequence[Path] | None = None,
 ) -> list[tuple[int, Any]]:
-    """`project_part` for the options as typed; -> (index of the process, its projection) for each process."""
+    """`project_part` for the options as typed; -> (index of the process, its projection) for each process.
+
+    recording: a capture, or the path of one.
+    """
+    from lab.recordings.load import load_capture
     from lab.recordings.parts import project_part
     from lab.recordings.processes import with_processes
     from lab.recordings.projection import Wanted, first_ns
 
-    capture = with_processes(capture)
+    capture = with_processes(load_capture(recording) if isinstance(recording, Path) else recording)
     start_ns = first_ns(capture)
     from_ns = None if part.from_time is None else start_ns + parse_time_ns(part.from_time, "--from")
     to_ns = None if part.to_time is None else start_ns + parse_time_ns(part.to_time, "--to")

@@ -14,7 +14,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from lab.cli.registry import scanners
+from lab.cli.registry import SCANNERS
 from lab.core.checkup import join_group_of
 from lab.core.native import C
 
@@ -85,11 +85,11 @@ def test_each_scanner_says_which_form_is_in_use_and_why(settings, said, box, tmp
     done = lab("doctor", "--json", env=env, cwd=tmp_path)
     readers = [row for row in json.loads(done.stdout) if row["what"] == "reader"]
     names = ["traces", "nixnan logs", "tensors on a CPU"]
-    assert [row["detail"].split(":")[0] for row in readers] == list(scanners()) == names
+    assert [row["detail"].split(":")[0] for row in readers] == list(SCANNERS) == names
     for row in readers:
         assert row["state"] == "ok" and row["detail"].split(": ", 1)[1].startswith(said), row
     uses = "import sys, importlib; print(importlib.import_module(sys.argv[1]).library() is not None)"
-    for module in scanners().values():
+    for module in SCANNERS.values():
         used = subprocess.check_output([sys.executable, "-c", uses, module], env=env, text=True)
         assert used == f"{said == 'native'}\n"
 

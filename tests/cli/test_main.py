@@ -52,7 +52,6 @@ HELP = [
     ["runs", "stop"],
     ["runs", "reap"],
     ["images", "list"],
-    ["images", "show"],
 ]
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,10 @@ from lab.engines.docker.engine import DockerEngine
 from lab.errors import MissingError
 from lab.images import check as imagecheck
 from lab.images import spec as images
-from lab.images.build import build, plan
+from lab.images.build import build, build_argv, plan
+from lab.images.builders import Builder
+from lab.images.targets import Target, targets
+from lab.images.wheel import Wheel
 from lab.images.wheelhouse import WHEELHOUSE
 from tests.built import REPOSITORY, images_folder, own_image_names
 from tests.conftest import ROOT
@@ -28,12 +32,9 @@ def test_images_cannot_be_built_without_the_source_tree(tmp_path):
 
 def test_a_plan_builds_nothing_and_needs_no_builder(dockers):
     dockers()
-    rows = plan(["cpu"], base="local/x", network="none")
-    assert [row["ref"] for row in rows] == [
-        "localhost/lab/cpu",
-        "localhost/lab/cpu-torch",
-    ] and "no docker program" in rows[0]["note"]
-    assert rows[1]["wheels"] == ("torch==2.13.0",) and "BASE_IMAGE=local/x" in rows[0]["argv"]
+    commands = plan(["cpu"], base="local/x")
+    assert [line.split()[-2] for line in commands] == ["localhost/lab/cpu", "localhost/lab/cpu-torch"]
+    assert all("BASE_IMAGE=local/x" in line and "DOCKER_BUILDKIT=1" in line for line in commands)
 
 
 def in_container(ref: str, *words: str) -> str:
@@ -115,16 +116,21 @@ def test_one_changed_line_rebuilds_the_wheel_and_no_dependency(
 # The tests' images and a user's
 
 
-def test_the_tests_build_under_names_of_their_own_with_a_label(dockers):
+def test_the_tests_build_under_names_of_their_own_with_a_label():
     """Two users' images were replaced by tests, once with a mutated lab in them."""
-    dockers()
     with own_image_names():
-        argvs = [row["argv"] for row in plan([], base="local/x", network="none")]
+        argvs = [_argv(target) for target in targets()]
     tags = [argv[argv.index("--tag") + 1] for argv in argvs]
     assert len(tags) == 5 and all(tag.startswith(f"{REPOSITORY}/") for tag in tags), tags
     assert all(argv[argv.index("--label") + 1] == "lab.test=1" for argv in argvs)
-    argvs = [row["argv"] for row in plan([], base="local/x", network="none")]
+    argvs = [_argv(target) for target in targets()]
     assert not any("--label" in argv or REPOSITORY in str(argv) for argv in argvs), "a user's build"
+
+
+def _argv(target: Target) -> list[str]:
+    builder = Builder(docker="docker", argv=("docker", "build"))
+    wheel = Wheel(name="lab.whl", sha256="0")
+    return build_argv(target, builder, wheel, base="local/x", network="none", iidfile=Path("i"), root=ROOT)
 
 
 def image_record(ref: str) -> dict:

@@ -37,10 +37,9 @@ def test_check_tells_a_broken_image_from_the_sound_ones_and_fails(tmp_path):
 
 
 def test_the_command_line_prints_a_plan_and_refuses_an_unknown_image():
-    done = lab("images", "build", "rocm70", "--dry-run", "--json")
-    (row,) = json.loads(done.stdout)
-    assert done.returncode == 0 and row["argv"][-3:] == ["--tag", "localhost/lab/rocm70", "."]
-    assert "--file docker/rocm70.Dockerfile" in lab("images", "build", "rocm70", "--dry-run").stdout
+    done = lab("images", "build", "rocm70", "--dry-run")
+    assert done.returncode == 0 and done.stdout.endswith(" --tag localhost/lab/rocm70 .\n")
+    assert "--file docker/rocm70.Dockerfile" in done.stdout
     for command in ("build", "check"):
         wrong = lab("images", command, "rocm71")
         assert wrong.returncode == 2 and "unknown image 'rocm71'" in wrong.stderr

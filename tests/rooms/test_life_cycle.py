@@ -37,7 +37,7 @@ def analyse(folder, out, run, progress):
     "cli.py": '''import click
 
 from lab.core.plan import Experiment
-from lab.terminal.click_types import options_of
+from lab.terminal.options import options_of
 
 
 @click.command("tiny")

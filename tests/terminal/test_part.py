@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.errors import UsageError
-from lab.terminal.part import PartOptions, check_part, parse_steps, parse_time_ns, phase_names
+from lab.terminal.part import PartOptions, parse_steps, parse_time_ns, part_options, phase_names
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,9 @@ def test_a_phase_of_ones_own_may_be_named_or_guessed():
 
 
 def test_what_cannot_be_asked_is_refused_before_anything_is_read():
-    check_part(PartOptions(range_name="x", step="3,7-9", from_time="1ms", to_time="2ms"))
-    for part in (PartOptions(step="x"), PartOptions(from_time="1h"), PartOptions(to_time="")):
+    flags = {"range_name": "x", "step": "3,7-9", "from_time": "1ms", "to_time": "2ms", "out": "o"}
+    assert part_options(flags).step == "3,7-9" and flags == {"out": "o"}
+    for words in ({"step": "x"}, {"from_time": "1h"}, {"to_time": ""}):
         with pytest.raises(UsageError):
-            check_part(part)
+            part_options(words)
     assert PartOptions(to_time="1ms").is_window and not PartOptions(step="1").is_window

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from lab.terminal.lazy import LazyGroup
+from lab.terminal.group import LazyGroup
 
 RUN = {
     "profile": (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from lab.terminal.click_types import with_options
-from lab.terminal.options import as_json, option, out
+from lab.terminal.options import as_json, option, out, with_options
 
 # Commands that rebuild a recording.
 SOURCE = with_options(

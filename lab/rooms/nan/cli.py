@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.rooms.nan.options import EXPERIMENTS, NIXNAN, TRAINING, WATCH
-from lab.terminal.click_types import options_of
-from lab.terminal.lazy import LazyGroup
+from lab.terminal.group import LazyGroup
+from lab.terminal.options import options_of
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment

@@ -6,17 +6,14 @@ from pathlib import Path
 
 import click
 
-from lab.terminal.click_types import with_options
 from lab.terminal.options import (
     ABOVE_ZERO,
     ONE_OR_MORE,
     ZERO_OR_MORE,
     choice,
-    device,
-    dtype,
-    model,
     option,
     seed,
+    with_options,
 )
 
 _MODEL_HELP = "Hub id, folder, tiny or 7b-shape (the last two are offline, with random weights)."
@@ -24,7 +21,7 @@ _QUANT_HELP = "Quantization of the baseline. auto: 4bit for models that are load
 
 EXPERIMENTS = with_options(
     click.argument("experiment", nargs=-1, required=True),
-    model("tiny", _MODEL_HELP),
+    option("--model", default="tiny", help=_MODEL_HELP),
     click.option("--layers", type=click.IntRange(min=1), help="Layers of tiny or 7b-shape. [default: 4, 32]"),
     option(
         "--prompt",
@@ -34,10 +31,10 @@ EXPERIMENTS = with_options(
     ),
     option("--max-new-tokens", type=ONE_OR_MORE, default=50, help="Tokens to generate, exactly."),
     seed(),
-    dtype("float16 bfloat16 float32", "Type of the baseline's weights and computation."),
+    choice("--dtype", "float16 bfloat16 float32", "Type of the baseline's weights and computation."),
     choice("--attn", "auto eager sdpa flash_attention_2", "Attention of the baseline."),
     choice("--quant", "auto none 4bit", _QUANT_HELP),
-    device(),
+    choice("--device", "auto cuda cpu", "Where the model runs. auto: the GPU if there is one."),
     option("--scale", type=ABOVE_ZERO, default=0.5, help="Factor of attention_scale."),
     option("--clip", type=ABOVE_ZERO, default=10.0, help="Limit of attention_clip."),
     option("--eps", type=ABOVE_ZERO, default=1e-3, help="Epsilon of layernorm_eps."),

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.terminal.click_types import options_of
-from lab.terminal.lazy import LazyGroup
-from lab.terminal.options import choice, dtype, option, seed
+from lab.terminal.group import LazyGroup
+from lab.terminal.options import choice, option, options_of, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 )
 @choice("--softmax", "plain fused", "The course's softmax of five kernels, or torch's of one.")
 @click.option("--fused-qkv", is_flag=True, help="One GEMM for query, key and value.")
-@dtype("fp32 tf32 bf16 fp16", "Type of the matrix products; bf16 and fp16 by autocast.")
+@choice("--dtype", "fp32 tf32 bf16 fp16", "Type of the matrix products; bf16 and fp16 by autocast.")
 @seed(0, "Seed of weights and tokens.")
 @choice("--collector", "auto nsys kineto", "auto: nsys where it works, else torch.profiler.")
 @option("--twin/--no-twin", default=True, help="Time the same steps without a profiler too.")
@@ -90,7 +89,7 @@ def config_of(flags: dict[str, Any]) -> Any:
     import msgspec
 
     from lab.rooms.nsys import config
-    from lab.terminal.click_types import parse_int_list
+    from lab.terminal.options import parse_int_list
 
     readers: dict[str, Callable[[Any], Any]] = {
         "parts": config.parse_parts,

@@ -16,9 +16,8 @@ from lab.rooms.semicrf.options import (
     train_config,
     with_corpus_path,
 )
-from lab.terminal.click_types import options_of, with_options
 from lab.terminal.group import Group
-from lab.terminal.options import ONE_OR_MORE, choice, option, seed
+from lab.terminal.options import ONE_OR_MORE, choice, option, options_of, seed, with_options
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.rooms.semicrf.config import BACKENDS, GUIDE_BACKENDS, PRESETS
-from lab.terminal.click_types import Finite, options_of
-from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, option, seed
+from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, Finite, option, options_of, seed
 
 if TYPE_CHECKING:
     _NamesParam = click.ParamType[list[str]]

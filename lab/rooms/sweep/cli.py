@@ -12,8 +12,7 @@ from click.core import ParameterSource
 from lab.rooms.sweep.gemm.cli import gemm
 from lab.rooms.sweep.knobs import ALGORITHMS, PROTOCOLS
 from lab.rooms.sweep.ranks.cli import ranks
-from lab.terminal.click_types import IntList, WordList, options_of
-from lab.terminal.options import ONE_OR_MORE, choice, option, seed
+from lab.terminal.options import ONE_OR_MORE, IntList, WordList, choice, option, options_of, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment

@@ -9,8 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.terminal.click_types import options_of
-from lab.terminal.options import ABOVE_ZERO, ONE_OR_MORE, PATH, ZERO_OR_MORE, as_json, choice, option, seed
+from lab.terminal.options import (
+    ABOVE_ZERO,
+    ONE_OR_MORE,
+    PATH,
+    ZERO_OR_MORE,
+    as_json,
+    choice,
+    option,
+    options_of,
+    seed,
+)
 
 if TYPE_CHECKING:
     from lab.core.options import Options

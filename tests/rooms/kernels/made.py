@@ -30,6 +30,7 @@ def generation(
                 start + 60 + 100 * layer,
                 10,
                 op=op,
+                call_us=start + 45 + 100 * layer,
                 **{"shared memory": 512, "registers per thread": 90},
             )
         op = writer.op("aten::add", start + 300, 20)
@@ -38,6 +39,7 @@ def generation(
             start + 340,
             2,
             op=op,
+            call_us=start + 315,
         )
         op = writer.op(
             "aten::cat",
@@ -49,7 +51,10 @@ def generation(
                 "Concrete Inputs": ["", "1"],
             },
         )
-        writer.kernel("Memcpy DtoD (Device -> Device)", start + 440, 1, op=op, bytes=8 * (forward + 1))
+        copied = 8 * (forward + 1)
+        writer.kernel(
+            "Memcpy DtoD (Device -> Device)", start + 440, 1, op=op, call_us=start + 415, bytes=copied
+        )
         if comm:
             writer.all_reduce(1024, start + 62, 8)
     return writer

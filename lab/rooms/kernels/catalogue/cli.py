@@ -12,8 +12,8 @@ import msgspec
 from lab.errors import BadDataError, StepFailed, needs
 from lab.rooms.kernels.catalogue.sources import home_of, trails_of
 from lab.rooms.kernels.options import CAPTURE, INDUCTOR, OUT, TABLE_OUTPUT, TRACES
-from lab.terminal.integrity import REQUIRE, raise_for_lacks
-from lab.terminal.part import PART, PHASE, check_part, part_options, phase_names
+from lab.terminal.findings import REQUIRE, raise_for_lacks
+from lab.terminal.part import PART, PHASE, part_options, phase_names
 
 if TYPE_CHECKING:
     from lab.recordings.lacks import Lack
@@ -144,9 +144,7 @@ def _ask(flags: dict[str, Any], phases: Sequence[str]) -> Ask:
     """The part that was asked for. Raises UsageError for what is no time, step or phase."""
     with needs("analysis"):
         from lab.rooms.kernels.catalogue.parts import Ask
-    part = part_options(flags)
-    check_part(part)
-    return Ask(part, phase_names(phases))
+    return Ask(part_options(flags), phase_names(phases))
 
 
 def _read(

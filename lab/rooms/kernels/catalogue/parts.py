@@ -16,7 +16,7 @@ from lab.recordings.as_trace import Loaded
 from lab.recordings.capture import OP, Capture
 from lab.recordings.processes import with_processes
 from lab.recordings.projection import PhaseNames, offers
-from lab.terminal.part import PartOptions, projections_of
+from lab.terminal.part import PartOptions, projections
 
 _MOST_NAMES = 5
 
@@ -53,7 +53,7 @@ def kept_of(found: Loaded, ask: Ask) -> list[Kept]:
     notes: list[str] = []
     error = None
     try:
-        for index, one in projections_of(capture, "full", ask.names, ask.part):
+        for index, one in projections(capture, "full", ask.names, ask.part):
             ops[capture.ops.process == index] = True if one.part is None else one.part.ops
             ranges[capture.ranges.process == index] = True if one.part is None else one.part.ranges
             if ask.part.range_name is not None:
@@ -69,7 +69,7 @@ def kept_of(found: Loaded, ask: Ask) -> list[Kept]:
 def _nothing_launched(capture: Capture, ask: Ask) -> MissingError:
     """The error for a part in which nothing was launched, with the ranges that launched most."""
     by_name: dict[str, int] = {}
-    for _, one in projections_of(capture, "full", ask.names, PartOptions(process=ask.part.process)):
+    for _, one in projections(capture, "full", ask.names, PartOptions(process=ask.part.process)):
         ranges, launched = one.capture.ranges, one.instances.num_ops
         for row in np.flatnonzero((ranges.kind != OP) & (launched > 0)).tolist():
             name = one.capture.name(int(ranges.name_id[row]))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.rooms.kernels.options import RANK, SOURCE
-from lab.terminal.click_types import options_of
-from lab.terminal.options import option
+from lab.terminal.options import option, options_of
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment, Plan, Site

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.terminal.click_types import options_of
-from lab.terminal.options import choice, dtype, option, seed
+from lab.terminal.options import choice, option, options_of, seed
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     "auto checkpoint random",
     "auto: the checkpoint if `lab fetch` has downloaded it, otherwise random.",
 )
-@dtype("auto float16 bfloat16 float32", "auto: float16 on a GPU, float32 on a CPU.")
+@choice("--dtype", "auto float16 bfloat16 float32", "auto: float16 on a GPU, float32 on a CPU.")
 @choice("--attn", "auto eager sdpa", "Attention implementation.")
 @click.option("--8bit", "eight_bit", is_flag=True, help="8-bit weights (bitsandbytes, torch 2.3 or newer).")
 @seed(0, "Seed of random weights.")

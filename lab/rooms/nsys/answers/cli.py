@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lab.terminal.integrity import REQUIRE, raise_for_lacks
+from lab.terminal.findings import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option, out
 from lab.terminal.part import PHASE, phase_names
 

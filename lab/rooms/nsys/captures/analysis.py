@@ -22,7 +22,7 @@ from lab.rooms.nsys.captures.metrics import FORMAT, NO_TIMELINE, write_metrics
 from lab.rooms.nsys.captures.page import NO_KERNELS, Written, write_recording
 from lab.rooms.nsys.captures.summary import Summary, summaries
 from lab.rooms.nsys.captures.summary_text import summaries_text
-from lab.terminal.part import PartOptions, phase_names, projections_of
+from lab.terminal.part import PartOptions, phase_names, projections
 
 MOST_FILES = 256  # of a folder
 _SMALL_JSON = 1 << 16  # bytes below which a JSON file is searched for events before it counts as a trace
@@ -129,7 +129,7 @@ def _summaries(capture: Capture) -> list[Summary]:
     if not len(capture.ops):
         return []
     names = phase_names(())
-    parts = projections_of(capture, "full", names, PartOptions(), captures=())
+    parts = projections(capture, "full", names, PartOptions(), captures=())
     return summaries([(index, one) for index, one in parts if len(one.capture.ops)], names.pattern)
 
 

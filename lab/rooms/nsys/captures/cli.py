@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lab.terminal.integrity import REQUIRE, raise_for_lacks
+from lab.terminal.findings import REQUIRE, raise_for_lacks
 from lab.terminal.options import as_json, option, out
 from lab.terminal.part import PART, PHASE, part_options, phase_names, projections
 

@@ -11,9 +11,8 @@ from lab.errors import needs
 from lab.rooms.sweep.gemm.compare.cli import compare
 from lab.rooms.sweep.gemm.options import COMMON, PLACE, SALVAGE, TOP_K
 from lab.rooms.sweep.gemm.session import Session, finish
-from lab.terminal.click_types import with_options
 from lab.terminal.group import Group
-from lab.terminal.options import option
+from lab.terminal.options import option, with_options
 
 
 @click.group(cls=Group)

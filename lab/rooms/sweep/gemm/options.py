@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from lab.terminal.click_types import Decorator
-from lab.terminal.integrity import REQUIRE
-from lab.terminal.options import as_json, option, out, quiet
+from lab.terminal.findings import REQUIRE
+from lab.terminal.options import Decorator, as_json, option, out, quiet
 
 SWEEP = click.argument("sweep", type=click.Path(path_type=Path))
 OUT = out(

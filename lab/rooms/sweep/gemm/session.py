@@ -15,7 +15,7 @@ from lab.core.run import Run
 from lab.errors import StepFailed, needs
 from lab.rooms.sweep.gemm.places import places
 from lab.terminal.console import Console
-from lab.terminal.integrity import raise_unless_complete
+from lab.terminal.findings import raise_unless_complete
 
 MOST_PROBLEMS = 12
 MOST_FILES = 4

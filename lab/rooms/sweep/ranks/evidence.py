@@ -11,8 +11,7 @@ import click
 
 from lab.errors import StepFailed, needs
 from lab.rooms.sweep.gemm.options import JSON
-from lab.terminal.click_types import with_options
-from lab.terminal.options import out
+from lab.terminal.options import out, with_options
 
 # A transfer in the recording that takes so many times as long as alone is said.
 NOTABLE = 1.2

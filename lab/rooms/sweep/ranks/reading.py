@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from lab.errors import needs
 from lab.rooms.sweep.gemm.options import IN_PLACE, JSON, QUIET, SALVAGE, WORKERS
-from lab.terminal.click_types import Decorator, with_options
-from lab.terminal.options import out
+from lab.terminal.options import Decorator, out, with_options
 
 if TYPE_CHECKING:
     from lab.rooms.sweep.ranks.read import Setting

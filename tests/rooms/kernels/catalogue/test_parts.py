@@ -16,7 +16,7 @@ from lab.rooms.kernels.catalogue.build import read_catalogue
 from lab.rooms.kernels.catalogue.parts import Ask, described, folder_name
 from lab.rooms.kernels.catalogue.sources import trails_of
 from lab.rooms.kernels.trails import Trail
-from lab.terminal.part import PartOptions, phase_names, projections_of
+from lab.terminal.part import PartOptions, phase_names, projections
 from tests.recordings import rocpdgen
 from tests.recordings.sqlgen import Export
 from tests.recordings.sqlgen import training_step as nsys_steps
@@ -63,7 +63,7 @@ def test_a_step_has_its_launches_also_those_of_autograd_s_thread(trained):
 )
 def test_the_launches_of_a_part_are_those_of_nsys_stats(trained, words):
     """Two rooms, one rule: the same kernels, as often, as long."""
-    parts = projections_of(load_capture(trained), "full", phase_names(()), PartOptions(**words))
+    parts = projections(load_capture(trained), "full", phase_names(()), PartOptions(**words))
     ops = parts[0][1].capture.ops
     found = part_of(trained, **words)
     assert len(found.launches) == len(ops)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lab.errors import UsageError
 from lab.rooms.sweep.config.sweep import SweepConfig
-from lab.terminal.click_types import parse_int_list
+from lab.terminal.options import parse_int_list
 
 
 def test_the_sweep_has_the_published_grid_in_random_order() -> None:

@@ -9,10 +9,9 @@ import click
 from lab.errors import needs
 from lab.rooms.sweep.gemm.options import COMMON
 from lab.rooms.sweep.gemm.session import finish, num_workers, show_progress
-from lab.terminal.click_types import with_options
 from lab.terminal.console import Console
-from lab.terminal.integrity import raise_unless_complete
-from lab.terminal.options import out
+from lab.terminal.findings import raise_unless_complete
+from lab.terminal.options import out, with_options
 
 
 @click.command()

@@ -6,8 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from lab.terminal.click_types import WordList
-from lab.terminal.options import ABOVE_ZERO, SEED
+from lab.terminal.options import ABOVE_ZERO, SEED, WordList
 
 
 @click.command()
