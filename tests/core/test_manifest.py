@@ -247,8 +247,8 @@ def test_a_manifest_that_cannot_be_read_says_why(tmp_path):
 @pytest.mark.parametrize(
     "change, complaint, fix",
     [
-        ({"schema_version": 2}, "version 2.* 1", "newer"),
-        ({"schema_version": 0}, "version 0.* 1", "older"),
+        ({"schema_version": 2}, "version 2.* 1", "that wrote it"),
+        ({"schema_version": 0}, "version 0.* 1", "that wrote it"),
         ({"schema_version": "1"}, "schema_version", None),
         ({"room": 5}, "room", None),
     ],

@@ -32,7 +32,7 @@ CPP = Compiling(
     ),
     instead=TORCH,
 )
-find_compiler, key = CPP.find_compiler, CPP.key
+find_compiler, file_name = CPP.find_compiler, CPP.file_name
 
 
 def built(source: Path = SOURCE) -> ctypes.CDLL:
