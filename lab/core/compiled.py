@@ -40,7 +40,7 @@ class Compiling:
     def built(self, source: Path) -> ctypes.CDLL:
         """Load the library, compiled if the cache has none. Raises MissingError with its output."""
         compiler, version = ([], "") if self.portable else self.find_compiler()
-        path = folder(self.instead) / self.file_name(source, compiler, version)
+        path = self.folder() / self.file_name(source, compiler, version)
         if not path.exists():
             self.compile_to(path, source, compiler or self.find_compiler()[0])
         return self.loaded(path)
@@ -63,9 +63,7 @@ class Compiling:
             return ctypes.CDLL(str(path))
         except OSError as error:
             fix = "remove the file, or set XDG_CACHE_HOME to a folder from which programs may be run"
-            raise MissingError(
-                f"the compiled library does not load: {error}", location=path, fix=f"{fix}; {self.instead}"
-            ) from error
+            raise self._missing(f"the compiled library does not load: {error}", path, fix) from error
 
     def find_compiler(self) -> tuple[list[str], str]:
         """The variable's command, or the first usual name that answers; its version. Raises MissingError."""
@@ -77,11 +75,27 @@ class Compiling:
             command = shlex.split(name)
             if command and shutil.which(command[0]):
                 return command, self._run([*command, "--version"])
-        raise MissingError(
+        raise self._missing(
             f"no {self.language} compiler here",
-            location=f"PATH, for {from_variable or ', '.join(self.names)}",
-            fix=f"install {' or '.join(self.names[1:])}, or name one in {self.variable}; {self.instead}",
+            f"PATH, for {from_variable or ', '.join(self.names)}",
+            f"install {' or '.join(self.names[1:])}, or name one in {self.variable}",
         )
+
+    def folder(self) -> Path:
+        """The folder for compiled libraries, created if necessary. Raises MissingError if it cannot be."""
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        if root.startswith("~"):
+            raise self._not_kept("this user has no home", root)
+        cache = Path(root).absolute() / "lab" / "native"
+        try:
+            cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            status = cache.stat()
+        except OSError as error:
+            raise self._not_kept(storage_error(error, cache).problem, cache) from error
+        # Libraries in this folder are executed.
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+            raise self._not_kept("others may write to the folder", cache)
+        return cache
 
     def compile_to(self, path: Path, source: Path, compiler: list[str]) -> None:
         """Compile beside `path` and rename. Raises MissingError."""
@@ -93,7 +107,7 @@ class Compiling:
                 self._run([*compiler, *self.flags, str(source), "-o", str(library)], TMPDIR=scratch)
                 os.replace(library, path)
         except OSError as error:
-            raise not_kept(storage_error(error, path).problem, path.parent, self.instead) from error
+            raise self._not_kept(storage_error(error, path).problem, path.parent) from error
 
     def _run(self, command: list[str], **env: str) -> str:
         """Run the compiler; -> its output. Raises MissingError with the output of one that fails."""
@@ -115,28 +129,15 @@ class Compiling:
             if process.returncode == 0:
                 return process.stdout
             failure = f"failed ({process.returncode}):\n{process.stdout.strip()[-4000:]}"
-        raise MissingError(
-            f"the {self.language} compiler {failure}",
-            location=" ".join(command),
-            fix=f"name another in {self.variable}; {self.instead}",
-        )
+        problem, fix = f"the {self.language} compiler {failure}", f"name another in {self.variable}"
+        raise self._missing(problem, " ".join(command), fix)
 
+    def _not_kept(self, reason: str, path: Path | str) -> MissingError:
+        fix = "set XDG_CACHE_HOME to a folder that you can write to"
+        return self._missing(f"the compiled library cannot be kept: {reason}", path, fix)
 
-def folder(instead: str) -> Path:
-    """The folder for compiled libraries, created if necessary. Raises MissingError if it cannot be."""
-    try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
-        cache = root / "lab" / "native"
-        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-        status = cache.stat()
-    except RuntimeError as error:
-        raise not_kept("this user has no home", "~", instead) from error
-    except OSError as error:
-        raise not_kept(storage_error(error, root).problem, root, instead) from error
-    # Libraries in this folder are executed.
-    if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
-        raise not_kept("others may write to the folder", cache, instead)
-    return cache
+    def _missing(self, problem: str, location: Path | str, fix: str) -> MissingError:
+        return MissingError(problem, location=location, fix=f"{fix}; {self.instead}")
 
 
 def processor() -> str:
@@ -148,8 +149,3 @@ def processor() -> str:
         lines = [platform.processor()]  # not Linux: only the kind of processor is known
     processor_lines = sorted({line for line in lines if line.split("\t")[0].strip(" :") in names})
     return "\n".join([platform.machine(), *(processor_lines or lines)])
-
-
-def not_kept(reason: str, path: Path | str, instead: str) -> MissingError:
-    fix = f"set XDG_CACHE_HOME to a folder that you can write to; {instead}"
-    return MissingError(f"the compiled library cannot be kept: {reason}", location=path, fix=fix)

@@ -18,17 +18,14 @@ from lab.errors import BadDataError, BusyError, ConfigError, MissingError, writi
 Document = TypeVar("Document")
 
 
-def write_atomic(path: Path, data: bytes | str, *, lasting: bool = True) -> None:
-    """Write `data` to `path` so that a reader sees the old file or the new one, never a part.
-
-    Without `lasting`, a power cut may bring the old file back; a kill never does.
-    """
-    with replacing(path, lasting=lasting) as file:
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write `data` to `path` so that a reader sees the old file or the new one, never a part."""
+    with replacing(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, lasting: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that becomes `path` when the block succeeds, and is removed when it fails."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,8 +40,7 @@ def replacing(path: Path, *, lasting: bool = True) -> Iterator[BinaryIO]:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-        if lasting:
-            _sync_folder(path.parent)
+        _sync_folder(path.parent)
 
 
 class _Version(msgspec.Struct):

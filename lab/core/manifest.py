@@ -109,8 +109,8 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     steps: list[StepRecord] = []
 
 
-def save(manifest: Manifest, path: Path, *, lasting: bool = True) -> None:
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n", lasting=lasting)
+def save(manifest: Manifest, path: Path) -> None:
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 
 
 def load(path: Path) -> Manifest:

@@ -44,12 +44,13 @@ RELEVANT = (
 def lab_identity() -> Lab:
     """Version, and the commit when lab runs from a git checkout."""
     source = Path(lab.__file__).parent.parent
-    if not (source / ".git").exists():
-        return Lab(version=lab.__version__, origin="checkout" if _is_tree(source) else "installed")
+    has_history = (source / ".git").exists()
+    is_checkout = has_history or (source / "pyproject.toml").is_file()
+    identity = Lab(version=lab.__version__, origin="checkout" if is_checkout else "installed")
     top, _, commit = (git(source, "rev-parse", "--show-toplevel", "HEAD") or "").rpartition("\n")
-    if not top or Path(top) != source.resolve():  # no git program, or a tree without a history of its own
-        return Lab(version=lab.__version__, origin="checkout")
-    return Lab(version=lab.__version__, commit=commit, dirty=_is_dirty(source), origin="checkout")
+    if not has_history or not top or Path(top) != source.resolve():  # no git, or a tree of another repository
+        return identity
+    return msgspec.structs.replace(identity, commit=commit, dirty=_is_dirty(source))
 
 
 def lab_with_content() -> Lab:
@@ -61,10 +62,6 @@ def lab_with_content() -> Lab:
     except OSError as error:
         raise MissingError(f"cannot read lab's own files: {error}", location=package) from error
     return msgspec.structs.replace(lab_identity(), sha256=sha256)
-
-
-def _is_tree(source: Path) -> bool:
-    return (source / "pyproject.toml").is_file()
 
 
 def _is_dirty(source: Path) -> bool | None:

@@ -119,8 +119,8 @@ class Run:
         """Steps that were running when their driver went away."""
         return [record.step for record in self.manifest.steps if record.attempts and record.outcome is None]
 
-    def save(self, *, lasting: bool = True) -> None:
-        manifests.save(self.manifest, self.root / MANIFEST, lasting=lasting)
+    def save(self) -> None:
+        manifests.save(self.manifest, self.root / MANIFEST)
 
     # Paths
 
@@ -162,7 +162,7 @@ class Run:
             record.files = {}
             record.lab_sha256 = None
             (self.folder(step) / IMPORTED).unlink(missing_ok=True)
-            self.save(lasting=False)  # after a power cut the step counts as not begun, which is correct too
+            self.save()
 
     def finish(self, step: Step, outcome: Outcome) -> None:
         files = self._files(step)
@@ -206,10 +206,16 @@ class Run:
     def _files(self, step: Step) -> dict[str, FileRecord]:
         """Hash what lies in the step's folder, leaving out folders of other steps inside it."""
         other_folders = {self.folder(r.step) for r in self.manifest.steps} - {self.folder(step)}
-        return {
-            path.relative_to(self.root).as_posix(): FileRecord(path.stat().st_size, sha256_of(path))
-            for path in _walk(self.folder(step), other_folders | {self.tables, self.figures, self.root / LAB})
-        }
+        left_out = other_folders | {self.tables, self.figures, self.root / LAB}
+        files = {}
+        for parent, folders, names in os.walk(self.folder(step)):
+            folders[:] = sorted(name for name in folders if Path(parent, name) not in left_out)
+            for path in (Path(parent, name) for name in sorted(names)):
+                is_private = path.name.startswith(".") or path.name == MANIFEST or path.is_symlink()
+                if path.is_file() and not is_private:
+                    name = path.relative_to(self.root).as_posix()
+                    files[name] = FileRecord(path.stat().st_size, sha256_of(path))
+        return files
 
     def _keep_old_log(self, step: Step, attempts: int) -> None:
         log = self.log(step)
@@ -221,18 +227,16 @@ class Run:
 
 
 def _is_changed(root: Path, name: str, file: FileRecord, ended_s: float) -> bool:
-    """Whether the file differs from its record; deleted files and paths out of the run do not count."""
-    if "\0" in name:
+    """Whether the file differs from its record; a deleted file does not count, a path out of the run does."""
+    if "\0" in name or not (root / name).resolve().is_relative_to(root.resolve()):
         return True
     path = root / name
-    if not path.resolve().is_relative_to(root.resolve()):
-        return path.is_symlink()
     if not path.is_file():
         return False
     status = path.stat()
-    if status.st_size != file.size_bytes:
-        return True
-    return status.st_mtime > ended_s + SETTLED_S and sha256_of(path) != file.sha256
+    return status.st_size != file.size_bytes or (
+        status.st_mtime > ended_s + SETTLED_S and sha256_of(path) != file.sha256
+    )
 
 
 def _ended_s(outcome: Outcome) -> float:
@@ -311,18 +315,6 @@ def list_runs(parent: Path) -> list[tuple[Path, Manifest | LabError]]:
 
 def utc_now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _walk(folder: Path, leave_out: set[Path]) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if Path(parent, name) not in leave_out)
-        yield from (
-            path for name in sorted(files) if (path := Path(parent, name)).is_file() and not _private(path)
-        )
-
-
-def _private(path: Path) -> bool:
-    return path.name.startswith(".") or path.name == MANIFEST or path.is_symlink()
 
 
 def _size(path: Path) -> int | None:

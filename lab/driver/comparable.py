@@ -9,7 +9,6 @@ from lab.core.manifest import ImageRecord, Manifest
 from lab.core.run import Run, refuse_change
 from lab.core.step import Step
 from lab.engines.base import Engine
-from lab.errors import UsageError
 
 
 def content_of(step: Step, image: ImageRecord | None, further: Sequence[ImageRecord]) -> str:
@@ -19,14 +18,12 @@ def content_of(step: Step, image: ImageRecord | None, further: Sequence[ImageRec
 
 
 def same_source(run: Run, manifest: Manifest) -> None:
-    """Refuse steps of another kind or image: the manifest names one origin for all its numbers."""
-    recorded, planned = _origin(run.manifest), _origin(manifest)
-    if recorded != planned:
-        raise UsageError(
-            f"this run is {', '.join(recorded)}; what would be added is {', '.join(planned)}",
-            location=run.root,
-            fix="choose another --output-dir",
-        )
+    """Refuse steps in other images: the manifest names one set of images for all its numbers."""
+    recorded, planned = (
+        ", ".join(_identity(image) for image in (m.image, *m.images) if image) or "no image"
+        for m in (run.manifest, manifest)
+    )
+    refuse_change("another image", recorded, planned, fix="choose another --output-dir")
 
 
 def same_cpu(run: Run) -> None:
@@ -49,11 +46,6 @@ def same_image(run: Run, engine: Engine) -> None:
             refuse_change(
                 f"another image {present.ref}", recorded.id, str(present.id), fix=f"start a new run, or {fix}"
             )
-
-
-def _origin(manifest: Manifest) -> tuple[str, ...]:
-    image = _identity(manifest.image) if manifest.image else "no image"
-    return image, *(_identity(record) for record in manifest.images)
 
 
 def _identity(image: ImageRecord) -> str:

@@ -43,12 +43,11 @@ def drive(experiment: Experiment) -> None:
     site, engine = engine_for(options).prepare(options)
     root = options.output_dir or new_root(name, Path("experiments"))
     plan = experiment.make_plan(site, root)
-    plan = msgspec.structs.replace(plan, steps=tuple(_with_limits(step, options) for step in plan.steps))
     if site.resolved:
         check_gpus(plan.steps, site.gpus)
-    plan = msgspec.structs.replace(
-        plan, notes=(*plan.notes, *site.notes, *engine.notes(site.gpus if site.resolved else ()))
-    )
+    steps = tuple(_with_limits(step, options) for step in plan.steps)
+    notes = (*plan.notes, *site.notes, *engine.notes(site.gpus if site.resolved else ()))
+    plan = msgspec.structs.replace(plan, steps=steps, notes=notes)
     models = look_up(plan.models, engine, options.image)
     plan = with_models(plan, models, engine)
     if options.dry_run:

@@ -224,9 +224,7 @@ def test_a_certificate_travels_as_text_because_containers_lack_its_file(tmp_path
 
 @pytest.mark.docker
 @pytest.mark.root
-def test_a_fetch_in_the_image_survives_its_driver_until_the_next_one(
-    hub, cpu_images, tmp_path
-):
+def test_a_fetch_in_the_image_survives_its_driver_until_the_next_one(hub, cpu_images, tmp_path):
     hub.slow_s = 8.0
     env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
     driver = start(tmp_path, "fetch", "org/gated", "--image", "cpu", **env)
