@@ -25,7 +25,7 @@ LEFT_OUT = ("__pycache__", "_images", "_native")
 def content_sha256(package: Path) -> str:
     """One hash over every file's path and bytes: equal for a checkout, its wheel and a copy of either."""
     total = hashlib.sha256()
-    for name in sorted(package_files(package)):
+    for name in sorted(_files(package)):
         with open(os.path.join(package, name), "rb") as file:
             digest = hashlib.sha256(file.read()).hexdigest()
         total.update(f"{name}\0{digest}\n".encode("utf-8", "surrogateescape"))
@@ -59,7 +59,7 @@ def found_lab() -> dict[str, str | None]:
     return {"sha256": content_sha256(init.parent), "version": version[1] if version else None}
 
 
-def package_files(package: Path) -> Iterator[str]:
+def _files(package: Path) -> Iterator[str]:
     """Every file that counts, by its name below `package`."""
     for folder, folders, files in os.walk(str(package), followlinks=True):  # Python imports through links too
         folders[:] = [name for name in folders if not is_left_out(name)]

@@ -1,4 +1,4 @@
-"""Atomic writes: to a temporary name, flushed to disk, then renamed."""
+"""Atomic writes (to a temporary name, flushed to disk, then renamed), locks and JSON."""
 
 from __future__ import annotations
 
@@ -6,42 +6,69 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
-from lab.errors import BusyError, writing
+import msgspec
+
+from lab.errors import BadDataError, BusyError, ConfigError, MissingError, writing
+
+Document = TypeVar("Document")
 
 
-def write_atomic(path: Path, data: bytes | str, *, lasting: bool = True) -> None:
-    """Write `data` to `path` so that a reader sees the old file or the new one, never a part.
-
-    Without `lasting`, a power cut may bring the old file back; a kill never does.
-    """
-    with replacing(path, lasting=lasting) as file:
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write `data` to `path` so that a reader sees the old file or the new one, never a part."""
+    with replacing(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, lasting: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that becomes `path` when the block succeeds, and is removed when it fails."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
-                os.fchmod(file.fileno(), 0o666 & ~_umask())
+            with temporary.open("xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(temporary)
+                temporary.unlink()
             raise
-        if lasting:
-            _sync_folder(path.parent)
+        _sync_folder(path.parent)
+
+
+class _Version(msgspec.Struct):
+    schema_version: int
+
+
+def read_json(
+    path: Path, kind: type[Document], name: str, *, version: int | None = None, fix: str | None = None
+) -> Document:
+    """Read a JSON file, called `name` in errors, whose schema_version must be `version`.
+
+    Raises MissingError, with `fix`, if it cannot be read; BadDataError if it does not fit its schema.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise MissingError(f"cannot read {name}: {error.strerror}", location=path, fix=fix) from error
+    try:
+        written = version and msgspec.json.decode(data, type=_Version).schema_version
+        if written == version:
+            return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, ConfigError, RecursionError) as error:
+        raise BadDataError(f"cannot read {name}: {error}", location=path) from error
+    raise BadDataError(
+        f"{name} has schema version {written}, this lab reads {version}",
+        location=path,
+        fix="use the version of lab that wrote it",
+    )
 
 
 def make_folder(path: Path) -> Path:
@@ -108,9 +135,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _umask() -> int:
-    """Read from /proc, because setting it for a moment would affect files that other threads create."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from lab.core.files import write_atomic
-from lab.errors import BadDataError, MissingError
+from lab.core.files import read_json, write_atomic
+from lab.errors import BadDataError
 
 FINDINGS = "findings.json"
 SCHEMA_VERSION = 1
@@ -69,26 +68,9 @@ def save(findings: Findings, path: Path) -> Path:
 
 def load(path: Path) -> Findings:
     """Raises MissingError without the file; BadDataError if it is too large or does not fit the schema."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(
-                min(os.fstat(file.fileno()).st_size, MOST_BYTES) + 1
-            )  # read() reserves its argument
-    except OSError as error:
-        raise MissingError(f"cannot read the findings: {error.strerror}", location=path) from error
-    if len(data) > MOST_BYTES:
+    if path.is_file() and path.stat().st_size > MOST_BYTES:
         raise BadDataError(f"the findings have more than {MOST_BYTES} bytes", location=path)
-    try:
-        findings = msgspec.json.decode(data, type=Findings)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BadDataError(f"the findings do not fit their schema: {error}", location=path) from error
-    if findings.schema_version != SCHEMA_VERSION:
-        raise BadDataError(
-            f"the findings have schema version {findings.schema_version}, this lab reads {SCHEMA_VERSION}",
-            location=path,
-            fix="lab analyze RUN writes them anew",
-        )
-    return findings
+    return read_json(path, Findings, "the findings", version=SCHEMA_VERSION)
 
 
 def note_lacking(folder: Path, lacking: list[str]) -> None:

@@ -31,7 +31,6 @@ WEIGHTS = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-MOST_INDEX_BYTES = 64 << 20
 CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # as the Hub's libraries read them
 
 
@@ -125,8 +124,6 @@ def _missing(snapshot: Path) -> list[str] | None:
 def _parts(index: Path) -> list[str] | None:
     """The files that an index names; None if it cannot be read."""
     try:
-        if index.stat().st_size > MOST_INDEX_BYTES:
-            return None
         names = json.loads(index.read_bytes())["weight_map"].values()
         return sorted({str(name) for name in names})
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

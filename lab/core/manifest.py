@@ -12,10 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from lab.core.files import write_atomic
+from lab.core.files import read_json, write_atomic
 from lab.core.gpu import Gpu
 from lab.core.step import Outcome, Step
-from lab.errors import BadDataError, ConfigError, MissingError
 
 SCHEMA_VERSION = 1
 
@@ -25,7 +24,7 @@ Used = Literal["copy", "mounted", "image"]  # the run's copy; that, mounted into
 
 
 class Kind(str, enum.Enum):
-    """Where the numbers of a run come from."""
+    """Where the numbers of a run come from. Runs of older versions may be replayed."""
 
     measured = "measured"
     replayed = "replayed"
@@ -110,50 +109,14 @@ class Manifest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     steps: list[StepRecord] = []
 
 
-def save(manifest: Manifest, path: Path, *, lasting: bool = True) -> None:
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n", lasting=lasting)
+def save(manifest: Manifest, path: Path) -> None:
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
 
 
 def load(path: Path) -> Manifest:
     """Read and validate a manifest. Raises MissingError, or BadDataError that names the invalid field."""
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise MissingError(
-            "no manifest here: this is not the folder of a run",
-            location=path,
-            fix="name a folder that `lab runs list` shows",
-        ) from error
-    except OSError as error:
-        raise MissingError(f"cannot read the manifest: {error.strerror}", location=path) from error
-    try:
-        _check_version(data, path)
-        return msgspec.json.decode(data, type=Manifest)
-    except (
-        msgspec.DecodeError,
-        ConfigError,
-    ) as error:  # ConfigError: a step's name or paths would leave the run
-        raise BadDataError(f"the manifest does not fit its schema: {error}", location=path) from error
-    except RecursionError as error:
-        raise BadDataError("the manifest is nested too deeply", location=path) from error
-
-
-class _Version(msgspec.Struct):
-    schema_version: int
-
-
-def _check_version(data: bytes, path: Path) -> None:
-    try:
-        version = msgspec.json.decode(data, type=_Version).schema_version
-    except msgspec.DecodeError as error:
-        raise BadDataError(f"cannot read the manifest: {error}", location=path) from error
-    if version != SCHEMA_VERSION:
-        newer = "a newer" if version > SCHEMA_VERSION else "an older"
-        raise BadDataError(
-            f"the manifest has schema version {version}, this lab reads {SCHEMA_VERSION}",
-            location=path,
-            fix=f"it was written by {newer} version of lab: use that version",
-        )
+    fix = "this is not the folder of a run: name one that `lab runs list` shows"
+    return read_json(path, Manifest, "the manifest", version=SCHEMA_VERSION, fix=fix)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 import lab
-from lab.core.content import content_sha256, is_left_out, package_files
+from lab.core.content import content_sha256, is_left_out
 from lab.core.manifest import Lab
 from lab.errors import MissingError
 from lab.secrets import redact_env, secret_values
@@ -45,12 +44,13 @@ RELEVANT = (
 def lab_identity() -> Lab:
     """Version, and the commit when lab runs from a git checkout."""
     source = Path(lab.__file__).parent.parent
-    if not (source / ".git").exists():
-        return Lab(version=lab.__version__, origin="checkout" if _is_tree(source) else "installed")
+    has_history = (source / ".git").exists()
+    is_checkout = has_history or (source / "pyproject.toml").is_file()
+    identity = Lab(version=lab.__version__, origin="checkout" if is_checkout else "installed")
     top, _, commit = (git(source, "rev-parse", "--show-toplevel", "HEAD") or "").rpartition("\n")
-    if not top or Path(top) != source.resolve():  # no git program, or a tree without a history of its own
-        return Lab(version=lab.__version__, origin="checkout")
-    return Lab(version=lab.__version__, commit=commit, dirty=_is_dirty(source), origin="checkout")
+    if not has_history or not top or Path(top) != source.resolve():  # no git, or a tree of another repository
+        return identity
+    return msgspec.structs.replace(identity, commit=commit, dirty=_is_dirty(source))
 
 
 def lab_with_content() -> Lab:
@@ -64,32 +64,13 @@ def lab_with_content() -> Lab:
     return msgspec.structs.replace(lab_identity(), sha256=sha256)
 
 
-def _is_tree(source: Path) -> bool:
-    return (source / "pyproject.toml").is_file()
-
-
 def _is_dirty(source: Path) -> bool | None:
-    """Whether a tracked file has changed, or the package is not, byte by byte, that of the commit.
-
-    git's status alone leaves out ignored files, which Python imports, and files marked as unchanged.
-    """
+    """Whether a tracked file has changed, or the package has a file that is not tracked."""
     changed = git(source, "status", "--porcelain", "--untracked-files=no")
-    listed = git(source, "ls-tree", "-r", "-z", "HEAD", "--", "lab")
-    if changed is None or listed is None:
+    untracked = git(source, "ls-files", "--others", "--", "lab")  # ignored ones too: Python imports them
+    if changed is None or untracked is None:
         return None
-    rows = (row.partition("\t") for row in listed.split("\0") if row)
-    committed = {name: words.split()[2] for words, _, name in rows if not _is_left_out(name)}
-    return bool(changed) or committed != _blobs(source / "lab", committed)
-
-
-def _blobs(package: Path, like: Mapping[str, str]) -> dict[str, str]:
-    """The files of the package by the ids that git would give them."""
-    new = hashlib.sha256 if any(len(blob) == 64 for blob in like.values()) else hashlib.sha1
-    blobs = {}
-    for name in package_files(package):
-        data = (package / name).read_bytes()
-        blobs[f"lab/{name}"] = new(b"blob %d\0" % len(data) + data).hexdigest()
-    return blobs
+    return bool(changed) or not all(map(_is_left_out, untracked.splitlines()))
 
 
 def _is_left_out(name: str) -> bool:

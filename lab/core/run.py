@@ -17,6 +17,7 @@ from lab.core.manifest import FileRecord, Manifest, StepRecord
 from lab.core.step import Outcome, Status, Step
 from lab.errors import BadDataError, BusyError, ConfigError, LabError, UsageError, storage_error
 
+DONE = (Status.ok, Status.skipped)
 MANIFEST = "manifest.json"
 LOG = "run_output.log"
 SETTLED_S = 2.0  # after a step's end, in which its files may still get their last time of change
@@ -37,7 +38,6 @@ class Run:
     def create(cls, root: Path, manifest: Manifest, *, inputs: dict[str, str] | None = None) -> Run:
         """Make the folder, copy the inputs the steps read, and write the manifest of planned steps."""
         check_steps([record.step for record in manifest.steps])
-        _check_name(root)
         check_place(root)
         make_folder(root)
         for name, text in (inputs or {}).items():
@@ -119,8 +119,8 @@ class Run:
         """Steps that were running when their driver went away."""
         return [record.step for record in self.manifest.steps if record.attempts and record.outcome is None]
 
-    def save(self, *, lasting: bool = True) -> None:
-        manifests.save(self.manifest, self.root / MANIFEST, lasting=lasting)
+    def save(self) -> None:
+        manifests.save(self.manifest, self.root / MANIFEST)
 
     # Paths
 
@@ -162,7 +162,7 @@ class Run:
             record.files = {}
             record.lab_sha256 = None
             (self.folder(step) / IMPORTED).unlink(missing_ok=True)
-            self.save(lasting=False)  # after a power cut the step counts as not begun, which is correct too
+            self.save()
 
     def finish(self, step: Step, outcome: Outcome) -> None:
         files = self._files(step)
@@ -183,7 +183,9 @@ class Run:
     def missing(self, step: Step) -> list[str]:
         """The patterns of `step.expects` that match no file with content."""
         return [
-            pattern for pattern in step.expects if not any(_has_content(p) for p in self.root.glob(pattern))
+            pattern
+            for pattern in step.expects
+            if not any(path.is_file() and _size(path) for path in self.root.glob(pattern))
         ]
 
     def changed(self) -> list[str]:
@@ -197,18 +199,23 @@ class Run:
         ]
 
     def _is_done(self, record: StepRecord) -> bool:
-        if record.outcome is None or record.outcome.status not in (Status.ok, Status.skipped):
+        if record.outcome is None or record.outcome.status not in DONE:
             return False
-        sizes = {name: _size(self.root / name) for name in record.files}
-        return all(sizes[name] == file.size_bytes for name, file in record.files.items())
+        return all(_size(self.root / name) == file.size_bytes for name, file in record.files.items())
 
     def _files(self, step: Step) -> dict[str, FileRecord]:
         """Hash what lies in the step's folder, leaving out folders of other steps inside it."""
         other_folders = {self.folder(r.step) for r in self.manifest.steps} - {self.folder(step)}
-        return {
-            path.relative_to(self.root).as_posix(): FileRecord(path.stat().st_size, sha256_of(path))
-            for path in _walk(self.folder(step), other_folders | {self.tables, self.figures, self.root / LAB})
-        }
+        left_out = other_folders | {self.tables, self.figures, self.root / LAB}
+        files = {}
+        for parent, folders, names in os.walk(self.folder(step)):
+            folders[:] = sorted(name for name in folders if Path(parent, name) not in left_out)
+            for path in (Path(parent, name) for name in sorted(names)):
+                is_private = path.name.startswith(".") or path.name == MANIFEST or path.is_symlink()
+                if path.is_file() and not is_private:
+                    name = path.relative_to(self.root).as_posix()
+                    files[name] = FileRecord(path.stat().st_size, sha256_of(path))
+        return files
 
     def _keep_old_log(self, step: Step, attempts: int) -> None:
         log = self.log(step)
@@ -220,18 +227,16 @@ class Run:
 
 
 def _is_changed(root: Path, name: str, file: FileRecord, ended_s: float) -> bool:
-    """Whether the file differs from its record; deleted files and paths out of the run do not count."""
-    if "\0" in name:
+    """Whether the file differs from its record; a deleted file does not count, a path out of the run does."""
+    if "\0" in name or not (root / name).resolve().is_relative_to(root.resolve()):
         return True
     path = root / name
-    if not path.resolve().is_relative_to(root.resolve()):
-        return path.is_symlink()
     if not path.is_file():
         return False
     status = path.stat()
-    if status.st_size != file.size_bytes:
-        return True
-    return status.st_mtime > ended_s + SETTLED_S and sha256_of(path) != file.sha256
+    return status.st_size != file.size_bytes or (
+        status.st_mtime > ended_s + SETTLED_S and sha256_of(path) != file.sha256
+    )
 
 
 def _ended_s(outcome: Outcome) -> float:
@@ -242,41 +247,39 @@ def _ended_s(outcome: Outcome) -> float:
         return 0.0
 
 
-def _check_name(root: Path) -> None:
-    try:
-        str(root.absolute()).encode()
-    except UnicodeEncodeError as error:
-        raise UsageError(
-            f"the name of the run folder is not UTF-8: {str(root)!r}", fix="choose another --output-dir"
-        ) from error
-
-
 def check_place(root: Path) -> None:
-    """Refuse a folder that is not lab's, before anything is written to it."""
+    """Refuse a folder that cannot be a run's own, before anything is written to it."""
+    problem, fix = "", "choose another --output-dir, such as experiments/NAME"
+    text = str(root).encode(errors="backslashreplace").decode()
     if Run.is_run(root):
-        raise UsageError(
-            "this folder already holds a run",
-            location=root,
-            fix=f"continue it with `lab run --resume {root}` or choose another --output-dir",
-        )
-    if holds_home(root.resolve()):
-        raise UsageError(
-            "a run gets a folder of its own, not the root folder or a whole home",
-            location=root,
-            fix="choose another --output-dir, such as experiments/NAME",
-        )
-    if root.is_dir() and any(root.iterdir()):
-        raise UsageError(
-            "this folder holds files that no run of lab made",
-            location=root,
-            fix="choose another --output-dir; lab makes the folder",
-        )
+        problem = "this folder already holds a run"
+        fix = f"continue it with `lab run --resume {root}` or {fix}"
+    elif text != str(root):
+        problem = "the name of the run folder is not UTF-8"
+    elif ":" in str(root.absolute()):  # ends an entry of PYTHONPATH
+        problem = "the run folder's path holds a colon, and the steps could not import the run's copy of lab"
+    elif holds_home(root.resolve()):
+        problem = "a run gets a folder of its own, not the root folder or a whole home"
+    elif root.is_dir() and any(root.iterdir()):
+        problem = "this folder holds files that no run of lab made"
+    if problem:
+        raise UsageError(problem, location=text, fix=fix)
 
 
 def holds_home(real: Path) -> bool:
     """Whether this is the root folder, the caller's home, or a folder that the home lies in."""
     home = Path(os.path.expanduser("~")).resolve()
     return real == Path("/") or real == home or real in home.parents
+
+
+def refuse_change(subject: str, recorded: str, present: str, *, fix: str = "start a new run") -> None:
+    """Raises UsageError where they differ: results from before and after a change are not comparable."""
+    if recorded != present:
+        raise UsageError(
+            f"this run began with {subject}, and its results would not be comparable with new ones",
+            location=f"{recorded} then, {present} now",
+            fix=fix,
+        )
 
 
 def check_steps(steps: Iterable[Step]) -> None:
@@ -312,22 +315,6 @@ def list_runs(parent: Path) -> list[tuple[Path, Manifest | LabError]]:
 
 def utc_now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _walk(folder: Path, leave_out: set[Path]) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if Path(parent, name) not in leave_out)
-        yield from (
-            path for name in sorted(files) if (path := Path(parent, name)).is_file() and not _private(path)
-        )
-
-
-def _private(path: Path) -> bool:
-    return path.name.startswith(".") or path.name == MANIFEST or path.is_symlink()
-
-
-def _has_content(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
 
 
 def _size(path: Path) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -95,8 +96,8 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
             fix=f"lab analyze {run.root} analyses here; --analysis host asks for that at once",
         )
     try:
-        summary = msgspec.json.decode(answer, type=Findings, dec_hook=lambda kind, text: kind(text))
-        extra = {key: value for key, value in msgspec.json.decode(answer).items() if key not in SHARED}
+        document = msgspec.json.decode(answer, type=dict[str, Any])
+        summary = msgspec.convert(document, Findings, dec_hook=lambda kind, text: kind(text))
     except msgspec.DecodeError as error:
         raise EngineError(
             f"the image and this host run incompatible versions of lab: {error}",
@@ -105,7 +106,7 @@ def _summary(lines: list[str], outcome: Outcome, run: Run, image: ImageRecord) -
         ) from error
     return msgspec.structs.replace(
         summary,
-        answer=extra,
+        answer={key: value for key, value in document.items() if key not in SHARED},
         files=[Path(str(path).replace("/out", str(run.root), 1)) for path in summary.files],
         terminal=summary.terminal.replace("/out/", f"{run.root}/"),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from lab.core import provenance
-from lab.core.manifest import Kind, Manifest, StepRecord
+from lab.core.manifest import Manifest, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
 from lab.core.run import Run, check_place, new_root, utc_now
@@ -23,8 +23,8 @@ from lab.driver.comparable import content_of, same_cpu, same_image, same_source
 from lab.driver.execute import Lease, StepRunner, check_gpus
 from lab.driver.job import finish_run, gather
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
-from lab.driver.show import raise_for_steps, show_plan
-from lab.driver.which_lab import check_folder, hold_to, named_in
+from lab.driver.show import show_plan, show_result
+from lab.driver.which_lab import hold_to, named_in
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine, refuse_other_gpus
 from lab.errors import Interrupted
@@ -32,7 +32,6 @@ from lab.gpus.leases import hold
 from lab.rooms import room
 from lab.secrets import redact, secret_values
 from lab.terminal.console import Console
-from lab.terminal.findings import raise_for_findings, show_findings
 
 
 def drive(experiment: Experiment) -> None:
@@ -44,12 +43,11 @@ def drive(experiment: Experiment) -> None:
     site, engine = engine_for(options).prepare(options)
     root = options.output_dir or new_root(name, Path("experiments"))
     plan = experiment.make_plan(site, root)
-    plan = msgspec.structs.replace(plan, steps=tuple(_with_limits(step, options) for step in plan.steps))
-    if site.resolved and engine.holds_gpus:
+    if site.resolved:
         check_gpus(plan.steps, site.gpus)
-    plan = msgspec.structs.replace(
-        plan, notes=(*plan.notes, *site.notes, *engine.notes(site.gpus if site.resolved else ()))
-    )
+    steps = tuple(_with_limits(step, options) for step in plan.steps)
+    notes = (*plan.notes, *site.notes, *engine.notes(site.gpus if site.resolved else ()))
+    plan = msgspec.structs.replace(plan, steps=steps, notes=notes)
     models = look_up(plan.models, engine, options.image)
     plan = with_models(plan, models, engine)
     if options.dry_run:
@@ -112,11 +110,10 @@ def carry_out(run: Run, engine: Engine, site: Site, options: Options, console: C
             execute(run, engine, site, options, console, stop)
         gather(run, engine)
         if stop.is_set():
-            raise interrupted(run)
+            fix = f"continue with: lab run --resume {shlex.quote(str(run.root))}"
+            raise Interrupted("interrupted; finished steps are kept", location=run.root, fix=fix)
         findings = analyse_run(run, engine, options, console)
-    show_findings(run.root, findings, options)
-    raise_for_steps(run)
-    raise_for_findings(findings, run.root)
+    show_result(run, findings, options)
 
 
 def execute(run: Run, engine: Engine, site: Site, options: Options, console: Console, stop: Stop) -> None:
@@ -137,13 +134,10 @@ def execute(run: Run, engine: Engine, site: Site, options: Options, console: Con
 
 def prepare_lab(run: Run, engine: Engine) -> None:
     """Put the lab that pending steps import into the run folder. Raises UsageError if it is another one."""
-    if run.manifest.kind is Kind.replayed:
-        return
     identity = provenance.lab_with_content()
     hold_to(run, identity)
     if run.manifest.lab.used is None:
         used = engine.lab_used(identity)
-        check_folder(run.root, used)
         run.manifest.lab = msgspec.structs.replace(run.manifest.lab, used=used)
         run.save()
     take_snapshot(run.root, run.manifest.lab)
@@ -151,7 +145,7 @@ def prepare_lab(run: Run, engine: Engine) -> None:
 
 def lease_of(run: Run, engine: Engine, options: Options, stop: Stop, console: Console) -> Lease:
     """How the GPUs of a step are held against other processes of this machine."""
-    if not engine.holds_gpus:
+    if not engine.runs_here:
         return lambda _: contextlib.nullcontext(True)
     return partial(
         hold,
@@ -198,7 +192,6 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
     created, secrets = utc_now(), secret_values()
     identity = provenance.lab_with_content()
     used = engine.lab_used(identity)
-    check_folder(root, used)
     image, container = engine.provenance(str(root.absolute()), site.gpus)
     further = engine.further_images(str(root.absolute()), site.gpus)
     inputs = [plan.inputs[name] for name in sorted(plan.inputs)]
@@ -213,7 +206,6 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
         lab=msgspec.structs.replace(identity, used=used),
         engine=engine.name,
         engine_version=engine.version(),
-        kind=engine.kind,
         command=tuple(redact(word, secrets) for word in ["lab", *sys.argv[1:]]),
         image=image,
         images=further,
@@ -230,14 +222,6 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
             )
             for step in plan.steps
         ],
-    )
-
-
-def interrupted(run: Run) -> Interrupted:
-    return Interrupted(
-        "interrupted; finished steps are kept",
-        location=run.root,
-        fix=f"continue with: lab run --resume {shlex.quote(str(run.root))}",
     )
 
 

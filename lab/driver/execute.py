@@ -104,8 +104,7 @@ class StepRunner:
             self.finish(step, Outcome(status=Status.skipped, reason=reason, started_utc=utc_now()))
             return
         with self.lease(gpus) as is_held:
-            settle_s = step.settle_s if self.engine.holds_gpus else 0  # a replay heats no GPU
-            if not is_held or self.stop.wait(settle_s):
+            if not is_held or self.stop.wait(step.settle_s):
                 return
             self.run.begin(step)
             for watcher in self.watchers:
@@ -127,7 +126,7 @@ class StepRunner:
 
     def _attempt(self, step: Step, gpus: Sequence[Gpu]) -> Outcome:
         started, began = utc_now(), time.monotonic()
-        sampled_gpus = gpus if self.engine.holds_gpus and self.engine.runs_here else ()
+        sampled_gpus = gpus if self.engine.runs_here else ()
         try:
             with sampled(sampled_gpus, self.run.folder(step)):
                 return self.engine.run(self.run, step, gpus, on_line=self.on_line(step), stop=self.stop)

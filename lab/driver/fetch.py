@@ -1,11 +1,13 @@
 """`lab fetch`: download a model into the cache that steps read. The only step with the network and the token.
 
 The token travels on the step's standard input: no file, variable, label or record holds it, so that none is
-left when this process is killed. A download in a container then continues, and the next fetch follows it.
+left when this process is killed. A download in a container then continues until the next fetch ends it and
+takes its place.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -20,6 +22,7 @@ import msgspec
 
 from lab.core.files import exclusive, make_folder, state_folder
 from lab.core.hub import CERTIFICATES, CachedModel, State, find_model, hub_cache
+from lab.core.manifest import Manifest
 from lab.core.options import Options
 from lab.core.plan import Plan
 from lab.core.run import Run
@@ -27,6 +30,7 @@ from lab.core.step import Outcome, Step
 from lab.core.stop import Stop, on_signals
 from lab.core.words import size_text
 from lab.driver.drive import first_manifest, prepare_lab
+from lab.driver.show import command_text, print_dry_run
 from lab.engines import engine_for
 from lab.engines.base import Engine
 from lab.errors import (
@@ -42,7 +46,7 @@ from lab.errors import (
     writing,
 )
 from lab.images.container import HUB_CACHE, network_settings
-from lab.secrets import hub_token, redact, secret_values
+from lab.secrets import hub_token
 from lab.terminal.console import Console
 
 STEP = "fetch"
@@ -68,12 +72,12 @@ def fetch(model: str, revision: str, options: Options) -> None:
     ):
         lines: list[str] = []
         with on_signals(console.say) as stop:
-            outcome = _follow(engine, root, lines, stop, console)
-            if outcome is None:
-                run = _new_run(root, first_manifest(STEP, Plan(steps=(step,)), site, engine, root))
-                outcome = _start(engine, run, lines, stop, console)
+            manifest = first_manifest(STEP, Plan(steps=(step,)), site, engine, root)
+            outcome = _start(engine, _new_run(engine, root, manifest), lines, stop, console)
     if stop.is_set():
-        raise Interrupted("interrupted; what is downloaded is kept", fix=_again(model, options))
+        image = f" --image {options.image}" if options.image else ""
+        fix = f"lab fetch {shlex.quote(model)}{image} goes on where it stopped"
+        raise Interrupted("interrupted; what is downloaded is kept", fix=fix)
     raise_for(outcome, lines, root)
     show_model(find_model(model, hub_cache(), revision), options, console)
 
@@ -105,24 +109,10 @@ def _certificates(env: Mapping[str, str]) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _follow(engine: Engine, root: Path, lines: list[str], stop: Stop, console: Console) -> Outcome | None:
-    """Follow a download that outlived its driver to its outcome; None if none did."""
-    if not Run.is_run(root):
-        return None
-    try:
-        run = Run.open(root)
-    except BadDataError as error:
-        console.say(f"note: the record of an earlier fetch is damaged and is written anew: {error.problem}")
-        return None
-    if run.manifest.engine != engine.name or not run.open_steps():
-        return None
-    outcome = engine.attach(run, run.open_steps()[0], on_line=_listener(lines, console), stop=stop)
-    if outcome is not None:
-        run.finish(run.open_steps()[0], outcome)
-    return outcome
-
-
-def _new_run(root: Path, manifest: Any) -> Run:
+def _new_run(engine: Engine, root: Path, manifest: Manifest) -> Run:
+    if Run.is_run(root):
+        with contextlib.suppress(BadDataError):
+            engine.end_leftovers(Run.open(root))
     if root.exists():  # an earlier fetch's record, or what one left that was killed before it had a manifest
         with writing(root):
             shutil.rmtree(root)
@@ -130,28 +120,26 @@ def _new_run(root: Path, manifest: Any) -> Run:
 
 
 def _start(engine: Engine, run: Run, lines: list[str], stop: Stop, console: Console) -> Outcome:
-    step = run.manifest.steps[0].step
-    prepare_lab(run, engine)
-    run.begin(step)
-    outcome = engine.fetch(
-        run, step, stdin=settings(os.environ), on_line=_listener(lines, console), stop=stop
-    )
-    run.finish(step, outcome)
-    return outcome
-
-
-def _listener(lines: list[str], console: Console) -> Any:
-    def tell(line: str) -> None:
+    def on_line(line: str) -> None:
         lines.append(line)
         if not line.startswith("{"):  # the last line is for this process
             console.detail(f"  {line}")
 
-    return tell
+    step = run.manifest.steps[0].step
+    prepare_lab(run, engine)
+    run.begin(step)
+    outcome = engine.fetch(run, step, stdin=settings(os.environ), on_line=on_line, stop=stop)
+    run.finish(step, outcome)
+    return outcome
 
 
 def raise_for(outcome: Outcome, lines: list[str], root: Path) -> None:
     """Raise the error that the download printed; exit code 0 needs its last line to say that it is done."""
-    answer = _answer(lines)
+    line = next((line for line in reversed(lines) if line.startswith("{")), "{}")
+    try:
+        answer = msgspec.json.decode(line, type=Answer)
+    except msgspec.DecodeError:
+        answer = Answer()  # not its own line: the outcome and its last lines say what happened
     if answer.error is not None:
         kind = KINDS.get(answer.error.kind, LabError)
         place = answer.error.place
@@ -181,19 +169,6 @@ class Answer(msgspec.Struct):
 KINDS = {kind.__name__: kind for kind in (BadDataError, MissingError, NetworkError, StorageError, UsageError)}
 
 
-def _answer(lines: list[str]) -> Answer:
-    line = next((line for line in reversed(lines) if line.startswith("{")), "{}")
-    try:
-        return msgspec.json.decode(line, type=Answer)
-    except msgspec.DecodeError:
-        return Answer()  # not its own line: the outcome and its last lines say what happened
-
-
-def _again(model: str, options: Options) -> str:
-    image = f" --image {options.image}" if options.image else ""
-    return f"lab fetch {shlex.quote(model)}{image} goes on where it stopped"
-
-
 def show_model(cached: CachedModel, options: Options, console: Console) -> None:
     """Show the result: for a person on stderr, for a machine on stdout."""
     if cached.state is State.absent:
@@ -212,26 +187,20 @@ def show_fetch(model: str, revision: str, engine: Engine, step: Step, root: Path
     starts = engine.preview_fetch(step, run_dir=str(root))
     cached = find_model(model, hub_cache(), revision)
     names = sorted(json.loads(settings(os.environ))["env"])
-    if options.json:
-        document = {
-            "model": model,
-            "revision": revision,
-            "engine": engine.name,
-            "image": options.image,
-            "cache": str(hub_cache()),
-            "cached": msgspec.to_builtins(cached),
-            "stdin": names,
-            "starts": starts,
-        }
-        text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
-    else:
-        command: Any = starts.get("command") or starts.get("argv")
-        text = "\n".join(
-            [
-                f"fetch {model} ({revision}), engine {engine.name}, into {hub_cache()}",
-                f"there now: {cached.state.value}" + (f", commit {cached.commit}" if cached.commit else ""),
-                f"on standard input: {', '.join(names) or 'no token, no proxy'}",
-                shlex.join(command),
-            ]
-        )
-    print(redact(text, secret_values()))
+    document = {
+        "model": model,
+        "revision": revision,
+        "engine": engine.name,
+        "image": options.image,
+        "cache": str(hub_cache()),
+        "cached": msgspec.to_builtins(cached),
+        "stdin": names,
+        "starts": starts,
+    }
+    lines = [
+        f"fetch {model} ({revision}), engine {engine.name}, into {hub_cache()}",
+        f"there now: {cached.state.value}" + (f", commit {cached.commit}" if cached.commit else ""),
+        f"on standard input: {', '.join(names) or 'no token, no proxy'}",
+        command_text(starts),
+    ]
+    print_dry_run(document, lines, as_json=options.json)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
+from lab.core.files import read_json
 from lab.core.options import Options
 from lab.core.run import Run
 from lab.core.stop import Stop
 from lab.driver.analysis import analyse_run
 from lab.driver.execute import StepRunner
-from lab.driver.show import raise_for_steps
+from lab.driver.show import show_result
 from lab.engines import engine_class
 from lab.engines.base import Engine
-from lab.errors import BadDataError, LabError
+from lab.errors import LabError
 from lab.rooms import room
 from lab.terminal.console import Console
-from lab.terminal.findings import raise_for_findings, show_findings
 
 
 def finish_run(run_dir: str, analysis: Literal["auto", "host", "none"]) -> None:
@@ -45,9 +45,7 @@ def collect(folder: Path, analysis: Literal["auto", "host", "none"]) -> None:
             runner.finish(step, engine.lost(run, step))
         gather(run, engine)
         findings = analyse_run(run, engine, options, console)
-    show_findings(run.root, findings, options)
-    raise_for_steps(run)
-    raise_for_findings(findings, run.root)
+    show_result(run, findings, options)
 
 
 def gather(run: Run, engine: Engine) -> None:
@@ -58,12 +56,14 @@ def gather(run: Run, engine: Engine) -> None:
     run.save()
 
 
+class _Environment(msgspec.Struct):
+    """What a workload left in its folder about its software."""
+
+    versions: dict[str, Any] = {}
+
+
 def _versions_of(path: Path) -> dict[str, str]:
-    """Read the `versions` table that a workload left in its folder; {} if it left none."""
     if not path.exists():
         return {}
-    try:
-        versions = msgspec.json.decode(path.read_bytes()).get("versions", {})
-        return {name: str(value) for name, value in versions.items() if value is not None}
-    except (msgspec.DecodeError, AttributeError) as error:
-        raise BadDataError(f"environment.json cannot be read: {error}", location=path) from error
+    versions = read_json(path, _Environment, path.name).versions
+    return {name: str(value) for name, value in versions.items() if value is not None}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
+from lab.core.files import read_json
 from lab.core.hub import (
     MODELS,
     CachedModel,
@@ -20,10 +20,10 @@ from lab.core.hub import (
     offline_settings,
 )
 from lab.core.plan import ModelNeed, Plan
-from lab.core.run import Run
+from lab.core.run import Run, refuse_change
 from lab.core.words import size_text
 from lab.engines.base import Engine
-from lab.errors import BadDataError, MissingError, UsageError
+from lab.errors import MissingError
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,22 +122,12 @@ def same_models(run: Run, engine: Engine) -> None:
     path = run.root / MODELS
     if not path.is_file() or not run.pending():
         return
-    rows = _read(path)
+    rows = read_json(path, list[Recorded], "the list of models")
     image = run.manifest.image.name if run.manifest.image else None
     looked = look_up([ModelNeed(model=row.model, without=row.without) for row in rows], engine, image)
     refuse_missing(looked, engine, image)
     for row, lookup in zip(rows, looked, strict=True):
         commit = "" if lookup.is_missing else lookup.cached.commit
-        if commit != row.commit and (row.commit or lookup.need.without):
-            raise UsageError(
-                f"the model {row.model} is not the one that this run began with",
-                location=f"commit {row.commit or '(none)'} then, {commit or '(none)'} now",
-                fix="start a new run: new results would not be comparable with the old ones",
-            )
-
-
-def _read(path: Path) -> list[Recorded]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=list[Recorded])
-    except msgspec.DecodeError as error:
-        raise BadDataError(f"not a list of models: {error}", location=path) from error
+        if row.commit or lookup.need.without:
+            subject = f"another commit of the model {row.model}"
+            refuse_change(subject, row.commit or "(none)", commit or "(none)")

@@ -30,8 +30,9 @@ class Sections:
         findings: dict[str, Findings] = {}
         errors: dict[str, LabError] = {}
         for name, module in self.modules.items():
+            analyse: Analyse = getattr(importlib.import_module(module), f"analyse_{name}")
             try:
-                findings[name] = _function(module, name)(folder, out, run, progress)
+                findings[name] = analyse(folder, out, run, progress)
             except NOT_HERE as error:
                 errors[name] = error
         if not findings:
@@ -48,8 +49,3 @@ class Sections:
             ],
             incomplete=list(dict.fromkeys(text for part in parts for text in part.incomplete)),
         )
-
-
-def _function(module: str, section: str) -> Analyse:
-    function: Analyse = getattr(importlib.import_module(module), f"analyse_{section}")
-    return function

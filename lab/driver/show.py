@@ -9,36 +9,35 @@ from typing import Any
 
 import msgspec
 
-from lab.core.manifest import Lab
 from lab.core.options import Options
-from lab.core.plan import Plan, Site
+from lab.core.plan import Findings, Plan, Site
 from lab.core.provenance import lab_with_content
-from lab.core.run import Run
-from lab.core.step import Status
+from lab.core.run import DONE, Run
 from lab.core.words import plural, printable
 from lab.driver.which_lab import described
 from lab.engines.base import Engine
 from lab.errors import LabError, StepFailed
 from lab.secrets import redact, redact_env, secret_values
+from lab.terminal.findings import raise_for_findings, show_findings
+
+
+def show_result(run: Run, findings: Findings | None, options: Options) -> None:
+    """Show the findings. Raises an error unless all that was asked for is there."""
+    show_findings(run.root, findings, options)
+    raise_for_steps(run)
+    raise_for_findings(findings, run.root)
 
 
 def raise_for_steps(run: Run) -> None:
-    """Exit code 0 only if what was asked for is there."""
-    bad = [
-        r
-        for r in run.manifest.steps
-        if r.outcome is None or r.outcome.status not in (Status.ok, Status.skipped)
-    ]
+    """Raises StepFailed, with the end of each log, if a step did not succeed."""
+    bad = [r for r in run.manifest.steps if not r.outcome or r.outcome.status not in DONE]
     if not bad:
         return
     lines = []
     for record in bad:
         outcome = record.outcome
-        lines.append(
-            f"  {record.step.name}: {outcome.status.value}: {outcome.reason}"
-            if outcome
-            else f"  {record.step.name}: did not run"
-        )
+        state = f"{outcome.status.value}: {outcome.reason}" if outcome else "did not run"
+        lines.append(f"  {record.step.name}: {state}")
         lines += [f"      | {line}" for line in (outcome.tail[-12:] if outcome else ())]
     raise StepFailed(
         f"{len(bad)} of {plural(len(run.manifest.steps), 'step')} did not succeed:\n" + "\n".join(lines),
@@ -59,53 +58,47 @@ def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path
         for step in plan.steps
         if step.name not in plan.skipped
     ]
-    if options.json:
-        document = {
-            "room": room_name,
-            "engine": engine.name,
-            "image": options.image,
-            "lab": msgspec.to_builtins(identity),
-            "run_dir": str(root),
-            "gpus": [msgspec.to_builtins(gpu) for gpu in site.gpus],
-            "gpus_resolved": site.resolved,
-            "config": plan.config,
-            "inputs": plan.inputs,
-            "skipped": plan.skipped,
-            "notes": list(plan.notes),
-            "steps": steps,
-        }
-        print(redact(msgspec.json.format(msgspec.json.encode(document), indent=2).decode(), secret_values()))
-        return
-    lines = _plan_lines(room_name, plan, site, engine, root, steps, identity)
-    print(redact("\n".join(lines), secret_values()))
-
-
-def _plan_lines(
-    room_name: str,
-    plan: Plan,
-    site: Site,
-    engine: Engine,
-    root: Path,
-    steps: list[dict[str, Any]],
-    identity: Lab,
-) -> list[str]:
+    document = {
+        "room": room_name,
+        "engine": engine.name,
+        "image": options.image,
+        "lab": msgspec.to_builtins(identity),
+        "run_dir": str(root),
+        "gpus": [msgspec.to_builtins(gpu) for gpu in site.gpus],
+        "gpus_resolved": site.resolved,
+        "config": plan.config,
+        "inputs": plan.inputs,
+        "skipped": plan.skipped,
+        "notes": list(plan.notes),
+        "steps": steps,
+    }
     gpus = ", ".join(f"{gpu.number} {gpu.uuid}" for gpu in site.gpus) or "none"
-    gpus += (
-        ""
-        if site.resolved or not site.gpus
-        else " (not on this machine: architecture and driver are not checked)"
-    )
-    count = plural(len(steps), "step")
-    lines = [f"room {room_name}, engine {engine.name}, {count} into {root}", f"GPUs: {gpus}"]
-    lines += [f"lab: {described(identity)}; every step imports this one", *(f"note: {n}" for n in plan.notes)]
+    if site.gpus and not site.resolved:
+        gpus += " (not on this machine: architecture and driver are not checked)"
+    lines = [
+        f"room {room_name}, engine {engine.name}, {plural(len(steps), 'step')} into {root}",
+        f"GPUs: {gpus}",
+        f"lab: {described(identity)}; every step imports this one",
+        *(f"note: {note}" for note in plan.notes),
+    ]
     for step in steps:
-        starts = step["starts"]
-        command = starts.get("command") or starts.get("argv")
         env = " ".join(f"{name}={shlex.quote(value)}" for name, value in step["env"].items())
         image = f"  in the image {step['image']}" if step["image"] else ""
-        lines += [f"\n{step['name']}  ->  {step['folder']}{image}", f"  {env} {shlex.join(command)}".rstrip()]
-    lines += [f"\nskipped {name}: {why}" for name, why in plan.skipped.items()]
-    return lines
+        lines += [f"\n{step['name']}  ->  {step['folder']}{image}"]
+        lines += [f"  {env} {command_text(step['starts'])}".rstrip()]
+    lines += [f"\nskipped {name}: {reason}" for name, reason in plan.skipped.items()]
+    print_dry_run(document, lines, as_json=options.json)
+
+
+def command_text(starts: dict[str, Any]) -> str:
+    """The command of an engine's preview, as a shell reads it."""
+    return shlex.join(starts.get("command") or starts["argv"])
+
+
+def print_dry_run(document: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
+    """Print what would run, for a machine or a person, without secrets."""
+    text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+    print(redact(text if as_json else "\n".join(lines), secret_values()))
 
 
 def show_error(error: LabError) -> int:

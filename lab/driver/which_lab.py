@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from lab.core.manifest import Lab, Manifest, Used
-from lab.core.run import Run
+from lab.core.manifest import Lab, Manifest
+from lab.core.run import Run, refuse_change
 from lab.core.snapshot import imports_lab
 from lab.core.step import Outcome, Status, Step
-from lab.errors import UsageError
 
 
 def hold_to(run: Run, identity: Lab) -> None:
-    """Refuse to go on with a run that another lab began: its manifest names one lab for all its steps.
-
-    A run of before lab's content was recorded goes on only from the same commit without local changes.
-    """
-    then = run.manifest.lab
-    if then.sha256 == identity.sha256:
-        return
-    clean = then.dirty is False and identity.dirty is False
-    if then.sha256 is None and clean and then.commit == identity.commit is not None:
-        run.manifest.lab = identity
-        return
-    raise UsageError(
-        "this run began with another lab, and its results would not be comparable with new ones",
-        location=f"{described(then)} then, {described(identity)} now",
-        fix="start a new run, or go back to that lab: its commit, or its version",
-    )
-
-
-def check_folder(root: Path, used: Used | None) -> None:
-    """Refuse a run folder from which Python cannot import: a colon ends an entry of PYTHONPATH."""
-    if used == "copy" and ":" in str(root.absolute()):
-        raise UsageError(
-            "the run folder's path holds a colon, and the steps could not import the run's copy of lab",
-            location=root,
-            fix="choose another --output-dir",
-        )
+    """Refuse to go on with a run that another lab began: its manifest names one lab for all its steps."""
+    if run.manifest.lab.sha256 != identity.sha256:
+        fix = "start a new run, or go back to that lab: its commit, or its version"
+        refuse_change("another lab", described(run.manifest.lab), described(identity), fix=fix)
 
 
 def named_in(manifest: Manifest) -> str | None:

@@ -9,10 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from lab.core.gpu import Gpu
-from lab.core.manifest import ImageRecord, Kind, Lab, Used
+from lab.core.manifest import ImageRecord, Lab, Used
 from lab.core.options import Options
 from lab.core.plan import Site
-from lab.core.run import Run, utc_now
+from lab.core.run import Run, refuse_change, utc_now
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
 from lab.errors import GpuError, UsageError
@@ -25,9 +25,9 @@ class Engine(abc.ABC):
     """What lab asks of an engine. The defaults are those of one whose steps cannot outlive their driver."""
 
     name: str
-    kind: Kind = Kind.measured  # what the numbers of its runs are
-    holds_gpus: bool = True  # whether its steps need the site's GPUs to themselves
-    runs_here: bool = True  # whether its steps are processes of this machine and read its caches
+    runs_here: bool = (
+        True  # whether its steps are processes of this machine: they hold its GPUs, read its caches
+    )
     say: Callable[[str], None] = staticmethod(lambda _: None)  # set by the driver: a line for the person
 
     # From flags or a manifest to an engine
@@ -161,17 +161,12 @@ class Engine(abc.ABC):
 
 def refuse_other_gpus(recorded: Sequence[Gpu], present: Sequence[Gpu]) -> None:
     """Raises UsageError for GPUs, or a driver of them, that are not those that a run's manifest names."""
-    recorded_text, present_text = (
+    texts = (
         ", ".join(sorted(f"{gpu.uuid} (driver {gpu.driver or 'unknown'})" for gpu in gpus)) or "no GPU"
         for gpus in (recorded, present)
     )
-    if recorded_text != present_text:
-        raise UsageError(
-            "this run began with other GPUs, or another driver, and its results would not be comparable "
-            "with new ones",
-            location=f"{recorded_text} then; {present_text} now",
-            fix="start a new run, in another --output-dir",
-        )
+    fix = "start a new run, in another --output-dir"
+    refuse_change("other GPUs, or another driver", *texts, fix=fix)
 
 
 @runtime_checkable

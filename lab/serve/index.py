@@ -128,7 +128,7 @@ class Index:
             return
         cache = _Cache(SCHEMA, lab.__version__, str(self.root), list(self._entries.values()))
         with contextlib.suppress(LabError, UnicodeEncodeError):  # without a cache the next start is slower
-            write_atomic(self._cache, msgspec.json.encode(cache), lasting=False)
+            write_atomic(self._cache, msgspec.json.encode(cache))
 
 
 def key_of(row: RunRow) -> str:

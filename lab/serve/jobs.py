@@ -144,7 +144,7 @@ def do(task: Task) -> Outcome:
         from lab.serve.timeline import columns_of, write_columns
 
         columns = columns_of(paths)
-        with replacing(Path(task.target), lasting=False) as file:
+        with replacing(Path(task.target)) as file:
             write_columns(columns, file)
         return Outcome(notes=columns.header["notes"])
     if task.kind == "perfetto":

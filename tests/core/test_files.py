@@ -33,23 +33,6 @@ def test_content_reaches_the_disk_before_its_name_and_the_name_before_the_return
     assert (rename, folder) == (("rename", str(tmp_path / "f")), ("sync", str(tmp_path)))
 
 
-@pytest.mark.parametrize("write", [write_atomic, lambda path, data, lasting: _replace(path, data, lasting)])
-def test_a_write_that_need_not_last_skips_only_the_folder(tmp_path, synced, write):
-    write(tmp_path / "f", b"x", lasting=False)
-    assert [what for what, _ in synced] == ["sync", "rename"]
-
-
-def _replace(path: Path, data: bytes, lasting: bool) -> None:
-    with replacing(path, lasting=lasting) as file:
-        file.write(data)
-
-
-def test_a_block_that_succeeds_lasts_unless_told_otherwise(tmp_path, synced):
-    with replacing(tmp_path / "f") as file:
-        file.write(b"x")
-    assert synced[-1] == ("sync", str(tmp_path))
-
-
 def test_a_file_in_the_making_lies_hidden_beside_its_place(tmp_path):
     with replacing(tmp_path / "f.json") as file:
         (part,) = tmp_path.iterdir()

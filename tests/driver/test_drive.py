@@ -13,7 +13,6 @@ from lab.core.manifest import ImageRecord, Kind
 from lab.core.options import Options
 from lab.core.run import Run
 from lab.core.step import Outcome, Status
-from lab.core.stop import Stop
 from lab.driver.drive import drive, resume, stop_run
 from lab.errors import EngineError, Interrupted, StepFailed, UsageError
 from lab.terminal.console import Console
@@ -32,7 +31,7 @@ def test_a_run_played_back_has_the_recorded_outcomes_output_and_files(tmp_path, 
     source = recording(tmp_path / "source", {"a": OK, "b": OK})
     drive(experiment(source, tmp_path / "run", "a", "b"))
     run = Run.open(tmp_path / "run")
-    assert run.manifest.kind is Kind.replayed and run.manifest.engine == "recorded"
+    assert run.manifest.kind is Kind.measured and run.manifest.engine == "recorded"
     assert run.manifest.container["recording"] == str(tmp_path / "source")
     assert [record.outcome for record in run.manifest.steps] == [OK, OK]
     assert run.log(a_step("a")).read_text() == "one\ntwo\na done\n"
@@ -74,17 +73,6 @@ def test_resume_runs_only_what_did_not_succeed(tmp_path, capsys):
     assert "1 of 2 steps to do" in capsys.readouterr().err
 
 
-def test_a_replay_does_not_pause_for_gpus_to_settle(tmp_path, monkeypatch):
-    source = recording(tmp_path / "source", {"a": OK})
-    planned = experiment(source, tmp_path / "run", "a", quiet=True)
-    plan = planned.make_plan(None, tmp_path)
-    plan = msgspec.structs.replace(plan, steps=(msgspec.structs.replace(plan.steps[0], settle_s=60.0),))
-    waits = []
-    monkeypatch.setattr(Stop, "wait", lambda stop, seconds=None: waits.append(seconds))
-    drive(msgspec.structs.replace(planned, make_plan=lambda *_: plan))
-    assert waits == [0]
-
-
 def test_a_step_left_open_by_a_killed_driver_runs_again(tmp_path):
     source = recording(tmp_path / "source", {"a": OK})
     drive(experiment(source, tmp_path / "run", "a", quiet=True))
@@ -94,12 +82,8 @@ def test_a_step_left_open_by_a_killed_driver_runs_again(tmp_path):
     assert outcomes(tmp_path / "run") == {"a": "ok"}
 
 
-def test_a_replay_adds_nothing_to_a_run_that_was_measured(tmp_path):
+def test_steps_are_added_to_a_run(tmp_path):
     source = recording(tmp_path / "source", {"a": OK, "b": OK})
-    measured = recording(tmp_path / "measured", {"a": OK})
-    with pytest.raises(UsageError, match="measured, no image"):
-        drive(experiment(source, measured.root, "a", "b", quiet=True, skip_existing=True))
-    assert outcomes(measured.root) == {"a": "ok"}
     drive(experiment(source, tmp_path / "run", "a", quiet=True))
     drive(experiment(source, tmp_path / "run", "a", "b", quiet=True, skip_existing=True))
     assert outcomes(tmp_path / "run") == {"a": "ok", "b": "ok"}

@@ -21,7 +21,7 @@ class Engine:
     """An engine that says ok; on other machines, or without GPUs of its own, nothing is sampled."""
 
     def __init__(self, *, here: bool) -> None:
-        self.holds_gpus = self.runs_here = here
+        self.runs_here = here
 
     def run(self, run, step, gpus, *, on_line, stop):
         return Outcome(status=Status.ok, started_utc="2026-01-01T00:00:00.000+00:00")

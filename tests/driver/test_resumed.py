@@ -97,12 +97,12 @@ def test_a_gpu_that_is_hidden_now_is_named(begun, monkeypatch):
     assert raised.value.fix == "make them visible again, or start a new run"
 
 
-def test_a_run_is_not_continued_on_another_machine(begun):
+def test_a_run_is_not_continued_on_another_cpu(begun):
     begun.manifest.host["cpu"] = "another CPU"
     begun.save()
-    with pytest.raises(UsageError, match="began on another machine"):
+    with pytest.raises(UsageError, match="began with another CPU"):
         resume(begun.root, Options(analysis="none", quiet=True))
-    with pytest.raises(UsageError, match="began on another machine"):
+    with pytest.raises(UsageError, match="began with another CPU"):
         _drive(begun.root, "b", gpus="1-1", skip_existing=True)
 
 

@@ -23,12 +23,11 @@ from lab.core.provenance import lab_with_content
 from lab.core.run import IMPORTED, LAB, MANIFEST, Run
 from lab.core.snapshot import imports_lab, package_folder, step_env, take_snapshot
 from lab.core.step import Outcome, Status, Step
-from lab.driver.drive import drive, open_or_create, resume
+from lab.driver.drive import open_or_create, resume
 from lab.driver.which_lab import checked, hold_to, named_in
 from lab.errors import BusyError, StorageError, UsageError, storage_error
 from tests.conftest import ROOT, small_disk
 from tests.core.test_manifest import a_manifest
-from tests.driver.made import OK, experiment, recording
 from tests.images.tree import copy_tree
 
 WHICH = ("python", "-m", "lab.core.content")  # prints which lab the step found
@@ -196,33 +195,10 @@ def test_a_manifest_of_before_is_read_and_says_unknown(tmp_path):
     assert step_env(run, run.manifest.steps[0].step, "/out") == {}
 
 
-@pytest.mark.parametrize(
-    ("then", "same"),
-    [
-        ({"commit": "a" * 40, "dirty": False}, True),
-        ({"commit": "a" * 40, "dirty": True}, False),
-        ({"commit": "a" * 40, "dirty": None}, False),
-        ({"commit": "b" * 40, "dirty": False}, False),
-        ({"commit": None, "dirty": None}, False),
-    ],
-)
-def test_a_run_of_before_goes_on_only_from_its_own_clean_commit(tmp_path, then, same):
-    run = an_old_run(tmp_path / "run", **then)
-    if same:
+def test_a_run_of_before_the_content_was_recorded_is_not_continued(tmp_path):
+    run = an_old_run(tmp_path / "run", commit="a" * 40, dirty=False)
+    with pytest.raises(UsageError, match="began with another lab"):
         hold_to(run, OURS)
-        assert run.manifest.lab == OURS
-    else:
-        with pytest.raises(UsageError, match="began with another lab"):
-            hold_to(run, OURS)
-
-
-def test_a_recording_of_before_is_played_back_whichever_lab_made_it(tmp_path):
-    source = recording(tmp_path / "source", {"a": OK})
-    assert source.manifest.lab.sha256 is None
-    drive(experiment(source, tmp_path / "run", "a", quiet=True))
-    played = Run.open(tmp_path / "run").manifest
-    assert played.lab.sha256 == lab_with_content().sha256 and played.lab.used is None
-    assert not (tmp_path / "run" / LAB).exists()  # nothing ran, so nothing imports a lab
 
 
 # What a step says of itself

@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from typing import ClassVar
 
-from lab.core.manifest import Kind
 from lab.core.plan import Site
 from lab.core.run import LOG, Run
 from lab.core.step import Outcome, Status
@@ -21,8 +20,6 @@ class RecordedEngine(Engine):
     """Steps are found by name; one that the recording lacks fails."""
 
     name = "recorded"
-    kind = Kind.replayed
-    holds_gpus = False
     runs_here = False
     source: ClassVar[Path]  # the run that `prepare` plays back
 

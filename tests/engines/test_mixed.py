@@ -155,6 +155,6 @@ def test_a_run_does_not_go_on_with_another_content_of_an_image_that_cells_name(t
     manifest = a_manifest(a_step("a", "cpu"))
     manifest.images = (ImageRecord(name="cpu", ref="local/cpu", id="sha256:older"),)
     run = Run.create(tmp_path / "r", manifest)
-    with pytest.raises(UsageError, match="not the image that this run began with") as error:
+    with pytest.raises(UsageError, match="this run began with another image") as error:
         same_image(run, MixedEngine(StandIn("here"), {"cpu": StandIn("cpu")}))
     assert "docker tag sha256:older local/cpu" in str(error.value)

@@ -91,13 +91,12 @@ def write_run(
             steps=steps,
         ),
         folder / MANIFEST,
-        lasting=False,
     )
     text = io.StringIO()
     rows = {"channels": 28, "step_ms": step_ms} | (cells or {})
     csv.writer(text, lineterminator="\n").writerows([list(rows), list(rows.values())])
-    write_atomic(folder / "tables" / f"{table}.csv", text.getvalue(), lasting=False)
-    write_atomic(folder / "report.html", PAGE, lasting=False)
+    write_atomic(folder / "tables" / f"{table}.csv", text.getvalue())
+    write_atomic(folder / "report.html", PAGE)
     if verdict:
         evidence = (Evidence(file=f"tables/{table}.csv", sha256="0" * 64, row=0, columns=("step_ms",)),)
         found = [

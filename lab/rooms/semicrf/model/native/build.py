@@ -10,12 +10,10 @@ import ctypes
 import logging
 from pathlib import Path
 
-from lab.core import compiled
 from lab.core.compiled import Compiling
 
 log = logging.getLogger("lab.semicrf")
 SOURCE = Path(__file__).with_name("semicrf.cpp")
-TORCH = "backend='torch' needs no compiler"
 CPP = Compiling(
     language="C++",
     variable="CXX",
@@ -30,17 +28,12 @@ CPP = Compiling(
         "-fPIC",
         "-pthread",
     ),
-    instead=TORCH,
+    instead="backend='torch' needs no compiler",
 )
-find_compiler, key = CPP.find_compiler, CPP.key
+find_compiler, file_name, folder = CPP.find_compiler, CPP.file_name, CPP.folder
 
 
 def built(source: Path = SOURCE) -> ctypes.CDLL:
     """The library, compiled if the cache has none. Raises MissingError with the compiler's own words."""
     log.debug("semi-CRF in C++: %s", source)
     return CPP.built(source)
-
-
-def folder() -> Path:
-    """The folder for compiled libraries, created if necessary. Raises MissingError if it cannot be."""
-    return compiled.folder(TORCH)

@@ -338,7 +338,7 @@ def compiled(path: Path, source: str, target: str, defines: dict[str, object]) -
         return compile_now(library, path, source, options)
     image = compile_now(library, path, source, options)
     try:
-        write_atomic(place, image, lasting=False)
+        write_atomic(place, image)
     except LabError as error:
         log.info("compiled kernels are not kept: %s", error)
     return image

@@ -95,7 +95,7 @@ def test_a_library_that_does_not_load_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     source = tmp_path / "small.cpp"
     source.write_text('extern "C" int lab() { return 7; }\n')
-    made = native_build.folder() / f"small-{native_build.key(source, *native_build.find_compiler())}.so"
+    made = native_build.folder() / native_build.file_name(source, *native_build.find_compiler())
     made.write_bytes(b"\x7fELF")
     with pytest.raises(MissingError, match="does not load") as caught:
         native_build.built(source)
@@ -109,12 +109,12 @@ def test_another_source_or_compiler_is_another_file(monkeypatch, tmp_path):
     command, version = native_build.find_compiler()
     source = tmp_path / "a.cpp"
     source.write_text("int a;")
-    first = native_build.key(source, command, version)
-    assert first == native_build.key(source, command, version)
-    assert first != native_build.key(source, command, version + " newer")
-    assert first != native_build.key(source, [*command, "-O1"], version)
+    first = native_build.file_name(source, command, version)
+    assert first == native_build.file_name(source, command, version)
+    assert first != native_build.file_name(source, command, version + " newer")
+    assert first != native_build.file_name(source, [*command, "-O1"], version)
     source.write_text("int b;")
-    assert first != native_build.key(source, command, version)
+    assert first != native_build.file_name(source, command, version)
 
 
 @compiled
