@@ -39,7 +39,7 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> str:
-        """In words, such as `not in this machine's Hub cache`."""
+        """A phrase such as `not in this machine's Hub cache`."""
         cached, cache = self.cached, "this machine's Hub cache"
         if cached.state is State.absent:
             return f"not in {cache}"

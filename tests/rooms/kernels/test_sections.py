@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import click
-import pytest
 from click.testing import CliRunner
 
 from lab.cli.main import cli
 from lab.cli.registry import SECTIONS
 from lab.errors import MissingError, StepFailed
+from tests.cli.sections import only  # noqa: F401  a fixture
 from tests.rooms.kernels.made import generation
-from tests.rooms.sweep.gemm.recorded import write_sweep
 from tests.tracegen import TraceWriter
-
-
-@pytest.fixture
-def only(tmp_path, monkeypatch):
-    """`lab analyze RECORDING --only SECTIONS -o out`; errors of lab come out as they are."""
-    monkeypatch.chdir(tmp_path)
-
-    def called(recording, names, *options):
-        argv = ["analyze", str(recording), "--only", names, "-q", "-o", str(tmp_path / "out"), *options]
-        return CliRunner().invoke(cli, argv, standalone_mode=False)
-
-    return called
 
 
 def test_each_section_writes_into_a_folder_of_its_own(only, tmp_path):
@@ -35,16 +20,6 @@ def test_each_section_writes_into_a_folder_of_its_own(only, tmp_path):
     for name in ("kernels", "phases"):
         assert (tmp_path / "out" / name / "report.html").is_file()
     assert (tmp_path / "out/kernels/tables/unique_kernels.csv").is_file()
-
-
-def test_a_sweep_has_the_account_of_its_ranks_and_the_gemm_pipeline(only, tmp_path):
-    sweep = write_sweep(tmp_path / "sweep")
-    done = only(sweep, "ranks,gemm", "--json")
-    assert done.exception is None, done.output
-    document = json.loads(done.stdout)
-    assert document["lacking"] == [] and document["status"] == "ok"
-    assert (tmp_path / "out/ranks/ranks.html").is_file()
-    assert (tmp_path / "out/tracelens_analysis/top5_gemm_kernels_time_variance.csv").is_file()
 
 
 def test_an_unknown_section_is_refused_with_the_names_of_all(only, tmp_path):
