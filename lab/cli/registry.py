@@ -17,8 +17,8 @@ class Room(NamedTuple):
     name: str
     question: str
     run: dict[str, str]
-    smoke: str
     read: dict[str, str] = {}
+    smoke: str = ""
 
 
 ROOMS = (

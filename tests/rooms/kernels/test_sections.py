@@ -8,7 +8,6 @@ from click.testing import CliRunner
 from lab.cli.main import cli
 from lab.cli.registry import SECTIONS
 from lab.errors import MissingError, StepFailed
-from tests.cli.sections import only  # noqa: F401  a fixture
 from tests.rooms.kernels.made import generation
 from tests.tracegen import TraceWriter
 

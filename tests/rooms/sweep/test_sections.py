@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-from tests.cli.sections import only  # noqa: F401  a fixture
 from tests.rooms.sweep.gemm.recorded import write_sweep
 
 

@@ -1,4 +1,4 @@
-"""`lab analyze --only`, for the tests of the rooms that offer sections."""
+"""What tests of several rooms share."""
 
 from __future__ import annotations
 
