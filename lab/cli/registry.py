@@ -140,7 +140,7 @@ def run_commands() -> Lazy:
 
 def smoke_runs() -> dict[str, tuple[str, ...]]:
     """Each room's smallest experiment, as `lab run` takes it."""
-    return {room.name: tuple(room.smoke.split()) for room in ROOMS}
+    return {room.name: tuple(room.smoke.split()) for room in ROOMS if room.smoke}
 
 
 def commands() -> Lazy:
