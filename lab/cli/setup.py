@@ -77,7 +77,10 @@ def setup(image: str | None, registry: str | None, release: Path | None, dry_run
         click.echo(f"{way.action:5} {way.target} {way.ref}".rstrip())
     present = [t for t, way in zip(wanted, ways, strict=True) if way.action == "here" or not dry_run]
     if differences := [difference for target in present if (difference := lab_difference(target))]:
-        raise StepFailed("; ".join(differences))
+        if not dry_run:
+            raise StepFailed("; ".join(differences))
+        for difference in differences:
+            console.say(f"note: {difference}")
     if unreachable:
         raise StepFailed(f"the GPUs do not reach containers: {unreachable.detail}", fix=_cure(unreachable))
     ranks = " --ranks 2" if image == "cpu" else ""

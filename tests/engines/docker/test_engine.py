@@ -93,7 +93,7 @@ def test_exit_zero_without_the_expected_files_is_a_failure(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["with space", "qu'ote\"s", "new\nline", "näme-日本", "co:lon", "$(touch x);#", "-dash", "com,ma=x"],
+    ["with space", "qu'ote\"s", "new\nline", "näme-日本", "$(touch x);#", "-dash", "com,ma=x"],
 )
 def test_a_hostile_name_of_the_run_folder_is_just_a_name(tmp_path, name):
     ran = run_step(tmp_path / name, shell("echo here > s/file; ls s"))

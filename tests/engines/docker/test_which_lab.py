@@ -15,8 +15,8 @@ from lab.core.manifest import ImageRecord, Lab
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan
 from lab.core.provenance import lab_with_content
-from lab.core.run import LAB, MANIFEST, Run
-from lab.core.snapshot import package_folder, take_snapshot
+from lab.core.run import Run
+from lab.core.snapshot import take_snapshot
 from lab.core.step import Status, Step
 from lab.core.stop import Stop
 from lab.driver.drive import drive, resume
@@ -234,22 +234,3 @@ def test_a_run_that_began_mounted_goes_on_mounted_under_an_installed_lab_of_one_
     monkeypatch.setattr("lab.core.provenance.lab_with_content", lambda: ours)
     resume(out, Options(analysis="none", quiet=True))
     assert [record.lab_sha256 for record in Run.open(out).manifest.steps] == [ours.sha256] * 2
-
-
-@pytest.mark.docker
-def test_a_run_in_an_image_of_before_the_check_goes_on_with_the_lab_mounted(image, tmp_path, monkeypatch):
-    out, ours = tmp_path / "run", lab_with_content()
-    clean = msgspec.structs.replace(ours, commit="c" * 40, dirty=False)
-    monkeypatch.setattr("lab.core.provenance.lab_with_content", lambda: clean)
-    with pytest.raises(StepFailed):
-        drive(an_experiment(out, a_step("s1", ("python", "-c", "exit(1)")), a_step()))
-    text = json.loads((out / MANIFEST).read_bytes())
-    text["lab"] = {"version": clean.version, "commit": clean.commit, "dirty": False}
-    text["steps"][1]["outcome"] = None
-    (out / MANIFEST).write_text(json.dumps(text))
-    with pytest.raises(StepFailed):
-        resume(out, Options(analysis="none", quiet=True))
-    manifest = Run.open(out).manifest
-    assert manifest.lab == msgspec.structs.replace(clean, used="mounted")
-    assert manifest.steps[1].lab_sha256 == clean.sha256 == content_sha256(package_folder())
-    assert (out / LAB).is_dir()
