@@ -76,7 +76,9 @@ class Compiling:
             if command and shutil.which(command[0]):
                 return command, self._run([*command, "--version"])
         raise self._missing(
-            f"no {self.language} compiler here",
+            f"${self.variable} is {from_variable!r}, which is not a program here"
+            if from_variable
+            else f"no {self.language} compiler here",
             f"PATH, for {from_variable or ', '.join(self.names)}",
             f"install {' or '.join(self.names[1:])}, or name one in {self.variable}",
         )
