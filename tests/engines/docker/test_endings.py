@@ -138,7 +138,7 @@ def test_a_second_stop_kills_at_once(tmp_path):
 
     def twice(line: str) -> None:
         stop.set()
-        threading.Timer(1.0, lambda: setattr(stop, "now", True)).start()
+        threading.Timer(1.0, lambda: setattr(stop, "at_once", True)).start()
 
     began = time.monotonic()
     outcome = DockerEngine(an_image(), grace_s=400).run(run, step, [], on_line=twice, stop=stop)

@@ -9,6 +9,7 @@ import pytest
 from lab.core.manifest import Manifest
 from lab.core.provenance import lab_identity
 from lab.core.run import Run
+from lab.errors import MissingError
 from lab.rooms.kernels.findings import analyse_profile, read_all, sibling
 from lab.rooms.kernels.replay.proof.result import Result as ReplayResult
 from lab.rooms.kernels.trails import trails
@@ -57,9 +58,9 @@ def test_a_rank_that_cannot_be_read_is_missing_and_the_other_is_analysed(tmp_pat
     )
 
 
-def test_without_a_trace_the_findings_say_so(tmp_path):
-    found = analyse_profile(tmp_path, tmp_path, None, lambda _: None)
-    assert found.status == "fail" and found.lacking == ["no trace was recorded"]
+def test_a_folder_without_a_trace_is_refused(tmp_path):
+    with pytest.raises(MissingError, match="holds no trace"):
+        analyse_profile(tmp_path, tmp_path, None, lambda _: None)
 
 
 def test_a_replay_of_this_run_that_lies_beside_it_joins_the_page(tmp_path):
