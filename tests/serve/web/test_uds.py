@@ -54,9 +54,7 @@ def test_two_sockets_are_read_side_by_side_and_rebound_names_are_refused(tmp_pat
         for name in ("one", "two"):
             write_run(tmp_path / name, f"sweep_{name}")
             path = tmp_path / f"{name}.sock"
-            url = stack.enter_context(
-                served(tmp_path / name, tmp_path / "cache", location=("--uds", str(path)))
-            )
+            url = stack.enter_context(served(tmp_path / name, tmp_path / "cache", where=("--uds", str(path))))
             assert url.startswith("http://localhost:8000/?token="), "what ssh -L 8000:… forwards"
             assert path.stat().st_mode & 0o777 == 0o600
             port = stack.enter_context(forwarded(path))
