@@ -84,14 +84,16 @@ def settled(trace: Trace) -> Trace:
     unclear = (launcher < 0) & np.isin(trace.kernels.correlation, trace.runtime.correlation)
     unclear &= trace.kernels.correlation >= 0
     in_question = np.isin(trace.runtime.correlation, trace.kernels.correlation[unclear])
+    # A row whose call is not in the file has a number of its own: a loss, not a doubt.
+    owner = np.where((launcher < 0) & ~unclear, len(pids), launcher)
     calls_corr, kernels_corr = _renumbered(
         (trace.runtime.correlation, np.where(in_question, -1, caller)),
-        (trace.kernels.correlation, launcher),
+        (trace.kernels.correlation, owner),
     )
     ops_id, calls_id, kernels_id = _renumbered(
         (trace.ops.external_id, author),
         (trace.runtime.external_id, caller),
-        (trace.kernels.external_id, launcher),
+        (trace.kernels.external_id, owner),
     )
     known_waits = ~np.isin(trace.waits.correlation, trace.runtime.correlation)
     return replace(

@@ -6,6 +6,7 @@ repeated here.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter, defaultdict
 
@@ -124,6 +125,21 @@ def test_equal_ids_at_equal_times_are_guessed_by_no_path():
     assert launches_by_op("two_processes_same_times") == {"": (200, 600)}
     assert (project(capture).ops.api < 0).all() and len(capture.ops) == 200
     assert capture.verdict == "unknown"
+
+
+def test_a_lost_call_among_equal_ids_is_a_loss_and_not_a_doubt(tmp_path):
+    with gzip.open(CASES / "two_processes_one_gpu.json.gz") as file:
+        document = json.load(file)
+    lost = {101, 102}  # in both processes
+    document["traceEvents"] = [
+        event
+        for event in document["traceEvents"]
+        if event.get("cat") != "cuda_runtime" or event["args"]["correlation"] not in lost
+    ]
+    (tmp_path / "lost.json").write_text(json.dumps(document))
+    trace = load_trace(tmp_path / "lost.json")
+    assert [(lack.rule, lack.n, lack.unknown) for lack in holes(trace.lacks)] == [("H", 4, False)]
+    assert load_capture(tmp_path / "lost.json").verdict != "complete"
 
 
 @pytest.mark.parametrize("name", ["outside_ops_old_kineto", "healthy_outside_ops"])
