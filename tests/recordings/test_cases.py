@@ -138,7 +138,7 @@ def test_a_lost_call_among_equal_ids_is_a_loss_and_not_a_doubt(tmp_path):
     ]
     (tmp_path / "lost.json").write_text(json.dumps(document))
     trace = load_trace(tmp_path / "lost.json")
-    assert [(lack.rule, lack.n, lack.unknown) for lack in holes(trace.lacks)] == [("H", 4, False)]
+    assert [(lack.rule, lack.n, lack.unknown) for lack in trace.lacks] == [("H", 4, False)]
     assert load_capture(tmp_path / "lost.json").verdict != "complete"
 
 
