@@ -100,6 +100,7 @@ def test_eight_bit_weights_are_refused_with_the_reason_before_anything_runs():
 
 @pytest.mark.docker
 @pytest.mark.root
+@pytest.mark.usefixtures("own_names")
 def test_the_bar_a_nan_baseline_runs_under_torch_1_12_in_the_built_image(pascal, open_folder: Path):
     from tests.driver.test_docker_run import lab
 
