@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lab.perfmodel.products import is_product
 from lab.recordings.capture import KERNEL, MEMCPY, MEMSET
 from lab.recordings.graphs.align import Places, num_possible, places
 from lab.recordings.graphs.replays import COPY, FILL, Words
 from lab.recordings.graphs.sequences import CAPTURED, EAGER, Sequence
 from lab.recordings.names import is_matmul
-from lab.recordings.views.gemms import GEMM_OPS
 
 # Fewer rows in order than this, and the replay is of another graph.
 MIN_IN_ORDER = 0.9
@@ -128,7 +128,7 @@ def products_agree(pattern: Pattern, found: Fit, op_names: list[str], words: Wor
     multiplies: dict[int, bool] = {}
     for word, row, name in zip(pattern.words.tolist(), found.sequence.op.tolist(), op_names, strict=True):
         product = is_matmul(words.list[word])
-        if row >= 0 and name in GEMM_OPS:
+        if row >= 0 and is_product(name):
             multiplies[row] = multiplies.get(row, False) or product
         elif row >= 0 and product and name.startswith("aten::") and not _MAY_MULTIPLY.search(name):
             return False

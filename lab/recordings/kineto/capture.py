@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from lab.perfmodel.products import product_flops
 from lab.recordings.capture import (
     API_COLUMNS,
     COPY_KINDS,
@@ -146,9 +147,9 @@ def _ranges_of(trace: Trace, words: Strings) -> Table:
 def _flops(trace: Trace) -> np.ndarray:
     """FLOPs (n,) of each row of `ops` that is a GEMM on the GPU; -1 for others and for unknown shapes."""
     gemms = gemm_instances(trace)
-    sizes = [gemms.M, gemms.N, gemms.K, np.maximum(gemms.B, 1)]
-    known = (gemms.M > 0) & (gemms.N > 0) & (gemms.K > 0)
-    flop = 2.0 * np.prod(np.stack(sizes).astype(np.float64), axis=0)
+    b, m, n, k = (getattr(gemms, name).astype(np.float64) for name in "BMNK")
+    known = (b >= 0) & (m >= 0) & (n >= 0) & (k >= 0)
+    flop = product_flops(b, m, n, k, gemms.bias)
     flops = np.full(len(trace.ops), -1, dtype=np.int64)
     flops[gemms.op_row] = np.where(known & (flop < 2.0**62), flop, -1).astype(np.int64)
     return flops

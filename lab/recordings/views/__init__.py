@@ -3,8 +3,8 @@
 A trace without GPU rows (gloo on a CPU) answers the same questions from its CPU ops; `device_of` says which.
 """
 
-from lab.recordings.views.collectives import DTYPE_BYTES, collective_instances
-from lab.recordings.views.gemms import GEMM_OPS, gemm_instances
+from lab.recordings.views.collectives import collective_instances
+from lab.recordings.views.gemms import gemm_instances
 from lab.recordings.views.launches import (
     STEP_PREFIX,
     device_of,
@@ -21,8 +21,6 @@ from lab.recordings.views.timeline import COMM, COMP, MEMCOPY, classify, gpu_tim
 __all__ = [
     "COMM",
     "COMP",
-    "DTYPE_BYTES",
-    "GEMM_OPS",
     "MEMCOPY",
     "STEP_PREFIX",
     "classify",

@@ -21,7 +21,7 @@ CLASS_COLOURS = {
     "computation": ("matrix products", ("gemm", "gemv", "attention", "conv")),
     "communication": ("elementwise", ("elementwise", "mask", "rope", "triton")),
     "memcpy": ("copies and gathers", ("copy", "index", "memcpy", "memset")),
-    "ok": ("reductions, softmax, norms", ("reduce", "softmax", "norm", "splitk_reduce")),
+    "ok": ("reductions, softmax, norms", ("reduce", "scan", "softmax", "norm", "splitk_reduce")),
     "fail": ("optimizer", ("optimizer",)),
     "unknown": ("other", ()),
 }

@@ -9,7 +9,7 @@ import pytest
 
 from lab.recordings.kineto import read_kineto
 from lab.rooms.sweep.gemm.sheets.launches import launches
-from lab.rooms.sweep.gemm.sheets.perf.sheets import perf_model_sheets
+from lab.rooms.sweep.gemm.sheets.perf_model import perf_model_sheets
 from tests.tracegen import TraceWriter
 
 

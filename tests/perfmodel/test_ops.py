@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from lab.rooms.sweep.gemm.sheets.perf.models import has_model, work_of
-from lab.rooms.sweep.gemm.sheets.perf.work import Args
+from lab.perfmodel.calls import OpCall
+from lab.perfmodel.ops import has_model, work_of
 
 BF16, F32 = "c10::BFloat16", "float"
 MIB = 2**20
 
 
 def _work(name: str, dims, types, concrete=(), strides=()):
-    return work_of(Args(name, *(json.dumps(list(part)) for part in (dims, types, strides, concrete))))
+    return work_of(OpCall(name, dims, types, strides, concrete))
 
 
 def _attention(name: str, q, kv, at: int, causal_at: int, causal: str):
@@ -46,7 +44,7 @@ def test_attention_backward_is_two_and_a_half_forwards(n_kv, gflops, mib):
         11,
         "False",
     )
-    assert work.sheet == "SDPA_bwd" and work.flops / 1e9 == pytest.approx(gflops)
+    assert work.kind == "SDPA_bwd" and work.flops / 1e9 == pytest.approx(gflops)
     assert work.num_bytes / MIB == pytest.approx(mib)
 
 
@@ -79,7 +77,7 @@ def test_convolutions_count_as_published(x, weight, changed, gflops, mib):
     concrete = [changed.get(at, text) for at, text in enumerate(CONV)]
     types = [BF16, BF16, "", "ScalarList", "ScalarList", "ScalarList", "Scalar", "ScalarList", "Scalar"]
     work = _work("aten::convolution", [x, weight, [], [], [], [], [], [], []], types, concrete)
-    assert work.sheet == "CONV_fwd" and work.flops / 1e9 == pytest.approx(gflops)
+    assert work.kind == "CONV_fwd" and work.flops / 1e9 == pytest.approx(gflops)
     assert work.num_bytes / MIB == pytest.approx(mib)
 
 
@@ -89,7 +87,7 @@ def test_each_gradient_of_a_convolution_costs_a_forward(mask, times):
     types = [BF16, BF16, BF16, *["ScalarList"] * 4, "Scalar", "ScalarList", "Scalar", "ScalarList"]
     concrete = ["", "", "", "[0]", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1", mask]
     work = _work("aten::convolution_backward", [x, x, weight, *[[]] * 8], types, concrete)
-    assert work.sheet == "CONV_bwd" and work.flops / 1e9 == pytest.approx(times * 17.241276416)
+    assert work.kind == "CONV_bwd" and work.flops / 1e9 == pytest.approx(times * 17.241276416)
     assert work.num_bytes / MIB == pytest.approx(times * 38.2333984375)
 
 
@@ -126,13 +124,13 @@ def test_reductions_over_an_axis_keep_the_others():
 def test_softmax_and_its_backward_are_reductions():
     forward = _work("aten::_softmax", [[8, 128], [], []], [BF16, "Scalar", "Scalar"], ["", "-1", "False"])
     backward = _work("aten::_softmax_backward_data", [[8, 128], [8, 128]], [BF16, BF16])
-    assert (forward.sheet, forward.flops, forward.num_bytes) == ("Reduce_fwd", 5120, 4096)
-    assert (backward.sheet, backward.flops, backward.num_bytes) == ("Reduce_bwd", 4096, 6144)
+    assert (forward.kind, forward.flops, forward.num_bytes) == ("Reduce_fwd", 5120, 4096)
+    assert (backward.kind, backward.flops, backward.num_bytes) == ("Reduce_bwd", 4096, 6144)
 
 
 def test_grouped_products_by_both_layouts():
     rows = _work("aten::_grouped_mm", [[96, 64], [4, 64, 32], [4]], [BF16, BF16, "int"])
-    assert (rows.sheet, rows.flops, rows.params["G"]) == ("GroupedGEMM", 2 * 96 * 64 * 32, 4)
+    assert (rows.kind, rows.flops, rows.params["G"]) == ("GroupedGEMM", 2 * 96 * 64 * 32, 4)
     assert rows.num_bytes == 2 * (96 * 64 + 4 * 64 * 32 + 96 * 32)
     weights = _work("aten::_grouped_mm", [[64, 96], [96, 32], [4]], [BF16, BF16, "int"])
     assert weights.flops == 2 * 64 * 96 * 32 and weights.num_bytes == 2 * (64 * 96 + 96 * 32 + 4 * 64 * 32)

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lab.gpus.roofs import Roof, roof_of
+from lab.perfmodel.boards import Board, board_of, matrix_rate, vector_rate
+from lab.perfmodel.calls import OpCall, Work
+from lab.perfmodel.ops import has_model, work_of
 from lab.recordings.tables import Table, Trace
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
 from lab.rooms.sweep.gemm.sheets.families import category
@@ -20,13 +22,24 @@ from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
 from lab.rooms.sweep.gemm.sheets.launches import Launches, op_parents
 from lab.rooms.sweep.gemm.sheets.ops import S5, who
-from lab.rooms.sweep.gemm.sheets.perf.models import SHEETS, has_model, work_of
-from lab.rooms.sweep.gemm.sheets.perf.work import Args, Work
 from lab.rooms.sweep.tables import column_names
 from lab.stats.columns import objects
 from lab.stats.intervals import spans, totals
 from lab.stats.robust import grouped
 
+# TraceLens' sheets with a model of their own, by kind of work; a GEMM's is `gemms`.
+SHEETS = (
+    "SDPA_fwd",
+    "SDPA_bwd",
+    "CONV_fwd",
+    "CONV_bwd",
+    "Normalization",
+    "BinaryElementwise",
+    "UnaryElementwise",
+    "Reduce_fwd",
+    "Reduce_bwd",
+    "GroupedGEMM",
+)
 # Our columns: the least time by the GPU's data sheet, and how much of it the op reaches.
 ROOFS = column_names("compute_roof_us memory_roof_us bound_by percent_of_roof")
 TIMES, SPREAD = "Kernel Time (µs)", ("median", "min", "max")
@@ -50,12 +63,12 @@ def perf_model_sheets(found: Launches) -> dict[str, Table]:
     distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     works = [_work(trace, key) for key in distinct[:, :5].tolist()]
     group = group.ravel()
-    roof = roof_of(trace.meta.devices[0]) if trace.meta.devices else None
-    sheets = {"unified_perf_summary": _unified(found, mine, first, group, works, roof)}
+    board = _board(trace)
+    sheets = {"unified_perf_summary": _unified(found, mine, first, group, works, board)}
     for name in SHEETS:
-        chosen = [at for at, work in enumerate(works) if work is not None and work.sheet == name]
+        chosen = [at for at, work in enumerate(works) if work is not None and work.kind == name]
         if chosen:
-            sheets[name] = _sheet(found, mine, first, group, works, chosen, roof)
+            sheets[name] = _sheet(found, mine, first, group, works, chosen, board)
     return sheets
 
 
@@ -83,7 +96,7 @@ def _instances(found: Launches) -> _Instances:
 
 def _work(trace: Trace, key: Sequence[int]) -> Work | None:
     name, dims, types, strides, concrete = (trace.text(np.array([index]))[0] for index in key)
-    return work_of(Args(name, dims, types, strides, concrete))
+    return work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
 
 
 def _unified(
@@ -92,7 +105,7 @@ def _unified(
     first: np.ndarray,
     group: np.ndarray,
     works: Sequence[Work | None],
-    roof: Roof | None,
+    board: Board | None,
 ) -> Table:
     trace, n = found.trace, len(first)
     ops = trace.ops.take(mine.rows[first])
@@ -121,7 +134,7 @@ def _unified(
             **details,
             "perf_params": [str(work.params) if work else "" for work in works],
             "has_perf_model": [work is not None for work in works],
-            **_roofs(works, stats["mean"], roof),
+            **_roofs(works, details["kernel_details_summary"], stats["mean"], board),
         }
     )
     columns = ranked(found_rows, f"{TIMES}_sum").as_dict()
@@ -141,7 +154,7 @@ def _sheet(
     group: np.ndarray,
     works: Sequence[Work | None],
     chosen: Sequence[int],
-    roof: Roof | None,
+    board: Board | None,
 ) -> Table:
     """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens."""
     trace = found.trace
@@ -179,7 +192,7 @@ def _sheet(
             **{f"{TIMES}_{key}": stats[key] for key in (*S5, "sum")},
             "name_count": stats["count"],
             "UID_first": ops.external_id,
-            **_roofs(own, stats["mean"], roof),
+            **_roofs(own, details["kernel_details_summary"], stats["mean"], board),
         }
     )
     return most_first(found_rows, f"{TIMES}_sum")
@@ -226,27 +239,35 @@ def _rates(
         }
 
 
-def _roofs(works: Sequence[Work | None], mean_us: np.ndarray, roof: Roof | None) -> dict[str, Any]:
+def _board(trace: Trace) -> Board | None:
+    """The data sheet of the recording's first device."""
+    meta = trace.meta
+    return board_of(meta.devices[0], meta.num_sms[0] if meta.num_sms else None) if meta.devices else None
+
+
+def _roofs(
+    works: Sequence[Work | None], kernels: Sequence[str], mean_us: np.ndarray, board: Board | None
+) -> dict[str, Any]:
     """The least times by arithmetic and by memory, which of them binds, and how much of it is reached.
 
-    NaN for an unknown GPU, and for matrices of types whose ceiling is not in the table (float8, double).
+    NaN for an unknown board, for types that its data sheet has no rate for, and where the kernels' names do
+    not tell which of its units they use.
     """
     rows = []
-    for work, time_us in zip(works, mean_us.tolist(), strict=True):
-        peak = _peak(work, roof) if work and roof else None
-        if work is None or roof is None or peak is None:
+    for work, names, time_us in zip(works, kernels, mean_us.tolist(), strict=True):
+        peak = board.flops_per_s(_rate(work, board, names)) if work and board else None
+        if work is None or board is None or peak is None:
             rows.append((np.nan, np.nan, "", np.nan))
             continue
         compute_us = work.flops / peak * 1e6
-        memory_us = work.num_bytes / roof.bytes_per_s * 1e6
+        memory_us = work.num_bytes / board.bytes_per_s * 1e6
         reached = 100 * max(compute_us, memory_us) / time_us if time_us > 0 else np.nan
         bound = "compute" if compute_us >= memory_us else "memory"
         rows.append((compute_us, memory_us, bound, reached))
-    return {name: [row[at] for row in rows] for at, name in enumerate(ROOFS)}
+    return {name: [row[column] for row in rows] for column, name in enumerate(ROOFS)}
 
 
-def _peak(work: Work, roof: Roof) -> float | None:
-    """FLOP/s that the GPU's data sheet promises for this kind of work."""
-    if work.unit == "vector" or work.dtype == "float":
-        return roof.single_flops
-    return roof.half_flops if work.dtype in ("c10::BFloat16", "c10::Half") else None
+def _rate(work: Work, board: Board, kernels: str) -> str | None:
+    if work.unit == "vector":
+        return vector_rate(board, work.dtype)
+    return matrix_rate(board, work.dtype, kernels)
