@@ -126,10 +126,10 @@ def integrate(times: Sequence[float], watts: Sequence[float], start_s: float, en
 
     times: sorted, at least one of them in the window. Beyond the first and last reading power is held.
     """
-    first, last = bisect.bisect_right(times, start_s), bisect.bisect_left(times, end_s)
+    first_index, end_index = bisect.bisect_right(times, start_s), bisect.bisect_left(times, end_s)
     knots = [
         (start_s, _power_at(times, watts, start_s)),
-        *zip(times[first:last], watts[first:last], strict=True),
+        *zip(times[first_index:end_index], watts[first_index:end_index], strict=True),
         (end_s, _power_at(times, watts, end_s)),
     ]
     # The power at an end is only known to lie between its neighbours.
@@ -187,9 +187,9 @@ def _idle_power(
     times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float
 ) -> tuple[float, float, float] | None:
     """Lowest, likeliest and highest idle power by the readings before and after the window."""
-    before = [w for t, w in zip(times, watts, strict=True) if t < start_s - IDLE_MARGIN_S]
-    after = [w for t, w in zip(times, watts, strict=True) if t > end_s + IDLE_MARGIN_S]
-    levels = [_level(side) for side in (before, after) if len(side) >= FEWEST_IDLE_READINGS]
+    earlier = [w for t, w in zip(times, watts, strict=True) if t < start_s - IDLE_MARGIN_S]
+    later = [w for t, w in zip(times, watts, strict=True) if t > end_s + IDLE_MARGIN_S]
+    levels = [_level(side) for side in (earlier, later) if len(side) >= FEWEST_IDLE_READINGS]
     if not levels:
         return None
     likeliest = statistics.fmean(level for level, _ in levels)
@@ -234,5 +234,5 @@ def sensor_problems(watts: Sequence[float]) -> list[str]:
     return []
 
 
-def _apart(what: str, seconds: float, where: str) -> str:
-    return f"{what} {seconds / 60:.0f} min {where}" if seconds > 120 else f"{what} {seconds:.1f} s {where}"
+def _apart(event: str, seconds: float, side: str) -> str:
+    return f"{event} {seconds / 60:.0f} min {side}" if seconds > 120 else f"{event} {seconds:.1f} s {side}"

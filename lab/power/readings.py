@@ -202,14 +202,14 @@ def _columns_of(row: Mapping[str, Any], path: Path) -> _Columns:
     return _Columns(time=time, power=power, gpu=gpu, scale=scale, date=bare.get("date", ""))
 
 
-def _row_time(row: Mapping[str, Any], columns: _Columns, where: str) -> float:
+def _row_time(row: Mapping[str, Any], columns: _Columns, location: str) -> float:
     text = str(row.get(columns.time) or "").strip()
     if columns.date and columns.date != columns.time:
         text = f"{row[columns.date]} {text}"
     try:
         return seconds_of(text)
     except BadDataError as error:
-        raise BadDataError(error.problem, location=where, fix=error.fix) from error
+        raise BadDataError(error.problem, location=location, fix=error.fix) from error
 
 
 def _watts(value: Any, scale: float) -> float:
