@@ -20,6 +20,8 @@ from lab.perfmodel.products import is_product, product_work
 
 # FLOPs per element.
 _SOFTMAX_FLOPS, _SOFTMAX_BACKWARD_FLOPS, _NORM_FLOPS = 5, 4, 5
+# The normalised input 2, its sums with the gradient 3, the gradients of weight and bias 3, of the input 4.
+_NORM_BACKWARD_FLOPS = 12
 _UNARY = names(
     "copy pow silu neg rsqrt abs exp exp2 log log2 sqrt sin cos tanh sigmoid relu gelu erf "
     "reciprocal clamp clamp_min clamp_max hardswish leaky_relu square"
@@ -40,6 +42,10 @@ _NORMS = {
     "native_group_norm": (1, 2),
     "_fused_rms_norm": (2, -1),
 }
+_NORMS_BACKWARD = names(
+    "native_layer_norm_backward native_batch_norm_backward native_group_norm_backward "
+    "cudnn_batch_norm_backward miopen_batch_norm_backward _fused_rms_norm_backward"
+)
 _TRAINING_FLAG = {"native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5}
 _IN_PLACE = re.compile(r"(?<=[a-z0-9])_$")
 Model = Callable[[OpCall], "Work | None"]
@@ -72,6 +78,7 @@ def _model(op: str) -> Model | None:
         return None
     by_aten_name: tuple[tuple[Any, Model], ...] = (
         (_NORMS, _norm),
+        (_NORMS_BACKWARD, _norm_backward),
         (_GROUPED, grouped_work),
         (_SOFTMAX, _softmax),
         (_UNARY, _unary),
@@ -110,6 +117,17 @@ def _norm(call: OpCall) -> Work | None:
     }
     num_bytes = (2 * count(x) + num_parameters) * call.element_bytes(0)
     return Work("Normalization", params, _NORM_FLOPS * count(x), num_bytes, "vector", call.dtype(0))
+
+
+def _norm_backward(call: OpCall) -> Work | None:
+    """Gradient and input are read, the input's gradient is written."""
+    x = call.tensor(0)
+    if x is None or call.tensor(1) != x or not call.element_bytes(0):
+        return None
+    num_bytes = 3 * count(x) * call.element_bytes(0)
+    return Work(
+        "NORM_bwd", {"op_shape": x}, _NORM_BACKWARD_FLOPS * count(x), num_bytes, "vector", call.dtype(0)
+    )
 
 
 def _unary(call: OpCall) -> Work | None:
