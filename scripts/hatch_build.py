@@ -22,9 +22,7 @@ HOW = Path("lab/core/native.py")
 SOURCES = (
     Path("lab/recordings/kineto/native/scan.c"),
     Path("lab/rooms/nan/nixnan/reading/native/lines.c"),
-    Path("lab/rooms/nan/watch/native/calls.c"),
     Path("lab/rooms/nan/watch/native/counts.c"),
-    Path("lab/rooms/nan/watch/native/passing.c"),
 )
 WANTED = "LAB_WHEEL"
 # Nothing of this machine in the file: no paths, no symbols, no id of the build, no later processor.
