@@ -12,9 +12,8 @@ from lab.cli.options import COMMON, FURTHER, REMOVED_OPTION, SLURM, make_options
 from lab.cli.registry import SECTIONS, run_commands
 from lab.core.options import Options
 from lab.core.plan import Experiment
-from lab.driver.analysis import analyse
+from lab.driver.analysis import Sections, analyse
 from lab.driver.drive import drive, resume
-from lab.driver.sections import Sections
 from lab.errors import UsageError, not_here
 from lab.terminal.console import Console
 from lab.terminal.findings import REQUIRE, raise_for_findings, raise_unless_complete, show_findings
@@ -31,8 +30,9 @@ class RunGroup(LazyGroup):
         except click.NoSuchOption as error:
             if any(error.option_name in (*param.opts, *param.secondary_opts) for param in self.params):
                 typed = f"lab run {error.option_name} ... {ctx.invoked_subcommand}"
-                error.message += f" It stands before the experiment: {typed}"
-                error.possibilities = []
+                raise click.UsageError(
+                    f"{error.option_name} stands before the experiment: {typed}", error.ctx
+                ) from error
             raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

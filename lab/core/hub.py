@@ -52,6 +52,18 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     missing: tuple[str, ...] = ()  # of an incomplete one, as far as that is known
 
+    @property
+    def is_missing(self) -> bool:
+        return self.state in (State.absent, State.incomplete)
+
+
+class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of MODELS; commit is empty where the run began without the model."""
+
+    model: str
+    commit: str
+    without: str = ""  # what happens without it; "": its steps fail
+
 
 def hub_cache(env: Mapping[str, str] | None = None) -> Path:
     """Where huggingface_hub keeps models, by the same variables."""

@@ -120,21 +120,21 @@ def raise_for(outcome: Outcome, lines: list[str]) -> None:
     except msgspec.DecodeError:
         answer = Answer()  # not its own line: the outcome and its last lines say what happened
     if answer.error is not None:
-        kind = KINDS.get(answer.error.kind, LabError)
-        place = answer.error.place
-        place = str(hub_cache()) if place == HUB_CACHE else place  # the cache as a container sees it
-        raise kind(answer.error.message, location=place, fix=answer.error.fix)
+        failure = answer.error
+        # A container sees the cache under a path of its own.
+        location = str(hub_cache()) if failure.location == HUB_CACHE else failure.location
+        raise KINDS.get(failure.kind, LabError)(failure.problem, location=location, fix=failure.fix)
     if not outcome.ok or answer.fetched is None:
         words = "\n".join(f"  | {line}" for line in outcome.tail[-12:])
         raise StepFailed(f"the download {outcome.status.value}: {outcome.reason}\n{words}")
 
 
-class Failure(msgspec.Struct, rename={"message": "what", "place": "where"}):
+class Failure(msgspec.Struct):
     """An error of lab, as the download prints it."""
 
     kind: str
-    message: str
-    place: str | None = None
+    problem: str
+    location: str | None = None
     fix: str | None = None
 
 

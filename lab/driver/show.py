@@ -15,7 +15,7 @@ from lab.core.plan import Findings, Plan, Site
 from lab.core.provenance import lab_with_content
 from lab.core.run import DONE, Run
 from lab.core.words import plural, printable
-from lab.driver.which_lab import described
+from lab.driver.comparable import described
 from lab.engines.base import Engine
 from lab.errors import LabError, StepFailed
 from lab.secrets import redact, redact_env, secret_values

@@ -56,8 +56,8 @@ def main(model: str, revision: str) -> int:
     except LabError as error:
         answer = {
             "kind": type(error).__name__,
-            "what": error.problem,
-            "where": error.location,
+            "problem": error.problem,
+            "location": error.location,
             "fix": error.fix,
         }
         print(json.dumps({"error": answer}), flush=True)

@@ -8,13 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from lab.core.hub import DEFAULT_REVISION, MODELS, State, find_model, hub_cache, is_offline
+from lab.core.hub import DEFAULT_REVISION, MODELS, ModelRecord, State, find_model, hub_cache, is_offline
 from lab.errors import BadDataError, MissingError
-
-
-class _Recorded(msgspec.Struct):
-    model: str
-    commit: str
 
 
 def run_revision(model: str) -> str:
@@ -24,7 +19,7 @@ def run_revision(model: str) -> str:
     """
     path = Path(MODELS)
     try:
-        rows = msgspec.json.decode(path.read_bytes(), type=list[_Recorded])
+        rows = msgspec.json.decode(path.read_bytes(), type=list[ModelRecord])
     except FileNotFoundError:
         return DEFAULT_REVISION
     except msgspec.DecodeError as error:
@@ -42,7 +37,7 @@ def is_loadable(model: str) -> bool:
     revision = run_revision(model)
     if not revision:  # all steps of a run must see the same models
         return False
-    return find_model(model, hub_cache(), revision).state in (State.complete, State.unclear)
+    return not find_model(model, hub_cache(), revision).is_missing
 
 
 def check_model(model: str) -> None:

@@ -11,13 +11,10 @@ from lab.cli.main import cli
 @pytest.mark.parametrize(
     "words, said",
     [
-        (
-            "sweep -c 28 -o out -n",
-            "No such option '-o'. It stands before the experiment: lab run -o ... sweep",
-        ),
-        ("sweep --image=cpu", "No such option '--image'. It stands before"),
-        ("kernels profile tiny-bloom --jobs 2", "before the experiment: lab run --jobs ... kernels"),
-        ("sweep --chanels 28", "No such option '--chanels'. (Did you mean one of: '--channels'"),
+        ("sweep -c 28 -o out -n", "-o stands before the experiment: lab run -o ... sweep"),
+        ("sweep --image=cpu", "--image stands before the experiment"),
+        ("kernels profile tiny-bloom --jobs 2", "lab run --jobs ... kernels"),
+        ("sweep --chanels 28", "Did you mean one of: '--channels'"),
     ],
 )
 def test_an_option_of_lab_run_after_the_experiment_is_answered_with_what_to_type(words, said):

@@ -151,8 +151,8 @@ def ended(status: Status, *tail: str) -> Outcome:
 @pytest.mark.parametrize(
     "line, kind",
     [
-        ('{"error": {"kind": "NetworkError", "what": "no"}}', NetworkError),
-        ('{"error": {"kind": "annotations", "what": "no"}}', LabError),
+        ('{"error": {"kind": "NetworkError", "problem": "no"}}', NetworkError),
+        ('{"error": {"kind": "annotations", "problem": "no"}}', LabError),
         ('{"error": ["x"]}', StepFailed),
         ("{broken", StepFailed),
         ("Killed", StepFailed),

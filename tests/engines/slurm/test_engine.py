@@ -321,7 +321,7 @@ def test_a_killed_driver_leaves_jobs_that_the_next_one_takes_up(tmp_path):
     again = Run.open(run.root)
     ears = Ears()
     runner = StepRunner(again, SlurmEngine(SlurmOptions()), [ears], Stop(), no_lease)
-    assert runner.take_up() == 1
+    runner.take_up()
     assert outcome_of(again, "a").ok
     assert "a: done" in ears.lines
 
