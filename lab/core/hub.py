@@ -10,6 +10,7 @@ import enum
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -93,6 +94,12 @@ def check_hub_id(model: str, revision: str = DEFAULT_REVISION) -> None:
         )
     if not REVISION.match(revision) or ".." in revision:
         raise UsageError(f"{revision!r} is not a revision", fix="a branch, a tag or a commit")
+
+
+def fetch_command(model: str, image: str | None = None) -> str:
+    """What a person types to download a model to where steps read it: those in `image`, or this process."""
+    image = image or os.environ.get("LAB_IMAGE")
+    return f"lab fetch {shlex.quote(model)}" + (f" --image {image}" if image else "")
 
 
 def find_model(model: str, cache: Path, revision: str = DEFAULT_REVISION) -> CachedModel:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from lab.core.hub import CERTIFICATES, CachedModel, State, find_model, hub_cache
+from lab.core.hub import CERTIFICATES, CachedModel, State, fetch_command, find_model, hub_cache
 from lab.core.options import Options
 from lab.core.plan import Plan
 from lab.core.run import Run
@@ -70,8 +69,7 @@ def fetch(model: str, revision: str, options: Options) -> None:
         run = Run.create(root, first_manifest(STEP, plan, site, engine, root))
         outcome = _download(engine, run, lines, stop, console)
     if stop.is_set():
-        image = f" --image {options.image}" if options.image else ""
-        fix = f"lab fetch {shlex.quote(model)}{image} goes on where it stopped"
+        fix = f"{fetch_command(model, options.image)} goes on where it stopped"
         raise Interrupted("interrupted; what is downloaded is kept", fix=fix)
     raise_for(outcome, lines)
     show_model(find_model(model, hub_cache(), revision), options, console)

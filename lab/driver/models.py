@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 
 import msgspec
@@ -15,6 +14,7 @@ from lab.core.hub import (
     ModelRecord,
     State,
     check_hub_id,
+    fetch_command,
     find_model,
     hub_cache,
     is_offline,
@@ -66,12 +66,12 @@ def look_up(needs: Sequence[ModelNeed], engine: Engine, image: str | None) -> li
     """
     for need in needs:
         check_hub_id(need.model)
-    image_flag = f" --image {image}" if image and engine.runs_here else ""
+    image = image if engine.runs_here else None
     return [
         Looked(
             need=need,
             cached=find_model(need.model, hub_cache()),
-            fetch=f"lab fetch {shlex.quote(need.model)}{image_flag}",
+            fetch=fetch_command(need.model, image),
         )
         for need in needs
     ]

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 import msgspec
 
-from lab.core.hub import DEFAULT_REVISION, MODELS, ModelRecord, State, find_model, hub_cache, is_offline
+from lab.core.hub import (
+    DEFAULT_REVISION,
+    MODELS,
+    ModelRecord,
+    State,
+    fetch_command,
+    find_model,
+    hub_cache,
+    is_offline,
+)
 from lab.errors import BadDataError, MissingError
 
 
@@ -58,9 +66,3 @@ def check_model(model: str) -> None:
         location=hub_cache(),
         fix=f"on the host, which has the network: {fetch_command(model)}",
     )
-
-
-def fetch_command(model: str) -> str:
-    """The command that downloads a model to where this step reads it."""
-    image = os.environ.get("LAB_IMAGE")
-    return f"lab fetch {shlex.quote(model)}" + (f" --image {image}" if image else "")
