@@ -72,6 +72,7 @@ def how_of(root: Path) -> Any:
         spec = importlib.util.spec_from_file_location("lab_native", root / HOW)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses look their module up
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(root))

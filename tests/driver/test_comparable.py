@@ -16,15 +16,15 @@ import pytest
 from lab.core import manifest as manifests
 from lab.core import snapshot
 from lab.core.content import content_sha256
-from lab.core.manifest import ImageRecord, Lab
+from lab.core.manifest import Lab
 from lab.core.options import Options
 from lab.core.plan import Plan
 from lab.core.provenance import lab_with_content
 from lab.core.run import IMPORTED, LAB, MANIFEST, Run
 from lab.core.snapshot import imports_lab, package_folder, step_env, take_snapshot
 from lab.core.step import Outcome, Status, Step
+from lab.driver.comparable import checked, same_lab
 from lab.driver.drive import open_or_create, resume
-from lab.driver.which_lab import checked, hold_to, named_in
 from lab.errors import BusyError, StorageError, UsageError, storage_error
 from tests.conftest import ROOT, small_disk
 from tests.core.test_manifest import a_manifest
@@ -148,9 +148,9 @@ def test_a_run_is_not_continued_by_another_lab(tmp_path):
 def test_a_run_that_only_another_lab_planned_gets_no_steps_from_this_one(tmp_path):
     other = msgspec.structs.replace(OURS, sha256="2" * 64)
     run = Run.create(tmp_path / "run", msgspec.structs.replace(a_manifest(), lab=OURS))
-    hold_to(run, OURS)
+    same_lab(run, OURS)
     with pytest.raises(UsageError) as caught:
-        hold_to(run, other)
+        same_lab(run, other)
     assert "content 111111111111 then" in str(caught.value) and "content 222222222222 now" in str(
         caught.value
     )
@@ -198,7 +198,7 @@ def test_a_manifest_of_before_is_read_and_says_unknown(tmp_path):
 def test_a_run_of_before_the_content_was_recorded_is_not_continued(tmp_path):
     run = an_old_run(tmp_path / "run", commit="a" * 40, dirty=False)
     with pytest.raises(UsageError, match="began with another lab"):
-        hold_to(run, OURS)
+        same_lab(run, OURS)
 
 
 # What a step says of itself
@@ -302,12 +302,3 @@ def test_a_step_that_writes_into_the_run_folder_itself_leaves_no_lab_among_its_f
     (run.root / "result.json").write_text("{}")
     run.finish(step, Outcome(status=Status.ok))
     assert list(run.manifest.steps[0].files) == ["result.json"]
-
-
-def test_a_mounted_lab_is_said_with_both_contents():
-    image = ImageRecord(name="cpu", ref="lab/cpu", lab_sha256="3" * 64)
-    manifest = msgspec.structs.replace(a_manifest(), image=image)
-    assert named_in(manifest) is None
-    manifest.lab = msgspec.structs.replace(OURS, used="mounted", dirty=True)
-    said = str(named_in(manifest))
-    assert "with local changes, content 111111111111" in said and "content 333333333333" in said
