@@ -90,6 +90,11 @@ def phase_flop(spec: ModelSpec, batch: int, tokens: int, phase: str) -> int:
     return {"forward": 1, "backward": 2}.get(phase, 0) * forward_flop(spec, batch, tokens)
 
 
+def width(dtype: str) -> int:
+    """Bytes of one value."""
+    return 2 if dtype in ("bf16", "fp16") else 4
+
+
 def softmax_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4, *, fused: bool) -> int:
     """Minimum bytes one layer's softmax moves: scores in and weights out; unfused, there are five passes.
 

@@ -17,21 +17,21 @@ CAPTURES = ("capture.sqlite", "capture.json.gz")
 ENDINGS = (".sqlite", ".json.gz", ".json", ".nsys-rep")
 _SIZE = r"(?P<size>small|medium|large|xl|2\.7B|tiny)"
 _TYPE = r"(?P<type>forward_backward|forward|training)"
-_MORE = r"(?:_ctx(?P<context>\d+))?"  # as `published_name` writes other contexts than the published one
+_CONTEXT = r"(?:_ctx(?P<context>\d+))?"  # as `published_name` writes other contexts than the published one
 # Pattern of a published name -> its profile type, None where the name contains it.
 _PUBLISHED: tuple[tuple[re.Pattern[str], ProfileType | None], ...] = (
     (re.compile(rf"{_SIZE}_forward_ctx(?P<context>\d+)"), "forward"),
-    (re.compile(rf"{_SIZE}_{_TYPE}_annotated{_MORE}"), None),
-    (re.compile(rf"{_SIZE}_{_TYPE}_step{_MORE}"), None),
-    (re.compile(rf"{_SIZE}_attention_analysis{_MORE}"), "forward"),
+    (re.compile(rf"{_SIZE}_{_TYPE}_annotated{_CONTEXT}"), None),
+    (re.compile(rf"{_SIZE}_{_TYPE}_step{_CONTEXT}"), None),
+    (re.compile(rf"{_SIZE}_attention_analysis{_CONTEXT}"), "forward"),
     (re.compile(rf"{_SIZE}_ctx(?P<context>\d+)_{_TYPE}"), None),
 )
 _FOLDERS = {"part_a": ("a",), "part_b_c": ("b", "c"), "part_d": ("d",), "part_e": ("e",)}
 _BASES = {
     "part_a": "{size}_forward_ctx{context}",
-    "part_b_c": "{size}_{type}_annotated{more}",
-    "part_d": "{size}_{type}_step{more}",
-    "part_e": "{size}_attention_analysis{more}",
+    "part_b_c": "{size}_{type}_annotated{other_context}",
+    "part_d": "{size}_{type}_step{other_context}",
+    "part_e": "{size}_attention_analysis{other_context}",
 }
 PUBLISHED_CONTEXT = 512
 
@@ -77,7 +77,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
     nsys_version: str | None = None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class CellFiles(msgspec.Struct, frozen=True, kw_only=True):
     """A cell and its files.
 
     result and twin are the cell.json of the recorded and of the unprofiled process; None without one.
@@ -92,6 +92,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     batch: int | None = None
 
     @property
+    def dtype(self) -> str:
+        """Of the matrix products; fp32 where it was not recorded."""
+        return self.result.asked.dtype if self.result else "fp32"
+
+    @property
     def label(self) -> str:
         """`small ctx 512 forward`; for a capture in the published tree with the folder of its part, and for a
         single file of an unknown model its name and type."""
@@ -102,29 +107,29 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return f"{label} ({folder})" if folder.startswith("part_") else label
 
 
-def find_cells(folder: Path) -> list[Found]:
+def find_cells(folder: Path) -> list[CellFiles]:
     """Every cell below `folder`, by size, context and type. Raises BadDataError for a damaged cell.json."""
-    ours = [found for path in sorted(folder.glob("captures/*/")) if (found := _of_lab(path))]
-    return sorted(ours or _published(folder), key=lambda found: _order(found.cell))
+    of_lab = [files for path in sorted(folder.glob("captures/*/")) if (files := _of_lab(path))]
+    return sorted(of_lab or _published(folder), key=lambda files: _order(files.cell))
 
 
 def published_name(cell: Cell, part: str) -> tuple[str, str]:
     """Folder and base name of a cell's reports in the published tree, for one of its parts."""
     folder = next(name for name, parts in _FOLDERS.items() if part in parts)
-    more = "" if cell.context == PUBLISHED_CONTEXT else f"_ctx{cell.context}"
-    base = _BASES[folder].format(size=cell.size, context=cell.context, type=cell.type, more=more)
+    other_context = "" if cell.context == PUBLISHED_CONTEXT else f"_ctx{cell.context}"
+    pattern = _BASES[folder]
+    base = pattern.format(size=cell.size, context=cell.context, type=cell.type, other_context=other_context)
     return folder, base
 
 
-def _of_lab(folder: Path) -> Found | None:
+def _of_lab(folder: Path) -> CellFiles | None:
     result = read_json(folder / "cell.json", CellResult)
     twin = read_json(folder / "unprofiled" / "cell.json", CellResult)
-    known = result or twin
-    if known is None:
+    if result is None and twin is None:
         return None
-    asked = known.asked
+    asked = (result or twin).asked
     spec = SIZES.get(asked.model_size)
-    return Found(
+    return CellFiles(
         cell=Cell(size=asked.model_size, context=asked.context_length, type=asked.profile_type),
         capture=next((path for name in CAPTURES if (path := folder / name).is_file()), None),
         result=result,
@@ -145,7 +150,7 @@ def read_json(path: Path, kind: type[Any]) -> Any:
         raise BadDataError(f"not a file that the workload wrote: {error}", location=path) from error
 
 
-def _published(folder: Path) -> Iterator[Found]:
+def _published(folder: Path) -> Iterator[CellFiles]:
     """Captures with published names; an export takes precedence over its .nsys-rep."""
     seen: set[tuple[str, str]] = set()
     for root in (folder, folder / "nsight_profiles", folder / "results" / "nsight_profiles"):
@@ -156,19 +161,15 @@ def _published(folder: Path) -> Iterator[Found]:
                 if cell and (str(path.parent), base) not in seen:
                     seen.add((str(path.parent), base))
                     parts = _FOLDERS.get(path.parent.name, ())
-                    yield Found(
-                        cell=msgspec.structs.replace(cell, parts=parts),
-                        capture=path,
-                        spec=SIZES[cell.size],
-                        batch=4,
-                    )
+                    cell = msgspec.structs.replace(cell, parts=parts)
+                    yield CellFiles(cell=cell, capture=path, spec=SIZES[cell.size], batch=4)
 
 
 def cell_of_name(base: str) -> Cell | None:
     """The cell with this published base name; None for any other name."""
     for pattern, kind in _PUBLISHED:
-        if found := pattern.fullmatch(base):
-            groups = found.groupdict()
+        if match := pattern.fullmatch(base):
+            groups = match.groupdict()
             return Cell(
                 size=groups["size"],
                 context=int(groups.get("context") or PUBLISHED_CONTEXT),

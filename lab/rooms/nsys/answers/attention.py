@@ -24,11 +24,10 @@ def part_e(cell: CellData, _: Sequence[CellData]) -> Answer:
     """Softmax beside attention's matrix products, per layer: time, FLOPs and the rates achieved."""
     assert cell.tables is not None
     rows = {row["part"]: row for _, row in cell.tables.parts.iterrows()}
-    if SOFTMAX not in rows or SCORES not in rows or not rows[SCORES]["matmul_us_per_layer"] > 0:
-        missing = "no GEMM in the range of the scores"
-        if SOFTMAX not in rows:
-            missing = "the capture has no ranges inside attention"
-        return no_answer("e", cell, missing)
+    if SOFTMAX not in rows:
+        return no_answer("e", cell, "the capture has no ranges inside attention")
+    if SCORES not in rows or not rows[SCORES]["matmul_us_per_layer"] > 0:
+        return no_answer("e", cell, "no GEMM in the range of the scores")
     softmax_us = float(rows[SOFTMAX]["us_per_layer"])
     scores_us = float(rows[SCORES]["matmul_us_per_layer"])
     values: dict[str, float | str] = {f"{part}_us": float(row["us_per_layer"]) for part, row in rows.items()}
@@ -42,49 +41,39 @@ def part_e(cell: CellData, _: Sequence[CellData]) -> Answer:
     if FINAL in rows:
         values["av_gemm_us"] = float(rows[FINAL]["matmul_us_per_layer"])
         sentence += f" (weights times values: {values['av_gemm_us']:.1f} µs)"
-    return Answer(
-        "e", cell.label, sentence + _by_flop(cell, rows, values), values, tuple(_checks_e(cell, rows))
-    )
+    sentence += _by_flop(cell, rows, values)
+    return Answer("e", cell.label, sentence, values, tuple(_checks(cell, rows)))
 
 
 def _by_flop(cell: CellData, rows: dict[str, pd.Series], values: dict[str, float | str]) -> str:
-    spec = cell.found.spec
-    if spec is None or pd.isna(rows[SOFTMAX]["flop"]):
+    if cell.files.spec is None or pd.isna(rows[SOFTMAX]["flop"]):
         return "; FLOPs are unknown without the model's shape."
     ratio = rows[SCORES]["flop"] / rows[SOFTMAX]["flop"]
-    values |= {
-        "flop_ratio": ratio,
-        "softmax_gb_per_s": rows[SOFTMAX]["gb_per_s"],
-        "qk_tflops": rows[SCORES]["tflops"],
-    }
     softmax, gemm = rows[SOFTMAX]["gb_per_s"], rows[SCORES]["tflops"]
+    values |= {"flop_ratio": ratio, "softmax_gb_per_s": softmax, "qk_tflops": gemm}
     of_memory = of_rate = ""
-    if (known := ceilings(cell)) is not None:
-        of_rate = f", {100 * gemm * 1e12 / known.flop_per_s:.0f} % of the {known.units}"
-        if known.bytes_per_s:
-            of_memory = f", {100 * softmax * 1e9 / known.bytes_per_s:.0f} % of the bandwidth"
+    if (peaks := ceilings(cell)) is not None:
+        of_rate = f", {100 * gemm * 1e12 / peaks.flop_per_s:.0f} % of the {peaks.units}"
+        if peaks.bytes_per_s:
+            of_memory = f", {100 * softmax * 1e9 / peaks.bytes_per_s:.0f} % of the bandwidth"
     return (
         f", for 1/{ratio:.1f} of the FLOPs: softmax moves memory (at least {softmax:.0f} GB/s{of_memory}), "
         f"the GEMM computes ({gemm:.1f} TFLOP/s{of_rate})."
     )
 
 
-def _checks_e(cell: CellData, rows: dict[str, pd.Series]) -> Iterable[Check]:
+def _checks(cell: CellData, rows: dict[str, pd.Series]) -> Iterable[Check]:
     for part in (SCORES, FINAL):
         if part in rows:
-            found = rows[part]["matmuls_per_layer"]
-            yield check(f"one GEMM in every `{part}`", found == 1, "1", f"{found:g}")
-    spec = cell.found.spec
+            matmuls = rows[part]["matmuls_per_layer"]
+            yield check(f"one GEMM in every `{part}`", matmuls == 1, "1", f"{matmuls:g}")
+    name, spec = "ranges are as many as layers", cell.files.spec
     if spec is None:
-        yield Check("ranges are as many as layers", OPEN, "the model's shape", "unknown")
+        yield Check(name, OPEN, "the model's shape", "unknown")
         return
-    counts = {float(row["ranges"]) for row in rows.values()}
-    yield check("ranges are as many as layers", counts == {spec.layers}, str(spec.layers), _listed(counts))
+    counts = sorted({float(row["ranges"]) for row in rows.values()})
+    listed = ", ".join(f"{count:g}" for count in counts)
+    yield check(name, counts == [spec.layers], str(spec.layers), listed)
     ratio, due = rows[SCORES]["flop"] / rows[SOFTMAX]["flop"], 2 * spec.d_head / 5
-    yield check(
-        "FLOPs of QK^T over softmax are 2 d_head / 5", abs(ratio - due) < 1e-9, f"{due:g}", f"{ratio:g}"
-    )
-
-
-def _listed(values: Iterable[float]) -> str:
-    return ", ".join(f"{value:g}" for value in sorted(values))
+    name = "FLOPs of QK^T over softmax are 2 d_head / 5"
+    yield check(name, abs(ratio - due) < 1e-9, f"{due:g}", f"{ratio:g}")
