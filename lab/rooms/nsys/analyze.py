@@ -103,7 +103,7 @@ def _phase_row(recording: Recording, phase: str, ranges: pd.DataFrame) -> dict[s
         "kernel_ms": kernel_ms,
         "kernel_sd_ms": sample_sd(figures.kernel_ns) / 1e6,
         "kernels": figures.kernels.mean(),
-        "copies_and_fills": figures.others.mean(),
+        "copies_and_fills": figures.copies_and_fills.mean(),
         "same_in_all_steps": figures.same_launches and bool((matmuls == matmuls[:1]).all()),
         "gap_ms": (figures.span_ns - figures.busy_ns).mean() / 1e6,
         "idle_percent": 100 * (1 - figures.busy_ns.mean() / wall_ns.mean()) if wall_ns.mean() else np.nan,

@@ -17,7 +17,7 @@ class StepFigures:
     """Arrays (steps,): counts of kernels and of copies and fills; kernel time, time busy, and span, in ns."""
 
     kernels: np.ndarray
-    others: np.ndarray
+    copies_and_fills: np.ndarray
     kernel_ns: np.ndarray
     busy_ns: np.ndarray
     span_ns: np.ndarray
@@ -41,7 +41,7 @@ def step_figures(
     kernels = np.bincount(step[kernel], minlength=num_steps)
     return StepFigures(
         kernels=kernels,
-        others=np.bincount(step, minlength=num_steps) - kernels,
+        copies_and_fills=np.bincount(step, minlength=num_steps) - kernels,
         kernel_ns=summed(end_ns - start_ns, np.where(kernel, step, -1), num_steps),
         busy_ns=intervals.totals(np.stack([start_ns, end_ns], axis=1), step, num_steps),
         span_ns=np.where(has_ops, last_ns - np.where(has_ops, first_ns, 0), 0),

@@ -20,9 +20,8 @@ def all_answers(data: Sequence[CellData]) -> list[Answer]:
     """Every answer of every cell, part by part."""
     answers: list[Answer] = []
     for cell in data:
-        siblings = [
-            other for other in data if other is not cell and other.size_and_context == cell.size_and_context
-        ]
+        same_model = [sibling for sibling in data if sibling.size_and_context == cell.size_and_context]
+        siblings = [sibling for sibling in same_model if sibling is not cell]
         answers += answers_of(cell, siblings, cell_parts(cell.files.cell))
     return sorted(answers, key=lambda answer: answer.part)
 

@@ -105,10 +105,10 @@ def _gpus(capture: Capture) -> dict[int, int]:
 def _extents(spans: np.ndarray, instance: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """First start and last end (m, 2) of the masked operations of each instance; -1 is none."""
     rows = np.flatnonzero(mask & (instance >= 0))
-    used, which = np.unique(instance[rows], return_inverse=True)
+    used, group = np.unique(instance[rows], return_inverse=True)
     extents = np.stack([np.full(len(used), np.iinfo(np.int64).max), np.zeros(len(used), np.int64)], axis=1)
-    np.minimum.at(extents[:, 0], which, spans[rows, 0])
-    np.maximum.at(extents[:, 1], which, spans[rows, 1])
+    np.minimum.at(extents[:, 0], group, spans[rows, 0])
+    np.maximum.at(extents[:, 1], group, spans[rows, 1])
     return extents
 
 

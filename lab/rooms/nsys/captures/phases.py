@@ -103,8 +103,8 @@ def _ranges_at_path(
         return steps
     tree, capture = projection.tree, projection.capture
     ends = [
-        other == path and capture.name(int(tree.name_id[node])) == path[-1]
-        for node, other in enumerate(below)
+        node_path == path and capture.name(int(tree.name_id[node])) == path[-1]
+        for node, node_path in enumerate(below)
     ]
     # An operator below has the same path.
     starts = [below[tree.parent[node]] != path for node in range(len(tree))]

@@ -242,10 +242,10 @@ def _hardware_lines(summary: Summary) -> list[str]:
         period = f"{metrics['period_us']:g} us"
         lines.append(f"  a sample per {period} and GPU; - : no work that spans a sample's neighbours")
     if memory is None:
-        why = (
+        reason = (
             "not divided by part" if summary.part else "not recorded (unified-memory migrations, page faults)"
         )
-        return [*lines, f"unified memory: {why}"]
+        return [*lines, f"unified memory: {reason}"]
     rows = [(_path_name(summary, row["path"])[:43], _traffic_cells(row)) for row in memory["ranges"]]
     rows.append(("  in all", _traffic_cells(memory["in_all"])))
     title = f"unified memory, {'per step' if summary.steps else 'in all'}"

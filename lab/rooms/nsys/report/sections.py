@@ -170,8 +170,8 @@ def _fullest(results: Results) -> list[CellData]:
     best: dict[tuple[str, int], CellData] = {}
     for cell in results.data:
         if cell.has_kernels:
-            other = best.setdefault(cell.size_and_context, cell)
-            if TYPES.index(cell.files.cell.type) > TYPES.index(other.files.cell.type):
+            fullest = best.setdefault(cell.size_and_context, cell)
+            if TYPES.index(cell.files.cell.type) > TYPES.index(fullest.files.cell.type):
                 best[cell.size_and_context] = cell
     return list(best.values())
 

@@ -15,11 +15,11 @@ from lab.rooms.nsys.report.tables import Results
 def verdict(results: Results) -> list[str]:
     """How much was recorded and by which collector, then each question's answer of the largest cell."""
     counts = results.cells["outcome"].value_counts()
-    others = ", ".join(f"{count} {name}" for name, count in counts.items() if name != "ok")
+    unrecorded = ", ".join(f"{count} {name}" for name, count in counts.items() if name != "ok")
     collectors = sorted(set(results.cells.loc[results.cells["collector"] != "", "collector"]))
     by = f" by {' and '.join(collectors)}" if collectors else ""
     recorded = f"{int(counts.get('ok', 0))} of {len(results.cells)} cells recorded{by}"
-    sentences = [f"{recorded}{f' ({others})' if others else ''}."]
+    sentences = [f"{recorded}{f' ({unrecorded})' if unrecorded else ''}."]
     if len(results.cells) and (results.cells["outcome"] == "no_gpu_data").all():
         sentences.append(
             "There are no GPU kernels: only wall times are known, and questions (b) to (e) are open."
