@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lab.recordings.capture import KERNEL, OP, Capture
+from lab.perfmodel.boards import board_of
+from lab.recordings.capture import KERNEL, OP
 from lab.recordings.phase_names import FORWARD, is_step
 from lab.recordings.projection import AMBIGUOUS, RULES, PhaseNames, Projection, offers
 from lab.recordings.projection.nest import nearest_ancestor
@@ -23,6 +24,8 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
     named = _rows_by_name(projection, steps, names)
     ops = _ops_frame(projection, steps, named)
     inside = ops[ops["step"] >= 0].reset_index(drop=True)
+    device = next(iter(capture.devices), None)
+    board = board_of(device.name, device.num_sms) if device else None
     offered = (offer.sentence for offer in offers(projection, names.pattern))
     return Recording(
         ops=inside,
@@ -32,7 +35,7 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
         collector=capture.collector,
         version=capture.version or "",
         device=", ".join(dict.fromkeys(device.name for device in capture.devices)),
-        gpu=_gpu(capture),
+        board=board,
         outside_steps=int((ops["step"] < 0).sum()),
         ambiguous=int((projection.ops.rule == AMBIGUOUS).sum()),
         problems=(*capture.problems, *projection.problems, *offered),
@@ -40,21 +43,6 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
         coverage=_coverage(inside),
         cpu_ops=_cpu_ops(projection, steps),
     )
-
-
-def _gpu(capture: Capture) -> dict[str, object]:
-    """The first GPU with the keys of cell.json; nsys records all, Kineto only the name."""
-    if not capture.devices:
-        return {}
-    device = capture.devices[0]
-    values = {
-        "name": device.name,
-        "capability": ".".join(map(str, device.compute)) if device.compute else None,
-        "sm_count": device.num_sms,
-        "clock_hz": device.clock_hz,
-        "bytes_per_s": device.bandwidth_bytes_per_s,
-    }
-    return {name: value for name, value in values.items() if value}
 
 
 def _rows_by_name(projection: Projection, steps: np.ndarray, names: PhaseNames) -> dict[str, np.ndarray]:

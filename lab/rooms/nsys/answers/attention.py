@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from lab.perfmodel.boards import Board, board_of, matrix_rate
 from lab.rooms.nsys.answers.answer import (
     OPEN,
     Answer,
@@ -16,8 +17,9 @@ from lab.rooms.nsys.answers.answer import (
     kernel_ns_by_step,
     no_answer,
 )
-from lab.rooms.nsys.answers.ceilings import ceilings
 from lab.rooms.nsys.measured import FINAL, SCORES, SOFTMAX
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def part_e(cell: CellData, _: Sequence[CellData]) -> Answer:
@@ -52,14 +54,34 @@ def _by_flop(cell: CellData, rows: dict[str, pd.Series], values: dict[str, float
     softmax, gemm = rows[SOFTMAX]["gb_per_s"], rows[SCORES]["tflops"]
     values |= {"flop_ratio": ratio, "softmax_gb_per_s": softmax, "qk_tflops": gemm}
     of_memory = of_rate = ""
-    if (peaks := ceilings(cell)) is not None:
-        of_rate = f", {100 * gemm * 1e12 / peaks.flop_per_s:.0f} % of the {peaks.units}"
-        if peaks.bytes_per_s:
-            of_memory = f", {100 * softmax * 1e9 / peaks.bytes_per_s:.0f} % of the bandwidth"
+    if (board := _board(cell)) is not None:
+        of_memory = f", {100 * softmax * 1e9 / board.bytes_per_s:.0f} % of the board's"
+        rate = _rate(cell, board)
+        if peak := board.flops_per_s(rate):
+            of_rate = f", {100 * gemm * 1e12 / peak:.0f} % of the board's in {rate}"
     return (
         f", for 1/{ratio:.1f} of the FLOPs: softmax moves memory (at least {softmax:.0f} GB/s{of_memory}), "
         f"the GEMM computes ({gemm:.1f} TFLOP/s{of_rate})."
     )
+
+
+def _board(cell: CellData) -> Board | None:
+    """The data sheet of the GPU that was recorded, or that the workload saw."""
+    assert cell.recording is not None
+    device = cell.files.result.device if cell.files.result else {}
+    return cell.recording.board or board_of(str(device.get("name", "")), device.get("sm_count"))
+
+
+def _rate(cell: CellData, board: Board) -> str | None:
+    """The rate of the board that the scores' products compete with."""
+    assert cell.recording is not None
+    ops, dtype = cell.recording.ops, cell.files.dtype
+    if dtype == "tf32":
+        return "tf32" if "tf32" in board.tflops else "fp32"
+    kernels = ops["name"][(ops["part"] == SCORES) & (ops["class"] == "gemm")].unique()
+    # A kernel's name may not tell: float32 is what the workload computes in unless it is asked for TF32.
+    rate = matrix_rate(board, _DTYPES[dtype], " ".join(kernels))
+    return rate or ("fp32" if dtype == "fp32" else None)
 
 
 def _checks(cell: CellData, rows: dict[str, pd.Series]) -> Iterable[Check]:

@@ -8,11 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure as Drawing
 
-from lab.report.figures import lines, roofline, save, stacked_bars
+from lab.report.figures import lines, save, stacked_bars
 from lab.report.parts import Block, Figure, Points, Prose, Section, Table
 from lab.report.terminal import Heading
 from lab.rooms.nsys.answers.answer import FAILED, OK, OPEN, Answer, CellData
-from lab.rooms.nsys.answers.ceilings import ceilings
 from lab.rooms.nsys.config import QUESTIONS, TYPES
 from lab.rooms.nsys.measured import PHASES
 from lab.rooms.nsys.report.tables import Results
@@ -36,7 +35,7 @@ CLASS_COLOURS = {
     "computation": ("matrix products", ("gemm", "gemv", "attention", "conv")),
     "communication": ("elementwise", ("elementwise", "mask", "rope", "triton")),
     "memcpy": ("copies and gathers", ("copy", "index", "memcpy", "memset")),
-    "ok": ("reductions, softmax, norms", ("reduce", "softmax", "norm", "splitk_reduce")),
+    "ok": ("reductions, softmax, norms", ("reduce", "scan", "softmax", "norm", "splitk_reduce")),
     "fail": ("optimizer", ("optimizer",)),
     "unknown": ("other", ()),
 }
@@ -44,16 +43,16 @@ CLASS_COLOURS = {
 
 def sections(results: Results, tables: dict[str, pd.DataFrame], folder: Path) -> list[Section]:
     """The sections with something in them; figures go to `folder`."""
-    checks, problems = tables["checks"], results.problems
+    checks, problems, attention = tables["checks"], results.problems, tables["attention"]
     blocks: dict[str, list[Block]] = {
         "Answers": _answer_blocks(results, tables["answers"]),
         "Sizes and contexts": _cell_blocks(results, tables["overview"]),
         "Where the time goes": _time_blocks(results, tables, folder),
-        "Attention and ceilings": _attention_blocks(results, tables, folder),
+        "Attention": [Table(attention, "Its parts in the forward pass, per layer", "tables/attention.csv")],
         "Self-checks": [Table(checks, "Every check of every answer", "tables/checks.csv", pills=PILLS)],
         "Problems": [Table(problems, "What could not be read, or looks wrong", "tables/problems.csv")],
     }
-    empty = {"Self-checks": checks.empty, "Problems": problems.empty}
+    empty = {"Attention": attention.empty, "Self-checks": checks.empty, "Problems": problems.empty}
     return [Section(title, parts) for title, parts in blocks.items() if parts and not empty.get(title)]
 
 
@@ -116,29 +115,6 @@ def _time_blocks(results: Results, tables: dict[str, pd.DataFrame], folder: Path
     return blocks
 
 
-def _attention_blocks(results: Results, tables: dict[str, pd.DataFrame], folder: Path) -> list[Block]:
-    blocks: list[Block] = []
-    points, roofs = tables["roofline"], _roofs(results)
-    if len(points) and roofs:
-        series = {
-            str(part): [
-                (x, y, f"{cell}, {part}: {y:.2f} TFLOP/s")
-                for cell, x, y in rows[["cell", "flop_per_byte", "tflops"]].to_numpy().tolist()
-            ]
-            for part, rows in points.groupby("what", sort=False)
-        }
-        drawing = roofline(series, roofs=roofs, across="FLOP per least byte", axis="TFLOP/s achieved")
-        caption = (
-            "What each part achieved, against its GPU's ceilings: the slope is memory bandwidth, "
-            "the flat line the rate of the units that multiply in this dtype."
-        )
-        blocks.append(_figure(drawing, folder, "roofline", caption, "roofline"))
-    if len(tables["attention"]):
-        caption = "Attention's parts in the forward pass, per layer"
-        blocks.append(Table(tables["attention"], caption, "tables/attention.csv"))
-    return blocks
-
-
 def _figure(drawing: Drawing, folder: Path, name: str, caption: str, table: str) -> Figure:
     return Figure(save(drawing, folder, name), caption, f"figures/{name}.png", f"tables/{table}.csv")
 
@@ -185,14 +161,3 @@ def _matmul_shares(results: Results, contexts: list[int]) -> dict[str, np.ndarra
             line = series.setdefault(size, np.full(len(contexts), np.nan))
             line[contexts.index(context)] = row.matmul_percent
     return series
-
-
-def _roofs(results: Results) -> dict[str, tuple[float, float]]:
-    """GPU and dtype -> (TFLOP/s, TFLOP/s per FLOP/byte); only GPUs whose ceilings are known."""
-    roofs: dict[str, tuple[float, float]] = {}
-    for cell in results.data:
-        peaks = ceilings(cell)
-        if peaks and peaks.bytes_per_s and cell.recording is not None:
-            name = f"{cell.recording.device}, {cell.files.dtype}, {peaks.units}"
-            roofs[name] = (peaks.flop_per_s / 1e12, peaks.bytes_per_s / 1e12)
-    return roofs

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from lab.rooms.nsys.answers.answer import Answer, CellData, python_sample
-from lab.rooms.nsys.answers.ceilings import roofline_points
 
 # Column of the overview -> part and name of the value that fills it.
 OVERVIEW = {
@@ -87,7 +86,6 @@ def all_tables(results: Results) -> dict[str, pd.DataFrame]:
         for name, part in parts.items()
     }
     cpu_ops = ((cell, cell.recording.cpu_ops) for cell in data if cell.recording is not None)
-    points = [point for cell in data if cell.files.cell.type == "forward" for point in roofline_points(cell)]
     return {
         "cells": results.cells,
         "overview": _overview(results),
@@ -96,7 +94,6 @@ def all_tables(results: Results) -> dict[str, pd.DataFrame]:
         "values": _frame(values, "part cell name value"),
         **of_cells,
         "cpu_ops": _joined(cpu_ops),
-        "roofline": _frame(points, "cell what flop_per_byte tflops gb_per_s"),
         "problems": results.problems,
     }
 

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lab.errors import BadDataError, GpuError, writing
 from lab.rooms.nsys.config import TYPES, WorkloadConfig, spec_of
@@ -122,7 +121,9 @@ class Cell:
     def __init__(self, options: argparse.Namespace, mark: Mark) -> None:
         self.options, self.mark = options, mark
         self.spec = spec_of(options.model_size, fused_qkv=options.fused_qkv)
-        set_tf32(options.dtype == "tf32")
+        # Whatever torch's default is: float32 products may round their factors to tf32 only where asked to.
+        torch.backends.cuda.matmul.allow_tf32 = options.dtype == "tf32"
+        torch.backends.cudnn.allow_tf32 = options.dtype == "tf32"
         self.attention = Attention(options.softmax, mark, annotated=options.use_annotated_attention)
         with mark("model_creation"):
             model = Transformer(self.spec, options.context_length, self.attention, options.device)
@@ -142,7 +143,7 @@ class Cell:
         began = time.perf_counter()
         self.model.zero_grad(set_to_none=True)
         with self.phase("forward", took), torch.set_grad_enabled(kind != "forward"), self.autocast():
-            loss = self.loss()
+            loss = loss_of(self.model, self.ids)  # the same batch and loss for every profile type
         if kind != "forward":
             with self.phase("backward", took):
                 self.scaler.scale(loss).backward()
@@ -153,10 +154,6 @@ class Cell:
         took["step_ms"] = 1e3 * (time.perf_counter() - began)
         # Read later: a copy to the host here would be an operation of the step.
         return {**took, "loss": loss.detach()}
-
-    def loss(self) -> Tensor:
-        """The same batch and the same loss for every profile type."""
-        return loss_of(self.model, self.ids)
 
     @contextlib.contextmanager
     def phase(self, name: str, took: dict[str, float]) -> Iterator[None]:
@@ -200,23 +197,14 @@ def recording(options: argparse.Namespace) -> Iterator[None]:
         finally:
             torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
     else:
-        with torch.profiler.profile(activities=activities(options.device), record_shapes=True) as profile:
+        kinds = torch.profiler.ProfilerActivity
+        activities = [kinds.CPU, kinds.CUDA] if options.device == "cuda" else [kinds.CPU]
+        with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
             yield
         draft = options.out / f".draft_{CAPTURE}"
         with writing(draft):
             profile.export_chrome_trace(str(draft))
             draft.replace(options.out / CAPTURE)
-
-
-def activities(device: str) -> list[Any]:
-    kinds = torch.profiler.ProfilerActivity
-    return [kinds.CPU, kinds.CUDA] if device == "cuda" else [kinds.CPU]
-
-
-def set_tf32(on: bool) -> None:
-    """Set whether float32 products may round their factors to tf32, whatever torch's default is."""
-    torch.backends.cuda.matmul.allow_tf32 = on
-    torch.backends.cudnn.allow_tf32 = on
 
 
 def grad_scaler(*, enabled: bool) -> Any:
@@ -240,20 +228,15 @@ def described(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def device_of(kind: str) -> dict[str, Any]:
-    """The device's name and, for a GPU, what its ceilings follow from (Hz, bytes/s); None if unknown."""
+    """The device's name and, for a GPU, what tells its board."""
     if kind == "cpu":
         return {"name": platform.processor() or platform.machine(), "threads": torch.get_num_threads()}
     gpu = torch.cuda.get_device_properties(0)
-    khz, bus_bits = getattr(gpu, "memory_clock_rate", None), getattr(gpu, "memory_bus_width", None)
-    clock_khz = getattr(gpu, "clock_rate", None)
     return {
         "name": gpu.name,
         "mem_bytes": gpu.total_memory,
         "capability": f"{gpu.major}.{gpu.minor}",
         "sm_count": gpu.multi_processor_count,
-        "clock_hz": clock_khz * 1000 if clock_khz else None,
-        # Two transfers per clock on a bus of that many bits.
-        "bytes_per_s": khz * 1000 * 2 * bus_bits / 8 if khz and bus_bits else None,
     }
 
 

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Our own flags, and after `--` the workload's."""
+    """The recorder's flags, and after `--` the workload's."""
     end = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(prog="lab.rooms.nsys.workload.record")
     parser.add_argument("--collector", choices=["auto", "nsys", "kineto"], default="auto")

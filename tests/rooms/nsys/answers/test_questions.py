@@ -188,3 +188,24 @@ def test_the_h200_recordings_answer_every_question_with_all_checks_held(shared_d
     assert {row["state"] for row in rows.values()} == {OK} and round(
         rows["e"]["values"]["time_ratio"], 2
     ) == 0.51
+
+
+@pytest.mark.parametrize(
+    ("board", "dtype", "words"),
+    [
+        ("NVIDIA H200", "fp32", "% of the board's in fp32)"),
+        ("NVIDIA H200", "tf32", "% of the board's in tf32)"),
+        ("NVIDIA H200", "bf16", "% of the board's in bf16)"),
+        ("a board of no sheet", "fp32", None),
+    ],
+)
+def test_e_rates_stand_beside_what_the_board_can_do(tmp_path, board, dtype, words):
+    forward = cell(tmp_path, "forward", python_ms=1.0)
+    result = msgspec.structs.replace(
+        forward.files.result,
+        asked=msgspec.structs.replace(forward.files.result.asked, dtype=dtype),
+        device={"name": board, "sm_count": 132},
+    )
+    files = msgspec.structs.replace(forward.files, result=result)
+    sentence = part_e(dataclasses.replace(forward, files=files), []).sentence
+    assert words in sentence if words else "board's" not in sentence

@@ -112,17 +112,7 @@ def groups_of(*keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             (_, code), (_, values) = _sorted_groups(code), _sorted_groups(values)
             low, span, width = 0, int(code.max()) + 1, int(values.max()) + 1
         code, span = code * width + (values - low), span * width
-    return _counted_groups(code, span) if span <= 4 * len(code) else _sorted_groups(code)
-
-
-def _counted_groups(code: np.ndarray, span: int) -> tuple[np.ndarray, np.ndarray]:
-    """Without a sort, where codes are below a small number."""
-    first_row = np.full(span, -1, dtype=np.int64)
-    first_row[code[::-1]] = np.arange(len(code) - 1, -1, -1)
-    used = np.flatnonzero(first_row >= 0)
-    group = np.empty(span, dtype=np.int64)
-    group[used] = np.arange(len(used))
-    return first_row[used], group[code]
+    return _sorted_groups(code)
 
 
 def _sorted_groups(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
