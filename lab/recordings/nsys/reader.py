@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, Process, by_process
+from lab.recordings.nsys.device_events import read_device_events
 from lab.recordings.nsys.export import Export, SqliteExport, pid_of
 from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info, said_lacks
 from lab.recordings.nsys.operations import (
@@ -72,6 +73,7 @@ def capture_of(export: Export) -> Capture:
         info=read_info(export),
         processes=processes,
         lacks=lacks + never_closed(ranges, strings.strings.texts),
+        device_events=read_device_events(export),
     )
     check_presence(capture)
     return capture

@@ -26,9 +26,12 @@ from lab.recordings.sqlite import quoted, unzipped
 # Tables of times, sizes and ids: only numbers are kept, except the texts below.
 EVENT_TABLES = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|NVTX_EVENTS|PROFILER_OVERHEAD|ENUM_\w+|CUDA_GRAPH\w*_EVENTS|CUDA_GPU_MEMORY_USAGE_EVENTS|OSRT_API|"
+    r"CUDA_UM_[CG]PU_PAGE_FAULT_EVENTS|GPU_METRICS|TARGET_INFO_GPU_METRICS|"
     r"TARGET_INFO_(GPU|CUDA_DEVICE|CUDA_CONTEXT_INFO|CUDA_STREAM|SESSION_START_TIME)|ANALYSIS_DETAILS"
 )
-TEXTS = re.compile(r"NVTX_EVENTS\.text|ENUM_\w+\.(name|label)|TARGET_INFO_GPU\.(name|chipName)")
+TEXTS = re.compile(
+    r"NVTX_EVENTS\.text|ENUM_\w+\.(name|label)|TARGET_INFO_GPU\.(name|chipName)|TARGET_INFO_GPU_METRICS\.metricName"
+)
 # Of these tables, name and value of the rows with such a name.
 KEPT_NAMES = {
     "META_DATA_EXPORT": r"EXPORT_(PRODUCT_\w+|SCHEMA_\w+|PLATFORM|ARCH|TIME_UTC)",
