@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lab.recordings.pftrace.wire import Fields, fields
+from lab.recordings.protobuf import Fields, fields
 
 _OWN = range(64, 128)  # clocks that belong to one sequence
 _BOOT = 6  # of the trace itself

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple, cast
 import numpy as np
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings.pftrace.wire import padded
+from lab.recordings.protobuf import padded
 
 BATCH_BYTES = 8 << 20
 MOST_BYTES = 256 << 20  # of one packet, and of what one packet inflates to

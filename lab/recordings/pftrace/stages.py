@@ -15,7 +15,7 @@ import numpy as np
 
 from lab.recordings.capture import Strings
 from lab.recordings.pftrace import values
-from lab.recordings.pftrace.wire import Fields, fields
+from lab.recordings.protobuf import Fields, fields
 
 # Field numbers of google/perfetto, protos/perfetto/trace/gpu/gpu_render_stage_event.proto.
 _DURATION, _EXTRA, _GPU, _QUEUE, _STAGE, _NAME, _KERNEL, _NAME_IID, _LAUNCH = 2, 6, 11, 13, 14, 17, 19, 20, 21

@@ -16,7 +16,7 @@ from lab.recordings.pftrace.clocks import Clocks
 from lab.recordings.pftrace.packets import Batch, batches
 from lab.recordings.pftrace.pairing import paired
 from lab.recordings.pftrace.stages import COMPUTE_ARG, COMPUTE_KERNEL, SPECIFICATION, Found, Stages
-from lab.recordings.pftrace.wire import BadWire, Fields, fields
+from lab.recordings.protobuf import BadWire, Fields, fields
 
 # Field numbers of google/perfetto, protos/perfetto/trace.
 _CLOCKS, _TIMESTAMP, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _STATS = 6, 8, 10, 11, 12, 13, 35

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lab.recordings.capture import Strings
-from lab.recordings.pftrace.wire import BadWire, Fields, fields
+from lab.recordings.protobuf import BadWire, Fields, fields
 
 # DebugAnnotation: field numbers of its kinds of values.
 _KEY_IID, _KEY, _BOOL, _UINT, _INT, _DOUBLE, _TEXT, _POINTER = 1, 10, 2, 3, 4, 5, 6, 7

@@ -9,7 +9,7 @@ pytest.importorskip("perfetto")
 
 from lab.recordings.pftrace.pairing import paired
 from lab.recordings.pftrace.trace import read_slices
-from lab.recordings.pftrace.wire import BadWire, fields, padded
+from lab.recordings.protobuf import BadWire, fields, padded
 from tests.recordings.pftrace.made import Writer
 
 

@@ -19,6 +19,7 @@ TOOLS = {
     "rocpd": "rocprofv3 (rocpd)",
     "rpd": "rocmProfileData",
     "pftrace": "a tool that writes Perfetto files",
+    "xplane": "JAX's profiler",
 }
 
 
