@@ -183,8 +183,9 @@ class Capture:
     nodes: when, and by which thread, each node of a graph was made; counters: of the hardware, by kernel
     (lab.recordings.counters).
     collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3`, `pftrace` or `xplane`, version the tool's (or
-    torch's), schema that of the export. processes are what the tables' `process` refers to. problems are sentences
-    about what was odd; whatever was left out is named there. lacks says what the recording itself is missing.
+    torch's), schema that of the export. processes are what the tables' `process` refers to. problems are
+    sentences about what was odd; whatever was left out is named there. lacks says what the recording itself
+    is missing.
     """
 
     source: Path

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.recordings.capture import Strings
-from lab.recordings.pftrace import values
-from lab.recordings.protobuf import Fields, fields
+from lab.recordings.protobuf import Fields, inside, texts
 
 # Field numbers of google/perfetto, protos/perfetto/trace/gpu/gpu_render_stage_event.proto.
-_DURATION, _EXTRA, _GPU, _QUEUE, _STAGE, _NAME, _KERNEL, _NAME_IID, _LAUNCH = 2, 6, 11, 13, 14, 17, 19, 20, 21
+_DURATION, _EXTRA, _GPU, _STAGE, _NAME, _KERNEL, _NAME_IID, _LAUNCH = 2, 6, 11, 14, 17, 19, 20, 21
 _GRID, _BLOCK, _ARGS = 1, 2, 3  # of a launch
 _ARG_IID, _ARG_NAME, _ARG_INT, _ARG_UINT = 1, 2, 3, 4
 EVENT_NAME, SPECIFICATION, COMPUTE_KERNEL, COMPUTE_ARG = 2, 24, 1000, 1001  # kinds of interned texts
@@ -30,13 +29,13 @@ CATEGORIES = {
     "EventRecord": "graph_event_node",
     "HostNode": "graph_host_node",
 }
-_EVENT_COLUMNS = "state ts_ns dur_ns gpu queue stage name_iid name_id kernel launched"
+_EVENT_COLUMNS = "state ts_ns dur_ns gpu stage name_iid name_id kernel launched"
 _ARGUMENT_COLUMNS = "row state key_iid key_id number text_id"
 Columns = dict[str, np.ndarray]
 Resolve = Callable[[int, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
-class Found(NamedTuple):
+class StageSlices(NamedTuple):
     """Slices and arguments; `row` of an argument is the slice's. unknown: stages of other kinds, by name."""
 
     slices: Columns
@@ -53,111 +52,95 @@ class Stages:
         self._arguments: list[Columns] = []
         self.count = 0
 
-    def add(self, data: np.ndarray, found: Fields, state: np.ndarray, ts_ns: np.ndarray) -> None:
+    def add(self, data: np.ndarray, packets: Fields, state: np.ndarray, ts_ns: np.ndarray) -> None:
         """The stages of one batch; state and ts_ns are those of its packets."""
-        if not len(found.message):
+        count, events = len(packets.message), inside(data, packets)
+        if not count:
             return
-        count, own = len(found.message), fields(data, found.value, found.end)
-        names = np.full(count, -1, dtype=np.int64)
-        given = own.of(_NAME)
-        names[given.message] = values.texts(data, given.value, given.end, self._strings)
-        state = state[found.message]
-        launches = own.of(_LAUNCH)
+        state, launches = state[packets.message], events.of(_LAUNCH)
         launched = np.zeros(count, dtype=np.int64)
         launched[launches.message] = 1
         self._events.append(
             {
                 "state": state,
-                "ts_ns": ts_ns[found.message],
-                "dur_ns": own.column(_DURATION, count, 0),
-                "gpu": own.column(_GPU, count),
-                "queue": own.column(_QUEUE, count),
-                "stage": own.column(_STAGE, count),
-                "name_iid": own.column(_NAME_IID, count),
-                "name_id": names,
-                "kernel": own.column(_KERNEL, count),
+                "ts_ns": ts_ns[packets.message],
+                "dur_ns": events.column(_DURATION, count, 0),
+                "gpu": events.column(_GPU, count),
+                "stage": events.column(_STAGE, count),
+                "name_iid": events.column(_NAME_IID, count),
+                "name_id": texts(data, events.of(_NAME), self._strings, count),
+                "kernel": events.column(_KERNEL, count),
                 "launched": launched,
             }
         )
-        self._extra(data, own.of(_EXTRA), state)
-        self._launches(data, launches, state)
+        self._add_extra(data, events.of(_EXTRA), state)
+        self._add_launches(data, launches, state)
         self.count += count
 
-    def _extra(self, data: np.ndarray, given: Fields, state: np.ndarray) -> None:
-        if not len(given.message):
-            return
-        size, own = len(given.message), fields(data, given.value, given.end)
-        columns = np.full((2, size), -1, dtype=np.int64)
-        for column, number in zip(columns, (1, 2), strict=True):
-            part = own.of(number)
-            column[part.message] = values.texts(data, part.value, part.end, self._strings)
-        self._argue(given.message, state, key_id=columns[0], text_id=columns[1])
+    def _add_extra(self, data: np.ndarray, extra: Fields, state: np.ndarray) -> None:
+        pairs, count = inside(data, extra), len(extra.message)
+        key_id, text_id = (texts(data, pairs.of(number), self._strings, count) for number in (1, 2))
+        self._argue(extra.message, state, key_id=key_id, text_id=text_id)
 
-    def _launches(self, data: np.ndarray, given: Fields, state: np.ndarray) -> None:
-        if not len(given.message):
-            return
-        own = fields(data, given.value, given.end)
-        for number, what in ((_GRID, "grid"), (_BLOCK, "block")):
-            part = own.of(number)
-            sizes = fields(data, part.value, part.end)
+    def _add_launches(self, data: np.ndarray, launches: Fields, state: np.ndarray) -> None:
+        launch = inside(data, launches)
+        for number, size in ((_GRID, "grid"), (_BLOCK, "block")):
+            part = launch.of(number)
+            lengths = inside(data, part)
             for axis, letter in enumerate("xyz", start=1):
-                key = np.full(len(part.message), self._strings.id(f"{what}_{letter}"))
-                number_of = sizes.column(axis, len(part.message))
-                self._argue(given.message[part.message], state, key_id=key, number=number_of)
-        part = own.of(_ARGS)
-        size, inside = len(part.message), fields(data, part.value, part.end)
-        named = inside.of(_ARG_NAME)
-        key = np.full(size, -1, dtype=np.int64)
-        key[named.message] = values.texts(data, named.value, named.end, self._strings)
-        value = inside.column(_ARG_UINT, size)
-        value = np.where(value < 0, inside.column(_ARG_INT, size), value)
-        iid = inside.column(_ARG_IID, size)
-        self._argue(given.message[part.message], state, key_id=key, key_iid=iid, number=value)
+                key_id = np.full(len(part.message), self._strings.id(f"{size}_{letter}"))
+                row = launches.message[part.message]
+                self._argue(row, state, key_id=key_id, number=lengths.column(axis, len(part.message)))
+        part = launch.of(_ARGS)
+        pairs, count = inside(data, part), len(part.message)
+        value = pairs.column(_ARG_UINT, count)
+        self._argue(
+            launches.message[part.message],
+            state,
+            key_iid=pairs.column(_ARG_IID, count),
+            key_id=texts(data, pairs.of(_ARG_NAME), self._strings, count),
+            number=np.where(value < 0, pairs.column(_ARG_INT, count), value),
+        )
 
     def _argue(self, row: np.ndarray, state: np.ndarray, **columns: np.ndarray) -> None:
         unknown = np.full(len(row), -1, dtype=np.int64)
-        made = dict.fromkeys(_ARGUMENT_COLUMNS.split(), unknown) | columns
-        self._arguments.append(made | {"row": row + self.count, "state": state[row]})
+        defaults = dict.fromkeys(_ARGUMENT_COLUMNS.split(), unknown)
+        self._arguments.append(defaults | columns | {"row": row + self.count, "state": state[row]})
 
-    def finish(self, resolve: Resolve) -> Found:
-        """All stages of known kinds; resolve(kind, state, iid, own) gives the texts of interned ids."""
-        events, given = _joined(self._events, _EVENT_COLUMNS), _joined(self._arguments, _ARGUMENT_COLUMNS)
+    def finish(self, resolve: Resolve) -> StageSlices:
+        """All stages of known kinds; resolve(kind, state, iid, text_id) gives the texts of interned ids."""
+        events, arguments = joined(self._events, _EVENT_COLUMNS), joined(self._arguments, _ARGUMENT_COLUMNS)
         none = np.full(len(events["state"]), -1, dtype=np.int64)
         stage = resolve(SPECIFICATION, events["state"], events["stage"], none)
         name = resolve(EVENT_NAME, events["state"], events["name_iid"], events["name_id"])
         kernel = resolve(COMPUTE_KERNEL, events["state"], events["kernel"], none)
-        name = np.where(name < 0, np.where(kernel < 0, stage, kernel), name)
-        is_kernel = (kernel >= 0) | (events["launched"] > 0)
-        category = np.where(is_kernel, self._strings.id("kernel"), self._by_stage(stage))
-        kept = category >= 0
-        place = np.cumsum(kept) - 1
-        mine = kept[given["row"]] if len(given["row"]) else np.empty(0, dtype=bool)
-        keys = resolve(COMPUTE_ARG, given["state"], given["key_iid"], given["key_id"])
-        texts = np.array([*self._strings.texts, "?"], dtype=object)
+        category = np.array([*map(self._category, self._strings.texts), -1], dtype=np.int64)[stage]
+        category[(kernel >= 0) | (events["launched"] > 0)] = self._strings.id("kernel")
         slices = {
             "start_ns": events["ts_ns"],
             "end_ns": events["ts_ns"] + np.maximum(events["dur_ns"], 0),
-            "name_id": name,
+            "name_id": np.where(name < 0, np.where(kernel < 0, stage, kernel), name),
             "category_id": category,
-            "device": events["gpu"],
-            "lane_id": resolve(SPECIFICATION, events["state"], events["queue"], none),
+            "pid": events["gpu"],
         }
-        arguments = {"row": place[given["row"]], "key_id": keys}
-        arguments |= {one: given[one] for one in ("number", "text_id")}
-        return Found(
-            {one: column[kept] for one, column in slices.items()},
-            {one: column[mine] for one, column in arguments.items()},
-            Counter(texts[stage[~kept]].tolist()),
+        used = category >= 0
+        arguments["key_id"] = resolve(
+            COMPUTE_ARG, arguments["state"], arguments["key_iid"], arguments["key_id"]
+        )
+        of_used = used[arguments["row"]]
+        arguments["row"] = (np.cumsum(used) - 1)[arguments["row"]]
+        names = np.array([*self._strings.texts, "?"], dtype=object)
+        return StageSlices(
+            {column: values[used] for column, values in slices.items()},
+            {column: arguments[column][of_used] for column in ("row", "key_id", "number", "text_id")},
+            Counter(names[stage[~used]].tolist()),
         )
 
-    def _by_stage(self, stage: np.ndarray) -> np.ndarray:
-        """The id of the category (n,) of each stage, -1 for one that lab does not know."""
-        used, which = np.unique(stage, return_inverse=True)
-        known = [CATEGORIES.get(self._strings.texts[one]) if one >= 0 else None for one in used.tolist()]
-        ids = np.array([self._strings.id(one) if one else -1 for one in known], dtype=np.int64)
-        return ids[which.reshape(-1)] if len(used) else np.empty(0, dtype=np.int64)
+    def _category(self, stage: str) -> int:
+        return self._strings.id(CATEGORIES[stage]) if stage in CATEGORIES else -1
 
 
-def _joined(parts: list[Columns], names: str) -> Columns:
+def joined(parts: list[Columns], names: str) -> Columns:
+    """The columns `names` of all parts, one behind the other."""
     empty = np.empty(0, dtype=np.int64)
     return {name: np.concatenate([empty, *(part[name] for part in parts)]) for name in names.split()}
