@@ -6,7 +6,7 @@ and not a Python call per field (https://protobuf.dev/programming-guides/encodin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -141,29 +141,47 @@ def _fixed(data: np.ndarray, offset: np.ndarray, width: int) -> np.ndarray:
 def _serial(data: np.ndarray, message: int, offset: int, end: int) -> Fields:
     """The fields of one message from `offset` on, one after the other."""
     raw = data[offset:end].tobytes()
-    rows: list[tuple[int, int, int]] = []
-    position = 0
-    while position < len(raw):
-        try:
-            tag, stop = varint(raw, position)
-            kind, number = tag & 7, tag >> 3
-            if kind in (VARINT, LENGTH):
-                value, stop = varint(raw, stop)
-                if kind == LENGTH:
-                    value, stop = offset + stop, stop + value
-            elif kind in (FIXED64, FIXED32):
-                start, stop = stop, stop + (8 if kind == FIXED64 else 4)
-                value = int.from_bytes(raw[start:stop], "little")
-            else:
-                raise BadWire(offset + position)
-        except (IndexError, OverflowError) as error:
-            raise BadWire(offset + position) from error
-        if stop > len(raw) or number <= 0:
-            raise BadWire(offset + position)
-        rows.append((number, value - (1 << 64) if value >= 1 << 63 else value, offset + stop))
-        position = stop
+    rows = [
+        (number, value + offset if is_bytes else value - (1 << 64) if value >> 63 else value, offset + stop)
+        for number, value, stop, is_bytes in _items(raw, 0, len(raw), offset)
+    ]
     columns = np.array(rows, dtype=np.int64).reshape(-1, 3)
     return Fields(np.full(len(rows), message), columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def items(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, bool]]:
+    """(number, value, end, is_bytes) of each field of the message data[start:end], in Python's own types.
+
+    value is a number of 64 bits, or where a field of bytes begins. Raises BadWire as `fields` does.
+    """
+    return _items(data, start, end, 0)
+
+
+def _items(data: bytes, start: int, end: int, offset: int) -> Iterator[tuple[int, int, int, bool]]:
+    begin = position = start
+    try:
+        while position < end:
+            begin = position
+            tag, position = data[position], position + 1
+            if tag > 0x7F:
+                tag, position = varint(data, begin)
+            kind = tag & 7
+            if kind in (VARINT, LENGTH):
+                value, position = data[position], position + 1
+                if value > 0x7F:
+                    value, position = varint(data, position - 1)
+                if kind == LENGTH:
+                    value, position = position, position + value
+            elif kind in (FIXED64, FIXED32):
+                body, position = position, position + (8 if kind == FIXED64 else 4)
+                value = int.from_bytes(data[body:position], "little")
+            else:
+                raise BadWire(offset + begin)
+            if position > end or tag < 8:
+                raise BadWire(offset + begin)
+            yield tag >> 3, value, position, kind == LENGTH
+    except (IndexError, OverflowError) as error:
+        raise BadWire(offset + begin) from error
 
 
 def varint(data: bytes, offset: int) -> tuple[int, int]:
@@ -182,23 +200,15 @@ def varint(data: bytes, offset: int) -> tuple[int, int]:
 
 def texts(data: np.ndarray, named: Fields, strings: Strings, length: int) -> np.ndarray:
     """The text id (length,) of each message from its fields `named`, -1 for none; the last field counts."""
-    ids = np.full(length, -1, dtype=np.int64)
-    ids[named.message] = distinct_ids(
-        data, named, lambda text, _: strings.id(text.decode("utf-8", "replace"))
-    )
-    return ids
-
-
-def distinct_ids(data: np.ndarray, parts: Fields, decode: Callable[[bytes, int], int]) -> np.ndarray:
-    """decode(bytes, where they start) of each field (n,); called once for equal bytes."""
-    raw = data.tobytes() if len(parts.value) > _RAW_FROM else b""
+    raw = data.tobytes() if len(named.value) > _RAW_FROM else b""
     cache: dict[bytes, int] = {}
-    ids = np.empty(len(parts.value), dtype=np.int64)
-    for row, (start, end) in enumerate(zip(parts.value.tolist(), parts.end.tolist(), strict=True)):
+    ids = np.full(length, -1, dtype=np.int64)
+    rows = (column.tolist() for column in (named.message, named.value, named.end))
+    for message, start, end in zip(*rows, strict=True):
         text = raw[start:end] if raw else data[start:end].tobytes()
-        if (index := cache.get(text)) is None:
-            index = cache[text] = decode(text, start)
-        ids[row] = index
+        if (text_id := cache.get(text)) is None:
+            text_id = cache[text] = strings.id(text.decode("utf-8", "replace"))
+        ids[message] = text_id
     return ids
 
 

@@ -1,32 +1,21 @@
-"""The packets of a Perfetto file in batches, compressed ones inflated."""
+"""The packets of a Perfetto file, compressed ones inflated."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
-from typing import IO, NamedTuple, cast
-
-import numpy as np
+from typing import IO, cast
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings.protobuf import padded, varint
+from lab.recordings.protobuf import varint
 from lab.recordings.sqlite import is_gzip
 
 BATCH_BYTES = 8 << 20
 MOST_BYTES = 256 << 20  # of one packet, and of what one packet inflates to
 _PACKET = 0x0A  # field 1 of bytes: all that a Perfetto file consists of
 _COMPRESSED = b"\x92\x03"  # field 50 of bytes: zlib data, packets inside
-
-
-class Batch(NamedTuple):
-    """Packets data[starts:ends] in their order."""
-
-    data: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
 
 
 def looks_like_packets(start: bytes) -> bool:
@@ -42,32 +31,30 @@ def looks_like_packets(start: bytes) -> bool:
     )
 
 
-def batches(path: Path) -> Iterator[Batch]:
-    """Every packet of the file, plain or gzipped, BATCH_BYTES at a time.
+def packets(path: Path) -> Iterator[bytes]:
+    """Every packet of the file, plain or gzipped; compressed ones inflated.
 
     Raises MissingError where the file cannot be read, BadDataError where it is truncated or damaged.
     """
     try:
         with gzip.open(path) if is_gzip(path) else path.open("rb") as file:
-            yield from _batches(cast(IO[bytes], file), path)
+            yield from _packets(cast(IO[bytes], file), path)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
     except OSError as error:
         raise MissingError(f"cannot be read: {error.strerror or error}", location=path) from error
 
 
-def _batches(file: IO[bytes], path: Path) -> Iterator[Batch]:
+def _packets(file: IO[bytes], path: Path) -> Iterator[bytes]:
     held, offset = b"", 0  # what is left of the last read, and its place in the file
     while chunk := file.read(BATCH_BYTES):
-        data = held + chunk
-        spans, used = _boundaries(data, offset, path)
-        runs = groupby(spans, key=lambda span: data.startswith(_COMPRESSED, span[0]))
-        for compressed, run in runs:
-            if not compressed:
-                yield _batch(data, list(run))
-                continue
-            for start, end in run:
-                yield _inflated(data[start:end], offset + start, path)
+        data, used = held + chunk, 0
+        for start, end in _boundaries(data, offset, path):
+            if data.startswith(_COMPRESSED, start):
+                yield from _inflated(data[start:end], offset + start, path)
+            else:
+                yield data[start:end]
+            used = end
         held, offset = data[used:], offset + used
     if held:
         raise BadDataError(
@@ -77,33 +64,27 @@ def _batches(file: IO[bytes], path: Path) -> Iterator[Batch]:
         )
 
 
-def _batch(data: bytes, spans: list[tuple[int, int]]) -> Batch:
-    starts, ends = np.array(spans, dtype=np.int64).reshape(-1, 2).T
-    return Batch(padded(data), starts, ends)
-
-
-def _boundaries(data: bytes, offset: int, path: Path) -> tuple[list[tuple[int, int]], int]:
-    """Where the whole packets in `data` begin and end, and how many bytes they take; data is at `offset`."""
-    spans, position = [], 0
+def _boundaries(data: bytes, offset: int, path: Path) -> Iterator[tuple[int, int]]:
+    """Where each whole packet in `data`, which is at `offset`, begins and ends."""
+    position = 0
     while position < len(data):
         try:
             if data[position] != _PACKET:
                 raise OverflowError
             length, start = varint(data, position + 1)
         except IndexError:
-            break
+            return
         except OverflowError as error:
             raise BadDataError(f"not a Perfetto packet at byte {offset + position}", location=path) from error
         if length > MOST_BYTES:
             raise BadDataError(f"the packet at byte {offset + position} claims {length} bytes", location=path)
         if start + length > len(data):
-            break
+            return
         position = start + length
-        spans.append((start, position))
-    return spans, position
+        yield start, position
 
 
-def _inflated(packet: bytes, offset: int, path: Path) -> Batch:
+def _inflated(packet: bytes, offset: int, path: Path) -> Iterator[bytes]:
     """The packets inside a compressed one; lengths bounded, because 1 MiB can inflate to 1 GiB."""
     try:
         length, start = varint(packet, len(_COMPRESSED))
@@ -117,7 +98,8 @@ def _inflated(packet: bytes, offset: int, path: Path) -> Batch:
         raise BadDataError(
             f"the compressed packet at byte {offset} is cut, or larger than lab reads", location=path
         )
-    spans, used = _boundaries(data, 0, path)
-    if used < len(data):
+    end = 0
+    for start, end in _boundaries(data, 0, path):
+        yield data[start:end]
+    if end < len(data):
         raise BadDataError(f"the compressed packet at byte {offset} ends within a packet", location=path)
-    return _batch(data, spans)

@@ -32,10 +32,8 @@ class Section:
 
     def integers(self, table: str, needed: str, optional: str = "") -> dict[str, np.ndarray]:
         """Columns (n,): names as in the file, or `ours=theirs`; see `Database.integers`."""
-        names = (
-            {name.split("=")[0]: name.split("=")[-1] for name in part.split()} for part in (needed, optional)
-        )
-        return self.database.integers(self.name(table), *names, *self._only)
+        only, values = self._only
+        return self.database.integers(self.name(table), _pairs(needed), _pairs(optional), only, values)
 
     def numbers(self, table: str, column: str) -> np.ndarray:
         """A column (n,) of float64; see `Database.numbers`."""
@@ -54,6 +52,10 @@ class Section:
 
     def of_event(self, column: str, event_ids: np.ndarray) -> np.ndarray:
         return lookup(self.events["id"], self.events[column], event_ids)
+
+
+def _pairs(names: str) -> dict[str, str]:
+    return {name.split("=")[0]: name.split("=")[-1] for name in names.split()}
 
 
 def sections_of(database: Database) -> list[Section]:

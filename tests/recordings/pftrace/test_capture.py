@@ -268,7 +268,7 @@ def test_lists_nested_without_end_are_an_error_not_a_crash(tmp_path):
     for _ in range(40):
         one = one.array_values.add()
     made.end(1, 20)
-    with pytest.raises(BadDataError, match="damaged packets"):
+    with pytest.raises(BadDataError, match="is damaged"):
         load_capture(made.write(tmp_path / "a"))
 
 
