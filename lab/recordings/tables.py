@@ -226,6 +226,11 @@ def concat(chunks: Sequence[Mapping[str, np.ndarray]], schema: Schema) -> Table:
     )
 
 
+def joined(parts: Sequence[Table], schema: Schema) -> Table:
+    """One table of `schema` from tables that have its columns."""
+    return concat([part.as_dict() for part in parts], schema)
+
+
 @dataclass(frozen=True)
 class ProcessGroup:
     """One process group as the recording describes it; `ranks` are global ranks."""

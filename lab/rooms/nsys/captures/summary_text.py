@@ -20,6 +20,7 @@ TOOLS = {
     "rocpd": "rocprofv3 (rocpd)",
     "rpd": "rocmProfileData",
     "pftrace": "a tool that writes Perfetto files",
+    "xplane": "JAX's profiler",
 }
 RULES = {
     "same": "launched inside a range of its own thread",
