@@ -23,82 +23,84 @@ class Places:
     num_matched: rows that stand in the capture at the same time, at most.
     """
 
-    first: np.ndarray
-    last: np.ndarray
+    earliest: np.ndarray
+    latest: np.ndarray
     num_matched: int
 
     @property
     def sure(self) -> np.ndarray:
-        found: np.ndarray = (self.first >= 0) & (self.first == self.last)
-        return found
+        sure: np.ndarray = (self.earliest >= 0) & (self.earliest == self.latest)
+        return sure
 
 
-def places(part: np.ndarray, whole: np.ndarray, lane: np.ndarray | None = None) -> Places:
+def places(part: np.ndarray, captured: np.ndarray, lane: np.ndarray | None = None) -> Places:
     """Places of the words `part` (k,) in `whole` (m,), both ints.
 
     lane (k,): the stream of each row; rows keep their order within a lane only. Without it all are one lane.
     """
     if lane is not None and len(np.unique(lane)) > 1:
-        return _in_lanes(part, whole, lane)
-    positions = _positions(whole)
+        return _in_lanes(part, captured, lane)
+    positions = _positions(captured)
     allowed = [positions.get(word, []) for word in part.tolist()]
-    found = _embedded(allowed)
-    if found is not None:
-        return Places(*found, num_matched=len(part))
-    return _common(part, whole)
+    embedding = _embedded(allowed)
+    if embedding is not None:
+        return Places(*embedding, num_matched=len(part))
+    return _common(part, captured)
 
 
-def _positions(whole: np.ndarray) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = defaultdict(list)
-    for index, word in enumerate(whole.tolist()):
-        found[word].append(index)
-    return found
+def _positions(captured: np.ndarray) -> dict[int, list[int]]:
+    positions: dict[int, list[int]] = defaultdict(list)
+    for index, word in enumerate(captured.tolist()):
+        positions[word].append(index)
+    return positions
 
 
 def _embedded(allowed: list[list[int]]) -> tuple[np.ndarray, np.ndarray] | None:
     """The earliest and the latest strictly increasing choice, one of each row's `allowed`; None for none."""
-    first, last = np.empty(len(allowed), dtype=np.int64), np.empty(len(allowed), dtype=np.int64)
-    at = -1
+    earliest, latest = np.empty(len(allowed), dtype=np.int64), np.empty(len(allowed), dtype=np.int64)
+    position = -1
     for row, choices in enumerate(allowed):
-        index = bisect_right(choices, at)
+        index = bisect_right(choices, position)
         if index == len(choices):
             return None
-        at = first[row] = choices[index]
-    at = 1 << 62
+        position = earliest[row] = choices[index]
+    position = 1 << 62
     for row in range(len(allowed) - 1, -1, -1):
-        at = last[row] = allowed[row][bisect_left(allowed[row], at) - 1]
-    return first, last
+        position = latest[row] = allowed[row][bisect_left(allowed[row], position) - 1]
+    return earliest, latest
 
 
-def _in_lanes(part: np.ndarray, whole: np.ndarray, lane: np.ndarray) -> Places:
+def _in_lanes(part: np.ndarray, captured: np.ndarray, lane: np.ndarray) -> Places:
     """Each lane is embedded by itself; what one lane holds for certain is taken from the others.
 
     A name that is complete and runs in one lane only stands at its own places, one after the other.
     """
-    positions = _positions(whole)
+    positions = _positions(captured)
     allowed = [positions.get(word, []) for word in part.tolist()]
     _pin_complete_names(part, lane, positions, allowed)
     lanes = [np.flatnonzero(lane == one) for one in np.unique(lane)]
-    first, last = np.full(len(part), -1, dtype=np.int64), np.full(len(part), -1, dtype=np.int64)
+    earliest, latest = np.full(len(part), -1, dtype=np.int64), np.full(len(part), -1, dtype=np.int64)
     num_certain = -1
     while True:
         for rows in lanes:
-            found = _embedded([allowed[row] for row in rows.tolist()])
-            if found is None:
-                return Places(np.full(len(part), -1), np.full(len(part), -1), num_possible(part, whole))
-            first[rows], last[rows] = found
-        certain = np.flatnonzero(first == last)
-        if len(np.unique(first[certain])) < len(certain):  # two lanes claim one launch: not this capture
-            return Places(np.full(len(part), -1), np.full(len(part), -1), num_possible(part, whole))
+            embedding = _embedded([allowed[row] for row in rows.tolist()])
+            if embedding is None:
+                return Places(np.full(len(part), -1), np.full(len(part), -1), num_possible(part, captured))
+            earliest[rows], latest[rows] = embedding
+        certain = np.flatnonzero(earliest == latest)
+        if len(np.unique(earliest[certain])) < len(certain):  # two lanes claim one launch: not this capture
+            return Places(np.full(len(part), -1), np.full(len(part), -1), num_possible(part, captured))
         if len(certain) == num_certain:
-            return Places(first, last, len(part))
+            return Places(earliest, latest, len(part))
         num_certain = len(certain)
-        taken = set(first[certain].tolist())
-        done = set(certain.tolist())
+        taken = set(earliest[certain].tolist())
+        certain_rows = set(certain.tolist())
         for row, choices in enumerate(allowed):
-            low, high = int(first[row]), int(last[row])
+            low, high = int(earliest[row]), int(latest[row])
             allowed[row] = (
-                [low] if row in done else [one for one in choices if low <= one <= high and one not in taken]
+                [low]
+                if row in certain_rows
+                else [one for one in choices if low <= one <= high and one not in taken]
             )
 
 
@@ -107,41 +109,41 @@ def _pin_complete_names(
 ) -> None:
     for word in np.unique(part).tolist():
         rows = np.flatnonzero(part == word)
-        there = positions.get(word, [])
-        if len(rows) == len(there) and len(np.unique(lane[rows])) == 1:
-            for row, position in zip(rows.tolist(), there, strict=True):
+        captured_positions = positions.get(word, [])
+        if len(rows) == len(captured_positions) and len(np.unique(lane[rows])) == 1:
+            for row, position in zip(rows.tolist(), captured_positions, strict=True):
                 allowed[row] = [position]
 
 
-def num_possible(part: np.ndarray, whole: np.ndarray) -> int:
+def num_possible(part: np.ndarray, captured: np.ndarray) -> int:
     """Rows that the capture could hold, by number of each name."""
     words, counts = np.unique(part, return_counts=True)
-    there, numbers = np.unique(whole, return_counts=True)
-    _, mine, theirs = np.intersect1d(words, there, assume_unique=True, return_indices=True)
-    return int(np.minimum(counts[mine], numbers[theirs]).sum())
+    captured_words, numbers = np.unique(captured, return_counts=True)
+    _, index, captured_index = np.intersect1d(words, captured_words, assume_unique=True, return_indices=True)
+    return int(np.minimum(counts[index], numbers[captured_index]).sum())
 
 
-def _common(part: np.ndarray, whole: np.ndarray) -> Places:
+def _common(part: np.ndarray, captured: np.ndarray) -> Places:
     """Places in every longest common subsequence: first and last of all; none if some leave the row out."""
     none = np.full(len(part), -1, dtype=np.int64)
-    if len(part) * len(whole) > MAX_CELLS:
-        return Places(none, none.copy(), num_possible(part, whole))
-    ahead = _lengths(part, whole)
-    behind = _lengths(part[::-1], whole[::-1])[::-1, ::-1]
+    if len(part) * len(captured) > MAX_CELLS:
+        return Places(none, none.copy(), num_possible(part, captured))
+    ahead = _lengths(part, captured)
+    behind = _lengths(part[::-1], captured[::-1])[::-1, ::-1]
     longest = int(ahead[-1, -1])
-    first, last = none, none.copy()
+    earliest, latest = none, none.copy()
     for row, word in enumerate(part.tolist()):
-        through = (whole == word) & (ahead[row, :-1] + behind[row + 1, 1:] + 1 == longest)
+        through = (captured == word) & (ahead[row, :-1] + behind[row + 1, 1:] + 1 == longest)
         if through.any() and not (ahead[row] + behind[row + 1] == longest).any():
-            found = np.flatnonzero(through)
-            first[row], last[row] = found[0], found[-1]
-    return Places(first, last, longest)
+            possible = np.flatnonzero(through)
+            earliest[row], latest[row] = possible[0], possible[-1]
+    return Places(earliest, latest, longest)
 
 
-def _lengths(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def _lengths(part: np.ndarray, captured: np.ndarray) -> np.ndarray:
     """Length (k + 1, m + 1) of the longest common subsequence of the first rows and columns."""
-    best: np.ndarray = np.zeros((len(part) + 1, len(whole) + 1), dtype=np.int32)
+    best: np.ndarray = np.zeros((len(part) + 1, len(captured) + 1), dtype=np.int32)
     for row, word in enumerate(part.tolist()):
-        step = np.maximum(best[row, 1:], best[row, :-1] + (whole == word))
+        step = np.maximum(best[row, 1:], best[row, :-1] + (captured == word))
         np.maximum.accumulate(step, out=best[row + 1, 1:])
     return best

@@ -45,10 +45,10 @@ def calls_that(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
 
 
 def _fits(capture: Capture, name_id: np.ndarray, rule: Callable[[str], bool]) -> np.ndarray:
-    used, which = np.unique(name_id, return_inverse=True)
+    used, name_index = np.unique(name_id, return_inverse=True)
     fits = np.array([rule(capture.name(int(index))) for index in used], dtype=bool)
-    found: np.ndarray = fits[which.ravel()] if len(used) else np.zeros(0, dtype=bool)
-    return found
+    mask: np.ndarray = fits[name_index.ravel()] if len(used) else np.zeros(0, dtype=bool)
+    return mask
 
 
 def call_of(capture: Capture) -> np.ndarray:
@@ -68,8 +68,8 @@ def in_graph(capture: Capture, call: np.ndarray) -> np.ndarray:
     if not len(capture.api):
         return capture.ops.graph_node > 0
     by_call = np.append(calls_that(capture, launches_graph), False)[call]
-    found: np.ndarray = (by_call | (capture.ops.graph_node > 0)) & (capture.ops.kind != GRAPH)
-    return found
+    mask: np.ndarray = (by_call | (capture.ops.graph_node > 0)) & (capture.ops.kind != GRAPH)
+    return mask
 
 
 def replays_graphs(capture: Capture) -> bool:
@@ -82,14 +82,14 @@ def operators(capture: Capture, external_id: np.ndarray, call: np.ndarray) -> np
     """Row of `ranges` (n,) of the operator that made each call (row of `api`, or -1); -1 for none."""
     rows = np.flatnonzero(capture.ranges.kind == OP)
     owner = np.full(len(call), -1, dtype=np.int64)
-    made = np.flatnonzero(call >= 0)
-    if not len(rows) or not len(made):
+    called = np.flatnonzero(call >= 0)
+    if not len(rows) or not len(called):
         return owner
-    calls = capture.api.take(call[made])
+    calls = capture.api.take(call[called])
     ranges = capture.ranges.take(rows)
     ops = Table({"ts_ns": ranges.start_ns, "dur_ns": ranges.end_ns - ranges.start_ns, **_ids(ranges)})
-    op, _ = operators_of_launches(ops, external_id[made], calls.pid, calls.tid, calls.start_ns)
-    owner[made] = np.where(op >= 0, rows[op], -1)
+    op, _ = operators_of_launches(ops, external_id[called], calls.pid, calls.tid, calls.start_ns)
+    owner[called] = np.where(op >= 0, rows[op], -1)
     return owner
 
 

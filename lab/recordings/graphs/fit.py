@@ -60,7 +60,7 @@ class Fit:
     @property
     def rank(self) -> tuple[bool, int, int]:
         """Best first; equal ranks cannot be told apart."""
-        return self.by == "count", self.num_missing, len(self.places.first) - self.places.num_matched
+        return self.by == "count", self.num_missing, len(self.places.earliest) - self.places.num_matched
 
 
 def fit(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
@@ -72,12 +72,12 @@ def fit(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
         return _by_count(pattern, sequence, words)
     if (possible := num_possible(pattern.words, sequence.words)) < MIN_IN_ORDER * num_rows:
         return f"only {possible} of {num_rows} kernels occur in it"
-    found = _by_node(pattern, sequence) or _by_order(pattern, sequence)
-    if found.places.num_matched < MIN_IN_ORDER * num_rows:
-        return f"only {found.places.num_matched} of {num_rows} kernels stand in it in this order"
-    if sequence.origin == EAGER and (share := _same_grid(pattern, found)) < MIN_SAME_GRID:
+    result = _by_node(pattern, sequence) or _by_order(pattern, sequence)
+    if result.places.num_matched < MIN_IN_ORDER * num_rows:
+        return f"only {result.places.num_matched} of {num_rows} kernels stand in it in this order"
+    if sequence.origin == EAGER and (share := _same_grid(pattern, result)) < MIN_SAME_GRID:
         return f"only {share:.0%} of the kernels have the same grid: another batch or length"
-    return found
+    return result
 
 
 def _by_node(pattern: Pattern, sequence: Sequence) -> Fit | None:
@@ -95,12 +95,14 @@ def _by_order(pattern: Pattern, sequence: Sequence) -> Fit:
         order = np.argsort(pattern.node, kind="stable")
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
-        found = places(pattern.words[order], sequence.words)
-        return Fit(sequence, Places(found.first[back], found.last[back], found.num_matched), "order")
+        embedding = places(pattern.words[order], sequence.words)
+        return Fit(
+            sequence, Places(embedding.earliest[back], embedding.latest[back], embedding.num_matched), "order"
+        )
     one_lane = len(np.unique(pattern.lane)) < 2
     if one_lane and np.array_equal(pattern.words, sequence.words):
-        at = np.arange(len(pattern))
-        return Fit(sequence, Places(at, at, len(at)), "order")
+        positions = np.arange(len(pattern))
+        return Fit(sequence, Places(positions, positions, len(positions)), "order")
     return Fit(sequence, places(pattern.words, sequence.words, pattern.lane), "order")
 
 
@@ -111,22 +113,22 @@ def _by_count(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
     if len(np.unique(pattern.lane)) > 1:
         return "the capture has no names, and the replay ran in several streams: their order is not known"
     kinds = np.select([pattern.words == words[COPY], pattern.words == words[FILL]], [MEMCPY, MEMSET], KERNEL)
-    known = sequence.words >= 0
-    if (kinds != sequence.kinds).any() or (pattern.words[known] != sequence.words[known]).any():
+    named = sequence.words >= 0
+    if (kinds != sequence.kinds).any() or (pattern.words[named] != sequence.words[named]).any():
         return "the number of launches agrees, but not the order of kernels, copies and fills"
     apis: dict[int, set[int]] = defaultdict(set)
     for word, api in zip(pattern.words.tolist(), sequence.api.tolist(), strict=True):
         apis[word].add(api)
     if any(len(ways) > 1 for ways in apis.values()):
         return "the number of launches agrees, but one kernel would be launched by different API calls"
-    at = np.arange(len(pattern))
-    return Fit(sequence, Places(at, at, len(at)), "count")
+    positions = np.arange(len(pattern))
+    return Fit(sequence, Places(positions, positions, len(positions)), "count")
 
 
-def products_agree(pattern: Pattern, found: Fit, op_names: list[str], words: Words) -> bool:
+def products_agree(pattern: Pattern, match: Fit, op_names: list[str], words: Words) -> bool:
     """Whether each matrix product of the framework owns a kernel that multiplies, and no other op does."""
     multiplies: dict[int, bool] = {}
-    for word, row, name in zip(pattern.words.tolist(), found.sequence.op.tolist(), op_names, strict=True):
+    for word, row, name in zip(pattern.words.tolist(), match.sequence.op.tolist(), op_names, strict=True):
         product = is_matmul(words.list[word])
         if row >= 0 and is_product(name):
             multiplies[row] = multiplies.get(row, False) or product
@@ -135,8 +137,8 @@ def products_agree(pattern: Pattern, found: Fit, op_names: list[str], words: Wor
     return all(multiplies.values())
 
 
-def _same_grid(pattern: Pattern, found: Fit) -> float:
-    sure = np.flatnonzero(found.places.sure)
-    mine, theirs = pattern.geometry[sure], found.sequence.geometry[found.places.first[sure]]
-    known = (mine[:, 0] > 0) & (theirs[:, 0] > 0)
-    return float((mine[known] == theirs[known]).all(axis=1).mean()) if known.any() else 1.0
+def _same_grid(pattern: Pattern, match: Fit) -> float:
+    sure = np.flatnonzero(match.places.sure)
+    replayed, captured = pattern.geometry[sure], match.sequence.geometry[match.places.earliest[sure]]
+    recorded = (replayed[:, 0] > 0) & (captured[:, 0] > 0)
+    return float((replayed[recorded] == captured[recorded]).all(axis=1).mean()) if recorded.any() else 1.0

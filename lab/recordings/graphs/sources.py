@@ -63,7 +63,7 @@ def load_sources(
     Raises MissingError for an absent path or a folder without recordings; BadDataError for a damaged
     execution_details.json or a recording that cannot be read.
     """
-    found: list[Source] = []
+    sources: list[Source] = []
     problems: list[str] = []
     for path in paths:
         if not path.exists():
@@ -71,8 +71,8 @@ def load_sources(
         files, notes = _listed(path) if path.is_dir() else ([_File(path)], [])
         problems += notes
         folder = path if path.is_dir() else None
-        found += [_read(one, folder) for one in _needed(files, executed)]
-    return found, problems
+        sources += [_read(one, folder) for one in _needed(files, executed)]
+    return sources, problems
 
 
 def own_source(path: Path, capture: Capture, *, stacks: bool) -> Source:
@@ -136,21 +136,21 @@ def _needed(files: list[_File], executed: Sequence[int | None]) -> list[_File]:
     return [one for one in files if one.batch in wanted]
 
 
-def _read(one: _File, folder: Path | None) -> Source:
+def _read(file: _File, folder: Path | None) -> Source:
     from lab.recordings.kineto import read_kineto
     from lab.recordings.kineto.capture import from_kineto
 
-    if not is_json(one.path):
+    if not is_json(file.path):
         raise BadDataError(
             "not a trace of torch.profiler, which alone records operators at capture",
-            location=one.path,
+            location=file.path,
             fix="give the Kineto trace of the capture, or of an eager run of the same model",
         )
     try:
-        trace = read_kineto(one.path)
+        trace = read_kineto(file.path)
     except LabError as error:
         raise type(error)(
-            f"the capture: {error.problem}", location=error.location or one.path, fix=error.fix
+            f"the capture: {error.problem}", location=error.location or file.path, fix=error.fix
         ) from error
-    frames = read_frames(one.path) if trace.meta.stacks else None
-    return Source(one.path, from_kineto(trace), frames, one.batch, one.mode, trace.meta.rank, folder)
+    frames = read_frames(file.path) if trace.meta.stacks else None
+    return Source(file.path, from_kineto(trace), frames, file.batch, file.mode, trace.meta.rank, folder)

@@ -89,10 +89,10 @@ def _with_origins(
     words = Strings(capture.strings)
     names = [tuple(map(words.id, one)) for one in origins.paths]
     pairs = np.stack([path, origins.path], axis=1)
-    used, which = np.unique(pairs, axis=0, return_inverse=True)
+    used, pair_index = np.unique(pairs, axis=0, return_inverse=True)
     longer = [paths.below(front, names[back]) for front, back in used.tolist()]
-    found = np.array(longer, dtype=np.int64)[which.ravel()] if len(used) else path
-    return replace(capture, strings=words.texts), found
+    paths_of_ops = np.array(longer, dtype=np.int64)[pair_index.ravel()] if len(used) else path
+    return replace(capture, strings=words.texts), paths_of_ops
 
 
 def _launch_calls(capture: Capture, problems: list[str]) -> np.ndarray:
@@ -109,13 +109,13 @@ def _launch_calls(capture: Capture, problems: list[str]) -> np.ndarray:
     wanted, among = keys[: len(ops)], keys[len(ops) :]
     order = np.argsort(among, kind="stable")
     index = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
-    found = order[index]
-    call = np.where((among[found] == wanted) & (wanted >= 0), found, -1)
+    call_rows = order[index]
+    call = np.where((among[call_rows] == wanted) & (wanted >= 0), call_rows, -1)
     again = np.searchsorted(among[order], wanted, side="right") - np.searchsorted(among[order], wanted)
     if several := int(((again > 1) & (wanted >= 0)).sum()):
-        found = plural(several, "operation")
+        call_rows = plural(several, "operation")
         problems.append(
-            f"{found} with several API calls of the same correlation id: the first call was taken"
+            f"{call_rows} with several API calls of the same correlation id: the first call was taken"
         )
     return call
 
@@ -129,8 +129,8 @@ def _rules(
     replayed: np.ndarray,
 ) -> np.ndarray:
     replayed = replayed | (capture.ops.kind == GRAPH)
-    found = (inner >= 0) | (inherited >= 0)
-    cases = [call < 0, ambiguous, replayed & found, inherited >= 0, inner >= 0]
+    attributed = (inner >= 0) | (inherited >= 0)
+    cases = [call < 0, ambiguous, replayed & attributed, inherited >= 0, inner >= 0]
     rules: np.ndarray = np.select(cases, [UNATTRIBUTED, AMBIGUOUS, GRAPH_LAUNCH, CROSS, SAME], OUTSIDE)
     return rules.astype(np.int8)
 

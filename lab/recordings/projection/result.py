@@ -87,16 +87,16 @@ class Projection:
         """
         index = np.full(len(self.capture.ranges) + 1, -1, dtype=np.int64)
         index[rows] = np.arange(len(rows))
-        own = self._nearest_index(self.ops.range, index)
-        return np.where(own >= 0, own, self._nearest_index(self.ops.inherited, index))
+        on_thread = self._nearest_index(self.ops.range, index)
+        return np.where(on_thread >= 0, on_thread, self._nearest_index(self.ops.inherited, index))
 
     def nearest(self, wanted: np.ndarray) -> np.ndarray:
         """The innermost range of the mask `wanted` on each operation's own thread (n,), or -1."""
         return nearest_ancestor(self.instances.parent, self.ops.range, wanted)
 
     def _nearest_index(self, start: np.ndarray, index: np.ndarray) -> np.ndarray:
-        at = nearest_ancestor(self.instances.parent, start, index[:-1] >= 0)
-        return np.where(at >= 0, index[at], -1)
+        ancestor = nearest_ancestor(self.instances.parent, start, index[:-1] >= 0)
+        return np.where(ancestor >= 0, index[ancestor], -1)
 
     @cached_property
     def steps(self) -> np.ndarray:

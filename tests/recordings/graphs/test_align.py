@@ -35,8 +35,8 @@ def test_places_of_a_lossy_replay_are_those_of_all_embeddings(seed):
     part = [word for word in whole if rng.random() < 0.6] or whole[:1]
     found = places(np.array(part), np.array(whole))
     ways = np.array(every_embedding(part, whole))
-    assert found.first.tolist() == ways.min(axis=0).tolist()
-    assert found.last.tolist() == ways.max(axis=0).tolist()
+    assert found.earliest.tolist() == ways.min(axis=0).tolist()
+    assert found.latest.tolist() == ways.max(axis=0).tolist()
     assert found.num_matched == len(part)
 
 
@@ -52,7 +52,7 @@ def test_foreign_rows_leave_certain_only_what_all_longest_subsequences_share(see
         at = {way.get(row, -1) for way in ways}
         assert bool(found.sure[row]) == (len(at) == 1 and at != {-1})
         if found.sure[row]:
-            assert {int(found.first[row])} == at
+            assert {int(found.earliest[row])} == at
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -68,13 +68,13 @@ def test_streams_that_run_beside_each_other_never_give_a_wrong_place(seed):
         order[mine] = np.sort(order[mine])
     truth = kept[order]
     found = places(whole[truth], whole, lane_of[truth])
-    assert (found.first[found.sure] == truth[found.sure]).all()
+    assert (found.earliest[found.sure] == truth[found.sure]).all()
 
 
 def test_a_complete_replay_in_two_streams_with_a_name_of_its_own_each_is_known_whole():
     whole = np.array([1, 2, 1, 2, 1, 2])
     found = places(np.array([1, 1, 1, 2, 2, 2]), whole, np.array([0, 0, 0, 1, 1, 1]))
-    assert found.first.tolist() == [0, 2, 4, 1, 3, 5]
+    assert found.earliest.tolist() == [0, 2, 4, 1, 3, 5]
     assert found.sure.all()
 
 

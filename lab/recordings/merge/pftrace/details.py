@@ -71,31 +71,31 @@ class SliceDetails:
         calls = self._calls.tolist()
 
         def details(row: int) -> bytes:
-            known = b"".join(self._detail(name, column[row]) for name, column in columns.items())
+            fields = b"".join(self._detail(name, column[row]) for name, column in columns.items())
             if row in of_kernel:
-                known += self._of_collective(collectives, of_kernel[row])
-            return known + (fixed_field(EVENT_FLOW_END, self._flow(calls[row])) if calls[row] >= 0 else b"")
+                fields += self._of_collective(collectives, of_kernel[row])
+            return fields + (fixed_field(EVENT_FLOW_END, self._flow(calls[row])) if calls[row] >= 0 else b"")
 
         return details
 
     def _of_collective(self, collectives: Table, row: int) -> bytes:
-        known = b"".join(
+        fields = b"".join(
             self._detail(name, int(getattr(collectives, name)[row])) for name in COLLECTIVE_NUMBERS
         )
         for name in COLLECTIVE_TEXTS:
-            known += self._detail(name, self.text(int(getattr(collectives, f"{name}_id")[row])))
-        return known
+            fields += self._detail(name, self.text(int(getattr(collectives, f"{name}_id")[row])))
+        return fields
 
     def of_call(self, row: int) -> bytes:
-        known = self._detail("correlation", int(self._trace.runtime.correlation[row]))
-        return known + (fixed_field(EVENT_FLOW, self._flow(row)) if self._launched[row] else b"")
+        fields = self._detail("correlation", int(self._trace.runtime.correlation[row]))
+        return fields + (fixed_field(EVENT_FLOW, self._flow(row)) if self._launched[row] else b"")
 
     def of_op(self, row: int) -> bytes:
         ops = self._trace.ops
-        known = self._detail("external_id", int(ops.external_id[row]))
+        fields = self._detail("external_id", int(ops.external_id[row]))
         for name in OP_TEXTS:
-            known += self._detail(name, self.text(int(getattr(ops, f"{name}_id")[row])))
-        return known + self._arrows.get(row, b"")
+            fields += self._detail(name, self.text(int(getattr(ops, f"{name}_id")[row])))
+        return fields + self._arrows.get(row, b"")
 
     def _flow(self, call: int) -> int:
         """A launch's flow id, unique over ranks."""
@@ -122,9 +122,9 @@ def _arrows(trace: Trace, rank: int) -> dict[int, bytes]:
         dict(zip(flows.flow[chosen].tolist(), row[chosen].tolist(), strict=True))
         for chosen in ((row >= 0) & ~flows.is_end, (row >= 0) & flows.is_end)
     )
-    found: dict[int, bytes] = {}
-    for at, flow in enumerate(sorted(starts.keys() & ends.keys())):
-        number = (rank + 1) << 40 | 1 << 39 | at
+    arrows: dict[int, bytes] = {}
+    for index, flow in enumerate(sorted(starts.keys() & ends.keys())):
+        number = (rank + 1) << 40 | 1 << 39 | index
         for op, kind in ((starts[flow], EVENT_FLOW), (ends[flow], EVENT_FLOW_END)):
-            found[op] = found.get(op, b"") + fixed_field(kind, number)
-    return found
+            arrows[op] = arrows.get(op, b"") + fixed_field(kind, number)
+    return arrows

@@ -46,8 +46,8 @@ def rows_by_process(groups: Sequence[SliceGroup]) -> Iterator[tuple[int, list[Ro
     of_row = np.concatenate([np.arange(size) for size in sizes])
     order = np.lexsort((-end, start, tid, pid))
     for process in np.unique(pid).tolist():
-        mine = order[pid[order] == process]
-        rows = [mine[tid[mine] == thread] for thread in np.unique(tid[mine]).tolist()]
+        of_process = order[pid[order] == process]
+        rows = [of_process[tid[of_process] == thread] for thread in np.unique(tid[of_process]).tolist()]
         yield (
             process,
             [RowSlices(int(tid[at[0]]), of_group[at], of_row[at], start[at], end[at]) for at in rows],

@@ -26,13 +26,13 @@ def merge_pftrace(
     """
     problems: list[str] = []
     loaded = _loaded(traces, load, problems)
-    first = next(loaded, None)
-    if first is None:
+    first_trace = next(loaded, None)
+    if first_trace is None:
         return Merged(None, (), (), 0, {}, {}, tuple(problems))
     offsets_ns = offsets_ns or {}
     written, world_size, ranks = 0, 0, []
     with packed(target) as file:
-        for rank, trace in itertools.chain([first], loaded):
+        for rank, trace in itertools.chain([first_trace], loaded):
             shift_ns = offsets_ns.get(rank, 0)
             written += RankWriter(trace, rank, shift_ns, file).write(cpu_ops=cpu_ops)
             world_size = max(world_size, trace.meta.world_size or 0)
@@ -46,7 +46,7 @@ def _loaded(
     traces: Sequence[tuple[int | None, Path]], load: Callable[[Path], Trace], problems: list[str]
 ) -> Iterator[tuple[int, Trace]]:
     """The readable traces with their ranks, each rank once; a sentence in `problems` for the others."""
-    seen: set[int] = set()
+    used_ranks: set[int] = set()
     for named, path in traces:
         try:
             trace = load(path)
@@ -55,10 +55,10 @@ def _loaded(
             continue
         rank = named if trace.meta.rank is None else trace.meta.rank
         if rank is None:
-            rank = max(seen, default=-1) + 1
+            rank = max(used_ranks, default=-1) + 1
             problems.append(f"rank unknown, shown as rank {rank} ({path})")
-        if rank in seen:
+        if rank in used_ranks:
             problems.append(f"left out: another trace is of rank {rank}, too ({path})")
             continue
-        seen.add(rank)
+        used_ranks.add(rank)
         yield rank, trace

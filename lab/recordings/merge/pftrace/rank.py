@@ -45,7 +45,7 @@ class RankWriter:
         trace = self._trace
         kernels, ranges = trace.kernels, trace.ranges
         on_gpu, off_gpu = ranges.where(ranges.on_gpu), ranges.where(~ranges.on_gpu)
-        found = [
+        groups = [
             SliceGroup(
                 True, kernels.device, kernels.stream, kernels, kernels.kind, self._details.of_kernels()
             ),
@@ -63,17 +63,21 @@ class RankWriter:
         ops = SliceGroup(
             False, trace.ops.pid, trace.ops.tid, trace.ops, _repeated(6, trace.ops), self._details.of_op
         )
-        return [*found, ops] if cpu_ops else found
+        return [*groups, ops] if cpu_ops else groups
 
     def _write_names(self) -> None:
         """Write each name once; slices refer to it by number."""
         categories = [
-            interned(packets.INTERNED_CATEGORY, at, name) for at, name in enumerate(CATEGORIES, start=1)
+            interned(packets.INTERNED_CATEGORY, number, name)
+            for number, name in enumerate(CATEGORIES, start=1)
         ]
         names = [
-            interned(packets.INTERNED_NAME, at, name) for at, name in enumerate(self._trace.strings, start=2)
+            interned(packets.INTERNED_NAME, number, name)
+            for number, name in enumerate(self._trace.strings, start=2)
         ]
-        details = [interned(packets.INTERNED_DETAIL, at, name) for name, at in NUMBER_OF_DETAIL.items()]
+        details = [
+            interned(packets.INTERNED_DETAIL, number, name) for name, number in NUMBER_OF_DETAIL.items()
+        ]
         unnamed = interned(packets.INTERNED_NAME, 1, "(no name)")
         state = int_field(packets.FLAGS, packets.STATE_CLEARED | packets.NEEDS_STATE)
         body = b"".join([*categories, unnamed, *names, *details])
@@ -107,7 +111,7 @@ class RankWriter:
         def track(lane: int) -> int:
             if lane not in tracks:
                 tracks[lane] = next(self._uuids)
-                what = (
+                label = (
                     bytes_field(packets.TRACK_THREAD, thread)
                     if lane == 0
                     else text_field(packets.TRACK_NAME, f"{name} (lane {lane + 1})")
@@ -116,7 +120,7 @@ class RankWriter:
                 described = (
                     int_field(packets.TRACK_UUID, tracks[lane])
                     + int_field(packets.TRACK_PARENT, parent)
-                    + what
+                    + label
                 )
                 self._packet(self._sequence + bytes_field(packets.TRACK, described))
             return tracks[lane]
@@ -130,9 +134,9 @@ class RankWriter:
         lane_of = lanes(slices.start, slices.end)
         for lane in range(int(lane_of.max()) + 1):
             uuid = int_field(packets.EVENT_TRACK, track(lane))
-            mine = np.flatnonzero(lane_of == lane)
+            of_lane = np.flatnonzero(lane_of == lane)
             pending: list[int] = []
-            columns = (column[mine].tolist() for column in slices[1:])
+            columns = (column[of_lane].tolist() for column in slices[1:])
             for group, row, begin_ns, end_ns in zip(*columns, strict=True):
                 while pending and pending[-1] <= begin_ns:
                     self._event(pending.pop(), int_field(packets.EVENT_TYPE, packets.SLICE_END) + uuid)
