@@ -60,48 +60,49 @@ class HostLate:
 
 def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
     """Every wait by (step, rank, awaited rank, cause), sorted in this order; exact in ns."""
-    watchers = [_Watcher(one) for one in segments]
-    found: list[Wait] = []
-    for index, one in enumerate(segments):
-        rows = np.flatnonzero(one.awaited != UNKNOWN)
+    watchers = [_Watcher(of_rank) for of_rank in segments]
+    waits: list[Wait] = []
+    for index, of_rank in enumerate(segments):
+        rows = np.flatnonzero(of_rank.awaited != UNKNOWN)
         numbers = together.windows[index][:, 0]
-        for awaited in distinct(one.awaited[rows]).tolist():
-            mine = rows[one.awaited[rows] == awaited]
+        for awaited in distinct(of_rank.awaited[rows]).tolist():
+            rows_of_awaited = rows[of_rank.awaited[rows] == awaited]
             spans = [
-                together.own(awaited, together.common(index, edge[mine])) for edge in (one.begin, one.end)
+                together.own(awaited, together.common(index, edge[rows_of_awaited]))
+                for edge in (of_rank.begin, of_rank.end)
             ]
             parts = watchers[awaited].parts(*spans)
-            for window in distinct(one.window[mine]).tolist():
-                inside = one.window[mine] == window
-                whole = int(one.length[mine[inside]].sum())
-                causes = _causes(parts[inside], whole, plausible=together.clock(awaited).plausible)
+            for window in distinct(of_rank.window[rows_of_awaited]).tolist():
+                inside = of_rank.window[rows_of_awaited] == window
+                total_ns = int(of_rank.length[rows_of_awaited[inside]].sum())
+                causes = _causes(parts[inside], total_ns, plausible=together.clock(awaited).plausible)
                 step, ranks = int(numbers[window]), together.ranks
-                found += [Wait(step, ranks[index], ranks[awaited], why, ns) for why, ns in causes.items()]
-    return sorted(found, key=lambda one: (one.step, one.rank, one.awaited, -one.ns))
+                waits += [Wait(step, ranks[index], ranks[awaited], why, ns) for why, ns in causes.items()]
+    return sorted(waits, key=lambda of_rank: (of_rank.step, of_rank.rank, of_rank.awaited, -of_rank.ns))
 
 
 def late_hosts(together: Together, segments: Sequence[Segments]) -> list[HostLate]:
     """What each late host did, from the recorded calls and ops of the threads that launch."""
-    found = []
-    for index, one in enumerate(segments):
+    hosts = []
+    for index, of_rank in enumerate(segments):
         work = together.works[index]
-        rows = np.flatnonzero(one.label == LAUNCH_LATE)
+        rows = np.flatnonzero(of_rank.label == LAUNCH_LATE)
         if not len(rows):
             continue
-        spans = np.stack([one.begin[rows], one.end[rows]], axis=1)
+        spans = np.stack([of_rank.begin[rows], of_rank.end[rows]], axis=1)
         blocked = union(work.blocking_calls)
         calls = subtract(work.calls, blocked)
         ops = subtract(subtract(work.host_ops, blocked), calls)
         covered = {
             name: overlap(spans, cover) for name, cover in ((BLOCKED, blocked), (RUNTIME, calls), (OP, ops))
         }
-        covered[NO_OP] = one.length[rows] - sum(covered.values())
-        op = work.op[one.next_row[rows]]
-        for window in distinct(one.window[rows]).tolist():
-            inside = one.window[rows] == window
-            by_op = np.bincount(op[inside], weights=one.length[rows][inside], minlength=len(work.ops))
+        covered[NO_OP] = of_rank.length[rows] - sum(covered.values())
+        op = work.op[of_rank.next_row[rows]]
+        for window in distinct(of_rank.window[rows]).tolist():
+            inside = of_rank.window[rows] == window
+            by_op = np.bincount(op[inside], weights=of_rank.length[rows][inside], minlength=len(work.ops))
             largest = np.argsort(-by_op, kind="stable")[:3]
-            found.append(
+            hosts.append(
                 HostLate(
                     step=int(together.windows[index][window, 0]),
                     rank=work.rank,
@@ -109,7 +110,7 @@ def late_hosts(together: Together, segments: Sequence[Segments]) -> list[HostLat
                     by_op=tuple((work.ops[i], int(by_op[i])) for i in largest.tolist() if by_op[i] > 0),
                 )
             )
-    return found
+    return hosts
 
 
 class _Watcher:
@@ -136,9 +137,9 @@ def _causes(parts: np.ndarray, whole_ns: int, *, plausible: bool) -> dict[str, i
     sums: dict[str, int] = {}
     for label, ns in enumerate(parts.sum(axis=0).tolist()):
         if ns:
-            why = BECAUSE.get(label, UNEXPLAINED)
-            sums[why] = sums.get(why, 0) + ns
-    rest = whole_ns - sum(sums.values())
-    if rest:  # outside the awaited rank's windows: it had not entered its step
-        sums[BEFORE] = sums.get(BEFORE, 0) + rest
+            cause = BECAUSE.get(label, UNEXPLAINED)
+            sums[cause] = sums.get(cause, 0) + ns
+    outside_ns = whole_ns - sum(sums.values())
+    if outside_ns:  # outside the awaited rank's windows: it had not entered its step
+        sums[BEFORE] = sums.get(BEFORE, 0) + outside_ns
     return sums

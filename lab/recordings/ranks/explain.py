@@ -43,9 +43,11 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
         account=account,
         findings=tuple(findings),
         what_if=tuple(row for step, outcome in played.values() for row in what_if(account, step, outcome)),
-        path={number: path_of(account, *one) for number, one in played.items()},
+        path={number: path_of(account, *step_and_outcome) for number, step_and_outcome in played.items()},
         host_ms={
-            (step.number, rank): one.host_ns / 1e6 for step in steps for rank, one in step.ranks.items()
+            (step.number, rank): of_rank.host_ns / 1e6
+            for step in steps
+            for rank, of_rank in step.ranks.items()
         },
         withheld=tuple(withheld),
         steps=tuple(step for step, _ in played.values()),

@@ -27,8 +27,8 @@ def replayable(account: Account) -> tuple[list[Step], list[str]]:
     together = account.together
     if len(together.works) < 2:
         return [], ["one rank alone has nobody to wait for: nothing is replayed"]
-    if (why := not_joined(account)) is not None:
-        return [], [f"{why}: no what-if is given"]
+    if (reason := not_joined(account)) is not None:
+        return [], [f"{reason}: no what-if is given"]
     wrong = [one.rank for one in account.clocks if not one.plausible]
     if wrong:
         return [], [f"clocks contradict each other ({ranks_text(wrong)}): no what-if is given"]
@@ -45,14 +45,14 @@ def replayable(account: Account) -> tuple[list[Step], list[str]]:
 
 def repeated(account: Account, step: Step, notes: list[str]) -> tuple[Step, Outcome | None]:
     """The step and its replay, by the first way that repeats the recording."""
-    first: tuple[Step, Outcome | None] | None = None
+    fallback: tuple[Step, Outcome | None] | None = None
     for variant, note in _variants(account, step):
         outcome = replay.play(variant)
         if outcome is not None and replay.accepted(variant, outcome):
             notes += [note] if note else []
             return variant, outcome
-        first = first or (variant, outcome)
-    return first or (step, None)
+        fallback = fallback or (variant, outcome)
+    return fallback or (step, None)
 
 
 def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
@@ -63,32 +63,32 @@ def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
     """
     yield step, ""
     yield replay.with_delays(step), ""
-    both = replay.with_mined(step)
-    if both is not None:
+    with_mined = replay.with_mined(step)
+    if with_mined is not None:
         note = (
             f"{steps_text([step.number])} is replayed with waits of streams that the recording suggests, "
             "beside the recorded ones, which alone do not repeat it"
         )
-        yield both, note
-        yield replay.with_delays(both), note
+        yield with_mined, note
+        yield replay.with_delays(with_mined), note
     rows = [row for row in account.rows if row.step == step.number]
     idle = max(rows, key=lambda row: row.parts["launch_gap_ns"])
     if idle.parts["launch_gap_ns"] <= MOST_IDLE * idle.step_ns:
-        why = "kernels found no room, or another program used the GPU"
+        reason = "kernels found no room, or another program used the GPU"
         note = (
-            f"{steps_text([step.number])}: starts that nothing recorded explains ({why}) are kept as "
+            f"{steps_text([step.number])}: starts that nothing recorded explains ({reason}) are kept as "
             "recorded; what-if lengths may be off by "
             f"{idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
         )
-        yield replay.with_delays(both or step, np.inf), note
+        yield replay.with_delays(with_mined or step, np.inf), note
 
 
 def path_of(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
     kinds = {}
-    for rank, one in step.ranks.items():
+    for rank, played in step.ranks.items():
         work = account.together.works[account.ranks.index(rank)]
         names = {COMP: paths.COMPUTE, COPY: paths.COPY}
-        kinds[rank] = [names.get(kind, paths.TRANSFER) for kind in work.kind[one.rows].tolist()]
+        kinds[rank] = [names.get(kind, paths.TRANSFER) for kind in work.kind[played.rows].tolist()]
     return paths.critical_path(step, outcome, kinds)
 
 
@@ -97,8 +97,8 @@ def what_if(account: Account, step: Step, outcome: Outcome) -> list[WhatIf]:
 
     def row(change: str, changed: Step | None, ranks: Sequence[int] = ()) -> list[WhatIf]:
         length = replay.length_ms(changed, replay.play(changed)) if changed is not None else float("nan")
-        known = not np.isnan(length)
-        return [WhatIf(step.number, change, tuple(ranks), length, recorded)] if known else []
+        is_known = not np.isnan(length)
+        return [WhatIf(step.number, change, tuple(ranks), length, recorded)] if is_known else []
 
     rows = [WhatIf(step.number, RECORDED, (), replay.length_ms(step, outcome), recorded)]
     span = {rank: one.host_ns for rank, one in step.ranks.items()}

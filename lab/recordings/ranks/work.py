@@ -56,9 +56,9 @@ class RankWork:
 
 def work_of(trace: Trace, rank: int | None = None) -> RankWork:
     """The work of one trace; rank: used where the trace does not say which it is."""
-    mine = trace.meta.rank if trace.meta.rank is not None else (rank if rank is not None else -1)
+    own_rank = trace.meta.rank if trace.meta.rank is not None else (rank if rank is not None else -1)
     on_gpu = views.device_of(trace) == "gpu"
-    work = _of_gpu(trace, mine) if on_gpu else _of_cpu(trace, mine)
+    work = _of_gpu(trace, own_rank) if on_gpu else _of_cpu(trace, own_rank)
     return replace(
         work, host=trace.meta.host or "", steps=_steps(trace), collectives=_collectives(trace, work)
     )
@@ -67,10 +67,10 @@ def work_of(trace: Trace, rank: int | None = None) -> RankWork:
 def _of_gpu(trace: Trace, rank: int) -> RankWork:
     kernels, runtime = trace.kernels, trace.runtime
     call = views.launch_calls(trace)
-    known = call >= 0
+    has_call = call >= 0
     begin, end = np.full(len(kernels), -1, dtype=np.int64), np.full(len(kernels), -1, dtype=np.int64)
-    begin[known] = runtime.ts_ns[call[known]]
-    end[known] = begin[known] + runtime.dur_ns[call[known]]
+    begin[has_call] = runtime.ts_ns[call[has_call]]
+    end[has_call] = begin[has_call] + runtime.dur_ns[call[has_call]]
     link = views.link_ops(trace)
     key, keys = _keys(trace, link)
     op, ops = _op_names(trace, link)
@@ -90,7 +90,7 @@ def _of_gpu(trace: Trace, rank: int) -> RankWork:
         op=op,
         ops=ops,
         steps=_NO_STEPS,
-        **_host_spans(trace, call[known]),
+        **_host_spans(trace, call[has_call]),
         collectives=_NO_ROWS,
         waits=_stream_waits(trace, begin),
         held=_held(trace, begin),
@@ -105,20 +105,20 @@ def _stream_waits(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
     """
     waits, kernels = trace.waits, trace.kernels
     waited, recorded = (_call_times(trace, column) for column in (waits.correlation, waits.record))
-    told = (waited >= 0) & (recorded >= 0) & (waits.stream != waits.on_stream)
+    is_known = (waited >= 0) & (recorded >= 0) & (waits.stream != waits.on_stream)
     launched = np.lexsort((kernels.ts_ns, call_begin))
     launched = launched[call_begin[launched] >= 0]
-    found = [np.empty((0, 2), dtype=np.int64)]
+    pairs = [np.empty((0, 2), dtype=np.int64)]
     kinds = np.stack([waits.device, waits.stream, waits.on_stream], axis=1)
-    for device, stream, on_stream in distinct_rows(kinds[told])[0].tolist():
-        mine = told & (kinds == (device, stream, on_stream)).all(axis=1)
-        here = launched[kernels.device[launched] == device]
-        waiting, awaited = (here[kernels.stream[here] == one] for one in (stream, on_stream))
-        after = np.searchsorted(call_begin[waiting], waited[mine])
-        before = np.searchsorted(call_begin[awaited], recorded[mine]) - 1
-        both = (after < len(waiting)) & (before >= 0)
-        found.append(np.stack([waiting[after[both]], awaited[before[both]]], axis=1))
-    return distinct_rows(np.concatenate(found))[0]
+    for device, stream, on_stream in distinct_rows(kinds[is_known])[0].tolist():
+        of_pair = is_known & (kinds == (device, stream, on_stream)).all(axis=1)
+        on_device = launched[kernels.device[launched] == device]
+        waiting, awaited = (on_device[kernels.stream[on_device] == one] for one in (stream, on_stream))
+        next_waiting = np.searchsorted(call_begin[waiting], waited[of_pair])
+        last_recorded = np.searchsorted(call_begin[awaited], recorded[of_pair]) - 1
+        in_window = (next_waiting < len(waiting)) & (last_recorded >= 0)
+        pairs.append(np.stack([waiting[next_waiting[in_window]], awaited[last_recorded[in_window]]], axis=1))
+    return distinct_rows(np.concatenate(pairs))[0]
 
 
 def _held(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
@@ -128,13 +128,15 @@ def _held(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
     loose = (waited >= 0) & (recorded < 0)
     launched = np.argsort(call_begin, kind="stable")
     launched = launched[call_begin[launched] >= 0]
-    found = [np.empty(0, dtype=np.int64)]
+    operations = [np.empty(0, dtype=np.int64)]
     kinds = np.stack([waits.device, waits.stream], axis=1)
     for device, stream in distinct_rows(kinds[loose])[0].tolist():
-        here = launched[(kernels.device[launched] == device) & (kernels.stream[launched] == stream)]
-        after = np.searchsorted(call_begin[here], waited[loose & (kinds == (device, stream)).all(axis=1)])
-        found.append(here[after[after < len(here)]])
-    return distinct(np.concatenate(found))
+        on_stream = launched[(kernels.device[launched] == device) & (kernels.stream[launched] == stream)]
+        next_row = np.searchsorted(
+            call_begin[on_stream], waited[loose & (kinds == (device, stream)).all(axis=1)]
+        )
+        operations.append(on_stream[next_row[next_row < len(on_stream)]])
+    return distinct(np.concatenate(operations))
 
 
 def _call_times(trace: Trace, correlation: np.ndarray) -> np.ndarray:
@@ -143,10 +145,10 @@ def _call_times(trace: Trace, correlation: np.ndarray) -> np.ndarray:
     if not len(runtime):
         return np.full(len(correlation), -1, dtype=np.int64)
     order = np.lexsort((runtime.ts_ns, runtime.correlation))
-    known = runtime.correlation[order]
-    at = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
-    found = (known[at] == correlation) & (correlation > 0)
-    times: np.ndarray = np.where(found, runtime.ts_ns[order[at]], -1)
+    sorted_ids = runtime.correlation[order]
+    position = np.minimum(np.searchsorted(sorted_ids, correlation), len(sorted_ids) - 1)
+    is_known = (sorted_ids[position] == correlation) & (correlation > 0)
+    times: np.ndarray = np.where(is_known, runtime.ts_ns[order[position]], -1)
     return times
 
 
@@ -156,8 +158,8 @@ def _of_cpu(trace: Trace, rank: int) -> RankWork:
     computes = np.array([*(views.timeline.is_computation(text) for text in names), False])
     talks = np.array([*(views.timeline.is_gloo(text) for text in names), False])
     ops = trace.ops.where(computes[trace.ops.name_id])
-    found = np.flatnonzero(talks[trace.ranges.name_id])
-    comm = trace.ranges.take(found)
+    comm_rows = np.flatnonzero(talks[trace.ranges.name_id])
+    comm = trace.ranges.take(comm_rows)
     start = np.concatenate([ops.ts_ns, comm.ts_ns])
     name_id = np.concatenate([ops.name_id, comm.name_id])
     used, key = np.unique(name_id, return_inverse=True)
@@ -190,9 +192,9 @@ def _collectives(trace: Trace, work: RankWork) -> Table:
     if work.device == "gpu":
         return table
     # Rows of ranges -> rows of this work, where gloo's ranges stand behind the ops in the same order.
-    first = int((work.kind == COMP).sum())
+    num_computes = int((work.kind == COMP).sum())
     place = np.searchsorted(np.sort(table.row), table.row)
-    return Table({**table.as_dict(), "row": first + place})
+    return Table({**table.as_dict(), "row": num_computes + place})
 
 
 def _keys(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
@@ -242,8 +244,8 @@ def _steps(trace: Trace) -> np.ndarray:
     """(number, begin, end) of each ProfilerStep#N of the host, by begin."""
     numbers = np.array([*(views.launches.step_number(text) for text in trace.strings), -1])
     ranges = trace.ranges
-    found = ranges.where((numbers[ranges.name_id] >= 0) & ~ranges.on_gpu)
-    rows = np.stack([numbers[found.name_id], found.ts_ns, found.ts_ns + found.dur_ns], axis=1)
+    steps = ranges.where((numbers[ranges.name_id] >= 0) & ~ranges.on_gpu)
+    rows = np.stack([numbers[steps.name_id], steps.ts_ns, steps.ts_ns + steps.dur_ns], axis=1)
     rows = distinct_rows(rows.astype(np.int64))[0]
     rows = rows[np.argsort(rows[:, 1], kind="stable")]
     # Windows must not overlap, or an instant would count twice.
