@@ -75,7 +75,7 @@ class RowMaker:
         modules = self._texts([".".join(path) for path in sequence.modules])
         layers = self._texts(sequence.layers)
         owned = sure & (sequence.op[position] >= 0)
-        exact = match.num_missing == 0 and match.places.num_matched == len(pattern)
+        exact = match.num_missing == 0 and match.num_placed == len(pattern)
         confidence = CONFIDENCES.index("count" if match.by == "count" else "exact" if exact else "certain")
         rule = NODE if match.by == "node" else ORDER
         known_layer = sure & (layers[position] > 0)

@@ -20,7 +20,7 @@ UNKNOWN = -1
 class Call:
     """The collectives of one rank: row of its operations, number of the call, and when all were in.
 
-    all_in is on the rank's own clock; last_index is that of the rank that came last, UNKNOWN where this cannot
+    all_in is on the rank's own clock; last_index: which rank came last, UNKNOWN where this cannot
     be told (a kind that does not block, or no partner). late_ns: how much later than the median rank this one
     left (NaN alone).
     """
