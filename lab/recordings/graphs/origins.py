@@ -151,7 +151,7 @@ def _paths_at(capture: Capture, pid: np.ndarray, tid: np.ndarray, at_ns: np.ndar
     for thread in sorted(set(zip(pid.tolist(), tid.tolist(), strict=True))):
         rows, above = thread_nesting(table, *thread)
         parent[rows] = np.where(above >= 0, rows[above], -1) if len(rows) else above
-    begins = np.sort(capture.api.start_ns[calls.calls_that(capture, calls.begins_capture)])
+    begins = np.sort(capture.api.start_ns[calls.calls_that(capture, calls.BEGINS_CAPTURE.match)])
     index = np.searchsorted(begins, at_ns, side="right") - 1
     since = np.where(index >= 0, begins[index], at_ns) if len(begins) else np.full(len(at_ns), -1)
     cache: dict[tuple[int, int], tuple[str, ...]] = {}

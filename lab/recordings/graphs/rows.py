@@ -44,20 +44,8 @@ class Rows:
 
 
 def no_rows(size: int) -> Rows:
-    def full(value: int) -> np.ndarray:
-        return np.full(size, value, dtype=np.int64)
-
-    return Rows(
-        rule=full(NONE),
-        layer_rule=full(0),
-        confidence=full(0),
-        source=full(-1),
-        op=full(-1),
-        call=full(-1),
-        op_name=full(0),
-        module=full(0),
-        layer=full(0),
-    )
+    unknown = dict.fromkeys(("source", "op", "call"), -1)
+    return Rows(**{name: np.full(size, unknown.get(name, 0)) for name in Rows.__dataclass_fields__})
 
 
 class RowMaker:

@@ -34,7 +34,6 @@ class Sequence:
     source: int
     number: int
     origin: str
-    label: str
     batch: int | None
     words: np.ndarray
     kinds: np.ndarray
@@ -53,7 +52,7 @@ def captured(
     capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
-    begins = np.flatnonzero(calls.calls_that(capture, calls.begins_capture))
+    begins = np.flatnonzero(calls.calls_that(capture, calls.BEGINS_CAPTURE.match))
     if not len(begins):
         return [], []
     windows, problems = _windows(capture, begins)
@@ -61,7 +60,7 @@ def captured(
     with_rows = first_index(
         calls.process_keys(api.process, api.corr), calls.process_keys(capture.ops.process, capture.ops.corr)
     )
-    work = calls.calls_that(capture, calls.launches_work)
+    work = calls.calls_that(capture, calls.LAUNCHES_WORK.match)
     with_rows = np.where(work, with_rows, -1)
     work &= with_rows < 0
     order = np.argsort(api.start_ns, kind="stable")
@@ -73,12 +72,8 @@ def captured(
         inside = work & within & ~np.isin(api.tid, list(eager_tids))
         rows = order[inside[order]]
         if len(rows):
-            label, labelled_batch = _label(capture, process, start)
-            graphs.append(
-                _sequence(
-                    capture, source, number, label, labelled_batch if batch is None else batch, rows, words
-                )
-            )
+            size = _labelled_batch(capture, process, start) if batch is None else batch
+            graphs.append(_sequence(capture, source, number, size, rows, words))
     graphs = [_with_modules(capture, one, frames) for one in graphs]
     return _with_layers(capture, graphs), problems
 
@@ -86,7 +81,7 @@ def captured(
 def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int, int]], list[str]]:
     """(process, thread, start, end) of each capture, by start. Overlapping ones of a process become one."""
     api = capture.api
-    ends = np.flatnonzero(calls.calls_that(capture, calls.ends_capture))
+    ends = np.flatnonzero(calls.calls_that(capture, calls.ENDS_CAPTURE.match))
     windows: list[tuple[int, int, int, int]] = []
     problems: list[str] = []
     for process in np.unique(api.process[begins]).tolist():
@@ -107,30 +102,27 @@ def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int,
     return sorted(windows, key=lambda window: window[2]), problems
 
 
-def _label(capture: Capture, process: int, start_ns: int) -> tuple[str, int | None]:
-    """The range `capture_32_FULL` around a window and its batch size, as serving frameworks name it."""
+def _labelled_batch(capture: Capture, process: int, start_ns: int) -> int | None:
+    """The batch size of the range `capture_32_FULL` around a window, as serving frameworks name it."""
     ranges = capture.ranges
     around = (ranges.process == process) & (ranges.kind != OP)
     around &= (ranges.start_ns <= start_ns) & (ranges.end_ns >= start_ns)
     for row in np.flatnonzero(around).tolist():
         if match := _BATCH.match(capture.name(int(ranges.name_id[row]))):
-            return match[0], int(match[1][:9])
-    return "", None
+            return int(match[1][:9])
+    return None
 
 
 def _sequence(
-    capture: Capture, source: int, number: int, label: str, batch: int | None, rows: np.ndarray, words: Words
+    capture: Capture, source: int, number: int, batch: int | None, rows: np.ndarray, words: Words
 ) -> Sequence:
     api = capture.api.take(rows)
     named = words.of(capture.strings, api.kernel_id)
-    names = [capture.name(int(index)) for index in api.name_id]
-    copy = np.array([calls.copies(name) for name in names], dtype=bool)
-    fill = np.array([calls.fills(name) for name in names], dtype=bool)
+    copy, fill = (calls.calls_that(capture, rule.match)[rows] for rule in (calls.COPIES, calls.FILLS))
     return Sequence(
         source=source,
         number=number,
         origin=CAPTURED,
-        label=label,
         batch=batch,
         words=np.where(copy, words[COPY], np.where(fill, words[FILL], named)),
         kinds=np.where(copy, MEMCPY, np.where(fill, MEMSET, KERNEL)),
@@ -163,7 +155,6 @@ def eager(
         source=source,
         number=0,
         origin=EAGER,
-        label="",
         batch=None,
         words=words_of_rows(capture, words)[rows],
         kinds=ops.kind.astype(np.int64),
@@ -175,19 +166,14 @@ def eager(
         layers=[""] * len(rows),
     )
     forward = _with_layers(capture, [_with_modules(capture, forward, frames)])[0]
-    spans: dict[tuple[int, int], str] = {(0, len(rows)): ""}
-    ranges = capture.ranges
-    range_rows = np.flatnonzero(ranges.kind != OP)
-    low, high = (
-        np.searchsorted(at_ns, ns) for ns in (ranges.start_ns[range_rows], ranges.end_ns[range_rows])
-    )
-    for row in np.flatnonzero(high > low).tolist():
-        spans.setdefault((int(low[row]), int(high[row])), capture.name(int(ranges.name_id[range_rows[row]])))
-    distinct = _distinct(capture, forward, list(spans))
+    ranges = capture.ranges.where(capture.ranges.kind != OP)
+    low, high = (np.searchsorted(at_ns, ns) for ns in (ranges.start_ns, ranges.end_ns))
+    spans = zip(low[high > low].tolist(), high[high > low].tolist(), strict=True)
+    distinct = _distinct(capture, forward, [(0, len(rows)), *spans])
     target = near or len(rows)
     nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
     nearest = list(dict.fromkeys([*nearest, (0, len(rows))]))
-    return [_part(forward, number, low, high, spans[low, high]) for number, (low, high) in enumerate(nearest)]
+    return [_part(forward, number, low, high) for number, (low, high) in enumerate(nearest)]
 
 
 def _distinct(capture: Capture, forward: Sequence, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -202,11 +188,9 @@ def _distinct(capture: Capture, forward: Sequence, spans: list[tuple[int, int]])
     return list(spans_by_content.values())
 
 
-def _part(forward: Sequence, number: int, low: int, high: int, label: str) -> Sequence:
+def _part(forward: Sequence, number: int, low: int, high: int) -> Sequence:
     columns = ("words", "kinds", "api", "call", "op", "geometry", "modules", "layers")
-    return replace(
-        forward, number=number, label=label, **{name: getattr(forward, name)[low:high] for name in columns}
-    )
+    return replace(forward, number=number, **{name: getattr(forward, name)[low:high] for name in columns})
 
 
 def _with_modules(capture: Capture, sequence: Sequence, frames: Frames | None) -> Sequence:

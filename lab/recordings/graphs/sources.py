@@ -24,7 +24,7 @@ _BATCH = re.compile(r"(?:^|_)bs_(\d{1,9})_")
 
 @dataclass(frozen=True)
 class Source:
-    """One recording to take operators from. batch, mode: as execution_details.json says, None unknown.
+    """One recording to take operators from. batch: as execution_details.json says, None unknown.
 
     folder: the one it was found in, None for a file that was named itself.
     """
@@ -33,7 +33,6 @@ class Source:
     capture: Capture
     frames: Frames | None = None
     batch: int | None = None
-    mode: str | None = None
     rank: int | None = None
     folder: Path | None = None
 
@@ -41,14 +40,12 @@ class Source:
 class _Detail(msgspec.Struct):
     file: str
     batch_size: int | None = None
-    mode: str | None = None
 
 
 @dataclass(frozen=True)
 class _File:
     path: Path
     batch: int | None = None
-    mode: str | None = None
 
 
 def load_sources(
@@ -117,7 +114,7 @@ def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
     for row in rows[:MAX_FILES]:
         inside = Path(row.file).name == row.file and row.file not in ("", ".", "..")
         if inside and (folder / row.file).is_file():
-            files.append(_File(folder / row.file, row.batch_size, row.mode))
+            files.append(_File(folder / row.file, row.batch_size))
         else:
             absent.append(row.file)
     if not files:
@@ -153,4 +150,4 @@ def _read(file: _File, folder: Path | None) -> Source:
             f"the capture: {error.problem}", location=error.location or file.path, fix=error.fix
         ) from error
     frames = read_frames(file.path) if trace.meta.stacks else None
-    return Source(file.path, from_kineto(trace), frames, file.batch, file.mode, trace.meta.rank, folder)
+    return Source(file.path, from_kineto(trace), frames, file.batch, trace.meta.rank, folder)
