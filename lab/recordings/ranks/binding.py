@@ -94,7 +94,7 @@ def _saves(played: tuple[Step, Outcome] | None, excesses: Sequence[Excess]) -> f
         if excess.less_ns is not None:
             less[excess.rank] = less.get(excess.rank, 0) + excess.less_ns[step.ranks[excess.rank].rows]
     changed = replay.shorter(changed, less)
-    length = replay.length_ms(changed, replay.play(changed))
+    length = replay.length_ms(changed)
     return None if np.isnan(length) else max(0.0, 1e6 * (replay.length_ms(step, outcome) - length))
 
 

@@ -124,16 +124,14 @@ def _of_step(
     cost_ms = np.full((num, 2), np.nan)
     for with_waiting in (0, 1):
         waiting = {rank: part[:, :, 1].sum(axis=1) * with_waiting for rank, part in cost.items()}
-        base = replay.length_ms(ready, replay.play(replay.shorter(ready, waiting)))
+        base = replay.length_ms(replay.shorter(ready, waiting))
         for class_index in range(num):
             less = {}
             for rank, played in step.ranks.items():
                 of_class = (played.call != UNKNOWN) & (of_call[np.maximum(played.call, 0)] == class_index)
                 beside = cost[rank][:, class_index, 0] - with_waiting * cost[rank][:, class_index, 1]
                 less[rank] = waiting[rank] + np.where(of_class, played.dur, beside)
-            cost_ms[class_index, with_waiting] = base - replay.length_ms(
-                ready, replay.play(replay.shorter(ready, less))
-            )
+            cost_ms[class_index, with_waiting] = base - replay.length_ms(replay.shorter(ready, less))
     return cost_ms
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.recordings.ranks.common import UNKNOWN
-from lab.recordings.ranks.replay import HOST, Outcome, Step
+from lab.recordings.ranks.replay import Outcome, Step
 
 ENTERED, HOST_TIME, COMPUTE, TRANSFER, COPY, GAP = (
     "entered late",
@@ -57,11 +57,11 @@ def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> 
             pieces.append(
                 Piece(rank, kinds[rank][place], start_ns - origin, until - origin, int(played.key[place]))
             )
-        bound, previous = outcome.bound[rank][place]
-        if bound == HOST and previous == UNKNOWN:
+        by_host, previous = outcome.held_by[rank][place]
+        if by_host and previous == UNKNOWN:
             break
         until = outcome.end[rank][previous]  # of a host that waited: what it waited for
-        pieces.append(Piece(rank, HOST_TIME if bound == HOST else GAP, until - origin, start_ns - origin))
+        pieces.append(Piece(rank, HOST_TIME if by_host else GAP, until - origin, start_ns - origin))
         place = previous
     played = step.ranks[rank]
     pieces.append(Piece(rank, HOST_TIME, played.begin - origin, start_ns - origin))
