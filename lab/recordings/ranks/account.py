@@ -11,42 +11,12 @@ from lab.recordings.pairing import Clock
 from lab.recordings.ranks.causes import HostLate, Wait, late_hosts, waits_of
 from lab.recordings.ranks.common import UNKNOWN, Together, together
 from lab.recordings.ranks.contention import Contention, contention_of
-from lab.recordings.ranks.labels import (
-    COMPUTE,
-    COPYING,
-    LAUNCH_GAP,
-    LAUNCH_LATE,
-    TAIL,
-    TRANSFER,
-    UNEXPLAINED,
-    WAIT,
-    Segments,
-    segments_of,
-)
+from lab.recordings.ranks.labels import LABELS, Segments, segments_of
 from lab.recordings.ranks.work import RankWork
 from lab.stats import robust
 
-PARTS = (
-    "compute_ns",
-    "contention_ns",
-    "transfer_ns",
-    "wait_ns",
-    "copy_ns",
-    "launch_late_ns",
-    "launch_gap_ns",
-    "tail_ns",
-    "unexplained_ns",
-)
-_LABEL_OF = {
-    "compute_ns": COMPUTE,
-    "transfer_ns": TRANSFER,
-    "wait_ns": WAIT,
-    "copy_ns": COPYING,
-    "launch_late_ns": LAUNCH_LATE,
-    "launch_gap_ns": LAUNCH_GAP,
-    "tail_ns": TAIL,
-    "unexplained_ns": UNEXPLAINED,
-}
+# One part per label; what collectives beside it cost is taken out of compute.
+PARTS = ("compute_ns", "contention_ns", *(f"{label}_ns" for label in LABELS[1:]))
 
 
 @dataclass(frozen=True)
@@ -123,8 +93,8 @@ def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Co
     for index, of_rank in enumerate(segments):
         windows = ranks.windows[index]
         sums = {
-            name: _sums(of_rank.length, of_rank.window, len(windows), of_rank.label == label)
-            for name, label in _LABEL_OF.items()
+            f"{name}_ns": _sums(of_rank.length, of_rank.window, len(windows), of_rank.label == label)
+            for label, name in enumerate(LABELS)
         }
         work, extra = ranks.works[index], contention[index]
         window = np.searchsorted(windows[:, 1], work.start, side="right") - 1

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lab.recordings.ranks.common import UNKNOWN, Together
-from lab.recordings.ranks.labels import (
-    COMPUTE,
-    COPYING,
-    LABELS,
-    LAUNCH_GAP,
-    LAUNCH_LATE,
-    TAIL,
-    TRANSFER,
-    WAIT,
-    Segments,
-)
+from lab.recordings.ranks.labels import LABELS, LAUNCH_LATE, Segments
 from lab.stats.columns import distinct
 from lab.stats.intervals import overlap, subtract, union
 
-# What the awaited rank did while the others waited -> the cause in words.
-WORK, LAUNCH, LINK, COPY = "work", "launch", "link", "copy"
-CHAIN, CLOCK, BEFORE, UNEXPLAINED = "chain", "clock", "entered_late", "unexplained"
+# What the awaited rank did while the others waited -> the cause.
+CLOCK, BEFORE, UNEXPLAINED = "clock", "entered_late", "unexplained"
 BECAUSE = {
-    COMPUTE: WORK,
-    TRANSFER: LINK,
-    WAIT: CHAIN,
-    COPYING: COPY,
-    LAUNCH_LATE: LAUNCH,
-    LAUNCH_GAP: LAUNCH,
-    TAIL: LAUNCH,
+    "compute": "work",
+    "transfer": "link",
+    "wait": "chain",
+    "copy": "copy",
+    "launch_late": "launch",
+    "launch_gap": "launch",
+    "tail": "launch",
 }
 BLOCKED, RUNTIME, OP, NO_OP = "blocking call", "runtime call", "op", "no op"
 
@@ -60,7 +50,6 @@ class HostLate:
 
 def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
     """Every wait by (step, rank, awaited rank, cause), sorted in this order; exact in ns."""
-    watchers = [_Watcher(of_rank) for of_rank in segments]
     waits: list[Wait] = []
     for index, of_rank in enumerate(segments):
         rows = np.flatnonzero(of_rank.awaited != UNKNOWN)
@@ -71,7 +60,7 @@ def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
                 together.own(awaited, together.common(index, edge[rows_of_awaited]))
                 for edge in (of_rank.begin, of_rank.end)
             ]
-            parts = watchers[awaited].parts(*spans)
+            parts = _label_times(segments[awaited], *spans)
             for window in distinct(of_rank.window[rows_of_awaited]).tolist():
                 inside = of_rank.window[rows_of_awaited] == window
                 total_ns = int(of_rank.length[rows_of_awaited[inside]].sum())
@@ -97,38 +86,32 @@ def late_hosts(together: Together, segments: Sequence[Segments]) -> list[HostLat
             name: overlap(spans, cover) for name, cover in ((BLOCKED, blocked), (RUNTIME, calls), (OP, ops))
         }
         covered[NO_OP] = of_rank.length[rows] - sum(covered.values())
-        op = work.op[of_rank.next_row[rows]]
+        names = [work.keys[key][0] for key in work.key[of_rank.next_row[rows]].tolist()]
         for window in distinct(of_rank.window[rows]).tolist():
-            inside = of_rank.window[rows] == window
-            by_op = np.bincount(op[inside], weights=of_rank.length[rows][inside], minlength=len(work.ops))
-            largest = np.argsort(-by_op, kind="stable")[:3]
+            inside = np.flatnonzero(of_rank.window[rows] == window)
+            by_op: Counter[str] = Counter()
+            for index_of_span in inside.tolist():
+                by_op[names[index_of_span]] += int(of_rank.length[rows[index_of_span]])
             hosts.append(
                 HostLate(
                     step=int(together.windows[index][window, 0]),
                     rank=work.rank,
                     by_activity={name: int(ns[inside].sum()) for name, ns in covered.items()},
-                    by_op=tuple((work.ops[i], int(by_op[i])) for i in largest.tolist() if by_op[i] > 0),
+                    by_op=tuple(by_op.most_common(3)),
                 )
             )
     return hosts
 
 
-class _Watcher:
-    """What one rank does in any span of time: the running sum of each of its labels."""
-
-    def __init__(self, segments: Segments) -> None:
-        self._begin, self._end = segments.begin, segments.end
-        self._label = segments.label
-
-    def parts(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Time of each label in each span (n, labels)."""
-        result = np.zeros((len(begin), len(LABELS)), dtype=np.int64)
-        for label in range(len(LABELS)):
-            chosen = self._label == label
-            if chosen.any():
-                cover = np.stack([self._begin[chosen], self._end[chosen]], axis=1)
-                result[:, label] = overlap(np.stack([begin, end], axis=1), cover)
-        return result
+def _label_times(segments: Segments, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """What one rank does in each span of time (n,): ns of each label (n, labels)."""
+    times = np.zeros((len(begin), len(LABELS)), dtype=np.int64)
+    spans = np.stack([begin, end], axis=1)
+    for label in distinct(segments.label).tolist():
+        chosen = segments.label == label
+        cover = np.stack([segments.begin[chosen], segments.end[chosen]], axis=1)
+        times[:, label] = overlap(spans, cover)
+    return times
 
 
 def _causes(parts: np.ndarray, whole_ns: int, *, plausible: bool) -> dict[str, int]:
@@ -137,7 +120,7 @@ def _causes(parts: np.ndarray, whole_ns: int, *, plausible: bool) -> dict[str, i
     sums: dict[str, int] = {}
     for label, ns in enumerate(parts.sum(axis=0).tolist()):
         if ns:
-            cause = BECAUSE.get(label, UNEXPLAINED)
+            cause = BECAUSE.get(LABELS[label], UNEXPLAINED)
             sums[cause] = sums.get(cause, 0) + ns
     outside_ns = whole_ns - sum(sums.values())
     if outside_ns:  # outside the awaited rank's windows: it had not entered its step
