@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.errors import LabError
 from lab.recordings.merge.chrome.events import read_frame
+from lab.recordings.merge.output import Ranks
 
 
 @dataclass(frozen=True)
@@ -24,25 +24,17 @@ class Recording:
 def recordings(
     traces: Sequence[tuple[int | None, Path]], *, salvage: bool
 ) -> tuple[list[Recording], list[str]]:
-    """The readable traces by rank, a sentence for each other one. The rank in the trace takes precedence."""
-    by_rank: dict[int, Recording] = {}
-    problems: list[str] = []
-    for named, path in traces:
-        try:
-            frame = read_frame(path, salvage=salvage)
-        except LabError as error:
-            problems.append(f"left out: {error.problem} ({error.location})")
-            continue
-        recorded = natural_number(distributed_info(frame).get("rank"))
-        rank = named if recorded is None else recorded
-        if rank is None:
-            rank = max(by_rank, default=-1) + 1
-            problems.append(f"rank unknown, shown as rank {rank} ({path})")
-        if rank in by_rank:
-            problems.append(f"left out: another trace is of rank {rank}, too ({path})")
-            continue
-        by_rank[rank] = Recording(path, rank, natural_number(frame.get("baseTimeNanoseconds")) or 0, frame)
-    return [by_rank[rank] for rank in sorted(by_rank)], problems
+    """The readable traces by rank, a sentence for each other one."""
+    ranks = Ranks(
+        traces,
+        lambda path: read_frame(path, salvage=salvage),
+        lambda frame: natural_number(distributed_info(frame).get("rank")),
+    )
+    readable = [
+        Recording(path, rank, natural_number(frame.get("baseTimeNanoseconds")) or 0, frame)
+        for rank, path, frame in ranks
+    ]
+    return sorted(readable, key=lambda recording: recording.rank), ranks.problems
 
 
 def absent(present: Sequence[Recording]) -> tuple[int, ...]:
