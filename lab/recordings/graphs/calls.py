@@ -27,14 +27,17 @@ def calls_that(capture: Capture, rule: Callable[[str], object]) -> np.ndarray:
 
 def call_of(capture: Capture) -> np.ndarray:
     """Row of `api` (n,) that made each GPU operation, by process and correlation; -1 where it is missing."""
+    return first_index(*correlation_keys(capture))
+
+
+def correlation_keys(capture: Capture) -> tuple[np.ndarray, np.ndarray]:
+    """One number per process and correlation id, of each row of `ops` (n,) and `api` (m,); -1 if unknown."""
     ops, api = capture.ops, capture.api
-    return first_index(process_keys(ops.process, ops.corr), process_keys(api.process, api.corr))
-
-
-def process_keys(process: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """One number (n,) of two: below zero where the second is unknown."""
-    within = np.bitwise_and(number, (1 << 44) - 1)
-    return np.where(number < 0, -1, process.astype(np.int64) << 44 | within)
+    number = np.concatenate([ops.corr, api.corr])
+    process = np.concatenate([ops.process, api.process]).astype(np.int64)
+    distinct_numbers, dense = np.unique(number, return_inverse=True)
+    keys = np.where(number < 0, -1, process * len(distinct_numbers) + dense.ravel())
+    return keys[: len(ops)], keys[len(ops) :]
 
 
 def in_graph(capture: Capture, call: np.ndarray) -> np.ndarray:

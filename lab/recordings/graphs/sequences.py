@@ -57,9 +57,7 @@ def captured(
         return [], []
     windows, problems = _windows(capture, begins)
     api = capture.api
-    with_rows = first_index(
-        calls.process_keys(api.process, api.corr), calls.process_keys(capture.ops.process, capture.ops.corr)
-    )
+    with_rows = first_index(*reversed(calls.correlation_keys(capture)))
     work = calls.calls_that(capture, calls.LAUNCHES_WORK.match)
     with_rows = np.where(work, with_rows, -1)
     work &= with_rows < 0

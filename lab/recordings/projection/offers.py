@@ -12,8 +12,7 @@ from lab.core.words import plural
 from lab.recordings.capture import PUSH_POP, Capture
 from lab.recordings.phase_names import PHASES, is_step, is_warmup
 from lab.recordings.projection.nest import RangeForest
-from lab.recordings.projection.result import Projection
-from lab.recordings.projection.rules import AMBIGUOUS
+from lab.recordings.projection.result import AMBIGUOUS, Projection
 from lab.recordings.projection.threads import has_above, phase_elsewhere
 
 

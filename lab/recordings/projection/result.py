@@ -11,9 +11,12 @@ from lab.recordings.capture import Capture
 from lab.recordings.graphs.origins import Origins
 from lab.recordings.phase_names import is_step, is_warmup
 from lab.recordings.projection.nest import nearest_ancestor
-from lab.recordings.projection.rules import RULES
 from lab.recordings.projection.sums import sums_by_group
 from lab.recordings.tables import Table
+
+# How an operation was attributed.
+RULES = ("same", "cross", "graph", "ambiguous", "outside", "unattributed")
+AMBIGUOUS = RULES.index("ambiguous")
 
 
 @dataclass(frozen=True)
