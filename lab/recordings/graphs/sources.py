@@ -24,7 +24,7 @@ _BATCH = re.compile(r"(?:^|_)bs_(\d{1,9})_")
 
 @dataclass(frozen=True)
 class Source:
-    """One recording to take operators from. batch, mode: as execution_details.json says, None unknown.
+    """One recording to take operators from. batch: as execution_details.json says, None unknown.
 
     folder: the one it was found in, None for a file that was named itself.
     """
@@ -33,7 +33,6 @@ class Source:
     capture: Capture
     frames: Frames | None = None
     batch: int | None = None
-    mode: str | None = None
     rank: int | None = None
     folder: Path | None = None
 
@@ -41,14 +40,12 @@ class Source:
 class _Detail(msgspec.Struct):
     file: str
     batch_size: int | None = None
-    mode: str | None = None
 
 
 @dataclass(frozen=True)
 class _File:
     path: Path
     batch: int | None = None
-    mode: str | None = None
 
 
 def load_sources(
@@ -63,7 +60,7 @@ def load_sources(
     Raises MissingError for an absent path or a folder without recordings; BadDataError for a damaged
     execution_details.json or a recording that cannot be read.
     """
-    found: list[Source] = []
+    sources: list[Source] = []
     problems: list[str] = []
     for path in paths:
         if not path.exists():
@@ -71,8 +68,8 @@ def load_sources(
         files, notes = _listed(path) if path.is_dir() else ([_File(path)], [])
         problems += notes
         folder = path if path.is_dir() else None
-        found += [_read(one, folder) for one in _needed(files, executed)]
-    return found, problems
+        sources += [_read(one, folder) for one in _needed(files, executed)]
+    return sources, problems
 
 
 def own_source(path: Path, capture: Capture, *, stacks: bool) -> Source:
@@ -117,7 +114,7 @@ def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
     for row in rows[:MAX_FILES]:
         inside = Path(row.file).name == row.file and row.file not in ("", ".", "..")
         if inside and (folder / row.file).is_file():
-            files.append(_File(folder / row.file, row.batch_size, row.mode))
+            files.append(_File(folder / row.file, row.batch_size))
         else:
             absent.append(row.file)
     if not files:
@@ -136,21 +133,21 @@ def _needed(files: list[_File], executed: Sequence[int | None]) -> list[_File]:
     return [one for one in files if one.batch in wanted]
 
 
-def _read(one: _File, folder: Path | None) -> Source:
+def _read(file: _File, folder: Path | None) -> Source:
     from lab.recordings.kineto import read_kineto
     from lab.recordings.kineto.capture import from_kineto
 
-    if not is_json(one.path):
+    if not is_json(file.path):
         raise BadDataError(
             "not a trace of torch.profiler, which alone records operators at capture",
-            location=one.path,
+            location=file.path,
             fix="give the Kineto trace of the capture, or of an eager run of the same model",
         )
     try:
-        trace = read_kineto(one.path)
+        trace = read_kineto(file.path)
     except LabError as error:
         raise type(error)(
-            f"the capture: {error.problem}", location=error.location or one.path, fix=error.fix
+            f"the capture: {error.problem}", location=error.location or file.path, fix=error.fix
         ) from error
-    frames = read_frames(one.path) if trace.meta.stacks else None
-    return Source(one.path, from_kineto(trace), frames, one.batch, one.mode, trace.meta.rank, folder)
+    frames = read_frames(file.path) if trace.meta.stacks else None
+    return Source(file.path, from_kineto(trace), frames, file.batch, trace.meta.rank, folder)
