@@ -27,7 +27,7 @@ from lab.recordings.capture import (
 from lab.recordings.rocm import blocks, copy_columns, narrow, sound_times
 from lab.recordings.rpd.ranges import is_range, range_columns
 from lab.recordings.sqlite import Database, lookup
-from lab.recordings.tables import Table
+from lab.recordings.tables import NO_SYMBOL, Table
 
 _WAIT = 9  # not a kind of `ops`: a barrier waits, it does not work
 _KINDS = (
@@ -207,9 +207,11 @@ def _kinds_and_names(
             odd.add(kind)
         if known == MEMCPY and text == "Fill":
             known = MEMSET
+        nameless = known == KERNEL and not text
         known = KERNEL if known is None else known
         kinds.append(known)
-        names.append(strings.id(text if known == KERNEL and text else kind or "operation"))
+        name = text if known == KERNEL and text else kind or "operation"
+        names.append(strings.id(f"{name} {NO_SYMBOL}" if nameless else name))
     if odd:
         database.problems.append(
             f"{plural(len(odd), 'type')} of operations that lab does not know, counted as kernels: "
