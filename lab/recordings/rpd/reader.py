@@ -27,7 +27,7 @@ from lab.recordings.capture import (
 from lab.recordings.rocm import Columns, blocks, copy_columns, narrow, sound_times
 from lab.recordings.rpd.ranges import is_range, range_columns
 from lab.recordings.sqlite import Database, lookup
-from lab.recordings.tables import Table
+from lab.recordings.tables import NO_SYMBOL, Table
 from lab.stats.columns import per_distinct
 
 _WAIT = 9  # not a kind of `ops`: a barrier waits, it does not work
@@ -205,9 +205,9 @@ def _kinds_and_names(
             odd.add(label)
         if kind == MEMCPY and text == "Fill":
             kind = MEMSET
-        is_kernel = kind in (None, KERNEL)
-        name = strings.id(text if is_kernel and text else label or "operation")
-        return KERNEL if kind is None else kind, name
+        name = text if kind in (None, KERNEL) and text else label or "operation"
+        nameless = kind == KERNEL and not text
+        return KERNEL if kind is None else kind, strings.id(f"{name} {NO_SYMBOL}" if nameless else name)
 
     kinds, names = per_distinct(np.stack([rows["type"], rows["text"]], axis=1), of_pair, width=2).T
     if odd:
