@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # Names for users of the package, and the module (which imports torch) that defines each.
 _MODULES = {
-    "OnlineDecoder": "model.online",
     "SegmentDistribution": "model.distribution",
     "SemiCRF": "model.head",
     "log_partition": "model.api",
@@ -41,7 +40,6 @@ _MODULES = {
     "lint_objective": "workload.probes.linter",
 }
 __all__ = [
-    "OnlineDecoder",
     "SegmentDistribution",
     "SemiCRF",
     "entropy",

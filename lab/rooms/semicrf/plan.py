@@ -46,7 +46,7 @@ def plan_diagnose(config: DiagnoseConfig, site: Site) -> Plan:
     tested = config.train.backends[0]
     # A case has no corpus to train on: only the probes can use it.
     trained = [] if config.case else ["cells"] if tested == "naive" else ["cells", "reference"]
-    parts = [*trained, *([] if config.classic else ["probes"])]
+    parts = [*trained, "probes"]
     return Plan(
         steps=tuple(_diagnose_step(config, site, part, tested) for part in parts),
         inputs={DIAGNOSE: _json(config)},
@@ -110,8 +110,6 @@ def _train_step(config: TrainConfig, site: Site, model: str, backend: str) -> St
 def _diagnose_step(config: DiagnoseConfig, site: Site, part: str, backend: str) -> Step:
     folder = f"steps/{part}"
     env = _threads(site)
-    if config.classic:
-        env["PYTHONLOGLEVEL"] = "DEBUG"
     return Step(
         name=part,
         folder=folder,

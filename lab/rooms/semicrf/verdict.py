@@ -40,7 +40,7 @@ class Diagnosis:
 
 
 def diagnose(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference: str) -> Diagnosis:
-    """One cause. Without probes (the classic workflow) only the matrix counts."""
+    """One cause. Without probes only the matrix counts."""
     dirty = [row for row in probes if not row["clean"]]
     for rule in RULES:
         found = rule(dirty, tested, reference)
@@ -81,7 +81,7 @@ def _all_clear(cells: Sequence[Row], probed: bool) -> str:
 
 
 def _not_probed(probed: bool) -> list[str]:
-    return [] if probed else ["The probes did not run: diagnose without --classic runs them too."]
+    return [] if probed else ["The probes did not run."]
 
 
 def _evidence(dirty: list[Row], cause: str) -> list[str]:

@@ -18,7 +18,6 @@ class Examination:
 
     cells: list[dict[str, Any]] = field(default_factory=list)
     probes: list[dict[str, Any]] = field(default_factory=list)
-    guards: pd.DataFrame = field(default_factory=pd.DataFrame)
     reproducer: dict[str, Any] | None = None
     reproducer_folder: str = ""
     fixed_length: int | None = None
@@ -46,7 +45,7 @@ def read_examination(run: Run) -> Examination:
             found.cells += content["cells"]
             found.fixed_length = content["fixed_length"]
         else:
-            found.probes, found.guards = content["probes"], pd.DataFrame(content["guards"])
+            found.probes = content["probes"]
             found.reproducer, found.reproducer_folder = content["reproducer"], record.step.folder
     return found
 

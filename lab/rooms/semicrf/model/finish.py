@@ -17,7 +17,7 @@ from lab.rooms.semicrf.model import log_domain
 from lab.rooms.semicrf.model.ledger import beyond, imbalance, tolerance_of
 from lab.rooms.semicrf.model.native import choose as native
 from lab.rooms.semicrf.model.native import cpu as native_cpu
-from lab.rooms.semicrf.model.problem import Posteriors, Problem
+from lab.rooms.semicrf.model.problem import Posteriors, Problem, admitted
 
 
 class MendedCounts(RuntimeWarning):
@@ -32,22 +32,24 @@ def finish(problem: Problem, found: Posteriors) -> bool:
     """
     worst_B = audited(problem, found)
     allowed = tolerance_of(found.label_BTC.dtype, found.label_BTC.shape[1])
-    seen_B = (
-        worst_B.cpu().numpy() if found.fetched is None else found.fetched.numpy()
-    )  # the one wait for a GPU
-    sound_B = seen_B <= allowed  # NaN is not sound
+    error_B = worst_B.cpu().numpy() if found.fetched is None else found.fetched.numpy()  # the one wait
+    sound_B = error_B <= allowed  # NaN is not sound
     if sound_B.all():
         return False
-    again = torch.from_numpy((~sound_B).nonzero()[0]).to(worst_B.device)
-    counts = log_domain.posteriors(problem.rows(again))
-    wrong_B = beyond(found.log_z_B[again], counts.log_z_B, found.label_BTC.dtype)
-    found.replace_rows(again, counts)
-    found.mass_error_B[again] = torch.maximum(worst_B[again], wrong_B)
-    at = int(found.mass_error_B[again].argmax())
+    rows = torch.from_numpy((~sound_B).nonzero()[0]).to(worst_B.device)
+    counts = log_domain.posteriors(admitted(problem.rows(rows)))
+    wrong_B = beyond(found.log_z_B[rows], counts.log_z_B, found.label_BTC.dtype)
+    found.replace_rows(rows, counts)
+    found.mass_error_B[rows] = torch.maximum(worst_B[rows], wrong_B)
+    worst = int(found.mass_error_B[rows].argmax())
     warnings.warn(
-        f"expected counts of {plural(len(again), 'sequence')} did not add up and were computed again "
-        f"in the log domain; worst: sequence {int(again[at])}, off by {float(worst_B[again[at]]):.3g}"
-        + (f", and its log Z is off by a factor {1 + float(wrong_B[at]):.6g}" if wrong_B[at] > 0 else ""),
+        f"expected counts of {plural(len(rows), 'sequence')} did not add up and were computed again "
+        f"in the log domain; worst: sequence {int(rows[worst])}, off by {float(worst_B[rows[worst]]):.3g}"
+        + (
+            f", and its log Z is off by a factor {1 + float(wrong_B[worst]):.6g}"
+            if wrong_B[worst] > 0
+            else ""
+        ),
         MendedCounts,
         stacklevel=2,
     )

@@ -5,7 +5,6 @@ Only the messages are stored; the label before each segment is recomputed on the
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -33,13 +32,6 @@ def best(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]
         [(score, way_back(*tables, b, t, at)) for score, at in zip(*lists, strict=True) if score > -np.inf]
         for b, (t, *lists) in enumerate(found)
     ]
-
-
-def viterbi(problem: Problem) -> tuple[Tensor, list[list[Segment]]]:
-    """Best score (B,) and path of each sequence; -inf and [] where there is none."""
-    tops = [found[0] if found else (-np.inf, []) for found in best(problem, 1)]
-    score_B = torch.tensor([score for score, _ in tops], dtype=torch.float64, device=problem.score_BTC.device)
-    return score_B, [path for _, path in tops]
 
 
 def best_messages(problem: Problem, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,17 +102,15 @@ def into(problem: Problem, b: int) -> Into:
 
 def sample(problem: Problem, samples: int, seed: int) -> list[list[list[Segment]]]:
     """Draw backwards: the last label, then for each segment its duration and the label before it."""
-    each = [problem.rows([b]) for b in range(problem.shape[0])]
-    pairs = [(one, _Draw(one)) for one in each]
-    return [[draw.once(generator(seed, one, n)) for n in range(samples)] for one, draw in pairs]
+    return [
+        [draw.path(stream(seed, b, number)) for number in range(samples)]
+        for b, draw in enumerate(_Draw(problem.rows([b])) for b in range(problem.shape[0]))
+    ]
 
 
-def generator(seed: int, one: Problem, number: int) -> np.random.Generator:
-    """Random numbers by the seed, the sequence's own scores and the draw's number, whatever its batch."""
-    own = one.score_BTC[0, : int(one.lengths_B)].double() + 0.0  # -0.0 becomes 0.0
-    content = hashlib.blake2b(own.cpu().numpy().tobytes(), digest_size=8).digest()
-    counter = [0, 0, int.from_bytes(content, "little"), number]
-    return np.random.Generator(np.random.Philox(key=seed % 2**64, counter=counter))
+def stream(seed: int, b: int, number: int) -> np.random.Generator:
+    """Random numbers of one draw of one sequence."""
+    return np.random.Generator(np.random.Philox(key=seed % 2**64, counter=[0, 0, b, number]))
 
 
 class _Draw:
@@ -129,14 +119,14 @@ class _Draw:
     def __init__(self, problem: Problem) -> None:
         state = log_domain.forward(problem)
         self.feasible = bool(torch.isfinite(state.log_z_B[0]))
-        self.alpha = torch.stack(state.alpha)[:, 0].cpu().numpy()
-        self.gamma = torch.stack(state.gamma)[:, :, 0].cpu().numpy()
+        self.alpha = state.alpha_TBC[:, 0].cpu().numpy()
+        self.gamma = state.gamma_TXBC[:, :, 0].cpu().numpy()
         self.frame = state.frame_TBC[:, 0].cpu().numpy()
-        self.terms, self.into = state.terms, into(problem, 0)
+        self.terms, self.into = state.terms, into(state.terms.problem, 0)
         self.longest, self.end = problem.shape[2], state.terms.end_C.cpu().numpy()
         self.length = int(problem.lengths_B[0])
 
-    def once(self, random: np.random.Generator) -> list[Segment]:
+    def path(self, random: np.random.Generator) -> list[Segment]:
         if not self.feasible:
             return []
         path: list[Segment] = []

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from lab.core.run import Run
 from lab.core.words import plural
-from lab.report.parts import Block, Card, Files, Page, Points, Prose, Section, Table
+from lab.report.parts import Card, Files, Page, Points, Section, Table
 from lab.report.tables import write_csv
 from lab.rooms.semicrf import verdict as verdicts
 from lab.rooms.semicrf.analyze.examination import Examination
@@ -27,10 +26,6 @@ FOOTNOTES = (
     "A race that did not show in any run is not found. The linter shows that the objective is a probability, "
     "not that it is a good one.",
 )
-GUARDS = (
-    "NEG_INF, epsilon and clamps against exact arithmetic in float64. An impossible sequence has "
-    "log Z = -inf and no posterior; with guards it has a score and a gradient."
-)
 
 
 def examination(
@@ -44,7 +39,6 @@ def examination(
         "matrix": cell_frame(found.cells),
         "probes": _probe_frame(found.probes),
         "guide_steps": pd.DataFrame(classic_steps(found.cells, *pair)),
-        "guards": found.guards,
     }
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
     sentences = [*verdict.sentences, *_reproducer_sentences(found), _not_covered(found)]
@@ -81,8 +75,6 @@ def _sections(
         rows = short_numbers(tables["probes"])
         table = Table(rows, "Each asks one question", "tables/probes.csv", pills=PILLS, open_rows=60)
         sections.append(Section("Probes", [table]))
-    if len(found.guards):
-        sections.append(Section("What the guide's guards change", _guard_blocks(found.guards)))
     if found.reproducer:
         entries = [(f"{found.reproducer_folder}/{name}", "") for name in found.reproducer["files"]]
         sections.append(Section("Reproducer", [Files("Run it with python reproduce.py", entries)]))
@@ -120,18 +112,6 @@ def _probe_frame(probes: Sequence[dict[str, Any]]) -> pd.DataFrame:
     frame.insert(2, "verdict", verdicts)
     renamed: pd.DataFrame = frame.rename(columns={"cause": "speaks for"})
     return renamed
-
-
-def _guard_blocks(guards: pd.DataFrame) -> list[Block]:
-    shown = guards.copy()
-    for name in guards.columns[1:]:
-        shown[name] = [_digits(value) for value in guards[name]]
-    return [Prose(GUARDS), Table(shown, "Exact and with guards", "tables/guards.csv")]
-
-
-def _digits(value: Any) -> str:
-    """JSON has no -inf: it comes back as an absent number."""
-    return "-inf" if pd.isna(value) or np.isneginf(value) else f"{float(value):.6g}"
 
 
 def _cards(found: Examination, verdict: verdicts.Diagnosis) -> list[Card]:

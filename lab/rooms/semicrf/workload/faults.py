@@ -11,17 +11,15 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.config import FAULTS
 from lab.rooms.semicrf.model import api
-from lab.rooms.semicrf.model.derivatives.autograd import Alarm, log_partition
+from lab.rooms.semicrf.model.autograd import Alarm, log_partition
 from lab.rooms.semicrf.model.ledger import mass
 from lab.rooms.semicrf.model.problem import Posteriors, Problem, make_problem
-from lab.rooms.semicrf.workload.corpus.utterances import Corpus, Utterance
 
 Partition = Callable[..., Tensor]
 IN_KERNEL = ("overread", "race", "stale")
@@ -36,32 +34,6 @@ def planted(name: str | None, partition: Partition = api.log_partition) -> Parti
         raise UsageError(f"no fault {name!r}", fix=", ".join(FAULTS))
     faulty = {"overread": _overread, "race": _race, "stale": _stale}
     return faulty.get(name or "", lambda sound: sound)(partition)
-
-
-def planted_corpus(name: str | None, corpus: Corpus) -> Corpus:
-    """A fault of the data: it lies in one training utterance, and the rest is sound."""
-    train = list(corpus.train)
-    victim = train[1]
-    if name == "nan-utterance":
-        features = victim.features.copy()
-        features[len(features) // 2, 3] = np.nan
-        train[1] = Utterance(victim.name, victim.speaker, features, victim.segments)
-    elif name == "length-0":
-        train[1] = Utterance(victim.name, victim.speaker, victim.features[:0], ())
-    return Corpus(train, corpus.dev, corpus.test, corpus.phones, corpus.origin)
-
-
-def planted_scores(name: str | None) -> Callable[[Tensor], Tensor] | None:
-    """A fault between projection and CRF: a frame of the first sequence whose labels are all forbidden."""
-    if name != "inf-rows":
-        return None
-
-    def closed(score: Tensor) -> Tensor:
-        row = torch.zeros_like(score, dtype=torch.bool)
-        row[0, min(3, score.shape[1] - 1)] = True
-        return score.masked_fill(row, float("-inf"))
-
-    return closed
 
 
 def stale_messages(

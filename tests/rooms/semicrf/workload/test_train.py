@@ -145,7 +145,6 @@ def test_the_same_seed_gives_the_same_losses_and_other_backends_the_same_model(t
         {"encoder": "transformer"},
         {"encoder": "none"},
         {"durations": "narrow", "phones": 4},
-        {"guards": "seed"},
         {"objective": "guide"},
         {"crf_reg": 0.1},
         {"over_long": "mask"},

@@ -1,7 +1,7 @@
 """The linear-domain semi-CRF in C++ for tensors on the CPU: semicrf.cpp, compiled at first use, through
 ctypes.
 
-The same numbers as the torch form (factorised/), 20 to 60 times as fast. A sequence is one task of up to
+The same numbers as the torch form (log_domain.py), far faster. A sequence is one task of up to
 torch's number of threads, and its bits depend on nothing but itself. Computes in float64 whatever the scores'
 dtype. What underflow may have lost is bounded per label on both passes; such sequences are recomputed by
 log_domain.py. Takes `Problem.plain`.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lab.errors import UsageError
 from lab.rooms.semicrf.model import log_domain
-from lab.rooms.semicrf.model.factorised.backend import recounted
+from lab.rooms.semicrf.model.ledger import beyond
 from lab.rooms.semicrf.model.native.build import built
 from lab.rooms.semicrf.model.problem import Posteriors, Problem
 
@@ -75,8 +75,13 @@ def forward(problem: Problem, keep: bool = True) -> State:
 
 def backward(state: State) -> Posteriors:
     """Every expected count by one pass from the right; flagged sequences from the log domain."""
-    found, redo_B = counted(state)
-    return recounted(found, state.problem, redo_B)
+    found, flagged_B = counted(state)
+    if bool(flagged_B.any()):
+        counts = log_domain.posteriors(state.problem.rows(flagged_B))
+        found.replace_rows(flagged_B, counts)
+        apart_B = beyond(found.log_z_B[flagged_B], counts.log_z_B, torch.float64)
+        found.mass_error_B[flagged_B] = torch.maximum(counts.mass_error_B, apart_B)
+    return found
 
 
 def batch_of(problem: Problem) -> list[Word]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lab.core.words import plural
-from lab.rooms.semicrf.model.problem import inside
+from lab.rooms.semicrf.model.problem import LIMIT, inside
 
 DRIFT = 20.0  # the guide's threshold for transition and duration parameters
 NAMES = {"torch": "PyTorch", "naive": "PyTorch", "native": "native"}
@@ -103,8 +103,8 @@ class Validator:
         """The scores: after the projection, if there is one, and before the prefix sums."""
         if projected:
             self.watch("projection", score, (-math.inf, math.inf), lambda: _projection(hidden, score))
-        # -inf is a mask and legal; +inf is not.
-        self.watch("cumulative scores", score, (-math.inf, FINITE[1]), lambda: _cumulative(score))
+        # -inf is a mask and legal; +inf and what is too large are not.
+        self.watch("cumulative scores", score, (-math.inf, LIMIT), lambda: _cumulative(score))
 
     def gold(
         self,
@@ -147,8 +147,10 @@ def forbidden_piece(given: tuple[Tensor, ...], b: int, labels: list[int], starts
             **{f"score at t={t}": score_BTC[b, t, label] for t in range(start, end)},
         }
         for name, value in terms.items():
-            if value is not None and not math.isfinite(float(value)):
-                place = f"frames {start}..{end - 1} of label {label}: {name} is {float(value)}"
+            if value is not None and not float(value) > -LIMIT:
+                place = (
+                    f"frames {start}..{end - 1} of label {label}: {name} is {float(value):g}, which forbids"
+                )
                 return f"{place}; {SPLIT.format(longest)}" if split and name.startswith("trans") else place
     return "the sum of its terms is not finite"
 
@@ -226,8 +228,11 @@ def _projection(hidden: Tensor, score: Tensor) -> ValueError:
 
 
 def _cumulative(score: Tensor) -> ValueError:
-    bad = torch.isnan(score) | (score == math.inf)
-    return ValueError(f"NaN detected in cumulative scores after cumsum [{counted(score)}, {where(bad)}]")
+    bad = ~(score <= LIMIT)
+    large = "" if bool((torch.isnan(score) | torch.isinf(score))[bad].any()) else f": above {LIMIT:g}"
+    return ValueError(
+        f"NaN detected in cumulative scores after cumsum [{counted(score)}, {where(bad)}{large}]"
+    )
 
 
 def _lengths(lengths: Tensor, frames: int) -> ValueError:

@@ -67,7 +67,8 @@ def sampling(subject: Subject) -> Iterator[Row]:
     case = drawn(subject.seed + 600, shape)
     count = 2000
     inputs = case.to(subject.device).inputs()
-    paths = api.sample(**inputs, samples=count, seed=subject.seed, backend=subject.backend)[0]
+    generator = torch.Generator().manual_seed(subject.seed)
+    paths = api.sample(**inputs, samples=count, generator=generator, backend=subject.backend)[0]
     seen = torch.stack([counts(path, *shape[1:]) for path in paths])
     found = solve(case, "naive")
     expected = (found.score_BTC, found.duration_KC, found.transition_CC, found.start_C, found.end_C)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from lab.errors import LabError
 from lab.rooms.semicrf.workload.cases.case import Case, Partition, poison_free_memory
 from lab.rooms.semicrf.workload.cases.solution import bits_equal, difference, mass_lines, same_bits, solve
 from lab.rooms.semicrf.workload.probes.row import Row, row
@@ -32,14 +33,13 @@ class Bench:
 
 def kernel_probes(bench: Bench) -> Iterator[Row]:
     """Bits, padding, poison, batch composition, mass and float64 of one backend."""
-    for probe in (_repeats, _padding, _composition, _mass, _replay):
+    probes = {_padding: "boundary", _composition: "kernel", _mass: "kernel", _replay: "kernel"}
+    for probe, cause in {_repeats: "race", **probes}.items():
         try:
             found = probe(bench)
-        except (RuntimeError, ValueError, FloatingPointError) as error:
-            words = str(error).splitlines()[0]
-            found = row(
-                probe.__name__.strip("_"), "kernel", False, math.nan, 0, f"{type(error).__name__}: {words}"
-            )
+        except (RuntimeError, ValueError, FloatingPointError, LabError) as error:
+            words = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            found = row(probe.__name__.strip("_"), cause, False, math.nan, 0, words)
         yield {**found, "backend": bench.backend}
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lab.rooms.semicrf.model.head import SemiCRF, run_starts
-from lab.rooms.semicrf.workload.guards import guide_nll
+from lab.rooms.semicrf.workload.guide import guide_nll
 
 FRAMES, CLASSES, DURATIONS = 5, 3, 4
 SUM_TOLERANCE, NLL_TOLERANCE = 1e-12, 1e-9
@@ -80,7 +80,7 @@ def lint_objective(target: SemiCRF | Objective, *, seed: int = 0) -> list[Findin
 def tiny(head: SemiCRF, *, classes: int = CLASSES, durations: int = DURATIONS) -> Objective:
     """The head's own loss on the first few labels and durations of its parameters, in float64 on the CPU."""
     c, k = min(classes, head.transition_CC.shape[0]), min(durations, head.duration_KC.shape[0])
-    small = SemiCRF(c, k, backend="torch", over_long="split").double()
+    small = SemiCRF(c, k, backend=head.backend, over_long="split").double()
     small.partition, small.gold = head.partition, head.gold
 
     def nll(score: Tensor, model: Model, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def tiny(head: SemiCRF, *, classes: int = CLASSES, durations: int = DURATIONS) -
 
 
 def guide_objective(transition_CC: Tensor, duration_KC: Tensor, version: str = "0.2.0") -> Objective:
-    """The published objective (see guards.guide_nll), to be linted beside ours."""
+    """The published objective (see guide.guide_nll), to be linted beside ours."""
 
     def nll(score: Tensor, model: Model, labels: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
         return guide_nll(score, *model[:2], labels, lengths, version=version)
