@@ -88,12 +88,13 @@ class ParameterHooks:
             if self._journal.ended or grad is None:
                 return
             key, collector = id(parameter), self._collector
-            if type(grad) is Tensor and not grad.is_inference():
+            if type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
                 number = own = grad._version
+                address = grad.data_ptr()
             else:
-                number, own = _versions_of_other(grad)
+                number, own, address = *_versions_of_other(grad), _address(grad)
             collector.add((self.stage, key, grad, own, -1))
-            self.counted[key] = ref(grad), number, _address(grad)
+            self.counted[key] = ref(grad), number, address
             if collector.weighs:
                 self._weigh(parameter, grad)
             if self._reduces_at_once:
