@@ -36,7 +36,6 @@ class Batch:
     num_bytes = -1
     fp8 = False  # something here is float8, in which a cast may have saturated
     put_out: np.ndarray | None = None
-    open: list[int] | None = None
     kept_shapes: Shapes | None = None  # once the tensors are gone
 
     def __init__(self, written: Written | None) -> None:
@@ -128,15 +127,6 @@ class Batch:
             found[np.asarray(self.index, np.int64)[sides == OUT]] = True
             self.put_out = found[:-1]  # -1 marked the added one
         return self.put_out
-
-    def exposed(self) -> list[int]:
-        """The distinct tensors that the program itself holds: inputs and outputs of the outermost call."""
-        if self.open is None:
-            self.open = sorted(
-                {int(u) for u, call in zip(self.index, self.leaf_call, strict=True) if not call}
-            )
-            self.open = [u for u in self.open if u >= 0]
-        return self.open
 
     def bytes(self) -> int:
         """What the tensors hold; a template's batches keep the figure of the first."""

@@ -51,7 +51,6 @@ class Template:
     leaf_call: list[int]
     index: np.ndarray  # for each leaf, in the order of time, its place among the distinct ones
     put_out: np.ndarray
-    exposed: list[int]
     calls: list[list[Any]]
     caches_at: list[tuple[int, str | int, int]]  # call, input, and where its arguments are
     empty: Picker  # rows and mappings inside of others: what fills one lies deeper than the pool
@@ -101,7 +100,6 @@ class Template:
             batch.leaf_call,
             np.asarray(batch.index, np.int64),
             batch.outputs(),
-            batch.exposed(),
             forward.calls,
             [
                 (call, name, index + (2 if isinstance(name, str) else 1))
@@ -165,7 +163,7 @@ class Template:
         batch = Batch(None)
         batch.labels, batch.leaf_call, batch.index = self.labels, self.leaf_call, self.index
         batch.put_out, batch.unseen, batch.num_bytes = self.put_out, self.unseen, self.num_bytes
-        batch.fp8, batch.open = self.fp8, self.exposed
+        batch.fp8 = self.fp8
         return vars(batch)
 
     def confirm_versions(self, tensors: Sequence[Tensor], written: Written) -> Batch | None:

@@ -71,8 +71,6 @@ class GuardedWatch(Watch):
         self._journal, self._borders, self._headroom = journal, borders, headroom
         self._listener = listener
         self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
-        # Each forward is looked at when it ends: before the program can write to anything.
-        self._patient, self._reacts = False, listener.reacts
         self._least_budget, self._ask_at = self.budget_bytes, FIRST_ASKED
         self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
 
