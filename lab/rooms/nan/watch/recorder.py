@@ -32,29 +32,27 @@ from torch import Tensor, nn
 
 from lab.core.words import plural
 from lab.errors import UsageError
-from lab.rooms.nan.watch import seam, versions
-from lab.rooms.nan.watch.batch import Batch
+from lab.rooms.nan.watch import seam
+from lab.rooms.nan.watch.batch import Batch, note_versions, note_versions_of_call, versions_are_missing
 from lab.rooms.nan.watch.count import KINDS, Counted, Counter, beginning, reads_only
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import (
     ASIDE,
     EVERYTHING,
     NOTHING,
+    RECOMPUTE,
     VERSIONS,
     Lane,
     Lanes,
     blind,
+    phase_of,
     recomputing,
 )
 from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, is_tensor, kwargs_as_passed
-from lab.rooms.nan.watch.modules import Modules
-from lab.rooms.nan.watch.phases import RECOMPUTE, phase_of
-from lab.rooms.nan.watch.plain import in_transform
-from lab.rooms.nan.watch.pool import PASSED
-from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.modules import Modules, may_write_uncounted
+from lab.rooms.nan.watch.plain import in_transform, quiet
 from lab.rooms.nan.watch.shared import new_module, new_parameter
-from lab.rooms.nan.watch.template import Template
-from lab.rooms.nan.watch.uncounted import may_write_uncounted
+from lab.rooms.nan.watch.template import PASSED, Template
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 WEIGH_EVERY = 3 * 64  # entries of the list between two looks at the memory that references hold
@@ -265,7 +263,7 @@ class Recorder(ABC):
         if lane.mode == EVERYTHING:
             self._absorb_safely(lane)
         else:
-            versions.note_call(args, kwargs, index, lane.written)
+            note_versions_of_call(args, kwargs, index, lane.written)
 
     def _return(self, lane: Lane, at: int, output: Any) -> None:
         index = len(lane.events)
@@ -276,7 +274,7 @@ class Recorder(ABC):
         if lane.mode == NOTHING:  # of the outermost call: as a rule nothing was written, and nobody asks
             lane.last = index + 1, output
         else:
-            versions.note(output, "output", index + 1, lane.written)
+            note_versions(output, "output", index + 1, lane.written)
         if index > lane.weigh_at:
             self._weigh(lane)
 
@@ -365,7 +363,7 @@ class Recorder(ABC):
             self._at_once
             or phase not in self._never_written
             or in_transform()
-            or versions.are_missing(args, kwargs)
+            or versions_are_missing(args, kwargs)
         ):
             return EVERYTHING
         # What one part of the model never does, another one may: a checkpoint repeats them one by one.

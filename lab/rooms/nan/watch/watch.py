@@ -22,13 +22,12 @@ from lab.rooms.nan.watch.choose import choose_counter, counter_named
 from lab.rooms.nan.watch.count import Counter
 from lab.rooms.nan.watch.explain import Explainer
 from lab.rooms.nan.watch.forward import Forward, Seen
+from lab.rooms.nan.watch.lane import RECOMPUTE
 from lab.rooms.nan.watch.leaves import CACHE
-from lab.rooms.nan.watch.phases import RECOMPUTE
 from lab.rooms.nan.watch.plain import FP8
 from lab.rooms.nan.watch.recorder import Recorder
 from lab.rooms.nan.watch.roles import Birth
-from lab.rooms.nan.watch.steps import Step, Total
-from lab.rooms.nan.watch.totals import RunningTotals, add_counts
+from lab.rooms.nan.watch.steps import RunningTotals, Step, Total, add_counts
 
 MOST_KEPT = 64  # forwards with bad numbers that are kept call by call
 MOST_STEPS = 20_000  # forwards in `steps`; `forwards` and `totals` count all

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.guard.ranks import Strategy
+from lab.rooms.nan.watch.guard.record import Strategy
 from lab.rooms.nan.watch.guard.weights import Weights, version, versions_of
 from lab.rooms.nan.watch.plain import is_unbuilt
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
