@@ -12,14 +12,12 @@ from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.count import Counter, all_clean
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.events import FROM_WEIGHTS, Event
 from lab.rooms.nan.watch.guard.headroom import Headroom
-from lab.rooms.nan.watch.guard.journal import Journal, named
-from lab.rooms.nan.watch.guard.ranks import Strategy
+from lab.rooms.nan.watch.guard.journal import FROM_WEIGHTS, Event, Journal, named
 from lab.rooms.nan.watch.guard.reactions import Reactions
+from lab.rooms.nan.watch.guard.record import Strategy
 from lab.rooms.nan.watch.guard.weights import Weights
-from lab.rooms.nan.watch.lane import Lane
-from lab.rooms.nan.watch.phases import RECOMPUTE
+from lab.rooms.nan.watch.lane import RECOMPUTE, Lane
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
@@ -71,8 +69,6 @@ class GuardedWatch(Watch):
         self._journal, self._borders, self._headroom = journal, borders, headroom
         self._listener = listener
         self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
-        # Each forward is looked at when it ends: before the program can write to anything.
-        self._patient, self._reacts = False, listener.reacts
         self._least_budget, self._ask_at = self.budget_bytes, FIRST_ASKED
         self._device = next((one.device for one in model.parameters()), torch.device("cpu"))
 

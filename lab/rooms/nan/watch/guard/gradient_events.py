@@ -7,12 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.events import WORDS
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
 from lab.rooms.nan.watch.guard.headroom import Headroom
-from lab.rooms.nan.watch.guard.journal import Journal, named
+from lab.rooms.nan.watch.guard.journal import WORDS, Journal, named
 from lab.rooms.nan.watch.guard.parameters import Unhooked
-from lab.rooms.nan.watch.guard.ranks import Strategy
+from lab.rooms.nan.watch.guard.record import Strategy
 from lab.rooms.nan.watch.guard.weights import Weights
 
 

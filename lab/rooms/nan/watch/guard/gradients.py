@@ -21,8 +21,7 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.count import Counted
 from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.plain import all_plain, as_counted, is_odd
-from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.plain import all_plain, as_counted, is_odd, quiet
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
 LEAST_BUDGET, MOST_BUDGET = 64 << 20, 1 << 30  # bytes of gradients that are held for one count

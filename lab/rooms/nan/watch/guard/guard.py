@@ -23,25 +23,22 @@ from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counte
 from lab.rooms.nan.watch.count import Counter, beginning, reads_only
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of
 from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, BadForwards, GuardedWatch
 from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.headroom import Headroom
-from lab.rooms.nan.watch.guard.journal import Journal, named
+from lab.rooms.nan.watch.guard.journal import Event, GuardStep, Journal, corrected, first_of, named
 from lab.rooms.nan.watch.guard.losses import Losses
 from lab.rooms.nan.watch.guard.parameters import ParameterHooks
-from lab.rooms.nan.watch.guard.ranks import strategy_of
 from lab.rooms.nan.watch.guard.reactions import GRADIENT_STAGES, Reactions
-from lab.rooms.nan.watch.guard.record import write
+from lab.rooms.nan.watch.guard.record import strategy_of, write
 from lab.rooms.nan.watch.guard.scalers import scalers
 from lab.rooms.nan.watch.guard.scaling import Scaling, is_enabled, leaves_out
-from lab.rooms.nan.watch.guard.surrounded import Surrounded
 from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
 from lab.rooms.nan.watch.guard.weights import Weights
-from lab.rooms.nan.watch.phases import RECOMPUTE
+from lab.rooms.nan.watch.lane import RECOMPUTE
 from lab.rooms.nan.watch.plain import is_unbuilt
-from lab.rooms.nan.watch.shared import after_update, backwards, before_update, rehooked
+from lab.rooms.nan.watch.shared import Surrounded, after_update, backwards, before_update, rehooked
 from lab.rooms.nan.watch.steps import Step
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 

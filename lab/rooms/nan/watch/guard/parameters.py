@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lab.rooms.nan.watch.guard.gradients import Collector
 from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.guard.ranks import Strategy
+from lab.rooms.nan.watch.guard.record import Strategy
 from lab.rooms.nan.watch.guard.weights import Weights, version, versions_of
 from lab.rooms.nan.watch.plain import is_unbuilt
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
@@ -88,12 +88,13 @@ class ParameterHooks:
             if self._journal.ended or grad is None:
                 return
             key, collector = id(parameter), self._collector
-            if type(grad) is Tensor and not grad.is_inference():
+            if type(grad) is Tensor and grad.layout is torch.strided and not grad.is_inference():
                 number = own = grad._version
+                address = grad.data_ptr()
             else:
-                number, own = _versions_of_other(grad)
+                number, own, address = *_versions_of_other(grad), _address(grad)
             collector.add((self.stage, key, grad, own, -1))
-            self.counted[key] = ref(grad), number, _address(grad)
+            self.counted[key] = ref(grad), number, address
             if collector.weighs:
                 self._weigh(parameter, grad)
             if self._reduces_at_once:

@@ -9,9 +9,8 @@ from torch import nn
 
 from lab.rooms.nan.watch.explain import NOT_CALLED
 from lab.rooms.nan.watch.guard.borders import Borders
-from lab.rooms.nan.watch.guard.events import Event, GuardStep, Op
-from lab.rooms.nan.watch.guard.journal import Journal, named
-from lab.rooms.nan.watch.guard.ranks import Strategy
+from lab.rooms.nan.watch.guard.journal import Event, GuardStep, Journal, Op, named
+from lab.rooms.nan.watch.guard.record import Strategy
 from lab.rooms.nan.watch.guard.replay import HOOK, Saved, backward_op, forward_op, save
 from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.roles import Birth

@@ -19,9 +19,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from lab.rooms.nan.watch.count import Counter
-from lab.rooms.nan.watch.guard.events import WORDS, Event
 from lab.rooms.nan.watch.guard.headroom import Headroom
-from lab.rooms.nan.watch.guard.journal import Journal, owner
+from lab.rooms.nan.watch.guard.journal import WORDS, Event, Journal, owner
 from lab.rooms.nan.watch.guard.updates import (
     Named,
     State,
@@ -33,8 +32,7 @@ from lab.rooms.nan.watch.guard.updates import (
     state_tensors,
     why_not_finite,
 )
-from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt
-from lab.rooms.nan.watch.quiet import quiet
+from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt, quiet
 from lab.rooms.nan.watch.shared import new_module
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 

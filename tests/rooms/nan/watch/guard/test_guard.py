@@ -15,7 +15,7 @@ from lab import nan  # noqa: E402
 from lab.errors import UsageError  # noqa: E402
 from lab.rooms.nan.watch.count import Counted, plain_counts  # noqa: E402
 from lab.rooms.nan.watch.guard import guard as guard_module  # noqa: E402
-from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_of  # noqa: E402
+from lab.rooms.nan.watch.guard.journal import Event, GuardStep, corrected, first_of  # noqa: E402
 from lab.rooms.nan.watch.shared import before_update  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
 from tests.rooms.nan.watch.guard.zoo_faults import Switch, loop, stacked  # noqa: E402
