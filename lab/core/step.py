@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import re
+from datetime import datetime, timezone
 from pathlib import PurePosixPath
 from typing import Annotated
 
@@ -92,3 +93,7 @@ def check_relative(path: str, *, owner: str) -> None:
     pure = PurePosixPath(path)
     if pure.is_absolute() or ".." in pure.parts or "\0" in path:
         raise ConfigError(f"{owner}: path {path!r} leaves the run folder")
+
+
+def utc_now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -13,12 +13,13 @@ from lab.core import provenance
 from lab.core.manifest import Manifest, StepRecord
 from lab.core.options import Options
 from lab.core.plan import Experiment, Plan, Site
-from lab.core.run import Run, check_place, new_root, utc_now
+from lab.core.run import Run
+from lab.core.run_folder import check_place, new_root
 from lab.core.snapshot import take_snapshot
-from lab.core.step import STALL_LIMIT, Outcome, Status, Step
+from lab.core.step import STALL_LIMIT, Outcome, Status, Step, utc_now
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
-from lab.driver.comparable import content_of, described, same_cpu, same_image, same_lab, same_source
+from lab.driver.comparable import content_of, described, same_cpu, same_images, same_lab
 from lab.driver.execute import Lease, StepRunner, check_gpus, unleased
 from lab.driver.job import finish_run, gather
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
@@ -84,7 +85,9 @@ def resume(folder: Path, options: Options) -> None:
         show_plan(recorded.room, plan, site, engine, folder, options)
         return
     console = Console(quiet=options.quiet)
-    same_image(run, engine)
+    root = str(folder.absolute())
+    image, _ = engine.provenance(root, recorded.gpus)
+    same_images(run, image, engine.further_images(root, recorded.gpus))
     same_models(run, engine)
     if engine.runs_here and run.pending():
         same_cpu(run)
@@ -174,7 +177,7 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
     if not (options.skip_existing and Run.is_run(root)):
         return Run.create(root, manifest, inputs=plan.inputs)
     run = Run.open(root)
-    same_source(run, manifest)
+    same_images(run, manifest.image, manifest.images)
     if engine_class(run.manifest.engine).runs_here:
         refuse_other_gpus(run.manifest.gpus, manifest.gpus)
         same_cpu(run)

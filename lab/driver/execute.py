@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 from lab.core.gpu import Gpu
-from lab.core.run import Run, utc_now
-from lab.core.step import Outcome, Status, Step
+from lab.core.plan import Watcher
+from lab.core.run import Run
+from lab.core.step import Outcome, Status, Step, utc_now
 from lab.core.stop import Stop
 from lab.driver.comparable import checked
 from lab.engines.base import Engine, QueueEngine
@@ -24,14 +24,6 @@ Lease = Callable[[Sequence[Gpu]], AbstractContextManager[bool]]
 def unleased(_gpus: Sequence[Gpu]) -> AbstractContextManager[bool]:
     """For steps that use no GPU of this machine."""
     return nullcontext(True)
-
-
-class Watcher(Protocol):
-    """Whoever wants to know what happens: the terminal, a room's own log."""
-
-    def begin(self, step: Step) -> None: ...
-    def line(self, step: Step, line: str) -> None: ...
-    def end(self, step: Step, outcome: Outcome) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,10 @@ class StepRunner:
                     free += running.pop(future)
                     if not self.rotate:
                         free.sort(key=lambda gpu: (gpu.index, gpu.instance or 0))
-                    trouble = trouble or _error_of(future)
+                    try:
+                        future.result()
+                    except LabError as error:
+                        trouble = trouble or error
         if trouble:
             raise trouble
 
@@ -166,10 +161,3 @@ def check_gpus(steps: Sequence[Step], gpus: Sequence[Gpu]) -> None:
                 location=f"GPU {instances[0].number} {instances[0].name}",
                 fix=f"one rank, on one instance: --ranks 1 --gpus {instances[0].number}; or whole GPUs",
             )
-
-
-def _error_of(future: Future[None]) -> LabError | None:
-    error = future.exception()
-    if error is None or isinstance(error, LabError):
-        return error
-    raise error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from lab.core.run import Run
 from lab.core.stop import Stop
 from lab.driver.analysis import analyse_run
 from lab.driver.execute import StepRunner
-from lab.driver.show import show_result
+from lab.driver.show import show_error, show_result
 from lab.engines import engine_class
 from lab.engines.base import Engine
 from lab.errors import LabError
@@ -27,8 +26,7 @@ def finish_run(run_dir: str, analysis: Literal["auto", "host", "none"]) -> None:
     try:
         collect(Path(run_dir), analysis)
     except LabError as error:
-        print(f"lab: {error}", file=sys.stderr, flush=True)
-        raise SystemExit(error.exit_code) from error
+        raise SystemExit(show_error(error)) from error
 
 
 def collect(folder: Path, analysis: Literal["auto", "host", "none"]) -> None:
@@ -50,7 +48,9 @@ def collect(folder: Path, analysis: Literal["auto", "host", "none"]) -> None:
 def gather(run: Run, engine: Engine) -> None:
     """Add to the manifest the versions and GPUs that the steps saw."""
     for record in run.manifest.steps:
-        run.manifest.versions.update(_versions_of(run.folder(record.step) / "environment.json"))
+        path = run.folder(record.step) / "environment.json"
+        versions = read_json(path, _Environment, path.name).versions if path.exists() else {}
+        run.manifest.versions |= {name: str(text) for name, text in versions.items() if text is not None}
     run.manifest.gpus = engine.gpus_seen(run)
     run.save()
 
@@ -59,10 +59,3 @@ class _Environment(msgspec.Struct):
     """What a workload left in its folder about its software."""
 
     versions: dict[str, Any] = {}
-
-
-def _versions_of(path: Path) -> dict[str, str]:
-    if not path.exists():
-        return {}
-    versions = read_json(path, _Environment, path.name).versions
-    return {name: str(value) for name, value in versions.items() if value is not None}

@@ -106,5 +106,6 @@ def show_plan(
 
 
 def show_error(error: LabError) -> int:
-    print(printable(f"lab: {redact(str(error), secret_values())}"), file=sys.stderr)
+    """Print an error, without secrets and terminal commands; -> its exit code."""
+    print(printable(f"lab: {redact(str(error), secret_values())}"), file=sys.stderr, flush=True)
     return error.exit_code
