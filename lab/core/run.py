@@ -16,7 +16,8 @@ from lab.core import run_folder
 from lab.core.files import exclusive, holder_pid, make_folder, sha256_of, write_atomic
 from lab.core.manifest import MANIFEST as MANIFEST
 from lab.core.manifest import FileRecord, Manifest, StepRecord
-from lab.core.step import Outcome, Status, Step
+from lab.core.run_folder import home_of as home_of
+from lab.core.step import Outcome, Status, Step, check_steps
 from lab.errors import BadDataError, BusyError, ConfigError, storage_error
 
 DONE = (Status.ok, Status.skipped)
@@ -242,15 +243,6 @@ def _ended_s(outcome: Outcome) -> float:
         return datetime.fromisoformat(outcome.started_utc).timestamp() + outcome.seconds
     except (ValueError, OverflowError):
         return 0.0
-
-
-def check_steps(steps: Iterable[Step]) -> None:
-    """Two steps of one name or one folder would overwrite each other's results."""
-    for field in ("name", "folder"):
-        values = [getattr(step, field) for step in steps]
-        twice = sorted({value for value in values if values.count(value) > 1})
-        if twice:
-            raise ConfigError(f"two steps share the {field} {twice[0]!r}")
 
 
 def _size(path: Path) -> int | None:

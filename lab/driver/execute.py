@@ -16,14 +16,8 @@ from lab.core.stop import Stop
 from lab.driver.comparable import checked
 from lab.engines.base import Engine, QueueEngine
 from lab.errors import EngineError, EngineLost, GpuError, LabError
+from lab.gpus.leases import hold
 from lab.gpus.sampling import sampled
-
-Lease = Callable[[Sequence[Gpu]], AbstractContextManager[bool]]
-
-
-def unleased(_gpus: Sequence[Gpu]) -> AbstractContextManager[bool]:
-    """For steps that use no GPU of this machine."""
-    return nullcontext(True)
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class StepRunner:
     engine: Engine
     watchers: Sequence[Watcher]
     stop: Stop
-    lease: Lease = unleased  # holds a step's GPUs against other processes
+    wait: bool = True  # for GPUs that another process holds
     spare: Callable[[Step], str] | None = None  # why a step is not needed any more; "": it is
     rotate: bool = False  # the GPU that was free for longest is next, and not the first one again
 
@@ -98,13 +92,26 @@ class StepRunner:
         if self.spare and (reason := self.spare(step)):
             self.finish(step, Outcome(status=Status.skipped, reason=reason, started_utc=utc_now()))
             return
-        with self.lease(gpus) as is_held:
+        with self._held(gpus) as is_held:
             if not is_held or self.stop.wait(step.settle_s):
                 return
             self.run.begin(step)
             for watcher in self.watchers:
                 watcher.begin(step)
             self.finish(step, self._attempt(step, gpus))
+
+    def _held(self, gpus: Sequence[Gpu]) -> AbstractContextManager[bool]:
+        """Hold the GPUs of a step against other processes of this machine."""
+        if not self.engine.runs_here:
+            return nullcontext(True)
+        return hold(
+            gpus,
+            holder=f"run {self.run.manifest.id}",
+            wait=self.wait,
+            stop=self.stop,
+            say=self.engine.say,
+            in_containers=self.engine.gpus_in_use,
+        )
 
     def finish(self, step: Step, outcome: Outcome) -> None:
         outcome = checked(self.run, step, outcome)

@@ -21,28 +21,22 @@ from lab.rooms import room
 from lab.terminal.console import Console
 
 
-def finish_run(run_dir: str, analysis: Literal["auto", "host", "none"]) -> None:
-    """Run as the last job of a detached run, with lab's exit codes."""
+def finish_run(folder: str, analysis: Literal["auto", "host", "none"]) -> None:
+    """Record the outcomes of a run whose jobs have all ended, then analyse it; ends with lab's exit codes."""
+    options, console = Options(quiet=True, analysis=analysis), Console(quiet=True)
     try:
-        collect(Path(run_dir), analysis)
+        run = Run.open(Path(folder))
+        _, engine = engine_class(run.manifest.engine).restore(run, options)
+        with run.locked():
+            runner = StepRunner(run, engine, [room(run.manifest.room).watcher(run)], Stop())
+            runner.take_up()
+            for step in run.open_steps():
+                runner.finish(step, engine.lost(run, step))
+            gather(run, engine)
+            findings = analyse_run(run, engine, options, console)
+        show_result(run, findings, options)
     except LabError as error:
         raise SystemExit(show_error(error)) from error
-
-
-def collect(folder: Path, analysis: Literal["auto", "host", "none"]) -> None:
-    """Record the outcomes of a run whose jobs have all ended, then analyse it. Runs no step."""
-    run = Run.open(folder)
-    options, console = Options(quiet=True, analysis=analysis), Console(quiet=True)
-    _, engine = engine_class(run.manifest.engine).restore(run, options)
-    with run.locked():
-        watchers = [room(run.manifest.room).watcher(run)]
-        runner = StepRunner(run, engine, watchers, Stop())
-        runner.take_up()
-        for step in run.open_steps():
-            runner.finish(step, engine.lost(run, step))
-        gather(run, engine)
-        findings = analyse_run(run, engine, options, console)
-    show_result(run, findings, options)
 
 
 def gather(run: Run, engine: Engine) -> None:

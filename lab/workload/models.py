@@ -11,11 +11,11 @@ from lab.core.hub import (
     DEFAULT_REVISION,
     MODELS,
     State,
-    fetch_command,
     find_model,
     hub_cache,
     is_offline,
 )
+from lab.core.hub import fetch_command as fetch_command
 from lab.core.plan import ModelNeed
 from lab.errors import BadDataError, MissingError
 

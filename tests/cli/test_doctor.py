@@ -75,7 +75,7 @@ def test_each_gpu_has_the_image_that_serves_it_and_a_dead_socket_is_not_ok(box, 
     "settings, said",
     [
         ({"LAB_READER": "plain"}, "plain, as LAB_READER asks"),
-        ({"CC": "no-such-compiler", "XDG_CACHE_HOME": "{here}"}, "plain: $CC is 'no-such-compiler'"),
+        ({"CC": "no-such-compiler", "XDG_CACHE_HOME": "{here}"}, "plain: no C compiler here"),
         ({}, "native" if any(map(shutil.which, C.names)) else "plain: "),
     ],
 )

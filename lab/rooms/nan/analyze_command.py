@@ -27,7 +27,7 @@ def analyze(folders: tuple[Path, ...], sass: bool, out: Path | None, as_json: bo
     """
     from lab.core.files import make_folder
     from lab.core.options import Options
-    from lab.core.run_folder import home_of
+    from lab.core.run import home_of
     from lab.errors import needs
     from lab.terminal.console import Console
     from lab.terminal.findings import raise_for_findings, show_findings

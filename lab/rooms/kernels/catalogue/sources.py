@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 def home_of(traces: Sequence[Path]) -> Path:
     """Where files go: into a run of lab, or into experiments/ for traces that lab did not make."""
-    from lab.core.run_folder import home_of as home_of_folder
-    from lab.core.run_folder import is_run
+    from lab.core.run import Run
+    from lab.core.run import home_of as home_of_folder
 
-    if len(traces) == 1 and (is_run(traces[0]) or traces[0].is_dir()):
+    if len(traces) == 1 and (Run.is_run(traces[0]) or traces[0].is_dir()):
         return home_of_folder(traces[0])
     stem = re.sub(r"(\.pt\.trace)?\.(json|sqlite|db|rpd|pftrace|pb|nsys-rep)(\.gz)?\Z", "", traces[0].name)
     return Path("experiments") / f"{stem}_analysis"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.core.run_folder import home_of
+from lab.core.run import home_of
 from lab.errors import not_here
 
 ANALYSIS, MERGED = "tracelens_analysis", "merged_traces"
