@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import click
 
 from lab.cli.registry import EXTRAS, SCANNERS
-from lab.core.checkup import Check, as_root, join_group_of, program_path
 from lab.core.gpu import Gpu
 from lab.core.words import printable, size_text
+from lab.engines.checkup import Check, as_root, join_group_of, program_path
 from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import look

@@ -10,8 +10,8 @@ import click
 
 import lab
 from lab.cli.images import lab_difference, show_rows, smoke_box
-from lab.core.checkup import Check
 from lab.core.gpu import Gpu
+from lab.engines.checkup import Check
 from lab.errors import BadDataError, EngineError, GpuError, StepFailed, needs
 from lab.gpus.cdi import read_cdi, with_cdi_names
 from lab.gpus.discover import Found, look

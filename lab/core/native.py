@@ -75,16 +75,15 @@ class Compiling:
         import shlex
         import shutil
 
-        from_variable = os.environ.get(self.variable)
-        for name in [from_variable] if from_variable else self.names:
+        choice = os.environ.get(self.variable)
+        names = [choice] if choice else self.names
+        for name in names:
             command = shlex.split(name)
             if command and shutil.which(command[0]):
                 return command, self._run([*command, "--version"])
         raise self._missing(
-            f"${self.variable} is {from_variable!r}, which is not a program here"
-            if from_variable
-            else f"no {self.language} compiler here",
-            f"PATH, for {from_variable or ', '.join(self.names)}",
+            f"no {self.language} compiler here",
+            f"PATH, for {', '.join(names)}",
             f"install {' or '.join(self.names[1:])}, or name one in {self.variable}",
         )
 
