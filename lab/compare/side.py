@@ -25,7 +25,7 @@ from lab.recordings.phase_names import step_family
 from lab.recordings.tables import MEMSET, Trace
 from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
 
-_GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace")
+_GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace", ".xplane.pb")
 RECORDINGS = (*_GZIPPED, *(f"{end}.gz" for end in _GZIPPED), ".nsys-rep")
 _LAMBDA = re.compile(r"\[lambda\(([^()]*)\) \(instance (\d+)\)\]")
 _CAST = re.compile(r"\((?:unsigned |signed )?(?:char|short|int|long|long long)\)(?=-?\d)")
