@@ -39,7 +39,7 @@ _MEMORY = {
 _SUFFIX = re.compile(r"(?<=\d)(?:ull|ul|u|ll|l)\b")
 _WAIT = re.compile(r"(cuda|hip|cu)(\w*Synchronize|Memcpy(?!\w*Async)\w*)(_v\d+)?$")
 _RANK = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
-_SNIFFED = 1 << 20  # of a JSON file in a run: a trace's first key of events stands within
+_SNIFFED = 1 << 20  # of a JSON file in a run: a trace's events begin within
 Key = tuple[str, str, str, str]  # op, dims, types, kernel; op is "" where no op is known
 
 

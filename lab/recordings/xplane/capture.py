@@ -169,8 +169,9 @@ def _operators(plane: Plane) -> np.ndarray:
 
     def id_of(pair: list[int]) -> int:
         module, name = pair
-        both = module >= 0 and name >= 0
-        return strings.id(f"{strings.texts[module]}/{strings.texts[name]}") if both else name
+        if module < 0 or name < 0:
+            return name
+        return strings.id(f"{strings.texts[module]}/{strings.texts[name]}")
 
     names = np.where(hlo >= 0, hlo, plane.texts("tf_op"))
     return per_distinct(np.stack([plane.texts("hlo_module"), names], axis=1), id_of)
