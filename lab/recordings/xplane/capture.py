@@ -32,6 +32,7 @@ from lab.recordings.lacks import Axis, Lack
 from lab.recordings.sqlite import lookup
 from lab.recordings.tables import Table, concat
 from lab.recordings.xplane.planes import Plane, Space, read_space
+from lab.stats.columns import per_distinct
 
 _GPU = re.compile(r"/device:GPU:(\d{1,4})")
 _STREAM = re.compile(r"Stream #?\d+")  # other lines of a GPU repeat its rows by step, module or operation
@@ -57,6 +58,11 @@ _SIZES = {
 }
 _SIZE = re.compile(rf"\b({'|'.join(_SIZES)}):(\d{{1,18}})")
 _AXES = re.compile(r"\b(grid|block):(\d{1,9}),(\d{1,9}),(\d{1,9})")
+_DETAIL_COLUMNS = (
+    *dict.fromkeys(_SIZES.values()),
+    *(f"{size}_{axis}" for size in ("grid", "block") for axis in "xyz"),
+    *("src_kind", "dst_kind"),
+)
 _MEMORY = re.compile(r"\b(?:kind_)?(src|dst):(\w+)")
 _MEMORIES = {name.lower().replace(" ", "_"): kind for kind, name in MEMORY_KINDS.items()}
 _COPIES = {"MemcpyH2D": 1, "MemcpyD2H": 2, "MemcpyD2D": 8, "MemcpyH2H": 9, "MemcpyP2P": 10}
@@ -111,12 +117,10 @@ def _times(plane: Plane, rows: np.ndarray, profile_ns: int) -> Columns:
     return {"start_ns": plane.start_ns[rows] + shift_ns, "end_ns": plane.end_ns[rows] + shift_ns}
 
 
-def _by_id(ids: np.ndarray, value_of: Callable[[int], int]) -> np.ndarray:
-    """value_of(id) of each of `ids` (n,), called once per distinct id; -1 for the id -1."""
-    used, index = np.unique(ids, return_inverse=True)
-    values = np.array([value_of(each) if each >= 0 else -1 for each in used.tolist()], dtype=np.int64)
-    column: np.ndarray = values[index]
-    return column
+def _by_text(plane: Plane, ids: np.ndarray, value_of: Callable[[str], int]) -> np.ndarray:
+    """value_of the text of each of `ids` (n,), -1 for the id -1."""
+    texts = plane.strings.texts
+    return per_distinct(ids, lambda text: value_of(texts[text]) if text >= 0 else -1)
 
 
 def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]:
@@ -151,7 +155,7 @@ def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]
 def _range_names(plane: Plane, rows: np.ndarray, operator: np.ndarray) -> np.ndarray:
     """The names (n,) of host events: a step with its number, an operation with its module."""
     strings = plane.strings
-    bare = _by_id(plane.name_id[rows], lambda name: strings.id(_GRAPH_OF_CALL.sub("", strings.texts[name])))
+    bare = _by_text(plane, plane.name_id[rows], lambda name: strings.id(_GRAPH_OF_CALL.sub("", name)))
     step = np.where(plane.numbers("_r") == 1, plane.numbers("step_num"), -1)[rows]
     for row in np.flatnonzero(step >= 0).tolist():
         name = strings.texts[bare[row]]
@@ -161,14 +165,16 @@ def _range_names(plane: Plane, rows: np.ndarray, operator: np.ndarray) -> np.nda
 
 def _operators(plane: Plane) -> np.ndarray:
     """The id (n,) of `module/operation` of each event, or of the framework's operation; -1 for neither."""
-    strings, hlo, module = plane.strings, plane.texts("hlo_op"), plane.texts("hlo_module")
+    strings, hlo = plane.strings, plane.texts("hlo_op")
+
+    def id_of(pair: list[int]) -> int:
+        module, name = pair
+        if module < 0 or name < 0:
+            return name
+        return strings.id(f"{strings.texts[module]}/{strings.texts[name]}")
+
     names = np.where(hlo >= 0, hlo, plane.texts("tf_op"))
-    pairs, index = np.unique(np.stack([module, names], axis=1), axis=0, return_inverse=True)
-    ids = [
-        strings.id(f"{strings.texts[of]}/{strings.texts[name]}") if of >= 0 and name >= 0 else name
-        for of, name in pairs.tolist()
-    ]
-    return np.array(ids, dtype=np.int64)[index.reshape(-1)]
+    return per_distinct(np.stack([plane.texts("hlo_module"), names], axis=1), id_of)
 
 
 def _gpu_rows(plane: Plane, device: int, profile_ns: int, problems: list[str]) -> Table:
@@ -192,13 +198,13 @@ def _gpu_rows(plane: Plane, device: int, profile_ns: int, problems: list[str]) -
         "name_id": plane.name_id,
         "device": np.full(len(plane.line), device),
         "stream": numbers[plane.line],
-        "context": _by_id(plane.texts("context_id"), lambda text: _digits(plane.strings.texts[text])),
+        "context": _by_text(plane, plane.texts("context_id"), _digits),
         "corr": plane.numbers("correlation_id"),
         "graph": plane.numbers("cuda_graph_id"),
         "graph_node": graph_node,
-        "copy_kind": _by_id(plane.name_id, lambda name: _COPIES.get(plane.strings.texts[name], -1)),
+        "copy_kind": _by_text(plane, plane.name_id, lambda name: _COPIES.get(name, -1)),
         "hlo_id": _operators(plane),
-        **_details(plane.strings, details),
+        **_details(plane, details),
     }
     return filled(
         _HLO_OPS,
@@ -209,9 +215,7 @@ def _gpu_rows(plane: Plane, device: int, profile_ns: int, problems: list[str]) -
 
 def _kinds_and_details(plane: Plane) -> tuple[np.ndarray, np.ndarray]:
     """The kind (n,) of each GPU row, -1 for bookkeeping of memory, and the text id (n,) of its details."""
-    texts = plane.strings.texts
-    kind = _by_id(plane.name_id, lambda name: _kind_by_name(texts[name]))
-    kind[plane.name_id < 0] = KERNEL
+    kind = np.maximum(_by_text(plane, plane.name_id, _kind_by_name), KERNEL)
     details = np.full(len(kind), -1, dtype=np.int64)
     for key, kind_of_key in _DETAILS.items():
         ids = plane.texts(key)
@@ -229,12 +233,16 @@ def _digits(text: str) -> int:
     return int(digits) if digits.isdecimal() and len(digits) < 19 else -1
 
 
-def _details(strings: Strings, ids: np.ndarray) -> Columns:
+def _details(plane: Plane, ids: np.ndarray) -> Columns:
     """Sizes (n,) out of texts such as `regs:32 static_shared:0 dynamic_shared:0 grid:8,1,1 block:128,1,1`."""
-    used, index = np.unique(ids, return_inverse=True)
-    rows = [_parsed(strings.texts[each]) if each >= 0 else {} for each in used.tolist()]
-    names = dict.fromkeys(name for sizes in rows for name in sizes)
-    return {name: np.array([sizes.get(name, -1) for sizes in rows], dtype=np.int64)[index] for name in names}
+    texts = plane.strings.texts
+
+    def sizes_of(text: int) -> list[int]:
+        sizes = _parsed(texts[text]) if text >= 0 else {}
+        return [sizes.get(name, -1) for name in _DETAIL_COLUMNS]
+
+    columns = per_distinct(ids, sizes_of, width=len(_DETAIL_COLUMNS)).T
+    return dict(zip(_DETAIL_COLUMNS, columns, strict=True))
 
 
 def _parsed(details: str) -> dict[str, int]:

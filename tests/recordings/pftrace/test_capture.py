@@ -279,3 +279,12 @@ def test_numbers_that_no_column_holds_count_as_not_recorded(tmp_path):
     made.slice(1, 10, 20, "kernel", "k", **huge)
     ops = load_capture(made.write(tmp_path / "a")).ops
     assert (ops.stream[0], ops.bytes[0], ops.grid_x[0], ops.grid_y[0], ops.corr[0]) == (7, -1, -1, -1, -1)
+
+
+def test_a_stage_of_impossible_length_is_left_out_and_said(tmp_path):
+    made = staged_trace()
+    for packet in made.packets:
+        if packet.HasField("gpu_render_stage_event"):
+            packet.gpu_render_stage_event.duration = 2**63 - 1
+    capture = load_capture(made.write(tmp_path / "a"))
+    assert len(capture.ops) == 0 and capture.verdict == "lossy"

@@ -188,3 +188,14 @@ def test_jax_s_json_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(BadDataError, match="extract of its XPlane file") as caught:
         load_capture(path)
     assert ".xplane.pb" in caught.value.fix
+
+
+def test_hosts_of_one_profile_are_one_recording_and_their_extracts_are_passed_over(tmp_path):
+    for host in ("h0", "h1"):
+        write(tmp_path / f"{host}.xplane.pb", *training(1))
+        (tmp_path / f"{host}.trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents":[{"/device:GPU:0"'))
+    capture = load_capture(tmp_path)
+    assert capture.ops.process.tolist() == [0] * 4 + [1] * 4 and len(capture.processes) == 2
+    result = CliRunner().invoke(cli, ["inspect", "--json", str(tmp_path)])
+    assert result.exit_code == 0
+    assert [row["format"] for row in json.loads(result.stdout)] == ["xplane"] * 2
