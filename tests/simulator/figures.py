@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that a command printed: of one process, by its index, or of all (None).
+    """A number that a command printed: of one process, by its pid or else its rank, or of all (None).
 
     bound: `at least`, `at most`, `about`, or "" for an exact one.
     """
@@ -87,7 +88,8 @@ def _summary(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
     answer = lab("nsys summary --json", path)
     document = answer.json() if answer.stdout.strip() else []
     figures: list[Figure] = []
-    for index, part in enumerate(document if isinstance(document, list) else [document]):
+    parts = document.get("processes", [document]) if isinstance(document, dict) else document
+    for part in parts:
         bounds, values = part["bounds"], {}
         counts = list(part["rules"].values())
         values["rows",] = sum(count for count, _ in counts), bounds["kernels"]
@@ -96,8 +98,15 @@ def _summary(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
             values["busy_ms",] = gpu["busy_ms"], bounds["busy_ms"]
             values["idle_ms",] = gpu["idle_ms"], bounds["idle_ms"]
         values |= _steps(part) if part["steps"] else {}
-        figures += [Figure("summary", name, *value, process=index) for name, value in values.items()]
+        process = _process(part["label"])
+        figures += [Figure("summary", name, *value, process=process) for name, value in values.items()]
     return answer, figures
+
+
+def _process(label: str) -> int:
+    """The rank that the label of a process names, else its pid, else -1."""
+    match = re.search(r"rank (\d+)", label) or re.search(r"process (\d+)", label)
+    return int(match[1]) if match else -1
 
 
 def _steps(part: dict[str, Any]) -> dict[tuple[Any, ...], tuple[float, str]]:
@@ -136,10 +145,11 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def _analyze(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
     answer, tables = lab("analyze -q --json -o", scratch / "page", path), scratch / "page" / "tables"
     figures = []
-    for index, row in enumerate(_rows(tables / "gpus.csv")):
+    for row in _rows(tables / "gpus.csv"):
+        process = _process(row["process"])
         bounds = dict(word.split(" ", 1) for word in row["bound"].split(", ") if word)
         figures += [
-            Figure("gpus.csv", (f"{key}_ms",), float(row[f"{key}_ms"]), bounds.get(key, ""), index)
+            Figure("gpus.csv", (f"{key}_ms",), float(row[f"{key}_ms"]), bounds.get(key, ""), process)
             for key in ("busy", "idle")
         ]
     values: dict[tuple[Any, ...], float] = defaultdict(float)
@@ -149,9 +159,10 @@ def _analyze(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
         values["name", row["name"], "ms"] += float(row["kernel_ms"])
         bound = row["bound"]
     figures += [Figure("kernels.csv", name, value, bound) for name, value in values.items()]
-    for index, row in enumerate(_rows(tables / "processes.csv")):
+    for row in _rows(tables / "processes.csv"):
+        process = _process(row["process"])
         figures += [
-            Figure("processes.csv", (key,), float(row[column]), row["bound"], index)
+            Figure("processes.csv", (key,), float(row[column]), row["bound"], process)
             for key, column in (("rows", "gpu_operations"), ("span_ms", "span_ms"))
             if row[column]
         ]
@@ -167,10 +178,9 @@ def _gemm(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
         "span_ms": "total_time_ms",
     }
     figures = []
-    table = _rows(scratch / "gemm" / "timeline.csv")
-    for index, row in enumerate(table):
+    for row in _rows(scratch / "gemm" / "timeline.csv"):
         bound = "" if row["bound"] == "exact" else row["bound"]
-        process = index if len(table) > 1 else None
+        process = int(row["rank"]) if int(row["rank"]) >= 0 else None
         figures += [
             Figure("timeline.csv", (key,), float(row[column]), bound, process)
             for key, column in columns.items()
