@@ -133,6 +133,15 @@ def test_values_that_are_no_percent_are_left_out_and_counted(tmp_path):
     assert "GPU_METRICS: 1 sample outside 0 to 100 %, left out" in document["problems"]
 
 
+def test_columns_that_lab_does_not_know_leave_the_recording_readable(tmp_path):
+    export = steps_with_work()
+    export.add("TARGET_INFO_GPU_METRICS", metricId=11, metricName=METRICS[11])
+    export.add("GPU_METRICS", timestamp=1, deviceId=0, metricId=11, value=3)
+    document = json.loads(call("summary", export.write(tmp_path / "a.sqlite"), "--json"))
+    assert document["gpu_metrics"] is None and document["phases"][0]["kernels"] == [2]
+    assert any("GPU_METRICS has no column typeId" in problem for problem in document["problems"])
+
+
 def test_migrations_and_faults_belong_to_the_ranges_in_which_they_begin(tmp_path):
     path = migrated(steps_with_work()).write(tmp_path / "a.sqlite")
     memory = json.loads(call("summary", path, "--json"))["unified_memory"]
