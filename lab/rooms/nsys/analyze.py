@@ -132,7 +132,7 @@ def _share_table(recording: Recording, key: str, columns: list[str]) -> pd.DataF
             for figure in (grouped.sum(), grouped.size())
         )
         ms = ns.mean(axis=1) / 1e6
-        table = pd.DataFrame(
+        rows = pd.DataFrame(
             {
                 "phase": phase,
                 "ms": ms,
@@ -143,7 +143,7 @@ def _share_table(recording: Recording, key: str, columns: list[str]) -> pd.DataF
                 "mean_us": ns.sum(axis=1) / counts.sum(axis=1) / 1e3,
             }
         )
-        tables.append(table.rename_axis(key).reset_index().sort_values("ms", ascending=False))
+        tables.append(rows.rename_axis(key).reset_index().sort_values("ms", ascending=False))
     joined = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
     if key == "name":
         joined["kernel"] = [short_name(name) for name in joined["name"]]

@@ -118,7 +118,10 @@ def test_a_metric_is_the_mean_of_the_samples_that_lie_in_the_work_of_a_range_or_
 
 def test_metrics_of_a_gpu_that_no_device_is_known_to_be_are_unknown(tmp_path):
     path = sampled(steps_with_work(), mapped=False).write(tmp_path / "a.sqlite")
-    assert json.loads(call("summary", path, "--json"))["gpu_metrics"] is None
+    document = json.loads(call("summary", path, "--json"))
+    assert document["gpu_metrics"] is None and len(document["unknown"]) == 1
+    text = call("summary", path)
+    assert "GPU metrics were sampled, but on which" in text and "GPU metrics: not recorded" not in text
     alone = sampled(steps_with_work(), mapped=False, gpus=(SAMPLER,)).write(tmp_path / "b.sqlite")
     metrics = json.loads(call("summary", alone, "--json"))["gpu_metrics"]
     assert rows_of(metrics)["forward"]["sm_active_percent"] == 80
