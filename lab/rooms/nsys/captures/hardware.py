@@ -28,6 +28,7 @@ METRICS = {
     "dram_read": "DRAM read",
     "dram_write": "DRAM write",
 }
+UNKNOWN_GPU = "GPU metrics were sampled, but on which of the process's devices is not recorded"
 TRAFFIC = {
     "to_device_mb": "to GPU, MB",
     "to_host_mb": "to CPU, MB",
@@ -86,6 +87,11 @@ def gpu_metrics(
         work = {gpu: spans[mask & (ops.device == device)] for device, gpu in gpus.items()}
         kernels.append({"name": name, **row(work)})
     return {"period_us": period_ns / 1e3, "ranges": ranges, "kernels": kernels}
+
+
+def has_unknown_gpu(capture: Capture) -> bool:
+    """Whether metrics were sampled, and nothing says that it was on a GPU of this process."""
+    return bool(capture.device_events and capture.device_events.samples) and not _gpus(capture)
 
 
 def _gpus(capture: Capture) -> dict[int, int]:

@@ -222,12 +222,10 @@ def _process_of(capture: Capture, index: int) -> str:
 def _kernel_table(capture: Capture) -> pd.DataFrame:
     """Every kernel of every process by name, costliest first: count, ms, mean, share of its process."""
     ops, bounds = capture.ops.where(capture.kernels), _bounds(capture)
-    keys = np.stack([ops.process, ops.name_id], axis=1).astype(np.int64)
-    used, group = np.unique(keys, axis=0, return_inverse=True)
-    dur_ms = np.bincount(group.ravel(), ops.end_ns - ops.start_ns, minlength=len(used)) / 1e6
-    counts = np.bincount(group.ravel(), minlength=len(used))
-    names = [capture.name(int(name)) or "(no name recorded)" for name in used[:, 1]]
-    processes = used[:, 0].tolist()
+    columns = {"process": ops.process, "name": ops.name_id, "ns": ops.end_ns - ops.start_ns}
+    groups = pd.DataFrame(columns).groupby(["process", "name"])["ns"].agg(["size", "sum"]).reset_index()
+    names = [capture.name(index) or "(no name recorded)" for index in groups["name"]]
+    processes, counts, dur_ms = groups["process"], groups["size"], groups["sum"] / 1e6
     table = pd.DataFrame(
         {
             "process": [_process_of(capture, index) for index in processes],
@@ -235,7 +233,7 @@ def _kernel_table(capture: Capture) -> pd.DataFrame:
             "class": [kernel_class(name) for name in names],
             "launches": counts,
             "kernel_ms": dur_ms,
-            "mean_us": 1000 * dur_ms / np.maximum(counts, 1),
+            "mean_us": 1000 * dur_ms / counts,
             "name": names,
             "bound": [bounds[index] for index in processes],
         }
@@ -252,9 +250,7 @@ def _counter_table(capture: Capture) -> pd.DataFrame:
     """A row per process, kernel and counter: over the dispatches that measured it, by kernel time."""
     rows, bounds = capture.counters, _bounds(capture)
     ops = capture.ops.where(capture.kernels)
-    used, group = np.unique(ops.name_id, return_inverse=True)
-    dur_ns = np.bincount(group.ravel(), ops.end_ns - ops.start_ns, minlength=len(used))
-    time_ns = dict(zip(used.tolist(), dur_ns.tolist(), strict=True))
+    time_ns = pd.Series(ops.end_ns - ops.start_ns).groupby(ops.name_id).sum().to_dict()
     names, processes = capture.text(rows.name_id), rows.process.tolist()
     table = pd.DataFrame(
         {

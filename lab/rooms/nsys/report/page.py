@@ -102,13 +102,6 @@ def _status(results: Results, lacking: list[str]) -> Status:
 def _cards(results: Results, checks: pd.DataFrame) -> list[Card]:
     recorded = f"{int((results.cells['outcome'] == 'ok').sum())} of {len(results.cells)}"
     cards = [Card("Cells recorded", recorded, "tables/cells.csv")]
-    last_answers = {answer.part: answer for answer in results.answers if answer.is_answered}
-    if answer := last_answers.get("d"):
-        share = f"{float(answer.values['step_matmul_percent']):.1f}"
-        cards.append(Card("Matrix products, training step", share, "tables/values.csv", "%", answer.cell))
-    if answer := last_answers.get("e"):
-        ratio, note = f"{float(answer.values['time_ratio']):.2f}", f"time per layer, {answer.cell}"
-        cards.append(Card("Softmax over QK^T", ratio, "tables/values.csv", "×", note))
     if len(checks):
         passed = f"{int((checks['state'] == OK).sum())} of {len(checks)}"
         cards.append(Card("Self-checks that hold", passed, "tables/checks.csv"))
