@@ -62,12 +62,12 @@ class StepState:
         name = counter or choose_counter(device)[0]
         if counter is not None or name != "bits":
             return name, counter_named(name)
-        magnitudes, screen, in_c = cpu_counters()
+        magnitudes, screen = cpu_counters()
 
         def count(tensors: Sequence[Tensor]) -> np.ndarray:
             return (magnitudes if self.headroom.magnitudes_due(self.step) else screen)(tensors)
 
-        count.reads_only = in_c  # type: ignore[attr-defined]
+        count.reads_only = True  # type: ignore[attr-defined]
         return name, count
 
     # Which step this is
