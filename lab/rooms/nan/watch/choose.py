@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from array import array
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -18,12 +17,10 @@ from lab.rooms.nan.watch.count import (
     KINDS,
     LOW,
     Counter,
-    bits_counts,
     clean_rows,
     norm_counts,
     plain_counts,
     refuse_freed,
-    screen_counts,
 )
 from lab.rooms.nan.watch.native.find import library, library_state
 
@@ -31,7 +28,8 @@ from lab.rooms.nan.watch.native.find import library, library_state
 def choose_counter(device: torch.device) -> tuple[str, Counter, str]:
     """(name, function, reason) of the best way on `device`."""
     if device.type != "cuda":
-        return "bits", counter_named("bits"), f"the model is not on a GPU ({library_state()})"
+        name = "bits" if library() is not None else "plain"
+        return name, counter_named(name), f"the model is not on a GPU ({library_state()})"
     try:
         from lab.rooms.nan.watch.kernel_counter import KernelCounter
     except ImportError as error:
@@ -43,7 +41,7 @@ def counter_named(name: str) -> Counter:
     """The counter of this name. Raises UsageError for an unknown name, MissingError without Triton."""
     if name == "bits":
         loaded = library()
-        return NativeCounts(loaded).exact if loaded is not None else bits_counts
+        return NativeCounts(loaded).exact if loaded is not None else plain_counts
     known: dict[str, Counter] = {"plain": plain_counts, "norm": norm_counts}
     if name in known:
         return known[name]
@@ -56,13 +54,16 @@ def counter_named(name: str) -> Counter:
     return KernelCounter()
 
 
-def cpu_counters() -> tuple[Counter, Counter, bool]:
-    """On a CPU: counts with magnitudes, the cheapest that finds what is bad, and whether both are in C."""
+def cpu_counters() -> tuple[Counter, Counter]:
+    """In C: counts with magnitudes, and the cheapest that finds what is bad.
+
+    Raises MissingError without C.
+    """
     loaded = library()
     if loaded is None:
-        return partial(bits_counts, subnormals=False), screen_counts, False
+        raise MissingError("counting bits needs a C compiler", fix="use counter=plain")
     native = NativeCounts(loaded)
-    return native.magnitudes, native.screen, True
+    return native.magnitudes, native.screen
 
 
 FORMATS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.float64: 3}
@@ -80,17 +81,17 @@ class NativeCounts:
         self._count: Callable[..., int] = loaded.count_tensors
 
     def exact(self, tensors: Sequence[Tensor]) -> np.ndarray:
-        """As `bits_counts`."""
+        """Count as `plain_counts` does."""
         return self._rows(tensors, subnormals=True)
 
     exact.reads_only = True  # type: ignore[attr-defined]
 
     def magnitudes(self, tensors: Sequence[Tensor]) -> np.ndarray:
-        """As `bits_counts` without subnormals."""
+        """Count without subnormals (-1), which is half of the price."""
         return self._rows(tensors, subnormals=False)
 
     def screen(self, tensors: Sequence[Tensor]) -> np.ndarray:
-        """As `screen_counts`: of clean tensors nothing else is known; if any is bad, exact counts of all."""
+        """Count only if anything is bad: of clean tensors nothing else is known (-1)."""
         kind = _only_type(tensors)
         if kind is not None:
             sizes = array("q", map(Tensor.numel, tensors))

@@ -68,7 +68,9 @@ class Recorder(ABC):
     PASSED, input, output).
     """
 
-    def __init__(self, model: nn.Module, count: Counter, budget_bytes: int) -> None:
+    def __init__(
+        self, model: nn.Module, count: Counter, budget_bytes: int, modules: Modules | None = None
+    ) -> None:
         self.model, self.budget_bytes = model, budget_bytes
         self.notes: list[str] = []
         self.unseen: Tally[tuple[str, str, str]] = Tally()  # (module, leaf, why)
@@ -79,7 +81,7 @@ class Recorder(ABC):
         self.called: set[int] = set()
         self.callers: set[int] = set()  # modules that called others
         self._last_calls: list[list[Any]] = []
-        self.modules = Modules(model)
+        self.modules = modules or Modules(model)
         self._grown = False  # a module of the model has got a new module or parameter
         self._makers: list[tuple[nn.Module, seam.Make, seam.Direct]] = []
         self._count = count

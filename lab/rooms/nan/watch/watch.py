@@ -24,6 +24,7 @@ from lab.rooms.nan.watch.explain import Explainer
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import RECOMPUTE
 from lab.rooms.nan.watch.leaves import CACHE
+from lab.rooms.nan.watch.modules import Modules
 from lab.rooms.nan.watch.plain import FP8
 from lab.rooms.nan.watch.recorder import Recorder
 from lab.rooms.nan.watch.roles import Birth
@@ -57,6 +58,7 @@ class Watch(Recorder):
         budget_bytes: int | None = None,
         keep_rows: bool = True,
         check_weights: bool = True,
+        modules: Modules | None = None,
     ) -> None:
         if on_bad not in ("keep", "raise") and not callable(on_bad):
             raise UsageError(f"invalid on_bad: {on_bad!r}", fix='use "keep", "raise" or a function of a Step')
@@ -67,7 +69,7 @@ class Watch(Recorder):
             self.counter, count, self.counter_reason = "own", counter, "given"
         else:
             self.counter, count, self.counter_reason = counter, counter_named(counter), "asked for"
-        super().__init__(model, count, budget_bytes or _budget(device))
+        super().__init__(model, count, budget_bytes or _budget(device), modules)
         if "DataParallel" in {type(module).__name__ for module in self.modules.all}:
             self.note("nn.DataParallel calls copies of the model, which are not seen: watch it on one GPU")
         self.on_bad, self.keep_rows, self.check_weights = on_bad, keep_rows, check_weights

@@ -1,4 +1,4 @@
-"""What a guard has found so far: events by step, the clock that orders them, and what failed in the guard."""
+"""The state of a guarded training: which step runs, the events of each, and what failed in the guard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
+from lab.rooms.nan.watch.choose import choose_counter, counter_named, cpu_counters
+from lab.rooms.nan.watch.count import Counter
+from lab.rooms.nan.watch.guard.headroom import Headroom
+from lab.rooms.nan.watch.guard.record import strategy_of
+from lab.rooms.nan.watch.guard.scaling import Scaling
+from lab.rooms.nan.watch.modules import Modules
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 from lab.rooms.nan.watch.watch import NonFiniteError
 
@@ -17,11 +25,28 @@ MOST_EVENTS = 24  # of one step; more are counted
 MOST_NOTES = 50
 
 
-class Journal:
-    """The current step, its events and those of the steps before. All parts of a guard write into one."""
+class StepState:
+    """One model's training so far: what it is, which step runs, and what was bad.
 
-    def __init__(self) -> None:
+    Every stage reads it and writes into it.
+    """
+
+    def __init__(
+        self, model: nn.Module, scaler: Any = None, *, headroom: int = 16, counter: str | None = None
+    ) -> None:
+        self.model, self.modules = model, Modules(model)
+        device = next((one.device for one in model.parameters()), torch.device("cpu"))
+        self.on_gpu = device.type == "cuda"
+        self.strategy, self.scaling, self.headroom = strategy_of(model), Scaling(scaler), Headroom(headroom)
+        self.counter, self.count = self._chosen(device, counter)
+
         self.step = 0  # updates so far
+        self.forward_since_update = False
+        self.updating: Any = None  # the optimizer whose update runs
+        self.updating_weights: list[Tensor] = []  # of that
+        self._updated_by: set[int] = set()  # the optimizers, by id, of the step that has just ended
+        self._begun_at: dict[int, int] = {}  # optimizer, by id -> the step in which its update began
+
         self.steps: list[GuardStep] = []  # those with something bad that are over
         self.open: dict[int, GuardStep] = {}  # by number, over or not
         self.seen: Tally[str] = Tally()  # tensors looked at, by stage
@@ -31,6 +56,71 @@ class Journal:
         self.ended = False  # the guard
         self.reaction: BaseException | None = None  # what the program's own reaction raised last: it passes
         self.now: Callable[[], int] = itertools.count(1).__next__  # the next moment; events are ordered by it
+
+    def _chosen(self, device: torch.device, counter: str | None) -> tuple[str, Counter]:
+        """On a CPU, unless a way of counting was asked for, magnitudes are counted only where due."""
+        name = counter or choose_counter(device)[0]
+        if counter is not None or name != "bits":
+            return name, counter_named(name)
+        magnitudes, screen = cpu_counters()
+
+        def count(tensors: Sequence[Tensor]) -> np.ndarray:
+            return (magnitudes if self.headroom.magnitudes_due(self.step) else screen)(tensors)
+
+        count.reads_only = True  # type: ignore[attr-defined]
+        return name, count
+
+    # Which step this is
+
+    @passes_on
+    def update_begins(self, optimizer: int) -> bool:
+        """Begin an optimizer's update; whether no forward of its step was seen.
+
+        Updates by several optimizers after one forward are one step.
+        """
+        joined = self._joins(optimizer)
+        self._begun_at[optimizer] = self.step
+        return not joined and not self.forward_since_update
+
+    @passes_on
+    def update_returns(self, optimizer: int) -> None:
+        """Go back to the step that this update began, if another one inside of it has ended that."""
+        begun_at = self._begun_at.pop(optimizer, self.step)
+        if self.step > begun_at and not self.forward_since_update:
+            self.step -= 1
+
+    def began(self, optimizer: int) -> bool:
+        """Whether an update by this optimizer began and has not returned."""
+        return optimizer in self._begun_at
+
+    def forget_update(self, optimizer: int) -> None:
+        """Forget an update that never returned: its optimizer is gone, and another has its id."""
+        self._begun_at.pop(optimizer, None)
+
+    def left_out(self, optimizer: int) -> int:
+        """End the step in which a scaler left out this optimizer's update; its number."""
+        self._joins(optimizer)
+        self.step_ends()
+        return self.step - 1
+
+    @passes_on
+    def step_ends(self) -> None:
+        self.step += 1
+        self.forward_since_update = False
+
+    @passes_on
+    def _joins(self, optimizer: int) -> bool:
+        """Count an update to the step that has ended, if only other optimizers ran in it; whether so."""
+        joins = bool(self._updated_by) and not self.forward_since_update
+        joins = joins and optimizer not in self._updated_by
+        if joins:
+            self.step -= 1
+        else:
+            self._updated_by.clear()
+        self._updated_by.add(optimizer)
+        return joins
+
+    # What was bad
 
     def event(
         self,
