@@ -37,12 +37,14 @@ _MODULES = {
     "viterbi": "model.api",
     "sample": "model.api",
     "entropy": "model.api",
+    "kbest": "model.api",
     "lint_objective": "workload.probes.linter",
 }
 __all__ = [
     "SegmentDistribution",
     "SemiCRF",
     "entropy",
+    "kbest",
     "lint_objective",
     "log_partition",
     "marginals",
@@ -59,7 +61,7 @@ def __getattr__(name: str) -> Any:
 
     from lab.errors import needs
 
-    with needs("workload"):
+    with needs("semicrf"):
         return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
