@@ -53,6 +53,7 @@ _SIZES = {
     "static_shared": "static_smem_bytes",
     "shm": "static_smem_bytes",
     "dynamic_shared": "dynamic_smem_bytes",
+    "group_mem": "dynamic_smem_bytes",
     "size": "bytes",
     "num_bytes": "bytes",
 }

@@ -120,6 +120,20 @@ def test_a_lost_row_is_found_by_its_call(tmp_path):
     ]
 
 
+def test_an_amd_gpu_has_blocks_and_group_memory_and_copies_that_xla_leaves_out(tmp_path):
+    host = Plane("/host:CPU").line(21, "python")
+    host.event("hipLaunchKernel", 0, 5, device_id=0, correlation_id=1)
+    host.event("hipMemcpyAsync", 10, 5, device_id=0, correlation_id=2)
+    gpu = Plane("/device:GPU:0", device_vendor="AMD").line(3, "Stream #3")
+    details = "@ grid:16,2,1 block:256,1,1 private_mem:0 group_mem:1024 occ_pct:0"
+    gpu.event("Cijk_Ailk", 20, 50, correlation_id=1, kernel_details=details)
+    capture = load_capture(write(tmp_path / "a", gpu, host))
+    ops = capture.ops
+    assert (ops.grid_x[0], ops.block_x[0], ops.dynamic_smem_bytes[0], ops.stream[0]) == (16, 256, 1024, 3)
+    assert [(lack.rule, lack.untraced) for lack in capture.lacks] == [("T", True)]
+    assert (capture.verdict, capture.info["vendor"]) == ("complete", "amd")
+
+
 def test_rows_that_lab_does_not_read_are_named_and_never_complete(tmp_path):
     tpu = Plane("/device:TPU:0").line(1, "XLA Ops").event("fusion.1", 0, 10).summed("dot", 4, 40)
     capture = load_capture(write(tmp_path / "a", *training(), tpu))
