@@ -81,6 +81,15 @@ def test_rows_of_one_graph_launch_keep_their_own_operations(tmp_path):
     assert [named.get(number) for number in capture.ops.external_id.tolist()] == ["dot.1", "add.2", None]
 
 
+def test_rows_outside_of_operations_belong_to_their_module_or_to_the_framework(tmp_path):
+    gpu = Plane("/device:GPU:0").line(7, "Stream #7")
+    gpu.event("a", 0, 5, hlo_module="@jit_f", tf_op="@XlaModule:").event("b", 10, 5, tf_op="@dense/MatMul")
+    gpu.event("c", 20, 5)
+    capture = load_capture(write(tmp_path / "a", gpu))
+    named = dict(zip(capture.ranges.external_id.tolist(), capture.text(capture.ranges.name_id), strict=True))
+    assert [named.get(key) for key in capture.ops.external_id.tolist()] == ["jit_f", "dense/MatMul", None]
+
+
 def test_lines_that_count_from_the_profile_s_start_become_absolute(tmp_path):
     clock = Plane("Task Environment", profile_start_time=1_700_000_000_000_000_000)
     capture = load_capture(write(tmp_path / "a", *training(1), clock))
