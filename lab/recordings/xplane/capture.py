@@ -53,6 +53,7 @@ _SIZES = {
     "static_shared": "static_smem_bytes",
     "shm": "static_smem_bytes",
     "dynamic_shared": "dynamic_smem_bytes",
+    "group_mem": "dynamic_smem_bytes",
     "size": "bytes",
     "num_bytes": "bytes",
 }
@@ -132,7 +133,8 @@ def _host_tables(hosts: Sequence[Plane], profile_ns: int) -> tuple[Table, Table]
     for plane in hosts:
         # Threads that are hashes may be below 0, which stands for a name elsewhere.
         threads = np.array([*(number & _MOST_THREAD for number, _ in plane.lines), -1])
-        corr, operator = plane.numbers("correlation_id"), _operators(plane)
+        corr = plane.numbers("correlation_id")
+        operator = np.where(plane.texts("hlo_op") >= 0, _operators(plane), -1)
         frames = [row for row, text in enumerate(plane.strings.texts) if text.startswith(_FRAME)]
         is_call = (plane.line >= 0) & (corr >= 0)
         is_range = (
@@ -164,17 +166,18 @@ def _range_names(plane: Plane, rows: np.ndarray, operator: np.ndarray) -> np.nda
 
 
 def _operators(plane: Plane) -> np.ndarray:
-    """The id (n,) of `module/operation` of each event, or of the framework's operation; -1 for neither."""
-    strings, hlo = plane.strings, plane.texts("hlo_op")
+    """The id (n,) of what each event belongs to: `module/operation` of XLA, else its module, else the
+    framework's operation; -1 for none of them."""
+    strings = plane.strings
 
-    def id_of(pair: list[int]) -> int:
-        module, name = pair
-        if module < 0 or name < 0:
-            return name
-        return strings.id(f"{strings.texts[module]}/{strings.texts[name]}")
+    def id_of(ids: list[int]) -> int:
+        module, hlo, framework = ids
+        if module >= 0 and hlo >= 0:
+            return strings.id(f"{strings.texts[module]}/{strings.texts[hlo]}")
+        return next((text for text in (hlo, module, framework) if text >= 0), -1)
 
-    names = np.where(hlo >= 0, hlo, plane.texts("tf_op"))
-    return per_distinct(np.stack([plane.texts("hlo_module"), names], axis=1), id_of)
+    columns = [plane.texts(key) for key in ("hlo_module", "hlo_op", "tf_op")]
+    return per_distinct(np.stack(columns, axis=1), id_of)
 
 
 def _gpu_rows(plane: Plane, device: int, profile_ns: int, problems: list[str]) -> Table:

@@ -47,6 +47,8 @@ def test_torch_s_own_file_reads_the_same_in_every_form(tmp_path, form):
     assert ranges.kind.tolist() == [PUSH_POP, OP] and durations(ranges) == [1200, 1000]
     assert (ranges.pid.tolist(), ranges.tid.tolist()) == ([20, 20], [21, 21])
     assert capture.text(ranges.dims_id).tolist() == ["", "[[2,3],[3,4]]"]
+    assert capture.text(ranges.types_id).tolist() == ["", '["float","float"]'], "texts interned in lists"
+    assert ranges.flops.tolist() == [-1, 2 * 2 * 3 * 4], "as in a JSON trace"
     assert capture.processes[0].pid == 20 and capture.lacks == () and capture.problems == []
 
 
