@@ -138,7 +138,7 @@ def _other_names(capture: Capture, name: str) -> str:
 
 
 def _launched_in(projection: Projection, rows: np.ndarray, phases: re.Pattern[str]) -> list[np.ndarray]:
-    """Masks of `_tables`: what is in one of the ranges `rows`, by its own thread, inherited or by its ends."""
+    """Masks of `_tables`: what is in one of the ranges `rows`, by its thread, inherited or by its ends."""
     capture, parent = projection.capture, projection.instances.parent
     wanted = np.zeros(len(capture.ranges), dtype=bool)
     wanted[rows] = True
