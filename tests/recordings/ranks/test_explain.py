@@ -139,3 +139,14 @@ def test_a_larger_batch_is_more_work_and_not_more_kernels(shared_data):
     assert (finding.rank, finding.cause, finding.binding) == (2, "more_work", True)
     assert 1.51 <= finding.saves_ms <= 1.61
     assert "as many kernels of larger shapes" in finding.text and "more kernels" not in finding.text
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("case", ["moe_heavy", "moe_even"])
+def test_no_repair_lengthens_a_step(shared_data, case):
+    folder = shared_data / "cases/ranks" / case
+    (one,) = explain([account_of({n: work_of(read_kineto(folder / f"rank{n}.json.gz")) for n in range(8)})])
+    assert one.what_if and all(row.length_ms <= 1.002 * row.recorded_ms for row in one.what_if)
+    given = {(row.step, row.change) for row in one.what_if}
+    assert all("no repair lengthens a step" in text for text in one.withheld)
+    assert len(given) + len(one.withheld) == 7 * len(one.steps)
