@@ -18,6 +18,7 @@ from lab.rooms.nsys.captures.stats.table import (
     numbers,
     recorded_numbers,
     rounded,
+    rows_of,
     spread,
     summed,
     table_of,
@@ -60,7 +61,7 @@ def range_kernel_sum(name: str, projection: Projection) -> Report:
             *map(str, (line.instances, line.size, line.total)),
             *(*spread(line), line.kernel),
         ]
-        for line in table.itertuples()
+        for line in rows_of(table)
     ]
     header = ["NVTX Range", "Style", "PID", "TID", "NVTX Inst", "Kern Inst", "Total Time (ns)"]
     return Report(name, [*header, *SPREAD, "Kernel Name"], lines, unattributed_note(projection))
@@ -102,7 +103,7 @@ def execution_sum(name: str, projection: Projection) -> Report:
     frames["Q"] = frames["Q"][frames["Q"]["ns"] > 0]
     sums = {letter: summed(part, by).set_index(by) for letter, part in frames.items()}
     spreads = {
-        letter: {row.Index: (row.size, spread(row)) for row in table.itertuples()}
+        letter: {row.Index: (row.size, spread(row)) for row in rows_of(table)}
         for letter, table in sums.items()
     }
     order = sums["T"].assign(first_row=frame.assign(row=range(len(frame))).groupby(by)["row"].min())

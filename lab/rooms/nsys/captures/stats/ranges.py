@@ -13,6 +13,7 @@ from lab.rooms.nsys.captures.stats.table import (
     labelled,
     numbers,
     rounded,
+    rows_of,
     share_table,
     spread,
     table_of,
@@ -86,7 +87,7 @@ def projected_sum(name: str, projection: Projection) -> Report:
             *(row.range, row.style, str(row.total), str(row.host), str(row.size), *spread(row), str(row.ops)),
             *(rounded(total / row.size, 1) for total in (row.ops, row.level, row.children)),
         ]
-        for row in table.itertuples()
+        for row in rows_of(table)
     ]
     return Report(name, _PROJECTED, lines)
 

@@ -10,7 +10,15 @@ import pandas as pd
 from lab.recordings.capture import COPY_KINDS, MEMCPY, MEMSET, Capture
 from lab.recordings.projection import Projection
 from lab.recordings.tables import Table
-from lab.rooms.nsys.captures.stats.table import Report, by_total, labelled, rounded, share_table, spread
+from lab.rooms.nsys.captures.stats.table import (
+    Report,
+    by_total,
+    labelled,
+    rounded,
+    rows_of,
+    share_table,
+    spread,
+)
 
 _VERSION = re.compile(r"_v\d{4}$")  # nsys strips versions of four digits only
 
@@ -52,7 +60,7 @@ def memory_size(name: str, projection: Projection) -> Report:
     table = by_total(pd.DataFrame({"ns": np.maximum(ops.bytes, 0), "Operation": names}), ["Operation"])
     lines = [
         [rounded(row.total / 1e6, 3), str(row.size), *spread(row, 3, 1_000_000), row.Operation]
-        for row in table.itertuples()
+        for row in rows_of(table)
     ]
     heads = [f"{word} (MB)" for word in ("Avg", "Med", "Min", "Max", "StdDev")]
     return Report(name, ["Total (MB)", "Count", *heads, "Operation"], lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
@@ -51,12 +51,18 @@ def summed(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     The deviation is that of a sample, 0 for a single value.
     """
     groups = frame.groupby(by)["ns"]
-    table: pd.DataFrame = groups.agg(total="sum", size="size", med="median", min="min", max="max")
+    table: Any = groups.agg(total="sum", size="size", med="median", min="min", max="max")
     table.insert(2, "avg", table["total"] / table["size"])
     squares = (frame["ns"] - groups.transform("sum") / groups.transform("size")) ** 2
     squares = squares.groupby([frame[name] for name in by]).sum()
     table["std"] = np.sqrt(squares / np.maximum(table["size"] - 1, 1))
-    return table.reset_index()
+    with_keys: pd.DataFrame = table.reset_index()
+    return with_keys
+
+
+def rows_of(table: pd.DataFrame) -> Iterable[Any]:
+    """Rows of `summed`, as named tuples."""
+    return table.itertuples()
 
 
 def spread(row: Any, digits: int = 1, scale: int = 1) -> list[str]:
@@ -78,7 +84,7 @@ def share_table(name: str, counted: str, frame: pd.DataFrame, labels: list[str])
     table = by_total(frame, labels)
     total_ns = table["total"].sum()
     rows = []
-    for row, texts in zip(table.itertuples(), table[labels].to_numpy().tolist(), strict=True):
+    for row, texts in zip(rows_of(table), table[labels].to_numpy().tolist(), strict=True):
         share = rounded(100 * row.total / total_ns if total_ns else 0.0, 1)
         rows.append([share, str(row.total), str(row.size), *spread(row), *texts])
     return Report(name, ["Time (%)", "Total Time (ns)", counted, *SPREAD, *labels], rows)
