@@ -21,7 +21,8 @@ from lab.report.page import write_page
 from lab.report.parts import Block, Card, Page, Points, Prose, Section, Status, Table, Timeline
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
-from lab.report.terminal import number
+from lab.report.terminal import Heading, number
+from lab.rooms.nsys.captures.hardware import TRAFFIC
 from lab.rooms.nsys.captures.summary import TOP, Summary, unknowns
 from lab.rooms.nsys.captures.summary_text import TOOLS
 from lab.rooms.nsys.captures.tables import bar_table, recording_tables
@@ -161,4 +162,5 @@ def _table_of(
         frame = frame.groupby("process", sort=False).head(top) if "process" in frame else frame.head(top)
     if name in ("kernels", "counters"):
         frame = frame.drop(columns="name")
-    return [Table(frame, caption, f"tables/{name}.csv", open_rows=open_rows, limit=300)]
+    headings = {column: Heading(*f"{words}, ".split(", ")[:2]) for column, words in TRAFFIC.items()}
+    return [Table(frame, caption, f"tables/{name}.csv", headings, open_rows=open_rows, limit=300)]
