@@ -26,7 +26,7 @@ _SAMPLED = {"time_ns": "timestamp", "type": "typeId", "metric": "metricId", "per
 
 
 def read_device_events(export: Export) -> DeviceEvents | None:
-    """Samples and faults; None where the export has neither, or in columns that lab does not know (noted)."""
+    """Read samples and faults; None where the export has neither, or in unknown columns (noted)."""
     try:
         samples = _samples(export)
         faults = {name: _faults(export, table) for name, table in _FAULTS.items() if table in export.tables}
@@ -61,7 +61,7 @@ def _samples(export: Export) -> dict[tuple[int, str], tuple[np.ndarray, np.ndarr
 
 
 def _gpus(export: Export) -> dict[tuple[int, int], int]:
-    """(pid, CUDA device) -> number of the GPU in the sampler."""
+    """Map (pid, CUDA device) to the number of the GPU in the sampler."""
     gpu_columns, device_columns = ("id", "pwGpuId"), ("pid", "cudaId", "gpuId")
     if not set(gpu_columns) <= export.tables.get("TARGET_INFO_GPU", set()):
         return {}

@@ -50,7 +50,7 @@ Keep = Callable[[CellFiles, Capture], None]
 def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
     """Read every capture below `folder`; tables, figures, summary, reports and page go to `out`.
 
-    Raises MissingError where there is no cell at all.
+    Raises MissingError without any cell.
     """
     paths: list[Path] = []
 
@@ -90,7 +90,7 @@ def results_of_folder(
 ) -> Results:
     """Read and answer cell by cell; an unreadable cell is a row with its reason. keep gets every capture.
 
-    Raises MissingError where there is no cell at all.
+    Raises MissingError without any cell.
     """
     cells = merged(find_cells(folder), planned(run))
     if not cells:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from lab.core import plan
 from lab.recordings.integrity.words import sentences
-from lab.recordings.lacks import counted, holes
+from lab.recordings.lacks import Lack, counted, holes
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Status
 from lab.report.tables import terminal_table, write_csv
@@ -69,12 +70,7 @@ def report(
 
 def _incomplete(results: Results) -> list[str]:
     """One sentence per finding about the recording of each cell."""
-    return [
-        f"{cell.label}: {sentence}"
-        for cell in results.data
-        if cell.recording is not None
-        for sentence in sentences(counted(cell.recording.lacks))
-    ]
+    return _sentences(results, counted)
 
 
 def _lacking(results: Results) -> list[str]:
@@ -83,13 +79,13 @@ def _lacking(results: Results) -> list[str]:
     rows = [
         f"{row.cell}: {row.outcome}{f': {row.reason}' if row.reason else ''}" for row in absent.itertuples()
     ]
-    torn = [
-        f"{cell.label}: {sentence}"
-        for cell in results.data
-        if cell.recording is not None
-        for sentence in sentences(holes(cell.recording.lacks))
-    ]
-    return rows + torn
+    return rows + _sentences(results, holes)
+
+
+def _sentences(results: Results, chosen: Callable[[Sequence[Lack]], list[Lack]]) -> list[str]:
+    """A sentence per chosen finding about the recording of each cell."""
+    recorded = [(cell.label, cell.recording) for cell in results.data]
+    return [f"{label}: {text}" for label, one in recorded if one for text in sentences(chosen(one.lacks))]
 
 
 def _status(results: Results, lacking: list[str]) -> Status:
