@@ -26,7 +26,8 @@ def silent(
     sentences = []
     together = _together(list(truths.values()))
     for figure in [*asked.figures, *_absent(asked, together)]:
-        if (figure.name[0] == "owner" and not operators) or NO_SYMBOL in str(figure.name):
+        unknown = figure.name[0] == "owner" and not operators
+        if unknown or figure.name[0] == "op" or NO_SYMBOL in str(figure.name):
             continue
         truth = together if figure.process is None else truths.get(figure.process)
         right = _right(figure, truth) if truth else None
