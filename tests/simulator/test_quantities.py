@@ -54,7 +54,7 @@ DIFFERENT = {
 
 
 def differing(figures: Sequence[Figure]) -> list[str]:
-    """A sentence per quantity of which commands print several numbers, of each process if there are several."""
+    """A sentence per quantity of which commands print several numbers; of each process of several."""
     values: dict[tuple[Any, ...], dict[str, float]] = defaultdict(dict)
     several = len({figure.process for figure in figures if figure.process is not None}) > 1
     for figure in figures:
