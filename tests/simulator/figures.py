@@ -7,12 +7,16 @@ import csv
 import io
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lab.cli.main import main
+from lab.rooms.sweep.gemm.reading.rank import RankJob, read_rank_tables
+from lab.rooms.sweep.layout import configs_of
 
 INFERRED = ("order", "name")  # rules by which a graph's kernels get an operator that did not launch them
 
@@ -95,8 +99,9 @@ def _summary(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
         values["rows",] = sum(count for count, _ in counts), bounds["kernels"]
         values["row_ms",] = sum(ms for _, ms in counts), bounds["kernel_ms"]
         for gpu in part["gpus"]:
-            values["busy_ms",] = gpu["busy_ms"], bounds["busy_ms"]
-            values["idle_ms",] = gpu["idle_ms"], bounds["idle_ms"]
+            device = (gpu["device"],) if len(part["gpus"]) > 1 else ()
+            values[("busy_ms", *device)] = gpu["busy_ms"], bounds["busy_ms"]
+            values[("idle_ms", *device)] = gpu["idle_ms"], bounds["idle_ms"]
         values |= _steps(part) if part["steps"] else {}
         process = _process(part["label"])
         figures += [Figure("summary", name, *value, process=process) for name, value in values.items()]
@@ -132,6 +137,8 @@ def _unique(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
             for name in (("kernel",), ("name", row["name"]), ("owner", op, row["name"])):
                 values[(*name, "launches")] += row["count"]
                 values[(*name, "ms")] += row["dur_sum_us"] / 1e3
+        if row["op"]:
+            values["op", row["op"], "ms"] += row["dur_sum_us"] / 1e3
     return answer, [Figure("unique", name, value, bound) for name, value in values.items()]
 
 
@@ -145,11 +152,14 @@ def _rows(path: Path) -> list[dict[str, str]]:
 def _analyze(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
     answer, tables = lab("analyze -q --json -o", scratch / "page", path), scratch / "page" / "tables"
     figures = []
-    for row in _rows(tables / "gpus.csv"):
+    gpus = _rows(tables / "gpus.csv")
+    num_gpus = Counter(row["process"] for row in gpus)
+    for row in gpus:
         process = _process(row["process"])
+        device = (int(row["gpu"]),) if num_gpus[row["process"]] > 1 else ()
         bounds = dict(word.split(" ", 1) for word in row["bound"].split(", ") if word)
         figures += [
-            Figure("gpus.csv", (f"{key}_ms",), float(row[f"{key}_ms"]), bounds.get(key, ""), process)
+            Figure("gpus.csv", (f"{key}_ms", *device), float(row[f"{key}_ms"]), bounds.get(key, ""), process)
             for key in ("busy", "idle")
         ]
     values: dict[tuple[Any, ...], float] = defaultdict(float)
@@ -186,3 +196,20 @@ def _gemm(path: Path, scratch: Path) -> tuple[Answer, list[Figure]]:
             for key, column in columns.items()
         ]
     return answer, figures
+
+
+def sheets_of(path: Path) -> list[Figure]:
+    """What the Excel reports of a trace say of its operators, ranks together, and of its steps."""
+    (config,) = configs_of(path)
+    read = read_rank_tables(RankJob(config.traces[0], 0, config.key))
+    values: dict[tuple[Any, ...], float] = defaultdict(float)
+    for tables in read:
+        ops, gemm = tables.sheets["ops_summary"], tables.gemm
+        for name, ms in zip(ops.name.tolist(), ops.total_direct_kernel_time_ms.tolist(), strict=True):
+            values["op", name, "ms"] += ms
+        inside = gemm.step >= 0 if gemm is not None and len(read) == 1 else np.zeros(0, dtype=bool)
+        if inside.any() and (gemm.M[inside] > 0).all():
+            flops = 2.0 * gemm.M * gemm.N * gemm.K * np.maximum(gemm.B, 1)
+            numbers = tuple(sorted(set(gemm.step[inside].tolist())))
+            values["step", numbers, "tflop"] = float(flops[inside].sum()) / len(numbers) / 1e12
+    return [Figure("ops_summary", name, value) for name, value in values.items()]

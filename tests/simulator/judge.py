@@ -26,9 +26,11 @@ def silent(
     sentences = []
     together = _together(list(truths.values()))
     for figure in [*asked.figures, *_absent(asked, together)]:
-        if (figure.name[0] == "owner" and not operators) or NO_SYMBOL in str(figure.name):
+        unknown = figure.name[0] == "owner" and not operators
+        if unknown or figure.name[0] == "op" or NO_SYMBOL in str(figure.name):
             continue
-        truth = together if figure.process is None else truths.get(figure.process)
+        alone = figure.process is None or len(truths) == 1
+        truth = together if alone else truths.get(figure.process)  # a process that no id names has none
         right = _right(figure, truth) if truth else None
         if right is None or abs(figure.value - right) <= TOLERANCE_MS + 1e-9 * abs(right):
             continue
