@@ -184,18 +184,18 @@ class Library:
     @cached_property
     def _search(self) -> tuple[ctypes.CDLL | None, str]:
         """The library, and its origin or the reason for its absence."""
-        reason = "this lab came without a compiled one"
-        if PACKAGED.is_dir():
-            reason = "the one that came with this lab is for another machine or version"
+        reason = " (the one that came with this lab is for another machine or version)"
+        if not PACKAGED.is_dir():
+            reason = ""
         if path := C.packaged(self.source):
             try:
                 return self._typed(C.loaded(path)), "native, from the wheel"
             except LabError as error:
-                reason = f"of the wheel's, {error.problem.splitlines()[0]}"
+                reason = f" (of the wheel's, {error.problem.splitlines()[0]})"
         try:
-            return self._typed(C.built(self.source)), f"native, compiled here ({reason})"
+            return self._typed(C.built(self.source)), f"native, compiled here{reason}"
         except LabError as error:
-            return None, f"plain: {error.problem.splitlines()[0]} ({reason})"
+            return None, f"plain: {error.problem.splitlines()[0]}{reason}"
 
 
 def _wants_plain() -> bool:

@@ -29,7 +29,7 @@ from lab.engines.base import Engine, refuse_other_gpus
 from lab.errors import Interrupted
 from lab.rooms import room
 from lab.secrets import redact, secret_values
-from lab.terminal.console import Console
+from lab.terminal.console import Console, StepDisplay
 
 
 def drive(experiment: Experiment) -> None:
@@ -119,7 +119,7 @@ def carry_out(run: Run, engine: Engine, site: Site, options: Options, console: C
 
 def execute(run: Run, engine: Engine, site: Site, options: Options, console: Console, stop: Stop) -> None:
     """Follow what an earlier driver left to its end, then run every pending step."""
-    with console.steps(len(run.pending())) as display:
+    with StepDisplay(console, len(run.pending())) as display:
         house = room(run.manifest.room)
         watchers = [display, house.watcher(run)]
         engine.say = console.say

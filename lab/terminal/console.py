@@ -30,9 +30,6 @@ class Console:
         if not self.quiet:
             self.say(text)
 
-    def steps(self, total: int) -> StepDisplay:
-        return StepDisplay(self, total)
-
 
 class StepDisplay:
     """A Watcher that shows how many steps have started, and each step's lines as they come."""
