@@ -62,7 +62,7 @@ def setup(image: str | None, registry: str | None, release: Path | None, dry_run
             console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
         image = image_for(gpus)
     asked = targets([image])
-    image = asked[0].image  # a target's name, such as cpu-torch, is no --image
+    image = asked[0].image  # --image takes no target's name, such as cpu-torch
     suited = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
     if not suited and load(image).vendor != "none":
         console.say(f"note: no GPU here fits the image {image}: it is tried without one")

@@ -175,11 +175,11 @@ class Library:
 
     def get(self) -> ctypes.CDLL | None:
         """Return the library; None without one, and where $LAB_READER asks for the plain form."""
-        return None if _wants_plain() else self._search[0]
+        return None if os.environ.get(READER) == "plain" else self._search[0]
 
     def state(self) -> str:
         """Say which form is in use, and the reason, for `lab doctor`."""
-        return f"plain, as {READER} asks" if _wants_plain() else self._search[1]
+        return f"plain, as {READER} asks" if os.environ.get(READER) == "plain" else self._search[1]
 
     @cached_property
     def _search(self) -> tuple[ctypes.CDLL | None, str]:
@@ -196,7 +196,3 @@ class Library:
             return self._typed(C.built(self.source)), f"native, compiled here{reason}"
         except LabError as error:
             return None, f"plain: {error.problem.splitlines()[0]}{reason}"
-
-
-def _wants_plain() -> bool:
-    return os.environ.get(READER) == "plain"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
@@ -57,20 +57,15 @@ class Findings(msgspec.Struct, frozen=True):
     answer: dict[str, Any] = {}
 
 
-class Watcher(Protocol):
-    """Whatever wants to know what happens: the terminal, a room's own log."""
+class Watcher:
+    """Sees each step begin, print and end: the terminal, a room's own journal."""
 
     def begin(self, step: Step) -> None: ...
     def line(self, step: Step, line: str) -> None: ...
     def end(self, step: Step, outcome: Outcome) -> None: ...
 
 
-class Silent:
-    """The watcher of a room without a journal of its own: each step leaves its result when it ends."""
-
-    def begin(self, *_: Any) -> None: ...
-    def line(self, *_: Any) -> None: ...
-    def end(self, *_: Any) -> None: ...
+Silent = Watcher  # of a room without a journal: each step leaves its result when it ends
 
 
 class Experiment(msgspec.Struct, frozen=True):

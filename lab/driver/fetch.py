@@ -57,7 +57,8 @@ def fetch(model: str, revision: str, options: Options) -> None:
     )
     plan = Plan(steps=(step,), config=config, notes=notes)
     if options.dry_run:
-        show_plan(STEP, plan, site, engine, Path(STEP), options, engine.preview_fetch)
+        root = Path(tempfile.gettempdir()) / "lab-fetch" / STEP
+        show_plan(STEP, plan, site, engine, root, options, engine.preview_fetch)
         return
     console, lines = Console(quiet=options.quiet), list[str]()
     with tempfile.TemporaryDirectory(prefix="lab-fetch-") as folder, on_signals(console.say) as stop:

@@ -114,6 +114,6 @@ def same_models(run: Run, engine: Engine) -> None:
     looked = look_up(rows, engine, image)
     refuse_missing(looked, engine, image)
     for row, lookup in zip(rows, looked, strict=True):
-        if row.commit or row.without:
+        if row.commit or row.without:  # else no step that needs it has run
             subject = f"another commit of the model {row.model}"
             refuse_change(subject, row.commit or "(none)", lookup.record.commit or "(none)")
