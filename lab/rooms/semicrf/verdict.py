@@ -56,7 +56,7 @@ def by_matrix(cells: Sequence[Row], tested: str, reference: str, *, probed: bool
     """The guide's reading: which half of the matrix fails."""
     failed = [cell for cell in cells if cell["outcome"] == "failed"]
     diverged = divergence(cells)
-    if diverged and not failed:
+    if diverged:  # the probes are clean, so a failed training is its consequence
         advice = (
             "What to do: lower --lr until the loss falls; clipping does not help where the rate is too high."
         )

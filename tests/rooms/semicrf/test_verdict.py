@@ -257,6 +257,7 @@ def test_drift_is_told_even_where_nothing_failed():
 def test_a_training_that_diverged_is_named_with_its_rate_and_not_called_sound():
     rows = cells()
     rows[3] |= {"duration_max": 4985.0, "lr": 1000.0, "trail": [{"loss": 91.0}, {"loss": 15730.0}]}
+    rows[5] |= {"outcome": "failed"}  # as scores beyond the door's limit do
     found = verdict.diagnose(rows, [CLEAN], "native", "torch")
     assert (found.cause, found.status) == ("optimiser", "fail")
     assert found.sentences[0] == (
