@@ -14,6 +14,7 @@ AXES = {
     "reg": "regularisation ",
 }  # key of a cell -> its name in a sentence
 DRIFT = 20.0  # the guide's threshold for a parameter's magnitude
+DIVERGED = 1000.0  # scores this large make every choice certain, and no gradient leads back
 
 
 def matrix_sentences(cells: Iterable[Row]) -> list[str]:
@@ -58,6 +59,24 @@ def drift_sentences(cells: Iterable[Row]) -> list[str]:
     if worst <= DRIFT:
         return []
     return [f"The largest parameter reached {worst:.1f}, above the guide's {DRIFT:g}."]
+
+
+def divergence(cells: Iterable[Row]) -> str:
+    """The worst training whose parameters left every useful size, as a clause; "" if there is none."""
+    sizes = {
+        max(c["transition_max"], c["duration_max"]): c for c in cells if c.get("transition_max") is not None
+    }
+    largest = max(sizes, default=0.0)
+    if largest <= DIVERGED:
+        return ""
+    cell = sizes[largest]
+    trail = [step["loss"] for step in cell.get("trail", ()) if "loss" in step]
+    losses = f", the loss went from {trail[0]:.4g} to {trail[-1]:.4g}" if trail else ""
+    rate = f" at the learning rate {cell['lr']:g}" if cell.get("lr") else ""
+    return (
+        f"the training diverged{rate}: after {plural(cell['step'], 'step')} the largest parameter is "
+        f"{largest:.4g}{losses}"
+    )
 
 
 def classic_steps(cells: Sequence[Row], tested: str, reference: str) -> list[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lab.rooms.semicrf.matrix import AXES, drift_sentences, matrix_sentences
+from lab.rooms.semicrf.matrix import AXES, divergence, drift_sentences, matrix_sentences
 from lab.rooms.semicrf.rules import RULES
 
 Row = dict[str, Any]
@@ -20,6 +20,7 @@ CAUSES = {
     "precision": "precision",
     "optimiser": "the optimiser",
     "none": "nothing",
+    "unseen": "not known",
 }
 IN_KERNEL = ("race", "boundary", "kernel")
 
@@ -36,7 +37,7 @@ class Diagnosis:
     def status(self) -> Literal["ok", "warn", "fail"]:
         if self.cause == "none":
             return "ok"
-        return "warn" if self.cause in ("precision", "optimiser") else "fail"
+        return "warn" if self.cause == "precision" else "fail"
 
 
 def diagnose(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference: str) -> Diagnosis:
@@ -54,6 +55,14 @@ def diagnose(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference
 def by_matrix(cells: Sequence[Row], tested: str, reference: str, *, probed: bool) -> Diagnosis:
     """The guide's reading: which half of the matrix fails."""
     failed = [cell for cell in cells if cell["outcome"] == "failed"]
+    diverged = divergence(cells)
+    if diverged:  # the probes are clean, so a failed training is its consequence
+        advice = (
+            "What to do: lower --lr until the loss falls; clipping does not help where the rate is too high."
+        )
+        return Diagnosis("optimiser", [f"The cause is the optimiser: {diverged}.", advice])
+    if not cells and not probed:
+        return Diagnosis("unseen", ["Nothing was looked at: no part of this run finished."])
     if not failed:
         return Diagnosis("none", [_all_clear(cells, probed), *drift_sentences(cells), *_not_probed(probed)])
     where = {key: {cell[key] for cell in failed} for key in AXES}

@@ -42,6 +42,7 @@ def examination(
     }
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items() if len(frame)]
     sentences = [*verdict.sentences, *_reproducer_sentences(found), _not_covered(found)]
+    sentences += [] if found.cells and found.probes else [f"{reason}." for reason in found.missing]
     if config.get("plant"):
         sentences.append(f"This run had a fault planted in it: {config['plant']}.")
     page = Page(

@@ -15,6 +15,7 @@ from lab.report.parts import Card, Files, Page, Section, Status
 from lab.report.tables import write_csv
 from lab.rooms.semicrf.analyze.trainings import Trainings, comparison
 from lab.rooms.semicrf.layout import COMPARISON
+from lab.rooms.semicrf.matrix import DIVERGED, DRIFT
 from lab.rooms.semicrf.report.common import Findings, finish
 from lab.rooms.semicrf.report.convergence import convergence, duration_blocks, results_table
 
@@ -46,7 +47,9 @@ def trainings(
     synthetic = run is not None and run.manifest.config.get("data") == "synthetic"
     kind = run.manifest.kind if run is not None else Kind.replayed
     done = found.results["status"] == "ok"
-    status: Status = "fail" if not done.any() else "warn" if found.missing else "ok"
+    words = {judgement(found.epochs, row)[0] for _, row in found.results[done].iterrows()}
+    doubtful = found.missing or "drifting" in words or any(suspect for suspect, _ in notes(found))
+    status: Status = "fail" if not done.any() or "diverged" in words else "warn" if doubtful else "ok"
     page = Page(
         title=title,
         question=QUESTION,
@@ -85,7 +88,17 @@ def _sentences(found: Trainings, *, synthetic: bool) -> list[str]:
     done = found.results[finished].sort_values("phone_error_rate", kind="stable")
     if done.empty:
         return ["No training finished, so there is no result.", *found.missing]
-    sentences = [f"{_case(done.iloc[0])} has the lowest test PER: {_percent(done.iloc[0])}."]
+    judged = {_case(row): judgement(found.epochs, row) for _, row in done.iterrows()}
+    sentences = [f"{case} {text}." for case, (_, text) in judged.items() if text]
+    first_case = _case(done.iloc[0])
+    if done.iloc[0]["phone_error_rate"] > 1:
+        sentences.append(
+            f"No head learned the phones: the test PER of {first_case} is {_percent(done.iloc[0])}."
+        )
+    elif len(done) == 1:
+        sentences.append(f"The test PER of {first_case} is {_percent(done.iloc[0])}.")
+    else:
+        sentences.append(f"{first_case} has the lowest test PER: {_percent(done.iloc[0])}.")
     if len(done) > 1:
         others = ", ".join(f"{_case(row)} {_percent(row)}" for _, row in done.iloc[1:].iterrows())
         sentences.append(
@@ -93,12 +106,34 @@ def _sentences(found: Trainings, *, synthetic: bool) -> list[str]:
         )
         sentences.append(_epoch_times(done))
     sentences += _same_numbers(done)
+    sentences += [f"{text}." for _, text in notes(found)]
     if synthetic:
         sentences.append("The corpus is synthetic: PER says nothing about speech.")
     left_out = found.results[~finished]
     return sentences + [
         f"Left out: {row.model} {row.backend} ({row.reason})." for row in left_out.itertuples()
     ]
+
+
+def judgement(epochs: pd.DataFrame, case: Any) -> tuple[str, str]:
+    """Whether a training "diverged" or was "drifting", and a clause that says by what; "" and "" else."""
+    rows = epochs[(epochs["model"] == case["model"]) & (epochs["backend"] == case["backend"])]
+    largest = float(rows[["transition_max", "duration_max"]].max().max()) if len(rows) else 0.0
+    if not largest > DRIFT:
+        return "", ""
+    losses = f"the loss went from {rows['loss'].iloc[0]:.4g} to {rows['loss'].iloc[-1]:.4g}"
+    rate = f"at the learning rate {rows['lr'].max():g}"
+    if largest > DIVERGED:
+        return "diverged", f"diverged {rate}: its largest parameter reached {largest:.4g}, {losses}"
+    return "drifting", f"is drifting {rate}: its largest parameter reached {largest:.1f}, {losses}"
+
+
+def notes(found: Trainings) -> list[tuple[bool, str]]:
+    """What the corpus' reader noted, (whether it makes figures doubtful, text), once for all trainings."""
+    pairs = [
+        (bool(suspect), str(text)) for raw in found.raw.values() for suspect, text in raw.get("notes", ())
+    ]
+    return list(dict.fromkeys(pairs))
 
 
 def _epoch_times(done: pd.DataFrame) -> str:

@@ -75,6 +75,7 @@ def training(
         "message": message,
         "step": len(trail),
         "weights": digest(tagger),
+        "lr": config.train.lr,
         "transition_max": finite_number(magnitudes[0]),
         "duration_max": finite_number(magnitudes[1]),
         "trail": trail,

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lab.errors import StepFailed
+from lab.errors import BadDataError, StepFailed
 from lab.rooms.semicrf import metrics
 from lab.rooms.semicrf.model.validation.points import drift_messages
 from lab.rooms.semicrf.workload.common import log
@@ -43,10 +43,14 @@ def train_epoch(
     for chosen in batches(train, config.batch_size, mine):
         if validator:
             validator.settle()
-        loss, norm = train_step(module, optimizer, to_batch(chosen, task.device), config.clip)
+        named.append([utterance.name for utterance in chosen])
+        try:
+            loss, norm = train_step(module, optimizer, to_batch(chosen, task.device), config.clip)
+        except BadDataError as error:
+            where = f"{step_of(epoch, len(losses), named[-1])}: {error.location}"
+            raise StepFailed(error.problem, location=where, fix=error.fix) from error
         losses.append(loss)
         norms.append(norm)
-        named.append([utterance.name for utterance in chosen])
         if not norm.is_cuda and not bool(torch.isfinite(norm)):
             break
     synchronize(task.device)
@@ -68,13 +72,18 @@ def refuse_nonfinite(norms: list[Tensor], losses: list[Tensor], named: list[list
     """Raises StepFailed for the first step whose gradient is not finite, naming its utterances."""
     wild = (~torch.isfinite(torch.stack(norms))).nonzero()[:, 0].tolist()
     if wild:
-        at = wild[0]
-        shown = ", ".join(named[at][:SHOWN]) + (", ..." if len(named[at]) > SHOWN else "")
+        step = wild[0]
         raise StepFailed(
-            f"the gradient's norm is {float(norms[at])} and the loss {float(losses[at])}",
-            location=f"epoch {epoch}, step {at + 1}, utterances {shown}",
+            f"the gradient's norm is {float(norms[step])} and the loss {float(losses[step])}",
+            location=step_of(epoch, step, named[step]),
             fix="--validate names the sequence and frame; lab run semicrf diagnose finds the cause",
         )
+
+
+def step_of(epoch: int, step: int, names: list[str]) -> str:
+    """Where a training failed: its epoch, its step and the first utterances of the batch."""
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return f"epoch {epoch}, step {step + 1}, utterances {shown}"
 
 
 def mean_loss(losses: Tensor, ranks: int, epoch: int) -> float:

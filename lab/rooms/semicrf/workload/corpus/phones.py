@@ -56,9 +56,13 @@ def read_phones(path: Path) -> list[tuple[int, int, int]]:
     return found
 
 
+MOST_REST = 5
+"""Frames after the last phone that belong to it; more are silence of their own."""
+
+
 def frames_of(phones: list[tuple[int, int, int]], frames: int, where: Path) -> list[tuple[int, int, int]]:
     """Segments in frames that tile 0..frames: boundaries rounded to the hop, frames outside given to the
-    ends.
+    ends, but for a longer rest, which is silence.
 
     A phone shorter than half a hop has no frame of its own and is left out; equal neighbours stay two
     segments.
@@ -71,6 +75,8 @@ def frames_of(phones: list[tuple[int, int, int]], frames: int, where: Path) -> l
             location=where,
             fix="copy the sound again: it is cut off, or another sentence's",
         )
+    if frames - round(phones[-1][1] / HOP) > MOST_REST:
+        phones = [*phones, (phones[-1][1], frames * HOP, PHONES_39.index("sil"))]
     edges = [0, *(round(end / HOP) for _, end, _ in phones[:-1]), frames]
     edges = [min(edge, frames) for edge in edges]
     return [

@@ -18,6 +18,10 @@ LEDGER_LIMIT = 2e-4  # float32 parameters sum over a batch; a stale message cost
 PADDING = 5
 
 
+Answer = tuple[bool, float, float, str]
+"""Whether a probe is clean, its value, its limit, and the answer in a sentence."""
+
+
 @dataclass(frozen=True)
 class Bench:
     """A case, the backend under test with its partition, and the device it runs on."""
@@ -33,26 +37,29 @@ class Bench:
 
 def kernel_probes(bench: Bench) -> Iterator[Row]:
     """Bits, padding, poison, batch composition, mass and float64 of one backend."""
-    probes = {_padding: "boundary", _composition: "kernel", _mass: "kernel", _replay: "kernel"}
-    for probe, cause in {_repeats: "race", **probes}.items():
+    for title, cause, probe in (
+        ("same input, same bits", "race", _repeats),
+        ("padding and poisoned memory", "boundary", _padding),
+        ("batch order and size", "kernel", _composition),
+        ("posterior mass balances", "kernel", _mass),
+        ("float64 replay", "kernel", _replay),
+    ):
         try:
-            found = probe(bench)
+            clean, value, limit, text = probe(bench)
         except (RuntimeError, ValueError, FloatingPointError, LabError) as error:
             words = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            found = row(probe.__name__.strip("_"), cause, False, math.nan, 0, words)
-        yield {**found, "backend": bench.backend}
+            clean, value, limit, text = False, math.nan, 0, words
+        yield {**row(title, cause, clean, value, limit, text), "backend": bench.backend}
 
 
-def _repeats(bench: Bench) -> Row:
+def _repeats(bench: Bench) -> Answer:
     case = bench.on_device()
     first = solve(case, bench.backend, bench.partition)
     repeats = (
         3 if bench.backend == "naive" else REPEATS
     )  # the definition is slow and has one order of its sums
     apart = sum(not same_bits(first, solve(case, bench.backend, bench.partition)) for _ in range(repeats - 1))
-    return row(
-        "same input, same bits",
-        "race",
+    return (
         not apart,
         apart,
         0,
@@ -62,7 +69,7 @@ def _repeats(bench: Bench) -> Row:
     )
 
 
-def _padding(bench: Bench) -> Row:
+def _padding(bench: Bench) -> Answer:
     """Padding, NaN included, and the former content of memory must not change a single bit."""
     plain = solve(bench.on_device(), bench.backend, bench.partition)
     poison_free_memory(bench.device)
@@ -80,10 +87,10 @@ def _padding(bench: Bench) -> Row:
         if apart
         else "NaN past the ends and in free memory changes no bit"
     )
-    return row("padding and poisoned memory", "boundary", not (wild or apart), int(apart), 0, text)
+    return (not (wild or apart), int(apart), 0, text)
 
 
-def _composition(bench: Bench) -> Row:
+def _composition(bench: Bench) -> Answer:
     """Each sequence alone, and the batch in reverse order, against the whole batch."""
     case = bench.on_device()
     whole = solve(case, bench.backend, bench.partition).logZ_B
@@ -91,9 +98,7 @@ def _composition(bench: Bench) -> Row:
     turned = solve(case.rows(order), bench.backend, bench.partition).logZ_B.flip(0)
     alone = torch.cat([solve(case.rows([b]), bench.backend, bench.partition).logZ_B for b in order[::-1]])
     apart = int((whole != turned).sum() + (whole != alone).sum())
-    return row(
-        "batch order and size",
-        "kernel",
+    return (
         not apart,
         apart,
         0,
@@ -101,15 +106,13 @@ def _composition(bench: Bench) -> Row:
     )
 
 
-def _mass(bench: Bench) -> Row:
+def _mass(bench: Bench) -> Answer:
     case = bench.on_device()
     found = solve(case, bench.backend, bench.partition)
     lines = mass_lines(bench.case, found)
     name, worst = max(lines.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
     clean = worst <= LEDGER_LIMIT and not found.mended
-    return row(
-        "posterior mass balances",
-        "kernel",
+    return (
         clean,
         worst,
         LEDGER_LIMIT,
@@ -117,11 +120,9 @@ def _mass(bench: Bench) -> Row:
     )
 
 
-def _replay(bench: Bench) -> Row:
+def _replay(bench: Bench) -> Answer:
     text = difference(bench.case, solve(bench.on_device(), bench.backend, bench.partition))
-    return row(
-        "float64 replay",
-        "kernel",
+    return (
         text is None,
         0 if text is None else 1,
         0,
