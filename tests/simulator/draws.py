@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.simulator import faults
 from tests.simulator.faults import Fault, damaged
 from tests.simulator.figures import Answers, ask
-from tests.simulator.judge import silent
+from tests.simulator.judge import miscounted, silent
 from tests.simulator.program import (
     Action,
     Bare,
@@ -32,6 +32,7 @@ PLACES = st.sampled_from(("start", "middle", "end"))
 COUNTS = st.integers(1, 4)
 KERNELS_NS = st.integers(1_000, 60_000)
 SIZES = st.sampled_from(((64, 64, 64), (512, 256, 1024), (4096, 4096, 128)))
+COUNTING = ("nsys", "rocpd", "rocprofv3", "rocprofv3_csv")  # formats that count rows, or number dispatches
 STREAMS = st.sampled_from((0, 0, 0, 1, 2))
 
 
@@ -59,7 +60,10 @@ class Draw:
         whole = not self.merge and all(process == right for process, right in pairs)
         operators = form.operators and any(process.ops for process in recorded)
         # A row that could be of two processes is in the bounds of neither.
-        return asked, silent(asked, truths, whole=whole, operators=operators, bounded=not self.merge)
+        sentences = silent(asked, truths, whole=whole, operators=operators, bounded=not self.merge)
+        if len(self.faults) <= 1 and not self.merge:
+            sentences += miscounted(asked, *pairs[0])
+        return asked, sentences
 
 
 def operators() -> st.SearchStrategy[Op]:
@@ -111,18 +115,23 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 def damages(form: str, *, every: bool) -> st.SearchStrategy[Fault]:
-    """Faults that leave a trace in the format. A lost fill does not, but for counts of the recorder: a memset
-    of 0 bytes makes no row either. A lost range leaves one where events are counted. every: also all rows or
-    calls at once, of which one kind has to stay: without both there is a recording of a CPU."""
+    """Faults that leave a trace in the format.
+
+    A lost fill leaves one where the recorder counts: a memset of 0 bytes makes no row either; a lost range,
+    where events are counted; a call that is there twice, but in .rpd, where each has a number of its own.
+    every: also all rows or calls at once, of which one kind has to stay, or it is a recording of a CPU.
+    """
     what = ["rows", "calls"]
     if FORMATS[form].operators:
         what += ["ops", "ranges"]
     if form == "nsys":
         what += ["ranges"]
     damages = [
-        st.builds(faults.Lost, st.sampled_from(what), PLACES, COUNTS),
+        st.builds(faults.Lost, st.sampled_from(what), PLACES, COUNTS, fills=st.just(form in COUNTING)),
         st.just(faults.LostStream()),
-        st.builds(faults.Twice, st.sampled_from(("rows", "calls")), PLACES, COUNTS),
+        st.builds(
+            faults.Twice, st.sampled_from(("rows", "rows" if form == "rpd" else "calls")), PLACES, COUNTS
+        ),
         st.builds(faults.TooLong, PLACES, st.sampled_from((2_000_000, 90_000_000, 1_600_000_000))),
         st.builds(faults.Timeless, PLACES, COUNTS),
         st.builds(faults.Nameless, PLACES, COUNTS),

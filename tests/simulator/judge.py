@@ -7,6 +7,7 @@ from typing import Any
 
 from lab.recordings.tables import NO_SYMBOL
 from tests.simulator.figures import Answers, Figure
+from tests.simulator.program import Process
 from tests.simulator.truth import Truth
 
 # What a figure rests on; all others rest on the rows of the GPU alone.
@@ -145,4 +146,22 @@ def _wrong_codes(asked: Answers, *, several: bool) -> list[str]:
         if answer.code not in expected
         and not answer.command.startswith("inspect")
         and not (several and answer.command.startswith("gemm") and answer.code == 1)
+    ]
+
+
+def miscounted(asked: Answers, recorded: Process, true: Process) -> list[str]:
+    """A sentence per kind of damage of which the findings count another number of rows than were damaged."""
+    planted = {
+        ("gpu", "W"): max(len(recorded.rows) - len(true.rows), 0),
+        ("host", "W"): max(len(recorded.calls) - len(true.calls), 0),
+        ("gpu", "Z"): sum(not row.start_ns for row in recorded.rows),
+        ("gpu", "U"): sum(row.kind == "kernel" and not row.name for row in recorded.rows),
+    }
+    counted = {
+        key: sum(lack["n"] for lack in asked.lacks if (lack["axis"], lack["rule"]) == key) for key in planted
+    }
+    return [
+        f"rule {rule}: {counted[axis, rule]} of {number} damaged rows"
+        for (axis, rule), number in planted.items()
+        if counted[axis, rule] != number
     ]
