@@ -8,10 +8,12 @@ from pathlib import Path
 import pandas as pd
 
 from lab.core import plan
+from lab.core.run import Run
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, counted, holes
 from lab.report.page import write_page
 from lab.report.parts import Card, Page, Status
+from lab.report.provenance import provenance
 from lab.report.tables import terminal_table, write_csv
 from lab.rooms.nsys.answers.answer import OK, Answer
 from lab.rooms.nsys.report.sections import sections
@@ -42,25 +44,24 @@ class Findings(plan.Findings, frozen=True):
     answers: list[Answer] = []
 
 
-def report(
-    results: Results, *, out: Path, title: str, provenance: dict[str, dict[str, str]], kind: str
-) -> Findings:
-    """Write tables, figures, the summary and report.html below `out`, and say what they show."""
+def report(results: Results, path: Path, out: Path, run: Run | None) -> Findings:
+    """Write tables, figures and the page of a run, a folder or a file below `out`, and say what they show."""
+    manifest = run.manifest if run else None
     tables = all_tables(results)
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
     text, lacking, incomplete = verdict(results), _lacking(results), _incomplete(results)
     status = _status(results, lacking)
     page = Page(
-        title=title,
+        title=f"Nsys {path.resolve().name}",
         question=TITLE + "?",
         verdict=text,
         status=status,
         cards=_cards(results, tables["checks"]),
         sections=sections(results, tables, out / "figures"),
-        provenance=provenance,
+        provenance=provenance(path, manifest),
         footnotes=FOOTNOTES,
         room="nsys",
-        kind=kind,
+        kind=manifest.kind.value if manifest else "measured",
     )
     files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))

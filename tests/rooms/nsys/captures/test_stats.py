@@ -7,7 +7,7 @@ import io
 import statistics
 from dataclasses import replace
 
-import pandas as pd
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -19,7 +19,7 @@ from lab.recordings.lacks import Lack
 from lab.recordings.load import load_capture
 from lab.recordings.projection import project
 from lab.rooms.nsys.captures.stats.reports import REPORTS, available, report
-from lab.rooms.nsys.captures.stats.table import rounded, summed
+from lab.rooms.nsys.captures.stats.table import grouped, rounded
 from lab.rooms.nsys.cli import nsys
 from tests.recordings.sqlgen import PREFIX, START_END, Export, global_tid, training_step
 from tests.tracegen import TraceWriter
@@ -130,12 +130,14 @@ VALUES = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 3)), min_size
 
 @given(VALUES)
 def test_grouped_figures_are_those_of_the_statistics_module(pairs):
-    frame = pd.DataFrame(pairs, columns=["ns", "key"])
-    for row in summed(frame, ["key"]).itertuples():
-        values = [value for value, key in pairs if key == row.key]
-        assert (row.total, row.size, row.min, row.max) == (sum(values), len(values), min(values), max(values))
-        assert row.med == statistics.median(values)
-        assert row.std == pytest.approx(statistics.stdev(values) if len(values) > 1 else 0)
+    values, keys = (np.array(column, dtype=np.int64) for column in zip(*pairs, strict=True))
+    groups = grouped(values, keys)
+    for group, row in enumerate(groups.first_row.tolist()):
+        mine = [value for value, key in pairs if key == keys[row]]
+        assert (groups.total[group], groups.count[group]) == (sum(mine), len(mine))
+        assert (groups.min[group], groups.max[group]) == (min(mine), max(mine))
+        assert groups.med[group] == statistics.median(mine)
+        assert groups.std[group] == pytest.approx(statistics.stdev(mine) if len(mine) > 1 else 0)
 
 
 @pytest.mark.parametrize(

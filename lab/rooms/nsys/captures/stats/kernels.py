@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import Any
+
 import numpy as np
-import pandas as pd
 
 from lab.recordings.capture import KERNEL, MEMORY_KINDS, Capture
 from lab.recordings.projection import Projection
@@ -12,15 +14,15 @@ from lab.rooms.nsys.captures.stats.ranges import range_labels, range_styles
 from lab.rooms.nsys.captures.stats.sums import api_names, operation_names
 from lab.rooms.nsys.captures.stats.table import (
     SPREAD,
+    Labels,
     Report,
+    grouped,
+    groups_of,
     labelled,
     megabytes,
     numbers,
     recorded_numbers,
     rounded,
-    rows_of,
-    spread,
-    summed,
     table_of,
     unattributed_note,
 )
@@ -40,29 +42,25 @@ _MEMORY = {"StcSMem (MB)": "static_smem_bytes", "DymSMem (MB)": "dynamic_smem_by
 def range_kernel_sum(name: str, projection: Projection) -> Report:
     capture = projection.capture
     op, row = _kernel_range_pairs(projection)
+    labels, styles = _or_none(range_labels(capture), row), _or_none(range_styles(capture), row)
     launch_tid = np.append(capture.api.tid, -1)[projection.ops.api]
-    columns = {
-        "range": np.append(range_labels(capture), "")[row],
-        "style": np.append(range_styles(capture), "")[row],
-        "pid": capture.ops.pid[op],
-        "tid": np.where(row >= 0, np.append(capture.ranges.tid, -1)[row], launch_tid[op]),
-        "kernel": capture.text(capture.ops.name_id[op]),
-        "ns": capture.ops.end_ns[op] - capture.ops.start_ns[op],
-    }
-    by = ["range", "style", "pid", "tid", "kernel"]
-    frame = pd.DataFrame(columns)
-    table = summed(frame, by)
-    instances = pd.Series(np.where(row >= 0, row, np.nan)).groupby([frame[name] for name in by]).nunique()
-    table["instances"] = instances.to_numpy()
-    table = table.sort_values([*by[:4], "total", "kernel"], ascending=[True, True, True, True, False, True])
-    lines = [
-        [
-            *(line.range, line.style, str(line.pid), str(line.tid) if line.tid >= 0 else ""),
-            *map(str, (line.instances, line.size, line.total)),
-            *(*spread(line), line.kernel),
-        ]
-        for line in rows_of(table)
-    ]
+    tid = np.where(row >= 0, np.append(capture.ranges.tid, -1)[row], launch_tid[op])
+    pid, kernel = capture.ops.pid[op], capture.ops.name_id[op]
+    dur_ns = capture.ops.end_ns[op] - capture.ops.start_ns[op]
+    groups = grouped(dur_ns, labels.codes, styles.codes, pid, tid, kernel)
+    distinct = groups_of(groups.of_row, row)[0] if len(row) else np.empty(0, dtype=np.int64)
+    instances = np.bincount(groups.of_row[distinct][row[distinct] >= 0], minlength=len(groups.total))
+
+    def key(group: int) -> tuple[Any, ...]:
+        i = groups.first_row[group]
+        return (labels[i], styles[i], pid[i], tid[i], -groups.total[group], capture.name(kernel[i]))
+
+    lines = []
+    for group in sorted(range(len(groups.total)), key=key):
+        i = groups.first_row[group]
+        thread = [labels[i], styles[i], str(pid[i]), str(tid[i]) if tid[i] >= 0 else ""]
+        figures = [instances[group], groups.count[group], groups.total[group]]
+        lines.append([*thread, *map(str, figures), *groups.spread(group), capture.name(kernel[i])])
     header = ["NVTX Range", "Style", "PID", "TID", "NVTX Inst", "Kern Inst", "Total Time (ns)"]
     return Report(name, [*header, *SPREAD, "Kernel Name"], lines, unattributed_note(projection))
 
@@ -86,34 +84,36 @@ def _kernel_range_pairs(projection: Projection) -> tuple[np.ndarray, np.ndarray]
     return np.concatenate([op, alone]), np.concatenate([row, np.full(len(alone), -1)])
 
 
+def _or_none(labels: Labels, rows: np.ndarray) -> Labels:
+    """Those of `rows`, "" for row -1."""
+    codes = np.append(labels.codes, len(labels.texts))
+    return Labels(np.append(labels.texts, ""), codes[rows])
+
+
 def execution_sum(name: str, projection: Projection) -> Report:
     capture = projection.capture
     rows = np.flatnonzero(capture.kernels & (projection.ops.api >= 0))
     ops, api = capture.ops.take(rows), capture.api.take(projection.ops.api[rows])
-    by = ["pid", "tid", "device", "call", "kernel"]
-    keys = (ops.pid, api.tid, ops.device, api_names(capture, api.name_id), capture.text(ops.name_id))
-    frame = pd.DataFrame(dict(zip(by, keys, strict=True)))
+    calls = api_names(capture, api.name_id)
+    keys = (ops.pid, api.tid, ops.device, calls.codes, ops.name_id)
+    queued_ns = ops.start_ns - api.end_ns
     times = {
         "T": np.maximum(ops.end_ns, api.end_ns) - api.start_ns,
         "A": api.end_ns - api.start_ns,
-        "Q": ops.start_ns - api.end_ns,
+        "Q": queued_ns,
         "K": ops.end_ns - ops.start_ns,
     }
-    frames = {letter: frame.assign(ns=values) for letter, values in times.items()}
-    frames["Q"] = frames["Q"][frames["Q"]["ns"] > 0]
-    sums = {letter: summed(part, by).set_index(by) for letter, part in frames.items()}
-    spreads = {
-        letter: {row.Index: (row.size, spread(row)) for row in rows_of(table)}
-        for letter, table in sums.items()
-    }
-    order = sums["T"].assign(first_row=frame.assign(row=range(len(frame))).groupby(by)["row"].min())
+    groups = {letter: grouped(values, *keys) for letter, values in times.items()}
+    total = groups["T"]
+    waits = {group: queued_ns[(total.of_row == group) & (queued_ns > 0)] for group in range(len(total.total))}
     lines = []
-    for key in order.sort_values(["avg", "first_row"], ascending=[False, True]).index:
-        queued, wait = spreads["Q"].get(key, (0, ["", "", "", "", "0.0"]))
-        count, total = spreads["T"][key]
-        figures = [*total, *spreads["A"][key][1], *wait, *spreads["K"][key][1]]
-        *thread, call, kernel = key
-        lines.append([*map(str, (*thread, count, queued)), *figures, call, kernel])
+    for group in sorted(waits, key=lambda group: (-total.avg[group], total.first_row[group])):
+        i, wait = total.first_row[group], waits[group]
+        spread = grouped(wait, np.zeros_like(wait)).spread(0) if len(wait) else ["", "", "", "", "0.0"]
+        figures = [total.spread(group), groups["A"].spread(group), spread, groups["K"].spread(group)]
+        thread = [ops.pid[i], api.tid[i], ops.device[i], total.count[group], len(wait)]
+        kernel = capture.name(ops.name_id[i])
+        lines.append([*map(str, thread), *chain.from_iterable(figures), calls[i], kernel])
     header = ["PID", "TID", "DevId", "Count", "QCount", *(letter + key for letter in times for key in SPREAD)]
     return Report(name, [*header, "API Name", "Kernel Name"], lines, unattributed_note(projection))
 
@@ -139,7 +139,7 @@ def gpu_trace(name: str, projection: Projection) -> Report:
         "Ctx": recorded_numbers(ops.context),
         "GreenCtx": recorded_numbers(np.where(ops.green_context > 0, ops.green_context, -1)),
         "Strm": recorded_numbers(ops.stream),
-        "Name": list(operation_names(capture)[order]),
+        "Name": operation_names(capture).take(order).column(),
     }
     return table_of(name, columns)
 
@@ -151,12 +151,12 @@ def _copies(ops: Table, is_copy: np.ndarray) -> dict[str, list[str]]:
         return rounded(size * (10**9 // dur_ns) / 1e6, 3) if dur_ns > 0 and size >= 0 else ""
 
     def memory(kind: np.ndarray) -> list[str]:
-        return list(labelled(lambda code: MEMORY_KINDS.get(code, ""), np.where(is_copy, kind, -1)))
+        return labelled(lambda code: MEMORY_KINDS.get(code, ""), np.where(is_copy, kind, -1)).column()
 
     size = np.where(is_copy, ops.bytes, -1)
     return {
         "Bytes (MB)": megabytes(size),
-        "Throughput (MB/s)": list(labelled(rate, size, np.where(is_copy, ops.end_ns - ops.start_ns, -1))),
+        "Throughput (MB/s)": labelled(rate, size, np.where(is_copy, ops.end_ns - ops.start_ns, -1)).column(),
         "SrcMemKd": memory(ops.src_kind),
         "DstMemKd": memory(ops.dst_kind),
     }
@@ -168,4 +168,4 @@ def _devices(capture: Capture, ops: Table) -> list[str]:
     def text(pid: int, device: int) -> str:
         return names.get((pid, device)) or names.get((-1, device)) or str(device)
 
-    return list(labelled(text, ops.pid, ops.device))
+    return labelled(text, ops.pid, ops.device).column()

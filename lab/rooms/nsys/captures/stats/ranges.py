@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 
 from lab.recordings.capture import START_END, Capture
 from lab.recordings.projection import Projection
 from lab.rooms.nsys.captures.stats.table import (
+    Labels,
     Report,
     by_total,
+    grouped,
     labelled,
     numbers,
     rounded,
-    rows_of,
     share_table,
-    spread,
     table_of,
 )
 
@@ -26,7 +25,7 @@ _PROJECTED = [
 ]
 
 
-def range_labels(capture: Capture) -> np.ndarray:
+def range_labels(capture: Capture) -> Labels:
     """nsys' name (n,) of each range: `domain:text`, the default domain being empty."""
 
     def text(domain: int, text_id: int) -> str:
@@ -35,24 +34,26 @@ def range_labels(capture: Capture) -> np.ndarray:
     return labelled(text, capture.ranges.domain, capture.ranges.text_id)
 
 
-def range_styles(capture: Capture) -> np.ndarray:
-    styles: np.ndarray = np.where(capture.ranges.kind == START_END, "StartEnd", "PushPop").astype(object)
-    return styles
+def range_styles(capture: Capture) -> Labels:
+    is_open = (capture.ranges.kind == START_END).astype(np.int64)
+    return Labels(np.array(["PushPop", "StartEnd"], dtype=object), is_open)
 
 
 def range_sum(name: str, projection: Projection) -> Report:
-    capture, ranges = projection.capture, projection.capture.ranges
-    columns = {
-        "ns": ranges.end_ns - ranges.start_ns,
-        "Style": range_styles(capture),
-        "Range": range_labels(capture),
-    }
-    frame = pd.DataFrame(columns)
-    if projection.part is not None:
-        frame = frame[projection.part.ranges]
-    if name == "nvtx_pushpop_sum":
-        return share_table(name, "Instances", frame[frame["Style"] == "PushPop"], ["Range"])
-    return share_table(name, "Instances", frame, ["Style", "Range"])
+    capture = projection.capture
+    labels, styles = range_labels(capture), range_styles(capture)
+    mask = np.ones(len(capture.ranges), dtype=bool) if projection.part is None else projection.part.ranges
+    only_push_pop = name == "nvtx_pushpop_sum"
+    rows = np.flatnonzero(mask & (capture.ranges.kind != START_END) if only_push_pop else mask)
+    ranges, labels, styles = capture.ranges.take(rows), labels.take(rows), styles.take(rows)
+    groups = grouped(ranges.end_ns - ranges.start_ns, labels.codes, styles.codes)
+    heads = ["Range"] if only_push_pop else ["Style", "Range"]
+
+    def label(group: int) -> list[str]:
+        row = groups.first_row[group]
+        return [styles[row], labels[row]][-len(heads) :]
+
+    return share_table(name, "Instances", heads, groups, label)
 
 
 def _projected_rows(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
@@ -69,26 +70,23 @@ def _projected_rows(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
 def projected_sum(name: str, projection: Projection) -> Report:
     capture, instances = projection.capture, projection.instances
     rows, children = _projected_rows(projection)
-    by = ["range", "style"]
-    frame = pd.DataFrame(
-        {
-            "range": range_labels(capture)[rows],
-            "style": range_styles(capture)[rows],
-            "ns": instances.last_ns[rows] - instances.first_ns[rows],
-            "host": capture.ranges.end_ns[rows] - capture.ranges.start_ns[rows],
-            "ops": instances.num_ops[rows],
-            "level": np.maximum(instances.level[rows], 0),
-            "children": children[rows],
-        }
-    )
-    table = by_total(frame, by).join(frame.groupby(by)[["host", "ops", "level", "children"]].sum(), on=by)
-    lines = [
-        [
-            *(row.range, row.style, str(row.total), str(row.host), str(row.size), *spread(row), str(row.ops)),
-            *(rounded(total / row.size, 1) for total in (row.ops, row.level, row.children)),
-        ]
-        for row in rows_of(table)
+    labels, styles = range_labels(capture).take(rows), range_styles(capture).take(rows)
+    groups = grouped(instances.last_ns[rows] - instances.first_ns[rows], labels.codes, styles.codes)
+    host_ns = np.bincount(groups.of_row, capture.ranges.end_ns[rows] - capture.ranges.start_ns[rows])
+    sums = [
+        np.bincount(groups.of_row, values)
+        for values in (instances.num_ops[rows], np.maximum(instances.level[rows], 0), children[rows])
     ]
+
+    def label(group: int) -> list[str]:
+        return [labels[groups.first_row[group]], styles[groups.first_row[group]]]
+
+    lines = []
+    for group in by_total(groups, label):
+        count = groups.count[group]
+        times = [str(groups.total[group]), str(int(host_ns[group])), str(count), *groups.spread(group)]
+        means = [rounded(summed[group] / count, 1) for summed in sums]
+        lines.append([*label(group), *times, str(int(sums[0][group])), *means])
     return Report(name, _PROJECTED, lines)
 
 
@@ -111,12 +109,12 @@ def projected_trace(name: str, projection: Projection) -> Report:
         return stacks[missing[0]] if missing else stacks[row]
 
     columns = {
-        "Name": list(range_labels(capture)[rows]),
+        "Name": range_labels(capture).take(rows).column(),
         "Projected Start (ns)": numbers(instances.first_ns[rows]),
         "Projected Duration (ns)": numbers(instances.last_ns[rows] - instances.first_ns[rows]),
         "Orig Start (ns)": numbers(ranges.start_ns[rows]),
         "Orig Duration (ns)": numbers(ranges.end_ns[rows] - ranges.start_ns[rows]),
-        "Style": list(range_styles(capture)[rows]),
+        "Style": range_styles(capture).take(rows).column(),
         "PID": numbers(ranges.pid[rows]),
         "TID": numbers(ranges.tid[rows]),
         "NumGPUOps": numbers(instances.num_ops[rows]),

@@ -5,28 +5,27 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import pandas as pd
 
 from lab.recordings.capture import COPY_KINDS, MEMCPY, MEMSET, Capture
 from lab.recordings.projection import Projection
-from lab.recordings.tables import Table
 from lab.rooms.nsys.captures.stats.table import (
+    Labels,
     Report,
     by_total,
+    grouped,
     labelled,
     rounded,
-    rows_of,
     share_table,
-    spread,
 )
 
 _VERSION = re.compile(r"_v\d{4}$")  # nsys strips versions of four digits only
 
 
 def kernel_sum(name: str, projection: Projection) -> Report:
-    kernels = projection.capture.ops.where(projection.capture.kernels)
-    names = projection.capture.text(kernels.name_id)
-    return share_table(name, "Instances", _timed(kernels, Name=names), ["Name"])
+    capture = projection.capture
+    ops = capture.ops.where(capture.kernels)
+    names = labelled(capture.name, ops.name_id)
+    return _sum_by_name(name, "Instances", "Name", ops.end_ns - ops.start_ns, names)
 
 
 def api_sum(name: str, projection: Projection) -> Report:
@@ -34,50 +33,51 @@ def api_sum(name: str, projection: Projection) -> Report:
     if projection.part is not None:
         calls = calls.where(projection.part.api)
     names = api_names(projection.capture, calls.name_id)
-    return share_table(name, "Num Calls", _timed(calls, Name=names), ["Name"])
+    return _sum_by_name(name, "Num Calls", "Name", calls.end_ns - calls.start_ns, names)
 
 
 def os_sum(name: str, projection: Projection) -> Report:
     calls = projection.capture.osrt
     if projection.part is not None:
         calls = calls.where(projection.part.osrt)
-    names = projection.capture.text(calls.name_id)
-    return share_table(name, "Num Calls", _timed(calls, Name=names), ["Name"])
+    names = labelled(projection.capture.name, calls.name_id)
+    return _sum_by_name(name, "Num Calls", "Name", calls.end_ns - calls.start_ns, names)
 
 
 def memory_time(name: str, projection: Projection) -> Report:
-    ops, names = _memory_ops(projection)
-    return share_table(name, "Count", _timed(ops, Operation=names), ["Operation"])
+    rows, names = _memory_ops(projection)
+    ops = projection.capture.ops.take(rows)
+    return _sum_by_name(name, "Count", "Operation", ops.end_ns - ops.start_ns, names)
 
 
-def _timed(rows: Table, **labels: np.ndarray) -> pd.DataFrame:
-    frame: pd.DataFrame = pd.DataFrame({"ns": rows.end_ns - rows.start_ns, **labels})
-    return frame
+def _sum_by_name(name: str, counted: str, heading: str, dur_ns: np.ndarray, names: Labels) -> Report:
+    groups = grouped(dur_ns, names.codes)
+    return share_table(name, counted, [heading], groups, lambda group: [names[groups.first_row[group]]])
 
 
 def memory_size(name: str, projection: Projection) -> Report:
-    ops, names = _memory_ops(projection)
-    table = by_total(pd.DataFrame({"ns": np.maximum(ops.bytes, 0), "Operation": names}), ["Operation"])
-    lines = [
-        [rounded(row.total / 1e6, 3), str(row.size), *spread(row, 3, 1_000_000), row.Operation]
-        for row in rows_of(table)
-    ]
-    heads = [f"{word} (MB)" for word in ("Avg", "Med", "Min", "Max", "StdDev")]
-    return Report(name, ["Total (MB)", "Count", *heads, "Operation"], lines)
+    rows, names = _memory_ops(projection)
+    groups = grouped(np.maximum(projection.capture.ops.bytes[rows], 0), names.codes)
+    lines = []
+    for group in by_total(groups, lambda group: [names[groups.first_row[group]]]):
+        total = rounded(groups.total[group] / 1e6, 3)
+        spread = groups.spread(group, 3, 1_000_000)
+        lines.append([total, str(groups.count[group]), *spread, names[groups.first_row[group]]])
+    spread_heads = [f"{word} (MB)" for word in ("Avg", "Med", "Min", "Max", "StdDev")]
+    return Report(name, ["Total (MB)", "Count", *spread_heads, "Operation"], lines)
 
 
-def _memory_ops(projection: Projection) -> tuple[Table, np.ndarray]:
-    capture = projection.capture
-    mask = np.isin(capture.ops.kind, (MEMCPY, MEMSET))
-    return capture.ops.where(mask), operation_names(capture)[mask]
+def _memory_ops(projection: Projection) -> tuple[np.ndarray, Labels]:
+    rows = np.flatnonzero(np.isin(projection.capture.ops.kind, (MEMCPY, MEMSET)))
+    return rows, operation_names(projection.capture).take(rows)
 
 
-def api_names(capture: Capture, name_id: np.ndarray) -> np.ndarray:
+def api_names(capture: Capture, name_id: np.ndarray) -> Labels:
     """nsys' name of each API call (n,) by its string id."""
     return labelled(lambda index: _VERSION.sub("", capture.name(index)), name_id)
 
 
-def operation_names(capture: Capture) -> np.ndarray:
+def operation_names(capture: Capture) -> Labels:
     """nsys' name (n,) of each copy and fill (HIP for CUDA on ROCm); a kernel's own name for a kernel."""
     maker = "HIP" if capture.collector in ("rocpd", "rpd", "rocprofv3") else "CUDA"
 

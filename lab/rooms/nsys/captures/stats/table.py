@@ -1,16 +1,14 @@
-"""One report of `nsys stats` as text, and the sums that its numbers come from."""
+"""One report of `nsys stats` as text, and the grouping that its numbers come from."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from lab.core.words import inert, plural
 from lab.recordings.projection import Projection
@@ -40,64 +38,125 @@ class Report:
         return text.getvalue()
 
 
+@dataclass(frozen=True)
+class _Groups:
+    """Rows (n,) of one kind, grouped: `first_row` of each group; the figures of its values, each (g,)."""
+
+    first_row: np.ndarray
+    of_row: np.ndarray
+    total: np.ndarray
+    count: np.ndarray
+    avg: np.ndarray
+    med: np.ndarray
+    min: np.ndarray
+    max: np.ndarray
+    std: np.ndarray
+
+    def spread(self, group: int, digits: int = 1, scale: int = 1) -> list[str]:
+        """Average, median, minimum, maximum, standard deviation; the extremes without digits for scale 1."""
+        ends = [self.min[group], self.max[group]]
+        shown = [str(end) for end in ends] if scale == 1 else [rounded(end / scale, digits) for end in ends]
+        avg, med, std = (rounded(values[group] / scale, digits) for values in (self.avg, self.med, self.std))
+        return [avg, med, *shown, std]
+
+
 def rounded(value: float, digits: int) -> str:
     """Rounds a half up, as SQL's ROUND does; Python's own formatting rounds an exact half to even."""
     return str(Decimal(float(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
-def summed(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """A row per group with equal `by`, in their order: total, size, avg, med, min, max and std of `ns`.
+def grouped(values: np.ndarray, *keys: np.ndarray) -> _Groups:
+    """Group values (n,) by the columns of `keys`; the deviation is that of a sample, 0 for a single value."""
+    if len(values) == 0:
+        none = np.empty(0, dtype=np.int64)
+        return _Groups(none, none, none, none, none, none, none, none, none)
+    first_row, of_row = groups_of(*keys)
+    ordered = values[np.lexsort((values, of_row))]
+    count = np.bincount(of_row)
+    start = np.cumsum(count) - count
+    total = np.add.reduceat(ordered, start)
+    avg = total / count
+    squares = np.add.reduceat((ordered - np.repeat(avg, count)) ** 2, start)
+    return _Groups(
+        first_row=first_row,
+        of_row=of_row,
+        total=total,
+        count=count,
+        avg=avg,
+        med=(ordered[start + (count - 1) // 2] + ordered[start + count // 2]) / 2,
+        min=ordered[start],
+        max=ordered[start + count - 1],
+        std=np.sqrt(squares / np.maximum(count - 1, 1)),
+    )
 
-    The deviation is that of a sample, 0 for a single value.
+
+def groups_of(*keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first row (g,) of each group of rows with equal keys (n,), in the keys' order; the group (n,).
+
+    Without pandas, which takes longer to load than a summary takes.
     """
-    groups = frame.groupby(by)["ns"]
-    table: Any = groups.agg(total="sum", size="size", med="median", min="min", max="max")
-    table.insert(2, "avg", table["total"] / table["size"])
-    squares = (frame["ns"] - groups.transform("sum") / groups.transform("size")) ** 2
-    squares = squares.groupby([frame[name] for name in by]).sum()
-    table["std"] = np.sqrt(squares / np.maximum(table["size"] - 1, 1))
-    with_keys: pd.DataFrame = table.reset_index()
-    return with_keys
+    code, span = np.zeros(len(keys[0]), dtype=np.int64), 1
+    for key in keys:
+        values = key.astype(np.int64, copy=False)
+        low, width = (int(values.min()), int(values.max()) - int(values.min()) + 1) if len(values) else (0, 1)
+        if span * width >= 2**62:  # the code would not fit: close its gaps, and the key's
+            (_, code), (_, values) = _groups_of_codes(code), _groups_of_codes(values)
+            low, span, width = 0, int(code.max()) + 1, int(values.max()) + 1
+        code, span = code * width + (values - low), span * width
+    return _groups_of_codes(code)
 
 
-def rows_of(table: pd.DataFrame) -> Iterable[Any]:
-    """Rows of `summed`, as named tuples."""
-    return table.itertuples()
+def _groups_of_codes(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    _, first_row, group = np.unique(code, return_index=True, return_inverse=True)
+    return first_row, group.ravel()
 
 
-def spread(row: Any, digits: int = 1, scale: int = 1) -> list[str]:
-    """Average, median, minimum, maximum, standard deviation; the extremes without digits for scale 1."""
-    ends = [str(end) if scale == 1 else rounded(end / scale, digits) for end in (row.min, row.max)]
-    avg, med, std = (rounded(value / scale, digits) for value in (row.avg, row.med, row.std))
-    return [avg, med, *ends, std]
+@dataclass(frozen=True)
+class Labels:
+    """A text for each row, as a code (n,) into the distinct `texts` (k,): many rows, few names."""
+
+    texts: np.ndarray
+    codes: np.ndarray
+
+    def __getitem__(self, row: int) -> str:
+        text: str = self.texts[self.codes[row]]
+        return text
+
+    def take(self, rows: np.ndarray) -> Labels:
+        return Labels(self.texts, self.codes[rows])
+
+    def column(self) -> list[str]:
+        """The texts (n,)."""
+        column: list[str] = self.texts[self.codes].tolist()
+        return column
 
 
-def by_total(frame: pd.DataFrame, labels: list[str]) -> pd.DataFrame:
-    """`summed` by the labels, the largest total first."""
-    ascending = [False, *(True for _ in labels)]
-    ordered: pd.DataFrame = summed(frame, labels).sort_values(["total", *labels], ascending=ascending)
-    return ordered
+def labelled(text_of: Callable[..., str], *keys: np.ndarray) -> Labels:
+    """`text_of` the keys of each row (n,), asked once for equal ones; equal texts have equal codes."""
+    if not len(keys[0]):
+        return Labels(np.empty(0, dtype=object), np.empty(0, dtype=np.int64))
+    first_row, group = groups_of(*keys)
+    codes: dict[str, int] = {}
+    texts = [text_of(*key) for key in zip(*(key[first_row].tolist() for key in keys), strict=True)]
+    code_of = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64)
+    return Labels(np.array(list(codes), dtype=object), code_of[group])
 
 
-def share_table(name: str, counted: str, frame: pd.DataFrame, labels: list[str]) -> Report:
+def share_table(
+    name: str, counted: str, heads: Sequence[str], groups: _Groups, labels: Callable[[int], list[str]]
+) -> Report:
     """Time (%), Total Time (ns), a count, the spread, labels: by total time, largest first."""
-    table = by_total(frame, labels)
-    total_ns = table["total"].sum()
+    total_ns = groups.total.sum()
     rows = []
-    for row, texts in zip(rows_of(table), table[labels].to_numpy().tolist(), strict=True):
-        share = rounded(100 * row.total / total_ns if total_ns else 0.0, 1)
-        rows.append([share, str(row.total), str(row.size), *spread(row), *texts])
-    return Report(name, ["Time (%)", "Total Time (ns)", counted, *SPREAD, *labels], rows)
+    for group in by_total(groups, labels):
+        share = rounded(100 * groups.total[group] / total_ns if total_ns else 0.0, 1)
+        figures = [share, str(groups.total[group]), str(groups.count[group]), *groups.spread(group)]
+        rows.append(figures + labels(group))
+    return Report(name, ["Time (%)", "Total Time (ns)", counted, *SPREAD, *heads], rows)
 
 
-def labelled(text_of: Callable[..., str], *keys: np.ndarray) -> np.ndarray:
-    """`text_of` the keys of each row (n,) as objects, asked once for equal ones."""
-    columns = list(range(len(keys)))
-    group = pd.DataFrame(dict(enumerate(keys))).groupby(columns).ngroup().to_numpy()
-    first_rows = np.unique(group, return_index=True)[1]
-    texts = [text_of(*key) for key in zip(*(key[first_rows].tolist() for key in keys), strict=True)]
-    labels: np.ndarray = np.array([*texts, ""], dtype=object)[group]
-    return labels
+def by_total(groups: _Groups, labels: Callable[[int], list[str]]) -> list[int]:
+    return sorted(range(len(groups.total)), key=lambda group: (-groups.total[group], labels(group)))
 
 
 def numbers(values: np.ndarray) -> list[str]:
@@ -112,7 +171,7 @@ def recorded_numbers(values: np.ndarray) -> list[str]:
 
 def megabytes(sizes: np.ndarray) -> list[str]:
     """Bytes (n,) as MB with three digits, "" for what was not recorded."""
-    return list(labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes))
+    return labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes).column()
 
 
 def table_of(name: str, columns: Mapping[str, Sequence[str]], problems: tuple[str, ...] = ()) -> Report:
