@@ -18,9 +18,8 @@ from lab.recordings.capture import Capture
 from lab.recordings.combine import combined
 from lab.recordings.integrity import integrity_of
 from lab.recordings.kineto import read_kineto
-from lab.recordings.kineto.capture import from_kineto
-from lab.recordings.lacks import without_times
 from lab.recordings.nsys.parquet import load_folder
+from lab.recordings.processes import without_untimed
 from lab.recordings.rocprofv3.csv_reader import is_kernel_trace, load_csv
 
 _NAMES = re.compile(
@@ -66,10 +65,6 @@ class Format:
     fits: Callable[[Found], bool]
     load: Callable[[Path], Capture] | None = None
     why: str = ""
-
-
-def _kineto(path: Path) -> Capture:
-    return from_kineto(read_kineto(path))
 
 
 def _json_starts(found: Found) -> bool:
@@ -145,45 +140,50 @@ FORMATS: tuple[Format, ...] = (
         lambda found: _json_starts(found) and _PAIRS.search(found.start) is not None,
         why="give the file that the profiler wrote, before a tool rewrote it",
     ),
-    Format("kineto", "a Kineto trace", _json_starts, _kineto),
+    Format("kineto", "a Kineto trace", _json_starts, read_kineto),
     Format(
         "pftrace", "a Perfetto trace", lambda found: pftrace.looks_like_packets(found.start), pftrace.load
     ),
 )
 
 
-def load_capture(path: Path | str) -> Capture:
+def load_capture(path: Path | str, *, salvage: bool = False) -> Capture:
     """Read any recording that FORMATS names, also gzipped; a .nsys-rep (needs nsys); a folder of one job.
+
+    The one way from a file to what it holds, with what it lacks. salvage: keep the readable part of a Kineto
+    trace that is cut or damaged.
 
     Raises MissingError without the file, or without nsys for a .nsys-rep; BadDataError if it is empty,
     truncated, damaged or something else.
     """
     with look(Path(path)) as found:
-        return read_found(found)
-
-
-def read_found(found: Found) -> Capture:
-    """Read what `look` has opened."""
-    capture = _loaded(found)
+        capture = _loaded(found, salvage=salvage)
     return replace(capture, lacks=(*capture.lacks, *integrity_of(capture)))
 
 
-def _timed(capture: Capture) -> Capture:
-    """The capture without rows of 0 to 0 ns: rocprofv3 writes such for dispatches whose end it has missed
-    (ROCm/rocm-systems#5811), and one of them would stretch the recording to decades."""
-    untimed = (capture.ops.start_ns == 0) & (capture.ops.end_ns == 0)
-    if not untimed.any():
-        return capture
-    lacks = without_times(int(untimed.sum()), len(untimed))
-    return replace(capture, ops=capture.ops.where(~untimed), lacks=(*capture.lacks, *lacks))
+def load_torch_trace(path: Path | str, *, salvage: bool = False) -> Capture:
+    """`load_capture` for what reads operators and their arguments, which torch.profiler alone records.
+
+    Raises BadDataError for a recording of any other tool.
+    """
+    with look(Path(path)) as found:
+        kind = kind_of(found)
+    if kind.name != "kineto":
+        raise BadDataError(
+            f"not a Kineto trace: {kind.what}",
+            location=path,
+            fix="give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)",
+        )
+    return load_capture(path, salvage=salvage)
 
 
-def _loaded(found: Found) -> Capture:
+def _loaded(found: Found, *, salvage: bool = False) -> Capture:
     """The capture with what its reader alone knows of lacks."""
     kind = kind_of(found)
     if kind.load is None:
         raise BadDataError(kind.what, location=found.path, fix=kind.why)
-    return _timed(replace(kind.load(found.plain), source=found.path))
+    load = partial(read_kineto, salvage=True) if salvage and kind.name == "kineto" else kind.load
+    return without_untimed(replace(load(found.plain), source=found.path))
 
 
 def format_of(path: Path | str) -> Format:

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+STEP_PREFIX = "ProfilerStep#"
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer_step"
 
 # phase -> who names it so -> the names. Other phases than the three are found, and stand for themselves.
@@ -87,6 +88,12 @@ def is_step(text: str) -> bool:
     """Whether a range of this name is a step; most texts of a recording are told by a word that they lack."""
     lower = text.lower()
     return ("step" in lower or "iter" in lower or "train" in lower) and STEPS.fullmatch(text) is not None
+
+
+def step_number(text: str) -> int:
+    """N of torch.profiler's ProfilerStep#N, else -1."""
+    digits = text.removeprefix(STEP_PREFIX)
+    return int(digits) if digits != text and digits.isdecimal() and len(digits) < 10 else -1
 
 
 def is_warmup(text: str) -> bool:

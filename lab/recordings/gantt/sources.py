@@ -11,8 +11,6 @@ from lab.recordings.compiled import is_inductor, read_inductor
 from lab.recordings.graphs.frames import Frames, read_frames
 from lab.recordings.tables import Table
 
-FRAMES = "python frames"  # of `Capture.info`: whether they were recorded
-
 
 def sources_of(capture: Capture, operator: np.ndarray) -> np.ndarray:
     """Texts (n,) for operators that are rows of `capture.ranges` (n,), -1 for none; "" where none is known.
@@ -26,7 +24,7 @@ def sources_of(capture: Capture, operator: np.ndarray) -> np.ndarray:
     used, which = np.unique(operator, return_inverse=True)
     ranges = capture.ranges.take(np.maximum(used, 0))
     found = np.full(len(used), "", dtype=object)
-    if capture.info.get(FRAMES):
+    if capture.meta.stacks:
         found = lines_of(read_frames(capture.source), ranges)
     if any(map(is_inductor, capture.strings)):
         found = np.where(found == "", generated_files(capture.source, ranges.external_id), found)

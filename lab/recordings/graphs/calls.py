@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lab.recordings.capture import GRAPH, OP, Capture
+from lab.recordings.capture import GRAPH, Capture
 from lab.recordings.owners import first_index, operators_of_launches
-from lab.recordings.tables import Table
 from lab.recordings.views.launches import launches_graph
 
 _BEGIN = re.compile(r"(cuda|hip|cu)StreamBeginCapture")
@@ -80,18 +79,12 @@ def replays_graphs(capture: Capture) -> bool:
 
 def operators(capture: Capture, external_id: np.ndarray, call: np.ndarray) -> np.ndarray:
     """Row of `ranges` (n,) of the operator that made each call (row of `api`, or -1); -1 for none."""
-    rows = np.flatnonzero(capture.ranges.kind == OP)
+    rows = capture.operator_rows
     owner = np.full(len(call), -1, dtype=np.int64)
     made = np.flatnonzero(call >= 0)
     if not len(rows) or not len(made):
         return owner
     calls = capture.api.take(call[made])
-    ranges = capture.ranges.take(rows)
-    ops = Table({"ts_ns": ranges.start_ns, "dur_ns": ranges.end_ns - ranges.start_ns, **_ids(ranges)})
-    op, _ = operators_of_launches(ops, external_id[made], calls.pid, calls.tid, calls.start_ns)
+    op, _ = operators_of_launches(capture.operators, external_id[made], calls.pid, calls.tid, calls.start_ns)
     owner[made] = np.where(op >= 0, rows[op], -1)
     return owner
-
-
-def _ids(ranges: Table) -> dict[str, np.ndarray]:
-    return {"pid": ranges.pid, "tid": ranges.tid, "external_id": ranges.external_id}

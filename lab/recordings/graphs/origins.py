@@ -136,18 +136,10 @@ def _same(process: np.ndarray, node: np.ndarray, among: Table) -> np.ndarray:
 def _paths_at(capture: Capture, pid: np.ndarray, tid: np.ndarray, at_ns: np.ndarray) -> list[tuple[str, ...]]:
     """Names of the program's ranges around each instant (n,) that began after the stream capture did."""
     ranges = capture.ranges.where((capture.ranges.kind != OP) & (capture.ranges.kind != START_END))
-    table = Table(
-        {
-            "ts_ns": ranges.start_ns,
-            "dur_ns": ranges.end_ns - ranges.start_ns,
-            "pid": ranges.pid,
-            "tid": ranges.tid,
-        }
-    )
-    inner = innermost(table, pid, tid, at_ns)
-    parent = np.full(len(table), -1, dtype=np.int64)
+    inner = innermost(ranges, pid, tid, at_ns)
+    parent = np.full(len(ranges), -1, dtype=np.int64)
     for where in sorted(set(zip(pid.tolist(), tid.tolist(), strict=True))):
-        rows, above = thread_nesting(table, *where)
+        rows, above = thread_nesting(ranges, *where)
         parent[rows] = np.where(above >= 0, rows[above], -1) if len(rows) else above
     begins = np.sort(capture.api.start_ns[calls.calls_that(capture, calls.begins_capture)])
     index = np.searchsorted(begins, at_ns, side="right") - 1

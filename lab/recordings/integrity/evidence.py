@@ -1,20 +1,17 @@
-"""The columns that the rules look at, of a capture or of a trace, and how calls and GPU rows join."""
+"""The columns that the rules look at, and how calls and GPU rows join."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lab.recordings.capture import UNCLAIMED, Capture
 from lab.recordings.integrity.calls import BEGIN_CAPTURE, END_CAPTURE, kinds_of
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import Table
 from lab.stats.columns import distinct, distinct_rows
-
-if TYPE_CHECKING:
-    from lab.recordings.capture import Capture
 
 UNIFIED = 11  # copy_kind from here on: migrations of unified memory (`capture.COPY_KINDS`)
 FOREVER = np.iinfo(np.int64).max
@@ -26,7 +23,7 @@ class Evidence:
 
     ops and api: process, start_ns, end_ns, corr, name_id; ops also device, context, stream, kind, graph,
     graph_node, copy_kind; api also pid and tid. optional_copies: the recorder traces copies only if asked
-    (rule T).
+    (rule T). unclaimed is the process of rows that no process here launched; -1: there are none.
     """
 
     ops: Table
@@ -34,6 +31,7 @@ class Evidence:
     strings: Sequence[str]
     num_processes: int
     optional_copies: bool
+    unclaimed: int = -1
 
     @cached_property
     def call_kinds(self) -> np.ndarray:
@@ -104,33 +102,8 @@ def of_capture(capture: Capture) -> Evidence:
         capture.strings,
         max(len(capture.processes), 1),
         capture.collector in _BY_DOMAIN,
+        capture.processes.index(UNCLAIMED) if UNCLAIMED in capture.processes else -1,
     )
-
-
-def of_trace(trace: Trace) -> Evidence:
-    """The same columns of a Kineto trace, without copying any of them."""
-    kernels, runtime = trace.kernels, trace.runtime
-    ops = {
-        "process": np.zeros(len(kernels), dtype=np.int32),
-        "start_ns": kernels.ts_ns,
-        "end_ns": kernels.ts_ns + kernels.dur_ns,
-        "corr": kernels.correlation,
-        **{name: getattr(kernels, name) for name in ("kind", "name_id", "device", "stream")},
-        **{name: _column(kernels, name) for name in ("graph", "graph_node", "copy_kind", "context")},
-    }
-    api = {
-        "process": np.zeros(len(runtime), dtype=np.int32),
-        "start_ns": runtime.ts_ns,
-        "end_ns": runtime.ts_ns + runtime.dur_ns,
-        "corr": runtime.correlation,
-        **{name: getattr(runtime, name) for name in ("pid", "tid", "name_id")},
-    }
-    return Evidence(Table(ops), Table(api), trace.strings, 1, optional_copies=False)
-
-
-def _column(table: Table, name: str) -> np.ndarray:
-    found: np.ndarray = getattr(table, name) if name in set(table) else np.full(len(table), -1)
-    return found
 
 
 def joined(one: Table, other: Table) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Rule R: replays of graphs. One launch stands for hundreds of rows, so joins see nothing that a replay lost.
 
 Rows of a replay are compared as a multiset of kernel names (by graph node, where the recorder tells it):
-several streams may swap rows from one replay to the next. A replay is proven by an equal one, or by the
-capture it comes from. A shorter one that is alone has lost rows, also where little of it is left but its rows
+several streams may swap rows from one replay to the next. A replay is proven by the capture it comes from
+alone: equal ones may all have lost the same launch. A shorter one that is alone has lost rows, also where
+little of it is left but its rows
 stand in the order of the longer one; where they might be another graph's, it may have lost them. What has
 nothing to be compared with is unknown.
 """
@@ -42,6 +43,10 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.least)
+
+
+_NONE = np.empty(0, dtype=np.int64)
+NO_WINDOWS = Windows(_NONE, _NONE, _NONE)
 
 
 @dataclass
@@ -226,6 +231,7 @@ def _judged(
     lost: dict[Place, int] = {}
     expected = 0
     open_rows: list[np.ndarray] = []
+    open_replays = 0
     perhaps: list[int] = []
     for one, (missing, like) in zip(classes, _compared(process, classes, windows, more), strict=True):
         expected += len(one.replays) * (one.rows + missing)
@@ -235,15 +241,16 @@ def _judged(
                 lost[place] = lost.get(place, 0) + missing
         elif less := _perhaps_missing(one, classes, sizes):
             perhaps.append(less)
-        elif len(one.replays) == 1 and not _captured_so(one, sizes):
+        elif not _captured_so(one, sizes):
+            open_replays += len(one.replays)
             open_rows.append(np.flatnonzero(np.isin(replay, one.replays)))
     found = [_lossy(process, place, n, expected) for place, n in lost.items()]
     if perhaps:
         found.append(_perhaps_lossy(process, perhaps, expected))
     if open_rows:
         rows = np.concatenate(open_rows)
-        count = plural(len(open_rows), "graph replay")
-        found.append(_unknown(of, process, rows, f"{count} without an equal one or a capture to compare"))
+        count = plural(open_replays, "graph replay")
+        found.append(_unknown(of, process, rows, f"{count} without the capture of their graph to compare"))
     return found
 
 

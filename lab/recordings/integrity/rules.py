@@ -10,11 +10,11 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH
-from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
+from lab.recordings.integrity.evidence import FOREVER, Evidence, of_capture
 from lab.recordings.integrity.physics import PHYSICS, durations_ns
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.owners import AMBIGUOUS
-from lab.recordings.tables import GRAPH, MEMCPY, Trace
+from lab.recordings.tables import GRAPH, MEMCPY
 from lab.stats.columns import distinct
 
 if TYPE_CHECKING:
@@ -49,13 +49,6 @@ def integrity_of(capture: Capture, more: Sequence[Windows] = ()) -> tuple[Lack, 
     return lacks_of(of_capture(capture), more)
 
 
-def integrity_of_trace(trace: Trace, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
-    """The same for a Kineto trace."""
-    if not (len(trace.kernels) or len(trace.runtime) or len(trace.ops) or len(trace.ranges)):
-        return NOTHING
-    return lacks_of(of_trace(trace), more)
-
-
 def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
     """Every finding, process by process: what joins prove, then what a GPU cannot have done."""
     if not len(of.ops) and not len(of.api):
@@ -65,7 +58,9 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
     for process in range(of.num_processes):
         ops = _rows_of(of.ops.process, process, of.num_processes)
         api = _rows_of(of.api.process, process, of.num_processes)
-        if len(ops) and not len(api):
+        if process == of.unclaimed:
+            lacks += _unclaimed(of, process, ops)
+        elif len(ops) and not len(api):
             lacks += _no_calls(process, len(ops))
         else:
             lacks += _gpu_rows(of, process, api[due[api]], len(ops))
@@ -136,6 +131,15 @@ def _no_calls(process: int, rows: int) -> list[Lack]:
     ]
 
 
+def _unclaimed(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
+    """Rule H in a file of several processes: GPU rows whose call is in none of them. Those that could be of
+    several are a doubt, which the reader told. Ids mean nothing here: only rows before all calls are edge."""
+    lost = ops[(of.ops.corr[ops] != AMBIGUOUS) & ~of.uncalled[ops]]
+    early = of.ops.end_ns[lost] < of.api.start_ns.min(initial=FOREVER)
+    parts: tuple[tuple[Place, np.ndarray], ...] = (("head", lost[early]), ("hole", lost[~early]))
+    return [_orphans(of, process, place, rows, np.arange(len(of.ops))) for place, rows in parts if len(rows)]
+
+
 def _gpu_rows(of: Evidence, process: int, due: np.ndarray, rows: int) -> list[Lack]:
     """Rule G: calls that owe a row and have none, by where they stand among those that have one."""
     if not len(due):
@@ -184,22 +188,21 @@ def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> 
     corr = of.ops.corr[orphans]
     early = (corr > 0) & (corr < (calls.min() if len(calls) else 0))
     late = corr > (calls.max() if len(calls) else np.iinfo(np.int64).max)
-    whole_ns = int(durations_ns(of, ops).sum())
-    found = []
     parts: tuple[tuple[Place, np.ndarray], ...] = (
         ("head", orphans[early]),
         ("hole", orphans[~early & ~late]),
         ("tail", orphans[late]),
     )
-    for place, rows in parts:
-        if not len(rows):
-            continue
-        ns = int(durations_ns(of, rows).sum())
-        share = ns / whole_ns if whole_ns else len(rows) / len(ops)
-        text = (
-            f"{len(rows):,} of {plural(len(ops), 'GPU row')} ({share:.1%} of GPU time) without an API call: "
-            f"{_LAUNCHED[place]}"
-        )
-        all_of_it: Place = "all" if len(rows) == len(ops) and place == "hole" else place
-        found.append(Lack("host", all_of_it, "H", process, len(rows), len(ops), share, text))
-    return found
+    return [_orphans(of, process, place, rows, ops) for place, rows in parts if len(rows)]
+
+
+def _orphans(of: Evidence, process: int, place: Place, rows: np.ndarray, ops: np.ndarray) -> Lack:
+    """The finding for `rows` of the GPU rows `ops` that have no call."""
+    whole_ns = int(durations_ns(of, ops).sum())
+    share = int(durations_ns(of, rows).sum()) / whole_ns if whole_ns else len(rows) / len(ops)
+    text = (
+        f"{len(rows):,} of {plural(len(ops), 'GPU row')} ({share:.1%} of GPU time) without an API call: "
+        f"{_LAUNCHED[place]}"
+    )
+    part: Place = "all" if len(rows) == len(ops) and place == "hole" else place
+    return Lack("host", part, "H", process, len(rows), len(ops), share, text)

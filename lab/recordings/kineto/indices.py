@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.recordings.lacks import Axis, Lack, Place
-from lab.recordings.tables import Table
 
 # GPU rows, API calls and arrows have none.
 _WITHOUT = ("kernels", "runtime", "flows")
+# Categories of slices that are no work: the span of the recording, costs of the profiler itself.
+_WITHOUT_WORK = ("trace", "overhead", "cuda_event", "external_correlation", "cuda_profiler_range")
 _INDEX = attrgetter("args.ev_idx")
 _OPERATORS = ("ops", "ranges")
 _ROWS_OF: dict[str, tuple[Axis, str]] = {
@@ -79,15 +80,15 @@ class EventIndices:
         return tuple(_lack(place, n, whole, runs) for place, (n, runs) in counts.items() if n)
 
 
-def owners_are_here(tables: Mapping[str, Table]) -> bool:
-    """Whether GPU rows name operators by External id, and each of these is in the trace."""
-    wanted = tables["kernels"].external_id
+def owners_are_here(kernels: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray]) -> bool:
+    """Whether GPU rows name operators by External id, and each of these is in the recording."""
+    wanted = kernels["external_id"]
     wanted = wanted[wanted > 0]
-    here = np.sort(tables["ops"].external_id)
-    if not len(wanted) or not len(here):
+    ids = np.sort(operators["external_id"])
+    if not len(wanted) or not len(ids):
         return False
-    at = np.minimum(np.searchsorted(here, wanted), len(here) - 1)
-    return bool((here[at] == wanted).all())
+    index = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return bool((ids[index] == wanted).all())
 
 
 def cut_short(why: str | None) -> tuple[Lack, ...]:
@@ -105,6 +106,17 @@ def untimed(lost: Mapping[str, int], whole: Mapping[str, int]) -> tuple[Lack, ..
             text = f"{n:,} of {plural(of, rows)} have no readable start or duration and were left out"
             found.append(Lack(axis, "hole", "C", 0, n, of, share, text))
     return tuple(found)
+
+
+def unread(events: Mapping[str, int]) -> tuple[Lack, ...]:
+    """The finding for events of kinds that lab does not read, such as the rows of another accelerator."""
+    counts = {name: n for name, n in sorted(events.items()) if name.lower() not in _WITHOUT_WORK}
+    total = sum(counts.values())
+    if not total:
+        return ()
+    names = first_few([f"{name} ({n:,})" for name, n in counts.items()], 4)
+    text = f"{plural(total, 'event')} of kinds that lab does not read, and no rule looked at: {names}"
+    return (Lack("gpu", "all", "X", -1, total, total, None, text, unknown=True),)
 
 
 def _lack(place: Place, n: int, whole: int, runs: int) -> Lack:

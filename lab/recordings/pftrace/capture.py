@@ -22,9 +22,9 @@ from lab.recordings.capture import (
     SYNC_COLUMNS,
     Capture,
     Process,
+    copy_kinds,
     filled,
 )
-from lab.recordings.kineto.capture import copy_kinds
 from lab.recordings.kineto.columns import GPU_KINDS, TABLE_OF, copy_name
 from lab.recordings.lacks import Lack
 from lab.recordings.pftrace.trace import Slices, Track, read_slices

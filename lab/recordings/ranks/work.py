@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.tables import Table, Trace
+from lab.recordings.capture import Capture
+from lab.recordings.phase_names import step_number
+from lab.recordings.tables import Table
 from lab.stats.columns import distinct, distinct_rows
 
 COMP, COMM, COPY = views.COMP, views.COMM, views.MEMCOPY
@@ -54,7 +56,7 @@ class RankWork:
         return len(self.start)
 
 
-def work_of(trace: Trace, rank: int | None = None) -> RankWork:
+def work_of(trace: Capture, rank: int | None = None) -> RankWork:
     """The work of one trace; rank: used where the trace does not say which it is."""
     mine = trace.meta.rank if trace.meta.rank is not None else (rank if rank is not None else -1)
     on_gpu = views.device_of(trace) == "gpu"
@@ -64,13 +66,13 @@ def work_of(trace: Trace, rank: int | None = None) -> RankWork:
     )
 
 
-def _of_gpu(trace: Trace, rank: int) -> RankWork:
-    kernels, runtime = trace.kernels, trace.runtime
+def _of_gpu(trace: Capture, rank: int) -> RankWork:
+    kernels, runtime = trace.ops, trace.api
     call = views.launch_calls(trace)
     known = call >= 0
     begin, end = np.full(len(kernels), -1, dtype=np.int64), np.full(len(kernels), -1, dtype=np.int64)
-    begin[known] = runtime.ts_ns[call[known]]
-    end[known] = begin[known] + runtime.dur_ns[call[known]]
+    begin[known] = runtime.start_ns[call[known]]
+    end[known] = runtime.end_ns[call[known]]
     link = views.link_ops(trace)
     key, keys = _keys(trace, link)
     op, ops = _op_names(trace, link)
@@ -79,8 +81,8 @@ def _of_gpu(trace: Trace, rank: int) -> RankWork:
         rank=rank,
         device="gpu",
         host="",
-        start=kernels.ts_ns,
-        end=kernels.ts_ns + kernels.dur_ns,
+        start=kernels.start_ns,
+        end=kernels.end_ns,
         kind=views.classify(trace),
         stream=kernels.stream + (devices << 32),
         call_begin=begin,
@@ -97,16 +99,16 @@ def _of_gpu(trace: Trace, rank: int) -> RankWork:
     )
 
 
-def _stream_waits(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
+def _stream_waits(trace: Capture, call_begin: np.ndarray) -> np.ndarray:
     """Rows (operation, the one it awaits) of the recorded waits of streams for events.
 
     An event stands for the last operation launched on its stream before it was recorded; what waits is the
     first operation launched on the other stream after the wait. Whatever follows there waits by its order.
     """
-    waits, kernels = trace.waits, trace.kernels
-    waited, recorded = (_call_times(trace, column) for column in (waits.correlation, waits.record))
+    waits, kernels = trace.waits, trace.ops
+    waited, recorded = (_call_times(trace, column) for column in (waits.corr, waits.record))
     told = (waited >= 0) & (recorded >= 0) & (waits.stream != waits.on_stream)
-    launched = np.lexsort((kernels.ts_ns, call_begin))
+    launched = np.lexsort((kernels.start_ns, call_begin))
     launched = launched[call_begin[launched] >= 0]
     found = [np.empty((0, 2), dtype=np.int64)]
     kinds = np.stack([waits.device, waits.stream, waits.on_stream], axis=1)
@@ -121,10 +123,10 @@ def _stream_waits(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
     return distinct_rows(np.concatenate(found))[0]
 
 
-def _held(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
+def _held(trace: Capture, call_begin: np.ndarray) -> np.ndarray:
     """The first operations launched after waits of their streams for events that are not known (n,)."""
-    waits, kernels = trace.waits, trace.kernels
-    waited, recorded = (_call_times(trace, column) for column in (waits.correlation, waits.record))
+    waits, kernels = trace.waits, trace.ops
+    waited, recorded = (_call_times(trace, column) for column in (waits.corr, waits.record))
     loose = (waited >= 0) & (recorded < 0)
     launched = np.argsort(call_begin, kind="stable")
     launched = launched[call_begin[launched] >= 0]
@@ -137,28 +139,28 @@ def _held(trace: Trace, call_begin: np.ndarray) -> np.ndarray:
     return distinct(np.concatenate(found))
 
 
-def _call_times(trace: Trace, correlation: np.ndarray) -> np.ndarray:
+def _call_times(trace: Capture, correlation: np.ndarray) -> np.ndarray:
     """When each call (n,) began, -1 where it was not recorded."""
-    runtime = trace.runtime
+    runtime = trace.api
     if not len(runtime):
         return np.full(len(correlation), -1, dtype=np.int64)
-    order = np.lexsort((runtime.ts_ns, runtime.correlation))
-    known = runtime.correlation[order]
+    order = np.lexsort((runtime.start_ns, runtime.corr))
+    known = runtime.corr[order]
     at = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
     found = (known[at] == correlation) & (correlation > 0)
-    times: np.ndarray = np.where(found, runtime.ts_ns[order[at]], -1)
+    times: np.ndarray = np.where(found, runtime.start_ns[order[at]], -1)
     return times
 
 
-def _of_cpu(trace: Trace, rank: int) -> RankWork:
+def _of_cpu(trace: Capture, rank: int) -> RankWork:
     """Computing ops and gloo's ranges as operations that launch themselves."""
     names = trace.strings
     computes = np.array([*(views.timeline.is_computation(text) for text in names), False])
     talks = np.array([*(views.timeline.is_gloo(text) for text in names), False])
-    ops = trace.ops.where(computes[trace.ops.name_id])
-    found = np.flatnonzero(talks[trace.ranges.name_id])
-    comm = trace.ranges.take(found)
-    start = np.concatenate([ops.ts_ns, comm.ts_ns])
+    ops = trace.operators.where(computes[trace.operators.name_id])
+    found = np.flatnonzero(talks[trace.annotations.name_id])
+    comm = trace.annotations.take(found)
+    start = np.concatenate([ops.start_ns, comm.start_ns])
     name_id = np.concatenate([ops.name_id, comm.name_id])
     used, key = np.unique(name_id, return_inverse=True)
     texts = tuple(names[index] for index in used.tolist())
@@ -167,7 +169,7 @@ def _of_cpu(trace: Trace, rank: int) -> RankWork:
         device="cpu",
         host="",
         start=start,
-        end=start + np.concatenate([ops.dur_ns, comm.dur_ns]),
+        end=np.concatenate([ops.end_ns, comm.end_ns]),
         kind=np.repeat(np.array([COMP, COMM], dtype=np.int8), [len(ops), len(comm)]),
         stream=np.concatenate([ops.tid, comm.tid]),
         call_begin=start,
@@ -184,7 +186,7 @@ def _of_cpu(trace: Trace, rank: int) -> RankWork:
     )
 
 
-def _collectives(trace: Trace, work: RankWork) -> Table:
+def _collectives(trace: Capture, work: RankWork) -> Table:
     """`views.collective_instances` with `row` as the row of this work."""
     table = views.collective_instances(trace)
     if work.device == "gpu":
@@ -195,9 +197,9 @@ def _collectives(trace: Trace, work: RankWork) -> Table:
     return Table({**table.as_dict(), "row": first + place})
 
 
-def _keys(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
+def _keys(trace: Capture, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
     """What makes two kernels the same: op, dims, strides, kernel and grid."""
-    kernels, ops = trace.kernels, trace.ops
+    kernels, ops = trace.ops, trace.operators
     columns = [
         np.where(link >= 0, getattr(ops, name)[link], -1) if len(ops) else np.full(len(link), -1)
         for name in ("name_id", "dims_id", "strides_id")
@@ -216,34 +218,38 @@ def _keys(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, 
     return key.ravel(), keys
 
 
-def _op_names(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    names = np.where(link >= 0, trace.ops.name_id[link], -1) if len(trace.ops) else np.full(len(link), -1)
+def _op_names(trace: Capture, link: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    names = (
+        np.where(link >= 0, trace.operators.name_id[link], -1)
+        if len(trace.operators)
+        else np.full(len(link), -1)
+    )
     used, op = np.unique(np.append(names, -1), return_inverse=True)
     return op.ravel()[:-1], tuple(trace.strings[index] if index >= 0 else "" for index in used.tolist())
 
 
-def _host_spans(trace: Trace, launches: np.ndarray) -> dict[str, np.ndarray]:
+def _host_spans(trace: Capture, launches: np.ndarray) -> dict[str, np.ndarray]:
     """What the threads that launch kernels did."""
-    runtime, ops = trace.runtime, trace.ops
+    runtime, ops = trace.api, trace.operators
     threads = distinct(runtime.tid[launches]) if len(launches) else np.empty(0, dtype=np.int64)
     waits = np.array([*(bool(_BLOCKING.search(text)) for text in trace.strings), False])
     calls = runtime.where(np.isin(runtime.tid, threads))
     busy = ops.where(np.isin(ops.tid, threads))
-    spans = np.stack([calls.ts_ns, calls.ts_ns + calls.dur_ns], axis=1)
+    spans = np.stack([calls.start_ns, calls.end_ns], axis=1)
     blocking = waits[calls.name_id]
     return {
         "blocking_calls": spans[blocking],
         "calls": spans[~blocking],
-        "host_ops": np.stack([busy.ts_ns, busy.ts_ns + busy.dur_ns], axis=1),
+        "host_ops": np.stack([busy.start_ns, busy.end_ns], axis=1),
     }
 
 
-def _steps(trace: Trace) -> np.ndarray:
+def _steps(trace: Capture) -> np.ndarray:
     """(number, begin, end) of each ProfilerStep#N of the host, by begin."""
-    numbers = np.array([*(views.launches.step_number(text) for text in trace.strings), -1])
-    ranges = trace.ranges
-    found = ranges.where((numbers[ranges.name_id] >= 0) & ~ranges.on_gpu)
-    rows = np.stack([numbers[found.name_id], found.ts_ns, found.ts_ns + found.dur_ns], axis=1)
+    numbers = np.array([*(step_number(text) for text in trace.strings), -1])
+    ranges = trace.annotations
+    found = ranges.where(numbers[ranges.name_id] >= 0)
+    rows = np.stack([numbers[found.name_id], found.start_ns, found.end_ns], axis=1)
     rows = distinct_rows(rows.astype(np.int64))[0]
     rows = rows[np.argsort(rows[:, 1], kind="stable")]
     # Windows must not overlap, or an instant would count twice.

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from lab.recordings.capture import Capture, once
 from lab.recordings.owners import thread_nesting
-from lab.recordings.tables import KERNEL, MEMSET, Table, Trace, once
+from lab.recordings.tables import MEMSET, Table
 from lab.recordings.views.launches import device_of, link_ops, steps_at
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.stats.columns import distinct_rows
@@ -29,7 +30,7 @@ GEMM_OPS = {
 
 
 @once
-def gemm_instances(trace: Trace) -> Table:
+def gemm_instances(trace: Capture) -> Table:
     """One row per executed GEMM op, in order of time.
 
     Columns: op, M, N, K, B, bias, dtype, strides, transpose, ts_ns, dur_ns (union of its kernels and fills:
@@ -40,42 +41,55 @@ def gemm_instances(trace: Trace) -> Table:
     """
     found = _gemms_on_gpu(trace) if device_of(trace) == "gpu" else _gemms_on_cpu(trace)
     op_rows = found.pop("op_row")
-    ops = trace.ops.take(op_rows)
+    ops = trace.operators.take(op_rows)
     keys = np.stack([ops.name_id, ops.dims_id, ops.types_id, ops.strides_id], axis=1)
     distinct, which = distinct_rows(keys)
     shapes = [_gemm_shape(*(_string(trace, i) for i in key)) for key in distinct.tolist()]
     columns = {name: column_of([shape[name] for shape in shapes])[which.ravel()] for name in _UNKNOWN_SHAPE}
     columns |= found
     columns["rank"] = np.full(len(ops), -1 if trace.meta.rank is None else trace.meta.rank)
-    columns["step"] = steps_at(trace, ops.ts_ns)
+    columns["step"] = steps_at(trace, ops.start_ns)
     table = Table({**columns, "op_row": op_rows, "tid": ops.tid})
     return table.take(np.argsort(table.ts_ns, kind="stable"))
 
 
-def _gemms_on_gpu(trace: Trace) -> dict[str, Any]:
+def gemm_flops(trace: Capture) -> np.ndarray:
+    """FLOPs (n,) of each row of `ranges` that is a GEMM: 2 M N K for each of a batch; -1 for others and for
+    unknown shapes."""
+    gemms = gemm_instances(trace)
+    sizes = [gemms.M, gemms.N, gemms.K, np.maximum(gemms.B, 1)]
+    known = (gemms.M > 0) & (gemms.N > 0) & (gemms.K > 0)
+    flop = 2.0 * np.prod(np.stack(sizes).astype(np.float64), axis=0)
+    flops = np.full(len(trace.ranges), -1, dtype=np.int64)
+    rows = trace.operator_rows[gemms.op_row]
+    flops[rows] = np.where(known & (flop < 2.0**62), flop, -1).astype(np.int64)
+    return flops
+
+
+def _gemms_on_gpu(trace: Capture) -> dict[str, Any]:
     link = link_ops(trace)
     is_gemm = np.array([*(text in GEMM_OPS for text in trace.strings), False])
-    is_kernel = trace.kernels.kind == KERNEL
-    linked = np.flatnonzero((link >= 0) & (is_kernel | (trace.kernels.kind == MEMSET)))
-    rows = linked[is_gemm[trace.ops.name_id[link[linked]]]]
-    with_kernel = np.zeros(len(trace.ops), dtype=bool)
+    is_kernel = trace.work
+    linked = np.flatnonzero((link >= 0) & (is_kernel | (trace.ops.kind == MEMSET)))
+    rows = linked[is_gemm[trace.operators.name_id[link[linked]]]]
+    with_kernel = np.zeros(len(trace.operators), dtype=bool)
     with_kernel[link[rows[is_kernel[rows]]]] = True
     rows = rows[with_kernel[link[rows]]]
-    rows = rows[np.lexsort((trace.kernels.ts_ns[rows], link[rows]))]
+    rows = rows[np.lexsort((trace.ops.start_ns[rows], link[rows]))]
     op_rows, first = np.unique(link[rows], return_index=True)
-    work = trace.kernels.take(rows)
-    ran = rows[work.kind == KERNEL]
+    work = trace.ops.take(rows)
+    ran = rows[is_kernel[rows]]
     first_kernel = np.searchsorted(link[ran], op_rows)
-    names = trace.text(trace.kernels.name_id[ran])
+    names = trace.text(trace.ops.name_id[ran])
     joined = names[first_kernel]
     ends = np.append(first_kernel[1:], len(ran))
     for group in np.flatnonzero(ends - first_kernel > 1).tolist():
         joined[group] = " ; ".join(names[first_kernel[group] : ends[group]])
     return {
         "op_row": op_rows,
-        "ts_ns": work.ts_ns[first],
-        "dur_ns": _covered_per_group(work.ts_ns, work.dur_ns, first),
-        "correlation": trace.kernels.correlation[ran[first_kernel]],
+        "ts_ns": work.start_ns[first],
+        "dur_ns": _covered_per_group(work.start_ns, work.dur_ns, first),
+        "correlation": trace.ops.corr[ran[first_kernel]],
         "kernels": joined,
     }
 
@@ -100,10 +114,10 @@ def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, first: np.ndarray)
     return covered
 
 
-def _gemms_on_cpu(trace: Trace) -> dict[str, Any]:
+def _gemms_on_cpu(trace: Capture) -> dict[str, Any]:
     is_gemm = np.array([*(text in GEMM_OPS for text in trace.strings), False])
-    rows = np.flatnonzero(is_gemm[trace.ops.name_id])
-    ops = trace.ops.take(rows)
+    rows = np.flatnonzero(is_gemm[trace.operators.name_id])
+    ops = trace.operators.take(rows)
     wraps = np.zeros(len(rows), dtype=bool)
     for where in sorted(set(zip(ops.pid.tolist(), ops.tid.tolist(), strict=True))):
         order, parents = thread_nesting(ops, *where)
@@ -111,10 +125,10 @@ def _gemms_on_cpu(trace: Trace) -> dict[str, Any]:
     rows = rows[~wraps]
     return {
         "op_row": rows,
-        "ts_ns": trace.ops.ts_ns[rows],
-        "dur_ns": trace.ops.dur_ns[rows],
+        "ts_ns": trace.operators.start_ns[rows],
+        "dur_ns": trace.operators.dur_ns[rows],
         "correlation": np.full(len(rows), -1, dtype=np.int64),
-        "kernels": trace.text(trace.ops.name_id[rows]),
+        "kernels": trace.text(trace.operators.name_id[rows]),
     }
 
 
@@ -163,5 +177,5 @@ def _pair(text: str, first: int) -> list[Any]:
     return items + [None] * (2 - len(items))
 
 
-def _string(trace: Trace, index: int) -> str:
+def _string(trace: Capture, index: int) -> str:
     return trace.strings[index] if index >= 0 else ""

@@ -12,7 +12,6 @@ import pytest
 from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, join, lacks_of, load_sources, own_source
 from lab.recordings.graphs.origins import origins_of
 from lab.recordings.kineto import read_kineto
-from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.load import load_capture
 
 # us in the graph alone, and launches
@@ -58,7 +57,7 @@ VLLM_OPS = {
 @lru_cache
 def read(path):
     trace = read_kineto(path)
-    return own_source(path, from_kineto(trace), stacks=trace.meta.stacks)
+    return own_source(path, trace, stacks=trace.meta.stacks)
 
 
 @lru_cache

@@ -51,8 +51,8 @@ def test_the_fills_of_a_real_rank_add_to_its_products(shared_data):
     trace = read_kineto(place)
     link = views.link_ops(trace)
     is_gemm = np.array([*(text in views.GEMM_OPS for text in trace.strings), False])
-    of_gemm = (link >= 0) & is_gemm[trace.ops.name_id[link]]
-    parts = [trace.kernels.dur_ns[of_gemm & (trace.kernels.kind == kind)] for kind in (KERNEL, MEMSET)]
+    of_gemm = (link >= 0) & is_gemm[trace.operators.name_id[link]]
+    parts = [trace.ops.dur_ns[of_gemm & (trace.ops.kind == kind)] for kind in (KERNEL, MEMSET)]
     assert [(len(part), int(part.sum())) for part in parts] == [(154, 30_030_258), (72, 92_803)]
     table = views.gemm_instances(trace)
     assert int(table.dur_ns.sum()) == 30_030_258 + 92_803

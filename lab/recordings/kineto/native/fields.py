@@ -62,6 +62,10 @@ class Scanned:
         values: np.ndarray = np.array([value_of(self._texts.text[one]) for one in used.tolist()], dtype=kind)
         return values[which.ravel()]
 
+    def categories(self) -> list[str]:
+        """The category of each event."""
+        return [self._texts.text[number] for number in self._rows.cat.tolist()]
+
     def ints(self, name: str) -> np.ndarray:
         found: np.ndarray = getattr(self._rows, name)
         return found

@@ -27,7 +27,8 @@ class ScannedEvents:
     exact: a time is beyond a float64.
 
     indices: the recorder's own numbers of operators and ranges, and of other events. arrows: their ends.
-    names, waits: the events that name processes and threads, and the waits for events, decoded.
+    names, waits: the events that name processes and threads, and the waits for events, decoded. foreign:
+    slices of categories that nothing reads.
     """
 
     timed: Mapping[str, tuple[Scanned, np.ndarray, np.ndarray]]
@@ -37,6 +38,7 @@ class ScannedEvents:
     arrows: Scanned
     names: tuple[Any, ...]
     waits: tuple[Any, ...]
+    foreign: Scanned
 
 
 class ScannedPieces:
@@ -90,6 +92,7 @@ class ScannedPieces:
             Scanned(rows["arrows"], self.texts),
             names,
             waits,
+            Scanned(rows["foreign"], self.texts),
         )
 
     def _slices(self, rows: Rows, **parts: Rows) -> tuple[Scanned, np.ndarray, np.ndarray]:

@@ -23,10 +23,10 @@ _NAMES = (
 COLUMNS = {name: at for at, name in enumerate(_NAMES.split())}
 # The same. comms are rows that describe a collective, launches the calls with a grid, copies the kernels with
 # a kind of copy, indices the profiler's numbers of operators and ranges, and of other events; meta and waits
-# the events that are decoded again.
+# the events that are decoded again, foreign the slices of categories that nothing reads.
 _TABLES = (
     "kernels ops runtime ranges modules arrows kernel_comms op_comms launches copies operator_indices "
-    "other_indices meta waits"
+    "other_indices meta waits foreign"
 )
 TABLES = tuple(_TABLES.split())
 PID_TEXT, TID_TEXT = 1, 2  # marks: the number is that of a text

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lab.recordings import views
+from lab.recordings.capture import Capture
 from lab.recordings.merge.pftrace.packets import (
     DETAIL_INT,
     DETAIL_NAME,
@@ -20,9 +21,9 @@ from lab.recordings.merge.pftrace.packets import (
     text_field,
 )
 from lab.recordings.owners import innermost
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import Table
 
-# The first three in the order of the values of `kernels.kind`.
+# The first three in the order of the values of `ops.kind`.
 CATEGORIES = (
     "kernel",
     "gpu_memcpy",
@@ -57,15 +58,18 @@ NUMBER_OF_DETAIL = {name: number for number, name in enumerate(DETAILS, start=1)
 class SliceDetails:
     """Encodes the details of one rank's slices; their names are written once and referred to by number."""
 
-    def __init__(self, trace: Trace, rank: int) -> None:
+    def __init__(self, trace: Capture, rank: int) -> None:
         self._trace, self._rank = trace, rank
         self._calls = views.launch_calls(trace)
-        self._launched = np.zeros(len(trace.runtime), dtype=bool)
+        self._launched = np.zeros(len(trace.api), dtype=bool)
         self._launched[self._calls[self._calls >= 0]] = True
         self._arrows = _arrows(trace, rank)
 
     def of_kernels(self) -> Callable[[int], bytes]:
-        columns = {name: getattr(self._trace.kernels, name).tolist() for name in KERNEL_DETAILS}
+        columns = {
+            name: getattr(self._trace.ops, "corr" if name == "correlation" else name).tolist()
+            for name in KERNEL_DETAILS
+        }
         collectives = self._trace.collectives
         of_kernel = {kernel: row for row, kernel in enumerate(collectives.kernel.tolist())}
         calls = self._calls.tolist()
@@ -87,11 +91,11 @@ class SliceDetails:
         return known
 
     def of_call(self, row: int) -> bytes:
-        known = self._detail("correlation", int(self._trace.runtime.correlation[row]))
+        known = self._detail("correlation", int(self._trace.api.corr[row]))
         return known + (fixed_field(EVENT_FLOW, self._flow(row)) if self._launched[row] else b"")
 
     def of_op(self, row: int) -> bytes:
-        ops = self._trace.ops
+        ops = self._trace.operators
         known = self._detail("external_id", int(ops.external_id[row]))
         for name in OP_TEXTS:
             known += self._detail(name, self.text(int(getattr(ops, f"{name}_id")[row])))
@@ -111,13 +115,13 @@ class SliceDetails:
         return bytes_field(EVENT_DETAIL, int_field(DETAIL_NAME, NUMBER_OF_DETAIL[name]) + encoded)
 
 
-def _arrows(trace: Trace, rank: int) -> dict[int, bytes]:
-    """By row of `ops`, the encoded ends of its arrows from forward to backward.
+def _arrows(trace: Capture, rank: int) -> dict[int, bytes]:
+    """By row of `operators`, the encoded ends of its arrows from forward to backward.
 
     An end lies in the innermost operator at its time, as in a viewer; arrows without both ends are left out.
     """
     flows = trace.flows
-    row = innermost(trace.ops, flows.pid, flows.tid, flows.ts_ns)
+    row = innermost(trace.operators, flows.pid, flows.tid, flows.ts_ns)
     starts, ends = (
         dict(zip(flows.flow[chosen].tolist(), row[chosen].tolist(), strict=True))
         for chosen in ((row >= 0) & ~flows.is_end, (row >= 0) & flows.is_end)

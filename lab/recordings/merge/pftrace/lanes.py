@@ -40,7 +40,7 @@ def rows_by_process(groups: Sequence[SliceGroup]) -> Iterator[tuple[int, list[Ro
     sizes = [len(group.table) for group in groups]
     pid = np.concatenate([group.pid for group in groups]).astype(np.int64)
     tid = np.concatenate([group.tid for group in groups])
-    start = np.concatenate([group.table.ts_ns for group in groups])
+    start = np.concatenate([group.table.start_ns for group in groups])
     end = start + np.concatenate([group.table.dur_ns for group in groups])
     of_group = np.repeat(np.arange(len(groups)), sizes)
     of_row = np.concatenate([np.arange(size) for size in sizes])

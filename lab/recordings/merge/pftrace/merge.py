@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from lab.errors import LabError
+from lab.recordings.capture import Capture
 from lab.recordings.merge.output import Merged, packed
 from lab.recordings.merge.pftrace.rank import RankWriter
-from lab.recordings.tables import Trace
 
 
 def merge_pftrace(
     traces: Sequence[tuple[int | None, Path]],
     target: Path,
     *,
-    load: Callable[[Path], Trace],
+    load: Callable[[Path], Capture],
     offsets_ns: Mapping[int, int] | None = None,
     cpu_ops: bool = True,
 ) -> Merged:
@@ -43,8 +43,8 @@ def merge_pftrace(
 
 
 def _loaded(
-    traces: Sequence[tuple[int | None, Path]], load: Callable[[Path], Trace], problems: list[str]
-) -> Iterator[tuple[int, Trace]]:
+    traces: Sequence[tuple[int | None, Path]], load: Callable[[Path], Capture], problems: list[str]
+) -> Iterator[tuple[int, Capture]]:
     """The readable traces with their ranks, each rank once; a sentence in `problems` for the others."""
     seen: set[int] = set()
     for named, path in traces:

@@ -8,18 +8,19 @@ from typing import IO
 
 import numpy as np
 
+from lab.recordings.capture import Capture
 from lab.recordings.merge.output import CPU_PIDS, FIRST_TEXT_TID, RANK_PIDS
 from lab.recordings.merge.pftrace import packets
 from lab.recordings.merge.pftrace.details import CATEGORIES, NUMBER_OF_DETAIL, SliceDetails
 from lab.recordings.merge.pftrace.lanes import RowSlices, SliceGroup, lanes, rows_by_process
 from lab.recordings.merge.pftrace.packets import bytes_field, int_field, interned, text_field
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import KERNEL, Table
 
 
 class RankWriter:
     """One rank as one packet sequence: names first, then the slices of each row in order of time."""
 
-    def __init__(self, trace: Trace, rank: int, shift_ns: int, file: IO[bytes]) -> None:
+    def __init__(self, trace: Capture, rank: int, shift_ns: int, file: IO[bytes]) -> None:
         self._trace, self._rank, self._shift_ns, self._file = trace, rank, shift_ns, file
         self._sequence = int_field(packets.SEQUENCE, rank + 1)
         self._flagged = self._sequence + int_field(packets.FLAGS, packets.NEEDS_STATE)
@@ -43,25 +44,28 @@ class RankWriter:
 
     def _groups(self, cpu_ops: bool) -> list[SliceGroup]:
         trace = self._trace
-        kernels, ranges = trace.kernels, trace.ranges
-        on_gpu, off_gpu = ranges.where(ranges.on_gpu), ranges.where(~ranges.on_gpu)
+        kernels, on_gpu, off_gpu = trace.ops, trace.gpu_ranges, trace.annotations
+        kinds = np.where(trace.work, KERNEL, kernels.kind)  # a whole graph in one row computes, too
         found = [
-            SliceGroup(
-                True, kernels.device, kernels.stream, kernels, kernels.kind, self._details.of_kernels()
-            ),
+            SliceGroup(True, kernels.device, kernels.stream, kernels, kinds, self._details.of_kernels()),
             SliceGroup(True, on_gpu.pid, on_gpu.tid, on_gpu, _repeated(4, on_gpu), lambda row: b""),
             SliceGroup(
                 False,
-                trace.runtime.pid,
-                trace.runtime.tid,
-                trace.runtime,
-                _repeated(5, trace.runtime),
+                trace.api.pid,
+                trace.api.tid,
+                trace.api,
+                _repeated(5, trace.api),
                 self._details.of_call,
             ),
             SliceGroup(False, off_gpu.pid, off_gpu.tid, off_gpu, _repeated(3, off_gpu), lambda row: b""),
         ]
         ops = SliceGroup(
-            False, trace.ops.pid, trace.ops.tid, trace.ops, _repeated(6, trace.ops), self._details.of_op
+            False,
+            trace.operators.pid,
+            trace.operators.tid,
+            trace.operators,
+            _repeated(6, trace.operators),
+            self._details.of_op,
         )
         return [*found, ops] if cpu_ops else found
 

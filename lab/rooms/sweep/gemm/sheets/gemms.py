@@ -66,7 +66,9 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
             **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in S5},
             **{
                 f"{name}_first": column
-                for name, column in who(found.trace, found.trace.ops.pid[gemm.op_row[first]], tid).items()
+                for name, column in who(
+                    found.trace, found.trace.operators.pid[gemm.op_row[first]], tid
+                ).items()
             },
             "Compute Spec": [f"matrix_{COMPUTE.get(dtype, dtype)}" for dtype in shape.dtype],
             **_gemm_details(found, gemm, group, n),
@@ -126,7 +128,7 @@ def _two(text: str, first: int) -> list[Any]:
 
 
 def _gemm_details(found: Launches, gemm: Table, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:
-    of_op = np.full(len(found.trace.ops) + 1, -1, dtype=np.int64)
+    of_op = np.full(len(found.trace.operators) + 1, -1, dtype=np.int64)
     of_op[gemm.op_row] = group
     details = kernel_details(found, of_op[found.link], num_groups)
     return {

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from lab.gpus.roofs import Roof, roof_of
-from lab.recordings.tables import Table, Trace
+from lab.recordings.capture import Capture
+from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
 from lab.rooms.sweep.gemm.sheets.families import category
 from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
@@ -45,7 +46,7 @@ def perf_model_sheets(found: Launches) -> dict[str, Table]:
     """unified_perf_summary and the sheets of SHEETS that have a row."""
     trace = found.trace
     mine = _instances(found)
-    ops = trace.ops.take(mine.rows)
+    ops = trace.operators.take(mine.rows)
     keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
     distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     works = [_work(trace, key) for key in distinct[:, :5].tolist()]
@@ -60,7 +61,7 @@ def perf_model_sheets(found: Launches) -> dict[str, Table]:
 
 
 def _instances(found: Launches) -> _Instances:
-    ops, trace = found.trace.ops, found.trace
+    ops, trace = found.trace.operators, found.trace
     named = np.array([*(has_model(text) for text in trace.strings), False])
     modelled = named[ops.name_id] if len(ops) else np.zeros(0, dtype=bool)
     above = op_parents(trace)
@@ -77,11 +78,11 @@ def _instances(found: Launches) -> _Instances:
     linked = np.flatnonzero(found.launcher >= 0)
     of_kernel = np.full(len(found.launcher), -1, dtype=np.int64)
     of_kernel[linked] = index.ravel()[found.launcher[linked]]
-    every = spans(trace.kernels.ts_ns, trace.kernels.dur_ns)
+    every = spans(trace.ops.start_ns, trace.ops.dur_ns)
     return _Instances(rows, totals(every[linked], of_kernel[linked], len(rows)) / 1000, of_kernel)
 
 
-def _work(trace: Trace, key: Sequence[int]) -> Work | None:
+def _work(trace: Capture, key: Sequence[int]) -> Work | None:
     name, dims, types, strides, concrete = (trace.text(np.array([index]))[0] for index in key)
     return work_of(Args(name, dims, types, strides, concrete))
 
@@ -95,9 +96,9 @@ def _unified(
     roof: Roof | None,
 ) -> Table:
     trace, n = found.trace, len(first)
-    ops = trace.ops.take(mine.rows[first])
+    ops = trace.operators.take(mine.rows[first])
     stats = grouped(mine.time_us, group, n)
-    host = grouped(trace.ops.dur_ns[mine.rows] / 1000, group, n)
+    host = grouped(trace.operators.dur_ns[mine.rows] / 1000, group, n)
     rates = _rates(mine.time_us, group, works)
     details = kernel_details(found, _looked_up(group, mine.of_kernel), n)
     found_rows = sheet(
@@ -145,7 +146,7 @@ def _sheet(
 ) -> Table:
     """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens."""
     trace = found.trace
-    names = trace.text(trace.ops.name_id[mine.rows[first[list(chosen)]]])
+    names = trace.text(trace.operators.name_id[mine.rows[first[list(chosen)]]])
     number: dict[tuple[str, str], int] = {}
     of_group = np.full(len(works), -1, dtype=np.int64)
     leads: list[int] = []
@@ -163,7 +164,7 @@ def _sheet(
     stats = grouped(mine.time_us[kept], row[kept], n)
     rates = _rates(mine.time_us[kept], row[kept], own)
     rows = mine.rows[first[leads]]
-    ops = trace.ops.take(rows)
+    ops = trace.operators.take(rows)
     details = kernel_details(found, _looked_up(row, mine.of_kernel), n)
     found_rows = sheet(
         {
@@ -190,12 +191,12 @@ def _categories(found: Launches, mine: _Instances, first: np.ndarray) -> np.ndar
     lead = np.full(len(mine.rows), -1, dtype=np.int64)
     order = np.flatnonzero(mine.of_kernel >= 0)[::-1]
     lead[mine.of_kernel[order]] = order
-    names = found.trace.text(found.trace.ops.name_id[mine.rows[first]])
-    kernels = found.trace.text(found.trace.kernels.name_id[lead[first]])
+    names = found.trace.text(found.trace.operators.name_id[mine.rows[first]])
+    kernels = found.trace.text(found.trace.ops.name_id[lead[first]])
     return objects([category(name, kernel) for name, kernel in zip(names, kernels, strict=True)])
 
 
-def _readable(trace: Trace, ids: np.ndarray) -> np.ndarray:
+def _readable(trace: Capture, ids: np.ndarray) -> np.ndarray:
     return objects([as_tuple(text) for text in trace.text(ids)])
 
 
