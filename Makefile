@@ -46,7 +46,7 @@ bench-semicrf: $(VENV)/.test  ## the semi-CRF beside flash-semicrf on this GPU o
 	$(BIN)/python -m bench.semicrf
 
 schema: $(VENV)/.demo  ## write docs/manifest.schema.json anew
-	$(BIN)/python -m lab.core.manifest docs/manifest.schema.json
+	$(BIN)/python scripts/schema.py > docs/manifest.schema.json
 
 # The bases that cannot be pulled here are made of Debian packages; IMAGES="cpu pascal" builds only those.
 images: $(VENV)/.demo  ## lab/cpu, lab/cpu-torch, lab/pascal and lab/cuda, on their bases or on stand-ins

@@ -22,9 +22,7 @@ HOW = Path("lab/core/native.py")
 SOURCES = (
     Path("lab/recordings/kineto/native/scan.c"),
     Path("lab/rooms/nan/nixnan/reading/native/lines.c"),
-    Path("lab/rooms/nan/watch/native/calls.c"),
     Path("lab/rooms/nan/watch/native/counts.c"),
-    Path("lab/rooms/nan/watch/native/passing.c"),
 )
 WANTED = "LAB_WHEEL"
 # Nothing of this machine in the file: no paths, no symbols, no id of the build, no later processor.
@@ -74,6 +72,7 @@ def how_of(root: Path) -> Any:
         spec = importlib.util.spec_from_file_location("lab_native", root / HOW)
         assert spec and spec.loader
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # where dataclasses look their module up
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(root))

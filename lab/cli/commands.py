@@ -8,13 +8,12 @@ from typing import Any
 
 import click
 
-from lab.cli.options import COMMON, FURTHER, SLURM, make_options
+from lab.cli.options import COMMON, FURTHER, REMOVED_OPTION, SLURM, make_options
 from lab.cli.registry import SECTIONS, run_commands
 from lab.core.options import Options
 from lab.core.plan import Experiment
-from lab.driver.analysis import analyse
+from lab.driver.analysis import Sections, analyse
 from lab.driver.drive import drive, resume
-from lab.driver.sections import Sections
 from lab.errors import UsageError, not_here
 from lab.terminal.console import Console
 from lab.terminal.findings import REQUIRE, raise_for_findings, raise_unless_complete, show_findings
@@ -23,34 +22,18 @@ from lab.terminal.options import WordList, as_json, out, quiet
 
 
 class RunGroup(LazyGroup):
-    """The rooms' experiments. Options of `lab run` may also stand after the experiment's name."""
+    """The rooms' experiments, and what to type for an option of `lab run` after the experiment's name."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self._run_options_first(ctx, args))
-
-    def _run_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Move options of `lab run` before the experiment, except those that it has itself."""
-        run_options = _options_by_flag(self, ctx)
-        room_options: dict[str, click.Parameter] = {}
-        command: click.Command | None = self
-        run_args: list[str] = []
-        room_args: list[str] = []
-        index = 0
-        while index < len(args) and args[index] != "--":  # after -- stands a program with its own options
-            word, flag = args[index], _flag(args[index])
-            end = index + 1 + _count_values(word, room_options.get(flag) or run_options.get(flag))
-            is_of_run = flag in run_options and flag not in room_options
-            if is_of_run and (end > len(args) or "--" in args[index + 1 : end]):
-                # Moved without its value, it would take the experiment's name for it.
-                raise click.BadOptionUsage(flag, f"Option {flag!r} requires an argument.", ctx)
-            (run_args if is_of_run else room_args).extend(args[index:end])
-            if isinstance(command, click.Group) and not word.startswith("-"):
-                command = command.get_command(ctx, word)
-                if command is None:
-                    return args
-                room_options = _options_by_flag(command, ctx)
-            index = end
-        return [*run_args, *room_args, *args[index:]]
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            if any(error.option_name in (*param.opts, *param.secondary_opts) for param in self.params):
+                typed = f"lab run {error.option_name} ... {ctx.invoked_subcommand}"
+                raise click.UsageError(
+                    f"{error.option_name} stands before the experiment: {typed}", error.ctx
+                ) from error
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Common options first; those of Slurm are shown by --help-slurm."""
@@ -59,22 +42,6 @@ class RunGroup(LazyGroup):
             "Further options", [p for p in self.get_params(ctx) if p not in _LISTED], ctx, formatter
         )
         self.format_commands(ctx, formatter)
-
-
-def _options_by_flag(command: click.Command, ctx: click.Context) -> dict[str, click.Parameter]:
-    return {flag: param for param in command.get_params(ctx) for flag in (*param.opts, *param.secondary_opts)}
-
-
-def _flag(word: str) -> str:
-    """`--gpus=0` -> --gpus, `-j2` -> -j; any other word as it is."""
-    return word.partition("=")[0] if word.startswith("--") else word[:2] if word.startswith("-") else word
-
-
-def _count_values(word: str, option: click.Parameter | None) -> int:
-    """The number of words after this one that are the values of its option."""
-    if not isinstance(option, click.Option) or option.is_flag or option.count or word != _flag(word):
-        return 0
-    return option.nargs
 
 
 def _write_section(
@@ -113,7 +80,7 @@ def _run(ctx: click.Context, /, resume_run: Path | None, **flags: Any) -> None:
     lab run --dry-run --json --image cuda nixnan baseline
     lab run --resume experiments/sweep_20260101_120000   only what is missing or failed
 
-    `lab run EXPERIMENT --help` shows an experiment's options; those below may stand after its name, too.
+    `lab run EXPERIMENT --help` shows an experiment's own options; those below stand before its name.
     """
     ctx.obj = make_options(**flags)
     if resume_run is not None:
@@ -131,7 +98,7 @@ def _run(ctx: click.Context, /, resume_run: Path | None, **flags: Any) -> None:
 run = RunGroup(
     "run",
     callback=_run,
-    params=[*COMMON, *FURTHER, *SLURM, _HELP_SLURM],
+    params=[*COMMON, *FURTHER, *SLURM, _HELP_SLURM, REMOVED_OPTION],
     help=_run.__doc__,
     lazy=run_commands(),
     invoke_without_command=True,

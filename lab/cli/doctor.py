@@ -6,7 +6,6 @@ import importlib
 import importlib.metadata
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -14,90 +13,37 @@ from collections.abc import Sequence
 import click
 
 from lab.cli.registry import EXTRAS, SCANNERS
-from lab.core.checkup import Check, Mend, join_group_of, program_path
+from lab.core.checkup import Check, as_root, join_group_of, program_path
 from lab.core.gpu import Gpu
-from lab.core.words import plural, printable, size_text
+from lab.core.words import printable, size_text
 from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import look
 from lab.gpus.nvidia import cards_without_driver
 from lab.images.preflight import fitting_images
-from lab.terminal.console import Console
 from lab.terminal.options import as_json, print_json
 
-COMMAND_LIMIT_S = 120
 MIN_SHM_BYTES = 2**30  # ranks on one host share memory through it
 
 
 @click.command()
-@click.option("--fix", is_flag=True, help="Run what mends a finding and needs no download; print the rest.")
 @as_json("One object per finding")
-def doctor(fix: bool, as_json: bool) -> None:
+def doctor(as_json: bool) -> None:
     """Show what this machine offers: GPUs, engine, packages, disk. Exit code 0: a local run works here.
 
-    With --fix, commands that need root run only as root; otherwise they are printed. Exit code 1 if
-    something that has a mend is still as it was.
+    Below a finding stand the commands that mend it, where they need no download; they change nothing else.
     """
     checks = _checks()
-    if fix and any(check.mend for check in checks):
-        _carry_out(list(dict.fromkeys(check.mend for check in checks if check.mend)), Console())
-        checks = _checks()
     if as_json:
         print_json(
-            [
-                {
-                    "what": check.subject,
-                    "state": check.state,
-                    "detail": check.detail,
-                    "fix": check.mend.text() if check.mend else None,
-                }
-                for check in checks
-            ]
+            [{"what": c.subject, "state": c.state, "detail": c.detail, "fix": c.fix or None} for c in checks]
         )
-    else:
-        for check in checks:
-            click.echo(printable(f"{check.state:5} {check.subject:10} {check.detail}"))
-            if check.mend:
-                click.echo(f"{'':5} {'':10} fix: {check.mend.text()}")
+    for check in () if as_json else checks:
+        click.echo(printable(f"{check.state:5} {check.subject:10} {check.detail}"))
+        if check.fix:
+            click.echo(f"{'':5} {'':10} fix: {check.fix}")
     if any(check.state == "bad" for check in checks):
         raise StepFailed("this machine cannot run lab as it is", fix="fix what the lines marked bad say")
-    if fix and (left := [check for check in checks if check.mend]):
-        raise StepFailed(
-            f"{plural(len(left), 'finding')} not mended: {', '.join(check.subject for check in left)}",
-            fix="; ".join(dict.fromkeys(check.mend.text() for check in left if check.mend)),
-        )
-
-
-def _carry_out(mends: Sequence[Mend], console: Console) -> None:
-    """Run each mend that this user may run, and print the others; a command that fails ends its mend."""
-    for mend in mends:
-        if mend.needs_root and os.geteuid() != 0:
-            console.say(f"needs root, not run: {mend.text()}")
-        elif all(_succeeds(command, console) for command in mend.commands) and mend.then:
-            console.say(f"still to do: {mend.then}")
-
-
-def _succeeds(command: Sequence[str], console: Console) -> bool:
-    try:
-        process = subprocess.run(
-            [program_path(command[0], os.environ) or command[0], *command[1:]],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        console.say(f"✗ {shlex.join(command)}: {error}")
-        return False
-    if process.returncode:
-        last_line = (process.stderr or process.stdout).strip().splitlines()[-1:]
-        reason = "; ".join([f"exit code {process.returncode}", *map(printable, last_line)])
-        console.say(f"✗ {shlex.join(command)}: {reason[:300]}")
-        return False
-    console.say(f"✓ {shlex.join(command)}")
-    return True
 
 
 def _checks() -> list[Check]:
@@ -144,14 +90,14 @@ def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
     return gpus, rows + [Check("cdi", "warn", problem) for problem in cdi.problems]
 
 
-def _load_driver() -> Mend | None:
-    """Return the mend for an NVIDIA GPU without a driver if the kernel has its module."""
+def _load_driver() -> str:
+    """The command that loads NVIDIA's driver where a card has none and the kernel has its module."""
     program = program_path("modprobe", os.environ)
     if program is None or not cards_without_driver(os.environ):
-        return None
+        return ""
     argv = [program, "--dry-run", "--quiet", "nvidia"]
     dry_run = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-    return Mend((("modprobe", "nvidia"),)) if dry_run.returncode == 0 else None
+    return as_root("modprobe nvidia") if dry_run.returncode == 0 else ""
 
 
 def _gpu_row(gpu: Gpu) -> Check:

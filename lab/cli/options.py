@@ -64,20 +64,16 @@ FURTHER = (
     ),
 )
 SLURM = (
-    click.Option(["--partition"], help="Where to queue the steps. [default: the site's]"),
-    click.Option(["--account"], help="Account to charge."),
-    click.Option(["--qos"], help="Quality of service."),
-    click.Option(["--constraint"], help="Features that a node must have."),
+    click.Option(
+        ["--sbatch", "extra"],
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="An option of sbatch, such as partition=gpu, account=physics or mem=64G; repeatable.",
+    ),
     click.Option(
         ["--time", "time_min"],
         type=ONE_OR_MORE,
         help="Time limit of a job, min. [default: the step's plus 10]",
-    ),
-    click.Option(["--cpus-per-task"], type=ONE_OR_MORE, help="CPUs on each node."),
-    click.Option(["--mem"], help="Memory on each node, for example 64G."),
-    click.Option(["--gres"], help="Instead of gpu:N, for example gpu:h100:8."),
-    click.Option(
-        ["--sbatch", "extra"], multiple=True, metavar="KEY=VALUE", help="Any other option of sbatch."
     ),
     click.Option(
         ["--container"],
@@ -96,6 +92,23 @@ SLURM = (
         is_flag=True,
         help="Submit and return; a job after the steps collects and analyses.",
     ),
+)
+
+
+def _answer_removed(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise UsageError(
+            "sbatch's own options were removed from `lab run`", fix="--sbatch KEY=VALUE, as partition=gpu"
+        )
+
+
+# For one release.
+REMOVED_OPTION = click.Option(
+    ["--partition", "--account", "--qos", "--constraint", "--cpus-per-task", "--mem", "--gres"],
+    hidden=True,
+    expose_value=False,
+    callback=_answer_removed,
+    help="Now --sbatch KEY=VALUE.",
 )
 
 

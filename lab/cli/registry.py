@@ -99,6 +99,7 @@ REMOVED: dict[str, str] = {
     "semicrf": "lab run semicrf {args}",
     "trials": "lab run trials {args}",
     "replay": "lab run replay {args}",
+    "doctor --fix": "lab doctor  # below a finding stand the commands that mend it",
     "run --attach": "lab run --resume {args}",
     "run --repeat-both": "lab check {args}",
     # Reading commands

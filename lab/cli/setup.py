@@ -29,6 +29,8 @@ from lab.images.tree import ROOT, is_tree
 from lab.terminal.console import Console
 from lab.terminal.options import quiet
 
+SEE = "see lab doctor"
+
 
 @click.command()
 @click.argument("image", required=False)
@@ -82,7 +84,9 @@ def setup(image: str | None, registry: str | None, release: Path | None, dry_run
         for difference in differences:
             console.say(f"note: {difference}")
     if unreachable:
-        raise StepFailed(f"the GPUs do not reach containers: {unreachable.detail}", fix=_cure(unreachable))
+        raise StepFailed(
+            f"the GPUs do not reach containers: {unreachable.detail}", fix=unreachable.fix or SEE
+        )
     ranks = " --ranks 2" if image == "cpu" else ""
     click.echo(f"next: lab run --image {image} sweep -c 28,42{ranks}")
 
@@ -102,16 +106,12 @@ def _look_at_engine(gpus: Sequence[Gpu], console: Console) -> Check | None:
     checks = {check.subject: check for check in check_engine(os.environ, gpus, round(ANSWER_S))}
     engine = checks["engine"]
     if engine.state != "ok":
-        raise EngineError(engine.detail, fix=_cure(engine))
+        raise EngineError(engine.detail, fix=engine.fix or SEE)
     for check in checks.values():
         state = "note: " if check.state == "warn" else ""
         console.detail(f"{state}{check.subject}: {check.detail}")
     access = checks.get("gpu access")
     return access if access and access.state != "ok" else None
-
-
-def _cure(check: Check) -> str:
-    return f"{check.mend.text()}; or lab doctor --fix" if check.mend else "see lab doctor"
 
 
 def image_for(gpus: Sequence[Gpu]) -> str:

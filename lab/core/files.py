@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -82,10 +82,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lab"
 
 
-def state_folder(env: Mapping[str, str] | None = None) -> Path:
+def state_folder() -> Path:
     """Where lab keeps what it learned on this machine; an empty variable is as good as none."""
-    home = (os.environ if env is None else env).get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(home).expanduser() / "lab"
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "lab"
 
 
 def sha256_of(path: Path) -> str:

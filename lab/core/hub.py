@@ -10,6 +10,7 @@ import enum
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -52,6 +53,18 @@ class CachedModel(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
     missing: tuple[str, ...] = ()  # of an incomplete one, as far as that is known
 
+    @property
+    def is_missing(self) -> bool:
+        return self.state in (State.absent, State.incomplete)
+
+
+class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of MODELS; commit is empty where the run began without the model."""
+
+    model: str
+    commit: str
+    without: str = ""  # what happens without it; "": its steps fail
+
 
 def hub_cache(env: Mapping[str, str] | None = None) -> Path:
     """Where huggingface_hub keeps models, by the same variables."""
@@ -81,6 +94,12 @@ def check_hub_id(model: str, revision: str = DEFAULT_REVISION) -> None:
         )
     if not REVISION.match(revision) or ".." in revision:
         raise UsageError(f"{revision!r} is not a revision", fix="a branch, a tag or a commit")
+
+
+def fetch_command(model: str, image: str | None = None) -> str:
+    """What a person types to download a model to where steps read it: those in `image`, or this process."""
+    image = image or os.environ.get("LAB_IMAGE")
+    return f"lab fetch {shlex.quote(model)}" + (f" --image {image}" if image else "")
 
 
 def find_model(model: str, cache: Path, revision: str = DEFAULT_REVISION) -> CachedModel:

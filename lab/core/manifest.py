@@ -1,12 +1,8 @@
-"""manifest.json: what produced every file of a run, documented in docs/manifest.md.
-
-`python -m lab.core.manifest FILE` writes its JSON schema.
-"""
+"""manifest.json: what produced every file of a run, documented in docs/manifest.md."""
 
 from __future__ import annotations
 
 import enum
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,8 +113,3 @@ def load(path: Path) -> Manifest:
     """Read and validate a manifest. Raises MissingError, or BadDataError that names the invalid field."""
     fix = "this is not the folder of a run: name one that `lab runs list` shows"
     return read_json(path, Manifest, "the manifest", version=SCHEMA_VERSION, fix=fix)
-
-
-if __name__ == "__main__":
-    schema = msgspec.json.encode(msgspec.json.schema(Manifest))
-    write_atomic(Path(sys.argv[1]), msgspec.json.format(schema, indent=1) + b"\n")

@@ -12,17 +12,10 @@ HostLab = Literal["auto", "mount", "refuse"]
 
 
 class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to ask Slurm for, by sbatch's own names; None leaves it to the site."""
+    """What to ask Slurm for; the site decides what is not asked for."""
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
     time_min: int | None = None
-    cpus_per_task: int | None = None
-    mem: str | None = None
-    gres: str | None = None  # instead of gpu:N
-    extra: tuple[str, ...] = ()  # further sbatch options, KEY=VALUE
+    extra: tuple[str, ...] = ()  # options of sbatch: KEY=VALUE, or KEY alone for a flag
     container: Container = "none"
 
 

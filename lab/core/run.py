@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -80,15 +80,13 @@ class Run:
         self.manifest.steps += new
         self.save()
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep other drivers out for as long as this process lives."""
-        with exclusive(
+        return exclusive(
             self.root / LOCK,
             busy="another lab process is working on this run",
             fix="wait for it, or stop it with Ctrl-C in its terminal",
-        ):
-            yield
+        )
 
     def driver_pid(self) -> int | None:
         """The lab process that works on this run now, if any."""

@@ -9,10 +9,10 @@ import shutil
 from pathlib import Path, PurePosixPath
 
 import lab
-from lab.core.compiled import PACKAGED
 from lab.core.content import EXPECTED, REPORT, content_sha256, is_left_out
 from lab.core.files import make_folder
 from lab.core.manifest import Lab
+from lab.core.native import PACKAGED
 from lab.core.run import IMPORTED, LAB, Run
 from lab.core.step import Step
 from lab.errors import BusyError, writing

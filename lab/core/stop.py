@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from lab.core.step import Step
-
 
 class Stop(threading.Event):
     """Set by the first signal; `now` by the second."""
@@ -37,14 +35,3 @@ def on_signals(say: Callable[[str], None]) -> Iterator[Stop]:
     finally:
         for number, old in handlers.items():
             signal.signal(number, old)
-
-
-def reason_to_stop(step: Step, stop: Stop, *, ran_s: float, silent_s: float, disk_full: bool) -> str | None:
-    """Why lab must end this step now, as `Ending.stopped_by` has it; None while it may go on."""
-    if stop.is_set():
-        return "user"
-    if step.timeout_s and ran_s > step.timeout_s:
-        return "timeout"
-    if step.stall_timeout_s and silent_s > step.stall_timeout_s:
-        return "stall"
-    return "disk" if disk_full else None

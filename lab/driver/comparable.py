@@ -1,14 +1,45 @@
-"""Refuse what would add results to a run that are not comparable with those it has."""
+"""Refuse results that a run's earlier ones could not be compared with: of another lab, image or CPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from lab.core import provenance
-from lab.core.manifest import ImageRecord, Manifest
+from lab.core.manifest import ImageRecord, Lab, Manifest
 from lab.core.run import Run, refuse_change
-from lab.core.step import Step
+from lab.core.snapshot import imports_lab
+from lab.core.step import Outcome, Status, Step
 from lab.engines.base import Engine
+
+
+def same_lab(run: Run, identity: Lab) -> None:
+    """Refuse to go on with a run that another lab began: its manifest names one lab for all its steps."""
+    if run.manifest.lab.sha256 != identity.sha256:
+        fix = "start a new run, or go back to that lab: its commit, or its version"
+        refuse_change("another lab", described(run.manifest.lab), described(identity), fix=fix)
+
+
+def checked(run: Run, step: Step, outcome: Outcome) -> Outcome:
+    """A step that ended well but did not import the run's lab has measured something else: it failed."""
+    expected, imported = run.manifest.lab, run.imported(step)
+    if not outcome.ok or expected.used is None or not imports_lab(step) or imported == expected.sha256:
+        return outcome
+    reason = "the step did not report which lab it imported"
+    if imported:
+        reason = f"the step imported another lab: content {imported[:12]}"
+    return msgspec.structs.replace(
+        outcome, status=Status.failed, reason=f"{reason}; the run names {described(expected)}"
+    )
+
+
+def described(lab: Lab) -> str:
+    """In a few words: version, commit, content."""
+    parts = [lab.version, f"commit {lab.commit[:12]}" if lab.commit else "no commit"]
+    parts += ["with local changes"] if lab.dirty else []
+    parts += [f"content {lab.sha256[:12]}"] if lab.sha256 else []
+    return ", ".join(parts)
 
 
 def content_of(step: Step, image: ImageRecord | None, further: Sequence[ImageRecord]) -> str:

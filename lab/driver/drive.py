@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
 from functools import partial
@@ -19,12 +18,11 @@ from lab.core.snapshot import take_snapshot
 from lab.core.step import STALL_LIMIT, Outcome, Status, Step
 from lab.core.stop import Stop, on_signals
 from lab.driver.analysis import analyse_run
-from lab.driver.comparable import content_of, same_cpu, same_image, same_source
-from lab.driver.execute import Lease, StepRunner, check_gpus
+from lab.driver.comparable import content_of, described, same_cpu, same_image, same_lab, same_source
+from lab.driver.execute import Lease, StepRunner, check_gpus, unleased
 from lab.driver.job import finish_run, gather
 from lab.driver.models import look_up, refuse_missing, same_models, with_models
 from lab.driver.show import show_plan, show_result
-from lab.driver.which_lab import hold_to, named_in
 from lab.engines import engine_class, engine_for
 from lab.engines.base import Engine, refuse_other_gpus
 from lab.errors import Interrupted
@@ -60,8 +58,9 @@ def drive(experiment: Experiment) -> None:
     for note in plan.notes:
         console.say(f"note: {note}")
     manifest = first_manifest(name, plan, site, engine, root)
-    if mounted := named_in(manifest):
-        console.say(f"note: {mounted}")
+    if manifest.lab.used == "mounted" and manifest.image:
+        mounted = f"({described(manifest.lab)}), mounted read-only into {manifest.image.ref}, not its own"
+        console.say(f"note: steps import this host's lab {mounted}")
     run = open_or_create(root, manifest, plan, options)
     console.say(f"run folder: {root}")
     if options.detach:
@@ -135,7 +134,7 @@ def execute(run: Run, engine: Engine, site: Site, options: Options, console: Con
 def prepare_lab(run: Run, engine: Engine) -> None:
     """Put the lab that pending steps import into the run folder. Raises UsageError if it is another one."""
     identity = provenance.lab_with_content()
-    hold_to(run, identity)
+    same_lab(run, identity)
     if run.manifest.lab.used is None:
         used = engine.lab_used(identity)
         run.manifest.lab = msgspec.structs.replace(run.manifest.lab, used=used)
@@ -146,7 +145,7 @@ def prepare_lab(run: Run, engine: Engine) -> None:
 def lease_of(run: Run, engine: Engine, options: Options, stop: Stop, console: Console) -> Lease:
     """How the GPUs of a step are held against other processes of this machine."""
     if not engine.runs_here:
-        return lambda _: contextlib.nullcontext(True)
+        return unleased
     return partial(
         hold,
         holder=f"run {run.manifest.id}",
@@ -181,7 +180,7 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
         same_cpu(run)
     names = {record.step.name for record in run.manifest.steps}
     if manifest.lab.used and any(record.step.name not in names for record in manifest.steps):
-        hold_to(run, manifest.lab)
+        same_lab(run, manifest.lab)
     with run.locked():
         run.extend(manifest.steps, inputs=plan.inputs)
     return run

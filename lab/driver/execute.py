@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,12 +13,17 @@ from lab.core.gpu import Gpu
 from lab.core.run import Run, utc_now
 from lab.core.step import Outcome, Status, Step
 from lab.core.stop import Stop
-from lab.driver.which_lab import checked
+from lab.driver.comparable import checked
 from lab.engines.base import Engine, QueueEngine
-from lab.errors import EngineError, EngineLost, GpuError, LabError, UsageError
+from lab.errors import EngineError, EngineLost, GpuError, LabError
 from lab.gpus.sampling import sampled
 
 Lease = Callable[[Sequence[Gpu]], AbstractContextManager[bool]]
+
+
+def unleased(_gpus: Sequence[Gpu]) -> AbstractContextManager[bool]:
+    """For steps that use no GPU of this machine."""
+    return nullcontext(True)
 
 
 class Watcher(Protocol):
@@ -37,7 +42,7 @@ class StepRunner:
     engine: Engine
     watchers: Sequence[Watcher]
     stop: Stop
-    lease: Lease  # holds a step's GPUs against other processes
+    lease: Lease = unleased  # holds a step's GPUs against other processes
     spare: Callable[[Step], str] | None = None  # why a step is not needed any more; "": it is
     rotate: bool = False  # the GPU that was free for longest is next, and not the first one again
 
@@ -47,8 +52,6 @@ class StepRunner:
         A step that fails does not keep the others from running. A full disk, a lost engine or a GPU that
         another process holds does: the error is raised after the running steps have ended.
         """
-        if jobs < 1:
-            raise UsageError("--jobs must be at least 1")
         check_gpus(steps, gpus)
         if isinstance(self.engine, QueueEngine):
             self._through_queue(self.engine, steps, jobs)
@@ -89,15 +92,12 @@ class StepRunner:
         for step, outcome in engine.run_all(self.run, steps, jobs=jobs, on_line=self.on_line, stop=self.stop):
             self.finish(step, outcome)
 
-    def take_up(self) -> int:
-        """Follow what outlived an earlier driver to its end; -> how many steps that were."""
-        taken_up = 0
+    def take_up(self) -> None:
+        """Follow what outlived an earlier driver to its end."""
         for step in self.run.open_steps():
             outcome = self.engine.attach(self.run, step, on_line=self.on_line(step), stop=self.stop)
             if outcome is not None:
                 self.finish(step, outcome)
-                taken_up += 1
-        return taken_up
 
     def _one(self, step: Step, gpus: Sequence[Gpu]) -> None:
         if self.spare and (reason := self.spare(step)):

@@ -1,28 +1,22 @@
 """`lab fetch`: download a model into the cache that steps read. The only step with the network and the token.
 
 The token travels on the step's standard input: no file, variable, label or record holds it, so that none is
-left when this process is killed. A download in a container then continues until the next fetch ends it and
-takes its place.
+left when this process is killed. A download in a container then goes on; `lab runs reap --running` ends it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
 import re
-import shlex
-import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from lab.core.files import exclusive, make_folder, state_folder
-from lab.core.hub import CERTIFICATES, CachedModel, State, find_model, hub_cache
-from lab.core.manifest import Manifest
+from lab.core.hub import CERTIFICATES, CachedModel, State, fetch_command, find_model, hub_cache
 from lab.core.options import Options
 from lab.core.plan import Plan
 from lab.core.run import Run
@@ -30,7 +24,7 @@ from lab.core.step import Outcome, Step
 from lab.core.stop import Stop, on_signals
 from lab.core.words import size_text
 from lab.driver.drive import first_manifest, prepare_lab
-from lab.driver.show import command_text, print_dry_run
+from lab.driver.show import show_plan
 from lab.engines import engine_for
 from lab.engines.base import Engine
 from lab.errors import (
@@ -43,7 +37,6 @@ from lab.errors import (
     StepFailed,
     StorageError,
     UsageError,
-    writing,
 )
 from lab.images.container import HUB_CACHE, network_settings
 from lab.secrets import hub_token
@@ -59,33 +52,27 @@ def fetch(model: str, revision: str, options: Options) -> None:
     """
     site, engine = engine_for(options).prepare(options)
     step = Step(name=STEP, argv=("python", "-m", "lab.workload.fetch", model, revision), folder=STEP)
-    root = record_folder(model, revision, os.environ)
+    names = sorted(json.loads(settings(os.environ))["env"])
+    cached = msgspec.to_builtins(find_model(model, hub_cache(), revision))
+    config = {"revision": revision, "cache": str(hub_cache()), "cached": cached, "stdin": names}
+    notes = (
+        f"in {hub_cache()} now: {cached['state']} {cached['commit']}".rstrip(),
+        f"on standard input: {', '.join(names) or 'no token, no proxy'}",
+    )
+    plan = Plan(steps=(step,), config=config, notes=notes)
     if options.dry_run:
-        show_fetch(model, revision, engine, step, root, options)
+        show_plan(STEP, plan, site, engine, Path(STEP), options, engine.preview_fetch)
         return
-    console = Console(quiet=options.quiet)
-    make_folder(root.parent)
-    with exclusive(
-        root.parent / f".{root.name}.lock",
-        busy=f"another lab fetch of {model} is running",
-        fix="wait for it; both would write the same files",
-    ):
-        lines: list[str] = []
-        with on_signals(console.say) as stop:
-            manifest = first_manifest(STEP, Plan(steps=(step,)), site, engine, root)
-            outcome = _start(engine, _new_run(engine, root, manifest), lines, stop, console)
+    console, lines = Console(quiet=options.quiet), list[str]()
+    with tempfile.TemporaryDirectory(prefix="lab-fetch-") as folder, on_signals(console.say) as stop:
+        root = Path(folder) / STEP
+        run = Run.create(root, first_manifest(STEP, plan, site, engine, root))
+        outcome = _download(engine, run, lines, stop, console)
     if stop.is_set():
-        image = f" --image {options.image}" if options.image else ""
-        fix = f"lab fetch {shlex.quote(model)}{image} goes on where it stopped"
+        fix = f"{fetch_command(model, options.image)} goes on where it stopped"
         raise Interrupted("interrupted; what is downloaded is kept", fix=fix)
-    raise_for(outcome, lines, root)
+    raise_for(outcome, lines)
     show_model(find_model(model, hub_cache(), revision), options, console)
-
-
-def record_folder(model: str, revision: str, env: Mapping[str, str]) -> Path:
-    """Choose the folder of a fetch's log: one per model and revision, so that the next fetch finds it."""
-    key = hashlib.sha256(f"{model}\0{revision}".encode()).hexdigest()[:8]
-    return state_folder(env) / STEP / f"{re.sub(r'[^A-Za-z0-9._-]', '--', model)}-{key}".lower()
 
 
 def settings(env: Mapping[str, str]) -> bytes:
@@ -109,17 +96,7 @@ def _certificates(env: Mapping[str, str]) -> str | None:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def _new_run(engine: Engine, root: Path, manifest: Manifest) -> Run:
-    if Run.is_run(root):
-        with contextlib.suppress(BadDataError):
-            engine.end_leftovers(Run.open(root))
-    if root.exists():  # an earlier fetch's record, or what one left that was killed before it had a manifest
-        with writing(root):
-            shutil.rmtree(root)
-    return Run.create(root, manifest)
-
-
-def _start(engine: Engine, run: Run, lines: list[str], stop: Stop, console: Console) -> Outcome:
+def _download(engine: Engine, run: Run, lines: list[str], stop: Stop, console: Console) -> Outcome:
     def on_line(line: str) -> None:
         lines.append(line)
         if not line.startswith("{"):  # the last line is for this process
@@ -133,7 +110,7 @@ def _start(engine: Engine, run: Run, lines: list[str], stop: Stop, console: Cons
     return outcome
 
 
-def raise_for(outcome: Outcome, lines: list[str], root: Path) -> None:
+def raise_for(outcome: Outcome, lines: list[str]) -> None:
     """Raise the error that the download printed; exit code 0 needs its last line to say that it is done."""
     line = next((line for line in reversed(lines) if line.startswith("{")), "{}")
     try:
@@ -141,21 +118,21 @@ def raise_for(outcome: Outcome, lines: list[str], root: Path) -> None:
     except msgspec.DecodeError:
         answer = Answer()  # not its own line: the outcome and its last lines say what happened
     if answer.error is not None:
-        kind = KINDS.get(answer.error.kind, LabError)
-        place = answer.error.place
-        place = str(hub_cache()) if place == HUB_CACHE else place  # the cache as a container sees it
-        raise kind(answer.error.message, location=place, fix=answer.error.fix)
+        failure = answer.error
+        # A container sees the cache under a path of its own.
+        location = str(hub_cache()) if failure.location == HUB_CACHE else failure.location
+        raise KINDS.get(failure.kind, LabError)(failure.problem, location=location, fix=failure.fix)
     if not outcome.ok or answer.fetched is None:
         words = "\n".join(f"  | {line}" for line in outcome.tail[-12:])
-        raise StepFailed(f"the download {outcome.status.value}: {outcome.reason}\n{words}", location=root)
+        raise StepFailed(f"the download {outcome.status.value}: {outcome.reason}\n{words}")
 
 
-class Failure(msgspec.Struct, rename={"message": "what", "place": "where"}):
+class Failure(msgspec.Struct):
     """An error of lab, as the download prints it."""
 
     kind: str
-    message: str
-    place: str | None = None
+    problem: str
+    location: str | None = None
     fix: str | None = None
 
 
@@ -180,27 +157,3 @@ def show_model(cached: CachedModel, options: Options, console: Console) -> None:
     console.say(f"✓ {cached.model} at {cached.commit[:12]}: {size_text(cached.size_bytes)} in {hub_cache()}")
     if options.json:
         print(json.dumps({**msgspec.to_builtins(cached), "cache": str(hub_cache())}))
-
-
-def show_fetch(model: str, revision: str, engine: Engine, step: Step, root: Path, options: Options) -> None:
-    """Print what would run, and what the step would read on its standard input, by name."""
-    starts = engine.preview_fetch(step, run_dir=str(root))
-    cached = find_model(model, hub_cache(), revision)
-    names = sorted(json.loads(settings(os.environ))["env"])
-    document = {
-        "model": model,
-        "revision": revision,
-        "engine": engine.name,
-        "image": options.image,
-        "cache": str(hub_cache()),
-        "cached": msgspec.to_builtins(cached),
-        "stdin": names,
-        "starts": starts,
-    }
-    lines = [
-        f"fetch {model} ({revision}), engine {engine.name}, into {hub_cache()}",
-        f"there now: {cached.state.value}" + (f", commit {cached.commit}" if cached.commit else ""),
-        f"on standard input: {', '.join(names) or 'no token, no proxy'}",
-        command_text(starts),
-    ]
-    print_dry_run(document, lines, as_json=options.json)

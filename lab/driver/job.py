@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +38,7 @@ def collect(folder: Path, analysis: Literal["auto", "host", "none"]) -> None:
     _, engine = engine_class(run.manifest.engine).restore(run, options)
     with run.locked():
         watchers = [room(run.manifest.room).watcher(run)]
-        runner = StepRunner(run, engine, watchers, Stop(), lambda _: contextlib.nullcontext(True))
+        runner = StepRunner(run, engine, watchers, Stop())
         runner.take_up()
         for step in run.open_steps():
             runner.finish(step, engine.lost(run, step))

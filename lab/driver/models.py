@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 
 import msgspec
@@ -12,8 +11,10 @@ from lab.core.files import read_json
 from lab.core.hub import (
     MODELS,
     CachedModel,
+    ModelRecord,
     State,
     check_hub_id,
+    fetch_command,
     find_model,
     hub_cache,
     is_offline,
@@ -34,10 +35,6 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
     fetch: str
 
     @property
-    def is_missing(self) -> bool:
-        return self.cached.state in (State.absent, State.incomplete)
-
-    @property
     def state(self) -> str:
         """A phrase such as `not in this machine's Hub cache`."""
         cached, cache = self.cached, "this machine's Hub cache"
@@ -51,18 +48,15 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """For the plan's notes."""
-        if not self.is_missing:
+        if not self.cached.is_missing:
             return f"model {self.need.model}: {self.state}"
         otherwise = self.need.without or "its steps will fail, because they run offline"
         return f"model {self.need.model}: {self.state}; {otherwise}; to download it: {self.fetch}"
 
-
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """One model in MODELS; commit is empty where the run began without it."""
-
-    model: str
-    commit: str
-    without: str
+    @property
+    def record(self) -> ModelRecord:
+        commit = "" if self.cached.is_missing else self.cached.commit
+        return ModelRecord(model=self.need.model, commit=commit, without=self.need.without)
 
 
 def look_up(needs: Sequence[ModelNeed], engine: Engine, image: str | None) -> list[Looked]:
@@ -72,12 +66,12 @@ def look_up(needs: Sequence[ModelNeed], engine: Engine, image: str | None) -> li
     """
     for need in needs:
         check_hub_id(need.model)
-    image_flag = f" --image {image}" if image and engine.runs_here else ""
+    image = image if engine.runs_here else None
     return [
         Looked(
             need=need,
             cached=find_model(need.model, hub_cache()),
-            fetch=f"lab fetch {shlex.quote(need.model)}{image_flag}",
+            fetch=fetch_command(need.model, image),
         )
         for need in needs
     ]
@@ -85,15 +79,8 @@ def look_up(needs: Sequence[ModelNeed], engine: Engine, image: str | None) -> li
 
 def with_models(plan: Plan, looked: Sequence[Looked], engine: Engine) -> Plan:
     """The plan that says of each model whether it is there, and records which commit steps here will load."""
-    notes = (*plan.notes, *(one.sentence for one in looked))
-    rows = [
-        Recorded(
-            model=lookup.need.model,
-            commit="" if lookup.is_missing else lookup.cached.commit,
-            without=lookup.need.without,
-        )
-        for lookup in looked
-    ]
+    notes = (*plan.notes, *(lookup.sentence for lookup in looked))
+    rows = [lookup.record for lookup in looked]
     inputs = {MODELS: msgspec.json.encode(rows).decode() + "\n"} if rows and engine.runs_here else {}
     return msgspec.structs.replace(plan, notes=notes, inputs={**plan.inputs, **inputs})
 
@@ -106,7 +93,7 @@ def refuse_missing(looked: Sequence[Looked], engine: Engine, image: str | None) 
     if not engine.runs_here or (image is None and not is_offline(offline_settings(os.environ))):
         return
     for lookup in looked:
-        if lookup.is_missing and not lookup.need.without:
+        if lookup.cached.is_missing and not lookup.need.without:
             raise MissingError(
                 f"the model {lookup.need.model} is {lookup.state}, and steps run offline",
                 location=hub_cache(),
@@ -122,12 +109,11 @@ def same_models(run: Run, engine: Engine) -> None:
     path = run.root / MODELS
     if not path.is_file() or not run.pending():
         return
-    rows = read_json(path, list[Recorded], "the list of models")
+    rows = read_json(path, list[ModelRecord], "the list of models")
     image = run.manifest.image.name if run.manifest.image else None
     looked = look_up([ModelNeed(model=row.model, without=row.without) for row in rows], engine, image)
     refuse_missing(looked, engine, image)
     for row, lookup in zip(rows, looked, strict=True):
-        commit = "" if lookup.is_missing else lookup.cached.commit
-        if row.commit or lookup.need.without:
+        if row.commit or row.without:
             subject = f"another commit of the model {row.model}"
-            refuse_change(subject, row.commit or "(none)", commit or "(none)")
+            refuse_change(subject, row.commit or "(none)", lookup.record.commit or "(none)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from lab.core.plan import Findings, Plan, Site
 from lab.core.provenance import lab_with_content
 from lab.core.run import DONE, Run
 from lab.core.words import plural, printable
-from lab.driver.which_lab import described
+from lab.driver.comparable import described
 from lab.engines.base import Engine
 from lab.errors import LabError, StepFailed
 from lab.secrets import redact, redact_env, secret_values
@@ -46,20 +47,32 @@ def raise_for_steps(run: Run) -> None:
     )
 
 
-def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path, options: Options) -> None:
-    """Print exactly what would run."""
+def show_plan(
+    name: str,
+    plan: Plan,
+    site: Site,
+    engine: Engine,
+    root: Path,
+    options: Options,
+    preview: Callable[..., dict[str, Any]] | None = None,
+) -> None:
+    """Print exactly what would run, for a machine or a person, without secrets.
+
+    preview: what the engine would start for a step, in place of its `preview`.
+    """
+    preview = preview or engine.preview
     identity = lab_with_content()
     steps = [
         {
             **msgspec.to_builtins(step),
             "env": redact_env(step.env, secret_values()),
-            "starts": engine.preview(step, site.gpus[: step.num_gpus], run_dir=str(root.absolute())),
+            "starts": preview(step, site.gpus[: step.num_gpus], run_dir=str(root.absolute())),
         }
         for step in plan.steps
         if step.name not in plan.skipped
     ]
     document = {
-        "room": room_name,
+        "room": name,
         "engine": engine.name,
         "image": options.image,
         "lab": msgspec.to_builtins(identity),
@@ -76,7 +89,7 @@ def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path
     if site.gpus and not site.resolved:
         gpus += " (not on this machine: architecture and driver are not checked)"
     lines = [
-        f"room {room_name}, engine {engine.name}, {plural(len(steps), 'step')} into {root}",
+        f"{name}, engine {engine.name}, {plural(len(steps), 'step')} into {root}",
         f"GPUs: {gpus}",
         f"lab: {described(identity)}; every step imports this one",
         *(f"note: {note}" for note in plan.notes),
@@ -85,20 +98,11 @@ def show_plan(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path
         env = " ".join(f"{name}={shlex.quote(value)}" for name, value in step["env"].items())
         image = f"  in the image {step['image']}" if step["image"] else ""
         lines += [f"\n{step['name']}  ->  {step['folder']}{image}"]
-        lines += [f"  {env} {command_text(step['starts'])}".rstrip()]
+        starts = step["starts"]
+        lines += [f"  {env} {shlex.join(starts.get('command') or starts['argv'])}".rstrip()]
     lines += [f"\nskipped {name}: {reason}" for name, reason in plan.skipped.items()]
-    print_dry_run(document, lines, as_json=options.json)
-
-
-def command_text(starts: dict[str, Any]) -> str:
-    """The command of an engine's preview, as a shell reads it."""
-    return shlex.join(starts.get("command") or starts["argv"])
-
-
-def print_dry_run(document: dict[str, Any], lines: list[str], *, as_json: bool) -> None:
-    """Print what would run, for a machine or a person, without secrets."""
     text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
-    print(redact(text if as_json else "\n".join(lines), secret_values()))
+    print(redact(text if options.json else "\n".join(lines), secret_values()))
 
 
 def show_error(error: LabError) -> int:

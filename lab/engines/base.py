@@ -94,9 +94,9 @@ class Engine(abc.ABC):
         """Sentences for the plan if these GPUs may not reach its steps."""
         return ()
 
-    def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
+    def preview_fetch(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         """Exactly what `fetch` would start, as plain data, without its input."""
-        return self.preview(step, (), run_dir=run_dir)
+        return self.preview(step, gpus, run_dir=run_dir)
 
     def provenance(self, run_dir: str, gpus: Sequence[Gpu]) -> Provenance:
         """The image, and what its containers get (uid, gid, mounts). Raises EngineError if it is not here."""

@@ -12,7 +12,7 @@ from typing import TextIO
 
 from lab.core.run import Run
 from lab.core.step import Step
-from lab.core.stop import Stop, reason_to_stop
+from lab.core.stop import Stop
 from lab.secrets import redact, secret_values
 
 LONGEST = 64 * 1024  # characters; a longer line is cut into pieces so that memory stays bounded
@@ -81,10 +81,14 @@ class LogWriter:
             self._file = None
 
     def reason_to_stop(self, step: Step, stop: Stop, ran_s: float) -> str | None:
-        """Why the step must end now: the user, a limit of time or silence, or a disk that is full."""
-        silent_s = time.monotonic() - self.last_line
-        disk_full = self.error is not None
-        return reason_to_stop(step, stop, ran_s=ran_s, silent_s=silent_s, disk_full=disk_full)
+        """Why lab must end the step now, as `Ending.stopped_by` has it; None while it may go on."""
+        if stop.is_set():
+            return "user"
+        if step.timeout_s and ran_s > step.timeout_s:
+            return "timeout"
+        if step.stall_timeout_s and time.monotonic() - self.last_line > step.stall_timeout_s:
+            return "stall"
+        return "disk" if self.error else None
 
     def write(self, lines: Iterable[str]) -> None:
         """Write whole lines, then flush, so that a log can be followed while the step runs."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lab.recordings.counters import no_counters
+from lab.recordings.counters import DeviceEvents, no_counters
 from lab.recordings.lacks import Lack, Verdict, verdict_of
 from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET, Schema, Table, concat
 from lab.stats.columns import distinct
@@ -262,12 +262,12 @@ class Capture:
     ops: kernels, copies, fills (`kind`), and graph replays of which the kernels were not recorded;
     api: calls that the CPU made; ranges: what the program named, and the framework's operators; sync: waits;
     osrt: calls of the operating system's libraries, with the columns of `api`;
-    nodes: when, and by which thread, each node of a graph was made; counters: of the hardware, by kernel
-    (lab.recordings.counters).
-    collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3` or `pftrace`, version the tool's (or torch's),
-    schema that of the export. processes are what the tables' `process` refers to. problems are sentences
-    about what was odd; whatever was left out is named there. lacks says what the recording itself is missing,
-    truncated that its end is.
+    nodes: when, and by which thread, each node of a graph was made; counters: of the hardware, by kernel;
+    device_events: of nsys, for all processes (lab.recordings.counters).
+    collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3`, `pftrace` or `xplane`, version the tool's (or
+    torch's), schema that of the export. processes are what the tables' `process` refers to. problems are
+    sentences about what was odd; whatever was left out is named there. lacks says what the recording itself
+    is missing, truncated that its end is.
 
     torch.profiler alone records the rest: collectives have a row per kernel with NCCL metadata, comm_ops the
     same for the operators that launched a collective; flows are the arrows from forward to backward, modules
@@ -291,6 +291,7 @@ class Capture:
     osrt: Table = field(default_factory=partial(concat, (), API_COLUMNS))
     nodes: Table = field(default_factory=partial(concat, (), NODE_COLUMNS))
     counters: Table = field(default_factory=no_counters)
+    device_events: DeviceEvents | None = None
     meta: Meta = Meta()
     truncated: bool = False
     collectives: Table = field(default_factory=partial(concat, (), COLLECTIVE_COLUMNS))

@@ -85,3 +85,18 @@ def sum_by_counter(records: Iterable[tuple[int, float]]) -> dict[int, float]:
     for counter, value in records:
         sums[counter] = sums.get(counter, 0.0) + value
     return sums
+
+
+@dataclass(frozen=True)
+class DeviceEvents:
+    """What nsys alone records beside operations: sampled GPU metrics, and page faults of unified memory.
+
+    samples: (GPU, metric) -> times (n,) in ns and percent of the peak (n,), by time; metrics are sm_active,
+    tensor_active, dram_read and dram_write.
+    gpus: (pid, CUDA device) -> GPU; {} where the recording does not say which GPU a device is.
+    faults: `cpu`, `gpu` -> columns pid, start_ns and pages, each (m,); a side without a table is absent.
+    """
+
+    samples: Mapping[tuple[int, str], tuple[np.ndarray, np.ndarray]]
+    gpus: Mapping[tuple[int, int], int]
+    faults: Mapping[str, Mapping[str, np.ndarray]]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lab.core.words import plural
 from lab.errors import BadDataError, MissingError, not_here
-from lab.recordings import nsys, pftrace, rocpd, rocprofv3, rpd, sqlite
+from lab.recordings import nsys, pftrace, rocpd, rocprofv3, rpd, sqlite, xplane
 from lab.recordings.capture import Capture
 from lab.recordings.combine import combined
 from lab.recordings.integrity import integrity_of
@@ -29,7 +29,7 @@ START_BYTES = 4096
 # JAX writes no categories; its processes are named by device, its GPU events by HLO operation.
 _JAX = re.compile(rb'"/device:(GPU|TPU):\d+|"hlo_module"|"PjitFunction\(')
 _XPLANE = re.compile(rb"/(device|host):(GPU|TPU|CPU)|/host:metadata|Task Environment")
-_JAX_WAY = "record the program under nsys (nsys profile python ...) and give lab the export"
+_JAX_WAY = "give the .xplane.pb that JAX wrote beside it: the JSON holds at most 1,000,000 of its events"
 _PAIRS = re.compile(rb'"ph"\s*:\s*"B"[^}]*"cat"|"cat"\s*:[^}]*"ph"\s*:\s*"B"')
 _GZIP = b"\x1f\x8b"
 _BLANK = b"\xef\xbb\xbf \t\r\n"
@@ -124,15 +124,15 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         "jax",
-        "a trace of JAX's profiler, which lab does not read yet",
+        "a JSON trace of JAX's profiler, which is an extract of its XPlane file",
         lambda found: _json_starts(found) and _JAX.search(found.start) is not None,
         why=_JAX_WAY,
     ),
     Format(
-        "jax",
-        "an XPlane file of JAX's profiler, which lab does not read yet",
+        "xplane",
+        "an XPlane file (the profiler of JAX, XLA and TensorFlow)",
         lambda found: found.start[:1] == b"\n" and _XPLANE.search(found.start) is not None,
-        why=_JAX_WAY,
+        xplane.load,
     ),
     Format(
         "chrome",

@@ -19,6 +19,7 @@ CLASSES = (
     "splitk_reduce",
     "attention",
     "conv",
+    "scan",
     "softmax",
     "norm",
     "optimizer",
@@ -39,8 +40,8 @@ CLASSES = (
 
 # First match counts. Tensile's names serve both rocBLAS and hipBLASLt; only the latter passes UserArgs.
 _LIBRARIES = [
-    ("hipBLASLt", r"(?-i:^Cijk_.*UserArgs)"),
-    ("Tensile", r"(?-i:^Cijk_)"),
+    ("hipBLASLt", r"(?-i:(^|_)Cijk_.*UserArgs)"),
+    ("Tensile", r"(?-i:(^|_)Cijk_)"),
     ("nvjet", r"(?-i:nvjet)"),
     ("cutlass", r"cutlass.*gemm|^cutlass|cutlass_\d+_"),
     ("Triton", r"^triton_.*(mm|gemm|matmul)|^(_?matmul|_?gemm)_kernel"),
@@ -60,10 +61,14 @@ _TABLE = [
         r"^(\[?CUDA )?memcpy|^__amd_rocclr_copy(Buffer|Image)|^Copy(Host|Device)To|^MEMORY_COPY|^hip ?memcpy",
     ),
     ("memset", r"^(CUDA |\[CUDA )?memset|^__amd_rocclr_fill(Buffer|Image)|^FillBuffer|^hip ?memset"),
-    ("gemm", r"^triton_tem_\w*(mm|matmul)|fused_moe_kernel|moe_gemm"),
+    ("gemm", r"^triton_tem_\w*(mm|matmul)|fused_moe_kernel|moe_gemm|(^|[^a-z])fmoe_"),
     ("attention", r"^triton_tem_\w*attention"),
     ("triton", r"^triton_"),
-    ("attention", r"flash|fmha|attn|attention|_sdpa_|(^|[^a-z])mha_|compute_dot_do_o|convert_dq_to_16bits"),
+    ("scan", r"selective_scan|chunk_scan|chunk_state|state_passing"),
+    # flashinfer is a namespace: norms, activations and samplers live there, too.
+    ("attention", r"flashinfer::.*(Batch(Decode|Prefill|MLA)|Single(Decode|Prefill)|MergeState|cascade)"),
+    ("attention", r"flash(?!infer)|fmha|attn|attention|_sdpa_|(^|[^a-z])m[hl]a_"),
+    ("attention", r"_fwd_(grouped_)?kernel_stage\d|compute_dot_do_o|convert_dq_to_16bits"),
     ("splitk_reduce", r"split_?k_?reduce|reduce_?split_?k|execute_split_k_kernel|PostGSU"),
     ("elementwise", r"upsample_"),
     (
@@ -73,7 +78,7 @@ _TABLE = [
     ("conv", r"implicit_(con|gemm)|bwd_weight|bwd_data"),
     ("quant", r"kgemm_4bit"),
     ("gemv", r"gemv|gevm"),
-    ("gemm", r"gemm|^Cijk_|nvjet|cutlass::|^cutlass|wgmma|matmul|(^|_)mm_kernel|marlin"),
+    ("gemm", r"gemm|(^|_)Cijk_|nvjet|cutlass::|^cutlass|wgmma|matmul|(^|_)mm_kernel|marlin"),
     ("optimizer", r"FusedAdam|(^|[^a-z])adam|_adam|fused_?sgd|kOptimizer|kPreconditionOptimizer|(^|_)lamb_"),
     ("copy", r"multi_tensor_apply\w*<.*CopyFunctor"),
     ("optimizer", r"multi_tensor_apply"),
@@ -81,8 +86,9 @@ _TABLE = [
     ("norm", r"(layer|rms|batch|group|instance)_?norm|RowwiseMoments|GammaBeta|(^|[^a-z])ln_(fwd|bwd)"),
     ("norm", r"(^|[^a-z])bn_(fw|bw)|welford|batch_norm"),
     ("rope", r"rotary|(^|[^a-z])rope([^a-z]|$)"),
-    ("quant", r"quantize|dequant|(^|_)quant(_|$)|_fp8_quant|(?<!e)int8_?(mm|vector)"),
+    ("quant", r"quantiz|dequant|(^|_)quant(_|$)|_fp8_quant|(?<!e)int8_?(mm|vector)"),
     ("rng", r"distribution_|philox|curand|dropout|bernoulli|(^|[^a-z])random_|normal_and_transform"),
+    ("copy", r"(Append|concat_and_|reshape_and_)\w*cache"),
     ("copy", r"direct_copy|CatArray|copy_kernel|_copy_|copy_device|transpose|permute|chunk_cat"),
     ("mask", r"masked_|(^|[^a-z])where|triu|tril(?!l)|bitwise_not"),
     (

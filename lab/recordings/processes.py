@@ -149,7 +149,7 @@ def _only(capture: Capture, indices: Sequence[int], process: Process) -> Capture
         for device in capture.devices
         if any(_is_of(device.process, device.pid, index, capture) for index in indices)
     )
-    if capture.collector == "kineto":
+    if any(len(getattr(capture, name)) for name in (*_OF_PIDS, "collectives", "comm_ops", "waits")):
         tables |= _torch_tables(capture, rows["ops"], rows["ranges"][capture.operator_rows], tables)
     return replace(capture, **tables, processes=(process,), devices=devices)
 

@@ -1,15 +1,16 @@
-"""What AMD's formats have in common: work items, copies, dispatch ids, agents."""
+"""What AMD's formats have in common: sizes, copies, markers, dispatch ids, agents."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.errors import BadDataError
-from lab.recordings.capture import Device
+from lab.recordings.capture import KERNEL, MEMCPY, PUSH_POP, START_END, Device, Strings
 from lab.recordings.lacks import Lack
 from lab.stats.columns import distinct
 
@@ -22,46 +23,77 @@ _LARGEST = np.iinfo(np.int32).max
 API_CATEGORIES = ("HIP_", "HSA_", "RCCL_", "ROCDECODE_", "ROCJPEG_", "MARKER_CONTROL_", "MARKER_NAME_")
 MARKERS = ("MARKER_CORE_API", "MARKER_CORE_RANGE_API")
 # Of roctx, those that another thread may end; the others nest within their thread.
-START_STOP = ("roctxProcessRangeA", "roctxRangeStartA")
-NO_TEXT = ("roctxGetThreadId",)
+_START_STOP = ("roctxProcessRangeA", "roctxRangeStartA")
+_NO_TEXT = ("roctxGetThreadId",)
+Columns = dict[str, np.ndarray]
 
 
 def narrow(column: np.ndarray) -> np.ndarray:
     """The column (n,) with -1 (not recorded) for what no int32 holds, instead of its lowest bits."""
-    found: np.ndarray = np.where(np.abs(column) > _LARGEST, -1, column)
-    return found
+    fitting: np.ndarray = np.where(np.abs(column) > _LARGEST, -1, column)
+    return fitting
 
 
-def sound_times(
-    where: Path, what: str, start: np.ndarray, end: np.ndarray, problems: list[str]
-) -> dict[str, np.ndarray]:
+def sound_times(path: Path, role: str, start: np.ndarray, end: np.ndarray, problems: list[str]) -> Columns:
     """start_ns and end_ns (n,), equal where the end is missing or before the start; a problem counts those.
 
-    Raises BadDataError for times that nobody could have recorded.
+    Raises BadDataError for times that no clock can have counted.
     """
     if ((start < 0) | (start > LATEST_NS) | (end > LATEST_NS)).any():
-        raise BadDataError(f"{what} with impossible times (below 0 or above 2^62 ns)", location=where)
+        raise BadDataError(f"{role} with impossible times (below 0 or above 2^62 ns)", location=path)
     if backward := int((end < start).sum()):
-        problems.append(f"{what}: {plural(backward, 'row')} without a valid end, counted as 0 ns long")
+        problems.append(f"{role}: {plural(backward, 'row')} without a valid end, counted as 0 ns long")
     return {"start_ns": start, "end_ns": np.maximum(start, end)}
 
 
 def blocks(items: np.ndarray, block: np.ndarray) -> np.ndarray:
     """Blocks (n,) of a grid that counts work items; -1 where either is not recorded."""
-    known = (items >= 0) & (block > 0)
-    found: np.ndarray = np.where(known, -(-items // np.where(known, block, 1)), -1)
-    return narrow(found)
+    recorded = (items >= 0) & (block > 0)
+    return narrow(np.where(recorded, -(-items // np.where(recorded, block, 1)), -1))
 
 
-def copy_columns(texts: list[str], name_ids: np.ndarray) -> dict[str, np.ndarray]:
-    """copy_kind, src_kind and dst_kind (n,) of copies by their names."""
+def kernel_columns(rows: Columns) -> Columns:
+    """kind, registers, shared memory, geometry and graph of dispatches (n,).
+
+    rows: vgprs and accums (registers), static (bytes of the symbol), shared (bytes of the dispatch), block_x,
+    items_x and so on, graph and graph_node.
+    """
+    static, shared = rows["static"], rows["shared"]
+    return {
+        "kind": np.full(len(static), KERNEL),
+        "regs": narrow(np.where(rows["vgprs"] >= 0, rows["vgprs"] + np.maximum(rows["accums"], 0), -1)),
+        "static_smem_bytes": static,
+        "dynamic_smem_bytes": np.where(shared >= 0, np.maximum(shared - np.maximum(static, 0), 0), -1),
+        **{f"block_{axis}": narrow(rows[f"block_{axis}"]) for axis in "xyz"},
+        **{f"grid_{axis}": blocks(rows[f"items_{axis}"], rows[f"block_{axis}"]) for axis in "xyz"},
+        **graph_columns(rows),
+    }
+
+
+def graph_columns(rows: Columns) -> Columns:
+    return {name: np.where(rows[name] > 0, rows[name], -1) for name in ("graph", "graph_node")}
+
+
+def copy_columns(texts: list[str], name_ids: np.ndarray) -> Columns:
+    """kind, copy_kind, src_kind and dst_kind (n,) of copies by their names."""
     bare = [text.lower().replace("_", "").removeprefix("memorycopy").removeprefix("copy") for text in texts]
     kinds = np.array([*(_COPY_KINDS.get(text, -1) for text in bare), -1], dtype=np.int16)[name_ids]
     return {
+        "kind": np.full(len(kinds), MEMCPY),
         "copy_kind": kinds,
         "src_kind": np.where(np.isin(kinds, (2, 8)), _DEVICE_MEMORY, -1),
         "dst_kind": np.where(np.isin(kinds, (1, 8)), _DEVICE_MEMORY, -1),
     }
+
+
+def marker_columns(strings: Strings, markers: Iterable[tuple[str, str | None]]) -> Columns:
+    """text_id, name_id, seq and kind (n,) of what a program marked: (call of roctx, its message or None)."""
+    pairs = list(markers)
+    texts = [strings.id(call if call in _NO_TEXT else message or call) for call, message in pairs]
+    text_id = np.array(texts, dtype=np.int32)
+    name_id, seq = strings.stripped(text_id)
+    kinds = [START_END if call in _START_STOP else PUSH_POP for call, _ in pairs]
+    return {"text_id": text_id, "name_id": name_id, "seq": seq, "kind": np.array(kinds, dtype=np.int8)}
 
 
 def dispatch_lacks(process: int, ids: np.ndarray, *, calls: bool) -> list[Lack]:
@@ -72,35 +104,32 @@ def dispatch_lacks(process: int, ids: np.ndarray, *, calls: bool) -> list[Lack]:
     seen = distinct(ids[ids > 0])
     if not len(seen):
         return []
-    first, last = int(seen[0]), int(seen[-1])
-    found = []
-    if first > 1:
-        text = f"the first {plural(first - 1, 'dispatch')} of the process, up to id {first - 1}, are not here"
-        found.append(Lack("gpu", "head", "D", process, first - 1, last, (first - 1) / last, text))
-    if missing := last - first + 1 - len(seen):
-        text = f"{missing:,} of {plural(last, 'dispatch')} are missing between others: {_gaps(seen)}"
-        found.append(Lack("gpu", "hole", "D", process, missing, last, missing / last, text))
+    lowest, highest = int(seen[0]), int(seen[-1])
+    lacks = []
+    if lowest > 1:
+        n = lowest - 1
+        text = f"the first {plural(n, 'dispatch')} of the process, up to id {n}, are not here"
+        lacks.append(Lack("gpu", "head", "D", process, n, highest, n / highest, text))
+    if missing := highest - lowest + 1 - len(seen):
+        text = f"{missing:,} of {plural(highest, 'dispatch')} are missing between others: ids {_gaps(seen)}"
+        lacks.append(Lack("gpu", "hole", "D", process, missing, highest, missing / highest, text))
     if not calls:
-        text = (
-            f"dispatch ids end at {last:,}; without API calls nobody can say whether later ones are missing"
-        )
-        found.append(Lack("gpu", "tail", "D", process, 0, last, None, text, unknown=True))
-    return found
+        text = f"dispatch ids end at {highest:,}; without API calls later ones may be missing"
+        lacks.append(Lack("gpu", "tail", "D", process, 0, highest, None, text, unknown=True))
+    return lacks
 
 
-def _gaps(seen: np.ndarray, most: int = 3) -> str:
-    at = np.flatnonzero(np.diff(seen) > 1)
-    spans = [(int(seen[one]) + 1, int(seen[one + 1]) - 1) for one in at[:most]]
-    words = [f"{a:,}" if a == b else f"{a:,} to {b:,}" for a, b in spans]
-    return (
-        "ids " + ", ".join(words) + (f" and {plural(len(at) - most, 'more gap')}" if len(at) > most else "")
-    )
+def _gaps(seen: np.ndarray) -> str:
+    """`3, 7 to 9 and 2 more`: the ids between those that were seen, ascending."""
+    edges = np.flatnonzero(np.diff(seen) > 1)
+    spans = zip((seen[edges] + 1).tolist(), (seen[edges + 1] - 1).tolist(), strict=True)
+    return first_few([f"{start:,}" if start == end else f"{start:,} to {end:,}" for start, end in spans], 3)
 
 
 def repeated_dispatches(ids: np.ndarray) -> list[str]:
     """One sentence where several rows have one dispatch id: passes of a replay for counters."""
-    known = ids[ids > 0]
-    repeated = len(known) - len(distinct(known))
+    recorded = ids[ids > 0]
+    repeated = len(recorded) - len(distinct(recorded))
     if not repeated:
         return []
     return [
@@ -111,26 +140,22 @@ def repeated_dispatches(ids: np.ndarray) -> list[str]:
 
 def device_of_agent(agent: dict[str, Any], ordinal: int, name: str, process: int) -> Device:
     """A GPU from what rocprofiler-sdk writes about its agent; the clock is the highest it can have."""
-    clock_mhz, units = (_whole(agent.get(key)) for key in ("max_engine_clk_fcompute", "cu_count"))
+    clock_mhz, units = (_positive(agent.get(key)) for key in ("max_engine_clk_fcompute", "cu_count"))
+    banks = agent.get("mem_banks")
+    sizes = [
+        _positive(bank.get("size_in_bytes"))
+        for bank in (banks if isinstance(banks, list) else [])
+        if isinstance(bank, dict)
+    ]
     return Device(
         device=ordinal,
         name=name,
         process=process,
-        memory_bytes=_memory_bytes(agent),
+        memory_bytes=sum(size or 0 for size in sizes) or None,
         clock_hz=clock_mhz * 1_000_000 if clock_mhz else None,
         num_sms=units,
     )
 
 
-def _memory_bytes(agent: dict[str, Any]) -> int | None:
-    banks = agent.get("mem_banks")
-    sizes = (
-        [_whole(bank.get("size_in_bytes")) for bank in banks if isinstance(bank, dict)]
-        if isinstance(banks, list)
-        else []
-    )
-    return sum(size or 0 for size in sizes) or None
-
-
-def _whole(value: object) -> int | None:
+def _positive(value: object) -> int | None:
     return value if isinstance(value, int) and 0 < value < 1 << 50 else None

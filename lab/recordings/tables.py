@@ -113,3 +113,8 @@ def concat(chunks: Sequence[Mapping[str, np.ndarray]], schema: Schema) -> Table:
             for name, kind in schema.items()
         }
     )
+
+
+def joined(parts: Sequence[Table], schema: Schema) -> Table:
+    """One table of `schema` from tables that have its columns."""
+    return concat([part.as_dict() for part in parts], schema)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -79,6 +79,17 @@ def distinct_rows(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     example = np.empty(count, dtype=np.int64)
     example[rank] = np.arange(len(keys))
     return keys[example], rank
+
+
+def per_distinct(keys: np.ndarray, value_of: Callable[[Any], Any], *, width: int = 0) -> np.ndarray:
+    """value_of each key (n,), or row of keys (n, k), as integers; called once for equal keys.
+
+    (n, width) where it answers with that many numbers.
+    """
+    used, index = distinct_rows(keys if keys.ndim > 1 else keys[:, None])
+    wanted = (used if keys.ndim > 1 else used[:, 0]).tolist()
+    values = np.array([value_of(key) for key in wanted], dtype=np.int64)
+    return (values.reshape(-1, width) if width else values)[index]
 
 
 def _ranks(code: np.ndarray, size: int) -> tuple[np.ndarray, int]:

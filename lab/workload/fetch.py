@@ -20,7 +20,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from lab.core.hub import CERTIFICATES, CachedModel, State, find_model, hub_cache
+from lab.core.hub import CERTIFICATES, CachedModel, State, fetch_command, find_model, hub_cache
 from lab.core.words import size_text
 from lab.errors import (
     BadDataError,
@@ -30,7 +30,6 @@ from lab.errors import (
     StorageError,
     needs,
 )
-from lab.workload.models import fetch_command
 
 # What transformers needs beside weights: configs, tokenizers, templates.
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.vocab", "*.bpe")
@@ -56,8 +55,8 @@ def main(model: str, revision: str) -> int:
     except LabError as error:
         answer = {
             "kind": type(error).__name__,
-            "what": error.problem,
-            "where": error.location,
+            "problem": error.problem,
+            "location": error.location,
             "fix": error.fix,
         }
         print(json.dumps({"error": answer}), flush=True)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 import msgspec
 
-from lab.core.hub import DEFAULT_REVISION, MODELS, State, find_model, hub_cache, is_offline
+from lab.core.hub import (
+    DEFAULT_REVISION,
+    MODELS,
+    ModelRecord,
+    State,
+    fetch_command,
+    find_model,
+    hub_cache,
+    is_offline,
+)
 from lab.errors import BadDataError, MissingError
-
-
-class _Recorded(msgspec.Struct):
-    model: str
-    commit: str
 
 
 def run_revision(model: str) -> str:
@@ -24,7 +27,7 @@ def run_revision(model: str) -> str:
     """
     path = Path(MODELS)
     try:
-        rows = msgspec.json.decode(path.read_bytes(), type=list[_Recorded])
+        rows = msgspec.json.decode(path.read_bytes(), type=list[ModelRecord])
     except FileNotFoundError:
         return DEFAULT_REVISION
     except msgspec.DecodeError as error:
@@ -42,7 +45,7 @@ def is_loadable(model: str) -> bool:
     revision = run_revision(model)
     if not revision:  # all steps of a run must see the same models
         return False
-    return find_model(model, hub_cache(), revision).state in (State.complete, State.unclear)
+    return not find_model(model, hub_cache(), revision).is_missing
 
 
 def check_model(model: str) -> None:
@@ -63,9 +66,3 @@ def check_model(model: str) -> None:
         location=hub_cache(),
         fix=f"on the host, which has the network: {fetch_command(model)}",
     )
-
-
-def fetch_command(model: str) -> str:
-    """The command that downloads a model to where this step reads it."""
-    image = os.environ.get("LAB_IMAGE")
-    return f"lab fetch {shlex.quote(model)}" + (f" --image {image}" if image else "")

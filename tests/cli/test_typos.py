@@ -79,7 +79,7 @@ def test_an_empty_file_is_said_to_be_empty(words, here):
         (("run", "xyzzy"), "One of: sweep, nan, nixnan,"),
         (("kernels", "uniqu"), "Did you mean unique?"),
         (("images", "chek"), "Did you mean check?"),
-        (("doctor", "--fx"), "--fix"),
+        (("doctor", "--jsn"), "--json"),
     ],
 )
 def test_a_mistyped_command_or_option_is_answered_with_the_one_that_may_be_meant(words, said):

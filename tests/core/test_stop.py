@@ -6,8 +6,7 @@ import signal
 
 import pytest
 
-from lab.core.step import Step
-from lab.core.stop import Stop, on_signals, reason_to_stop
+from lab.core.stop import on_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -43,33 +42,3 @@ def test_the_earlier_handlers_are_back_afterwards(fails):
     except KeyError:
         pass
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-STEP = Step(name="s", argv=("x",), timeout_s=10.0, stall_timeout_s=4.0)
-FREE = Step(name="s", argv=("x",))
-FINE = {"ran_s": 10.0, "silent_s": 4.0, "disk_full": False}  # exactly at both limits
-
-
-@pytest.mark.parametrize(
-    "change, reason",
-    [
-        ({}, None),
-        ({"ran_s": 10.01}, "timeout"),
-        ({"silent_s": 4.01}, "stall"),
-        ({"disk_full": True}, "disk"),
-        ({"ran_s": 10.01, "silent_s": 4.01, "disk_full": True}, "timeout"),
-        ({"silent_s": 4.01, "disk_full": True}, "stall"),
-    ],
-)
-def test_a_step_ends_past_its_limit_and_not_at_it(change, reason):
-    assert reason_to_stop(STEP, Stop(), **{**FINE, **change}) == reason
-
-
-def test_a_step_without_limits_may_run_and_be_silent_for_ever():
-    assert reason_to_stop(FREE, Stop(), ran_s=1e9, silent_s=1e9, disk_full=False) is None
-
-
-def test_the_user_comes_before_every_limit():
-    stop = Stop()
-    stop.set()
-    assert reason_to_stop(STEP, stop, ran_s=99.0, silent_s=99.0, disk_full=True) == "user"

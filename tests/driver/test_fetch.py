@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.core.files import exclusive
 from lab.core.step import Outcome, Status
-from lab.driver.fetch import raise_for, record_folder, settings
+from lab.driver.fetch import raise_for, settings
 from lab.errors import LabError, NetworkError, StepFailed
 from tests.conftest import small_disk
 from tests.hub import COMMIT, TOKEN, StandIn, mistral_repo, serving, tiny_repo
@@ -115,7 +114,8 @@ def test_a_disk_that_fills_up_during_the_download_is_the_same_error(hub, tmp_pat
 def test_a_dry_run_names_what_would_be_given_and_asks_nobody(hub, tmp_path):
     out, _ = lab(tmp_path, "fetch", "org/m", "-n", "--json", HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN)
     plan = json.loads(out)
-    assert plan["cached"]["state"] == "absent" and plan["stdin"] == ["HF_ENDPOINT", "HF_TOKEN"]
+    assert plan["config"]["cached"]["state"] == "absent"
+    assert plan["config"]["stdin"] == ["HF_ENDPOINT", "HF_TOKEN"]
     assert TOKEN not in out and not hub.asked and not (tmp_path / "hf").exists()
 
 
@@ -132,16 +132,6 @@ def test_kill_9_at_six_moments_leaves_the_token_nowhere_and_the_next_fetch_succe
     lab(tmp_path, "fetch", "org/gated", HF_ENDPOINT=hub.url, HF_TOKEN=TOKEN)
 
 
-def test_a_record_without_its_manifest_is_no_obstacle(hub, tmp_path):
-    """What a kill leaves between the making of the folder and its manifest, or during its removal."""
-    env = {"XDG_STATE_HOME": str(tmp_path / ".local/state")}
-    left = record_folder("org/m", "main", env) / ".manifest.json.x.tmp"
-    left.parent.mkdir(parents=True)
-    left.write_text("{")
-    lab(tmp_path, "fetch", "org/m", HF_ENDPOINT=hub.url, **env)
-    assert not left.exists()
-
-
 def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(hub, tmp_path):
     hub.slow_s = 60.0
     driver = start(tmp_path, "fetch", "org/m", HF_ENDPOINT=hub.url)
@@ -154,17 +144,6 @@ def test_ctrl_c_keeps_what_is_there_and_says_how_to_go_on(hub, tmp_path):
     assert driver.returncode == 130 and "lab fetch org/m goes on where it stopped" in err
 
 
-def test_two_at_once_are_refused_and_a_damaged_record_is_no_obstacle(hub, tmp_path):
-    folder = record_folder("org/m", "main", {"XDG_STATE_HOME": str(tmp_path / ".local/state")})
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text("{")
-    with exclusive(folder.parent / f".{folder.name}.lock", busy="", fix=""):
-        _, err = lab(tmp_path, "fetch", "org/m", code=10, HF_ENDPOINT=hub.url)
-    assert "another lab fetch of org/m is running" in err
-    _, err = lab(tmp_path, "fetch", "org/m", HF_ENDPOINT=hub.url)
-    assert "✓ org/m" in err
-
-
 def ended(status: Status, *tail: str) -> Outcome:
     return Outcome(status=status, reason="exit code 1", tail=tail)
 
@@ -172,23 +151,23 @@ def ended(status: Status, *tail: str) -> Outcome:
 @pytest.mark.parametrize(
     "line, kind",
     [
-        ('{"error": {"kind": "NetworkError", "what": "no"}}', NetworkError),
-        ('{"error": {"kind": "annotations", "what": "no"}}', LabError),
+        ('{"error": {"kind": "NetworkError", "problem": "no"}}', NetworkError),
+        ('{"error": {"kind": "annotations", "problem": "no"}}', LabError),
         ('{"error": ["x"]}', StepFailed),
         ("{broken", StepFailed),
         ("Killed", StepFailed),
     ],
 )
-def test_a_download_that_ends_badly_is_an_error_whatever_it_printed(tmp_path, line, kind):
+def test_a_download_that_ends_badly_is_an_error_whatever_it_printed(line, kind):
     with pytest.raises(kind) as raised:
-        raise_for(ended(Status.failed, line), [line], tmp_path)
+        raise_for(ended(Status.failed, line), [line])
     assert type(raised.value) is kind
 
 
-def test_an_exit_code_of_0_without_the_last_line_is_no_success(tmp_path):
+def test_an_exit_code_of_0_without_the_last_line_is_no_success():
     with pytest.raises(StepFailed):
-        raise_for(ended(Status.ok), [], tmp_path)
-    raise_for(ended(Status.ok), ['{"fetched": {}}'], tmp_path)
+        raise_for(ended(Status.ok), [])
+    raise_for(ended(Status.ok), ['{"fetched": {}}'])
 
 
 @pytest.mark.torch
@@ -209,12 +188,6 @@ def test_a_fetched_model_is_measured_offline_and_recorded(tmp_path):
     assert recorded == [{"model": "org/mistral", "commit": COMMIT, "without": ""}]
 
 
-def test_a_record_has_one_folder_per_model_and_revision(tmp_path):
-    env = {"XDG_STATE_HOME": str(tmp_path)}
-    folders = {record_folder(m, r, env) for m in ("a/b", "a-b", "A/b") for r in ("main", "v1")}
-    assert len(folders) == 6 and all(folder.parent == tmp_path / "lab/fetch" for folder in folders)
-
-
 def test_a_certificate_travels_as_text_because_containers_lack_its_file(tmp_path):
     (tmp_path / "ca.pem").write_text("PEM")
     env = {"HF_HOME": str(tmp_path), "SSL_CERT_FILE": str(tmp_path / "ca.pem"), "AWS_SECRET": "no"}
@@ -224,19 +197,18 @@ def test_a_certificate_travels_as_text_because_containers_lack_its_file(tmp_path
 
 @pytest.mark.docker
 @pytest.mark.root
-def test_a_fetch_in_the_image_survives_its_driver_until_the_next_one(hub, cpu_images, tmp_path):
+def test_a_fetch_in_the_image_survives_its_driver_until_it_is_stopped(hub, cpu_images, tmp_path):
     hub.slow_s = 8.0
     env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
-    driver = start(tmp_path, "fetch", "org/gated", "--image", "cpu", **env)
+    driver = start(tmp_path, "fetch", "org/gated", "--image", "cpu", TMPDIR=str(tmp_path), **env)
     end = time.monotonic() + 300
     while not any("GET" in line and "/resolve/" in line for line in hub.asked):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.1)
     driver.kill()
     driver.communicate()
-    folder = record_folder("org/gated", "main", {"XDG_STATE_HOME": str(tmp_path / ".local/state")})
-    label = f"label=lab.run_dir={folder}"
+    (folder,) = tmp_path.glob("lab-fetch-*/fetch")
+    _, err = lab(tmp_path, "runs", "stop", str(folder))
+    assert "fetch" in err and not files_with(TOKEN, tmp_path)
     lab(tmp_path, "fetch", "org/gated", "--image", "cpu", **env)
-    listed = subprocess.run(["docker", "ps", "-aq", "--filter", label], capture_output=True, check=True)
-    assert folder.is_dir() and not listed.stdout and not files_with(TOKEN, tmp_path)
     assert (tmp_path / "hf/hub/models--org--gated/snapshots" / COMMIT / "model.safetensors").is_file()

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from lab.core.hub import MODELS, OFFLINE
+from lab.core.hub import MODELS, OFFLINE, fetch_command
 from lab.errors import BadDataError, MissingError
-from lab.workload.models import check_model, fetch_command, is_loadable, revision_to_load
+from lab.workload.models import check_model, is_loadable, revision_to_load
 from tests.core.test_hub import COMMIT, cached
 
 

@@ -221,8 +221,8 @@ class DockerEngine(Engine):
         state, detail = how_gpus_reach(nature, gpus) if gpus else ("ok", "")
         return (*notes, *([f"GPUs may not reach the containers: {detail}"] if state == "warn" else []))
 
-    def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
-        return _shown(fetch_spec(self.image, step, host_context(run_dir, (), self._nature)))
+    def preview_fetch(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
+        return _shown(fetch_spec(self.image, step, host_context(run_dir, gpus, self._nature)))
 
     def daemon(self) -> Daemon:
         """The connection to the engine, made once."""

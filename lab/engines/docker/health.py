@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.core.checkup import Check, Mend, join_group_of, program_path
+from lab.core.checkup import Check, as_root, join_group_of, program_path
 from lab.core.gpu import Gpu
 from lab.core.words import size_text
 from lab.engines.docker.client import UNLIMITED, Daemon, connect, how_gpus_reach
@@ -19,12 +19,11 @@ from lab.images import endpoint as endpoints
 TIMEOUT_S = 30  # under load an engine is slow, and not one that does not answer
 LEAST_FREE = 10 * 2**30  # an image of a GPU has 8 GB
 CDI_FILE = "/etc/cdi/nvidia.yaml"
-RESTART = ("systemctl", "restart", "docker")
-# The program that serves the socket -> what starts it where systemd runs; the last word says whose it is.
+# The program that serves the socket -> what starts it where systemd runs.
 STARTS = {
-    "dockerd": ("systemctl", "start", "docker"),
-    "dockerd-rootless.sh": ("systemctl", "--user", "start", "docker"),
-    "podman": ("systemctl", "--user", "start", "podman.socket"),
+    "dockerd": "systemctl start docker",
+    "dockerd-rootless.sh": "systemctl --user start docker",
+    "podman": "systemctl --user start podman.socket",
 }
 
 
@@ -63,12 +62,12 @@ def _unusable(error: EngineError, endpoint: str, path: Path, env: Mapping[str, s
         return Check("engine", "warn", text)
     forbidden = not os.access(path, os.R_OK | os.W_OK)
     silent = "no Docker engine answers" in error.problem
-    mend = join_group_of(path) if forbidden else _start(path, env) if silent else None
-    return Check("engine", "warn", text, mend)
+    fix = join_group_of(path) if forbidden else _start(path, env) if silent else ""
+    return Check("engine", "warn", text, fix)
 
 
-def _start(path: Path, env: Mapping[str, str]) -> Mend | None:
-    """What starts the engine of this socket, if its program is here; None for a socket of another kind."""
+def _start(path: Path, env: Mapping[str, str]) -> str:
+    """What starts the engine of this socket, if its program is here; "" for a socket of another kind."""
     runtime_folder = env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
     of_socket = {
         endpoints.SOCKET.removeprefix("unix://"): ("dockerd",),
@@ -80,7 +79,8 @@ def _start(path: Path, env: Mapping[str, str]) -> Mend | None:
     if not env.get("DOCKER_HOST") and not _exists(path) and os.geteuid() != 0:
         programs = ("dockerd-rootless.sh", "podman", "dockerd")
     program = next((program for program in programs if program_path(program, env)), None)
-    return Mend((STARTS[program],), needs_root="--user" not in STARTS[program]) if program else None
+    command = STARTS[program] if program else ""
+    return as_root(command) if command and "--user" not in command else command
 
 
 def _disk(info: Mapping[str, Any]) -> list[Check]:
@@ -97,9 +97,9 @@ def _disk(info: Mapping[str, Any]) -> list[Check]:
 
 def _gpu_access(daemon: Daemon, info: Mapping[str, Any], gpus: Sequence[Gpu]) -> Check:
     state, detail = how_gpus_reach(daemon, gpus)
-    mend = _give_access(daemon, info) if state == "warn" else None
+    fix = _give_access(daemon, info) if state == "warn" else ""
     version = _toolkit_version() if gpus[0].vendor == "nvidia" else ""
-    return Check("gpu access", state, f"{detail} ({version})" if version else detail, mend)
+    return Check("gpu access", state, f"{detail} ({version})" if version else detail, fix)
 
 
 def _toolkit_version() -> str:
@@ -116,13 +116,13 @@ def _toolkit_version() -> str:
     return (completed.stdout.strip().splitlines() or [""])[0][:100]
 
 
-def _give_access(daemon: Daemon, info: Mapping[str, Any]) -> Mend | None:
-    """None without NVIDIA's toolkit, which has to be installed, and for a rootless Docker's own settings."""
+def _give_access(daemon: Daemon, info: Mapping[str, Any]) -> str:
+    """Nothing without NVIDIA's toolkit, which has to be installed, or where a rootless Docker sets it."""
     if shutil.which("nvidia-ctk") is None or daemon.user_mapping == "rootless-docker":
-        return None
+        return ""
     if daemon.is_podman:
-        return Mend((("nvidia-ctk", "cdi", "generate", f"--output={CDI_FILE}"),))
-    configure = ("nvidia-ctk", "runtime", "configure", "--runtime=docker")
+        return as_root(f"nvidia-ctk cdi generate --output={CDI_FILE}")
+    configure = as_root("nvidia-ctk runtime configure --runtime=docker")
     if info.get("ContainersRunning"):  # a restart would end them
-        return Mend((configure,), then="restart Docker once its containers have ended")
-    return Mend((configure, RESTART))
+        return f"{configure}; then restart Docker once its containers have ended"
+    return f"{configure}; {as_root('systemctl restart docker')}"

@@ -64,9 +64,9 @@ class LocalEngine(Engine):
         env = redact_env(self._env(step, gpus), secret_values())
         return {"argv": self._argv(step), "cwd": run_dir, "env": env}
 
-    def preview_fetch(self, step: Step, *, run_dir: str) -> dict[str, object]:
+    def preview_fetch(self, step: Step, gpus: Sequence[Gpu], *, run_dir: str) -> dict[str, object]:
         online = msgspec.structs.replace(step, env={**step.env, **ONLINE})
-        return self.preview(online, (), run_dir=run_dir)
+        return self.preview(online, gpus, run_dir=run_dir)
 
     def run(self, run: Run, step: Step, gpus: Sequence[Gpu], *, on_line: OnLine, stop: Stop) -> Outcome:
         return self._execute(run, step, self._env(step, gpus), on_line=on_line, stop=stop)

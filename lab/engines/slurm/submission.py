@@ -19,33 +19,23 @@ from lab.errors import EngineError, UsageError
 
 LIMIT_MARGIN_MIN, UNLIMITED_MIN = 10, 240  # submitit's own default is five minutes
 MOST_NAME_CHARACTERS = 60
-OPTIONS_OF_SBATCH = ("partition", "account", "qos", "constraint", "mem", "cpus_per_task")
 
 
 def step_parameters(options: SlurmOptions, steps: Sequence[Step], *, jobs: int) -> dict[str, Any]:
     """What one array of like `steps` requests; at most `jobs` of its tasks run at a time."""
     step = steps[0]
-    requested = common_parameters(options) | {
+    limits = [s.timeout_s for s in steps]
+    longest_s = max(limit or 0 for limit in limits) if all(limits) else 60 * UNLIMITED_MIN
+    gpus = {"gres": f"gpu:{step.num_gpus}"} if step.num_gpus else {}
+    node = {"nodelist": step.node} if step.node else {}
+    return {
+        "slurm_ntasks_per_node": 1,
         "slurm_nodes": step.nodes,
         "slurm_array_parallelism": jobs,
         "slurm_job_name": f"lab-{step.name}"[:MOST_NAME_CHARACTERS],
+        "slurm_time": options.time_min or int(longest_s / 60) + LIMIT_MARGIN_MIN,
+        "slurm_additional_parameters": gpus | extra_parameters(options.extra) | node,
     }
-    if options.time_min is None:
-        limits = [s.timeout_s for s in steps]
-        longest_s = max(limit or 0 for limit in limits) if all(limits) else 60 * UNLIMITED_MIN
-        requested["slurm_time"] = int(longest_s / 60) + LIMIT_MARGIN_MIN
-    gres = options.gres or (f"gpu:{step.num_gpus}" if step.num_gpus else None)
-    node = {"nodelist": step.node} if step.node else {}
-    parameters = extra_parameters(options.extra) | ({"gres": gres} if gres else {}) | node
-    return requested | ({"slurm_additional_parameters": parameters} if parameters else {})
-
-
-def common_parameters(options: SlurmOptions) -> dict[str, Any]:
-    """What every job requests."""
-    values: dict[str, Any] = {f"slurm_{name}": getattr(options, name) for name in OPTIONS_OF_SBATCH}
-    values["slurm_time"] = options.time_min
-    requested = {name: value for name, value in values.items() if value is not None}
-    return {"slurm_ntasks_per_node": 1, **requested}
 
 
 def extra_parameters(extra: Sequence[str]) -> dict[str, str | bool]:
@@ -53,6 +43,9 @@ def extra_parameters(extra: Sequence[str]) -> dict[str, str | bool]:
     parts = [text.removeprefix("--").partition("=") for text in extra]
     if not all(name for name, _, _ in parts):
         raise UsageError("--sbatch takes KEY=VALUE or KEY", fix="for example --sbatch exclusive=user")
+    if any(name in ("t", "time") for name, _, _ in parts):
+        # submitit takes a job that ends before the limit it was told for preempted, and requeues it.
+        raise UsageError("--sbatch does not take the time limit", fix="--time MINUTES")
     return {name: value if equals else True for name, equals, value in parts}
 
 
@@ -74,7 +67,8 @@ def submit_after(
 ) -> str:
     """Submit a call that starts when these arrays have ended, however they end; -> its job."""
     extra = {"dependency": f"afterany:{':'.join(arrays)}", **extra_parameters(options.extra)}
-    requested = {**common_parameters(options), **parameters, "slurm_additional_parameters": extra}
+    extra.pop("gres", None)  # the analysis would hold GPUs that it does not use
+    requested = {"slurm_ntasks_per_node": 1, **parameters, "slurm_additional_parameters": extra}
     with submitit_executor(folder, requested) as executor:
         return str(executor.submit(function, *arguments).job_id)
 

@@ -26,19 +26,18 @@ _FORBIDDEN = {
 _NEEDLESS = {"DUP", "POP", "POP_MARK", "FROZENSET", "EMPTY_SET", "ADDITEMS"}
 _TUPLES, _PUTS = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}, {"PUT", "BINPUT", "LONG_BINPUT"}
 _GETS, _STORES = {"GET", "BINGET", "LONG_BINGET"}, {"SETITEM", "SETITEMS", "APPEND", "APPENDS"}
-Known = dict[tuple[str, int], tuple[Any, ...]]
 _RANK = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _LAST_NUMBER = re.compile(r"(\d{1,7})(?!.*\d)")
-_DIGITS = re.compile(r"\d+")
 _STACK = re.compile(r"stack|py-?spy|traceback", re.IGNORECASE)
-_DUMPS = ("", ".pkl", ".pickle", ".json", ".bin", ".dump", ".trace")
+_SUFFIXES = ("", ".pkl", ".pickle", ".json", ".bin", ".dump", ".trace")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One collective as a rank recorded it; sizes and dtypes as written; frames innermost first.
+    """One collective, send or receive as a rank recorded it; frames innermost first.
 
-    state is scheduled, started or completed; is_real says whether the backend fills it (gloo does not).
+    state is scheduled, started or completed (gloo writes the first alone). seq counts the collectives of a
+    group, or its sends and receives with all peers together.
     """
 
     group: str
@@ -51,7 +50,6 @@ class Entry:
     dtypes: tuple[str, ...]
     state: str
     retired: bool
-    record: int
     created_ns: int
     frames: tuple[str, ...]
 
@@ -67,13 +65,12 @@ class Dump:
     path: Path
     entries: tuple[Entry, ...]
     groups: Mapping[str, tuple[int, ...]]
-    descriptions: Mapping[str, str]
     status: Mapping[str, tuple[int, int]]
     stack: str = ""
 
 
 def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, dict[int, Dump]]:
-    """Every set of dumps below `folder`: name of the set -> rank -> dump; "" where there is one set only.
+    """Read every set of dumps below `folder`: name of the set -> rank -> dump; "" if there is one set only.
 
     unread: takes the errors of files that cannot be read, if any other can; without it the first is raised.
 
@@ -81,74 +78,77 @@ def read_dumps(folder: Path, unread: list[LabError] | None = None) -> dict[str, 
     and a JSON of one rank the pickle is read, for it has the source lines. Raises MissingError without dumps,
     BadDataError where one cannot be read.
     """
-    if folder.is_file():
-        files = [folder]
-    elif folder.is_dir():
-        files = sorted(path for path in folder.iterdir() if path.is_file())
-        if len(files) > MOST_FILES:
-            raise BadDataError(
-                f"{len(files):,} files in one folder: more than {MOST_FILES:,}",
-                location=folder,
-                fix="give a folder with the dumps of one job alone",
-            )
-    else:
-        raise MissingError("no such folder", location=folder, fix="give the folder of the ranks' dumps")
     sets: dict[str, dict[int, Path]] = {}
     stacks: dict[tuple[str, int], Path] = {}
-    for path in files:
+    for path in _files(folder):
         rank, name = _rank_and_set(path)
         if _STACK.search(path.name):
             stacks[_STACK.sub("", name).strip("_.-"), rank] = path
-        elif path.suffix.lower() in _DUMPS or path.suffix[1:].isdigit():
-            known = sets.setdefault(name, {})
-            if rank not in known or path.suffix.lower() != ".json":
-                known[rank] = path
-    found: dict[str, dict[int, Dump]] = {}
-    failed: list[LabError] = []
+        elif path.suffix.lower() in _SUFFIXES or path.suffix[1:].isdigit():
+            paths = sets.setdefault(name, {})
+            if rank not in paths or path.suffix.lower() != ".json":
+                paths[rank] = path
+    dumps: dict[str, dict[int, Dump]] = {}
+    errors: list[LabError] = []
     for name, paths in _jobs(sets).items():
         for rank, path in sorted(paths.items()):
             try:
                 stack = _stack(stacks, _rank_and_set(path)[1], rank)
-                found.setdefault(name, {})[rank] = _read(path, rank, stack)
+                dumps.setdefault(name, {})[rank] = _read(path, rank, stack)
             except LabError as error:
-                failed.append(error)
-    found = {name: dumps for name, dumps in found.items() if dumps}
-    if failed and (unread is None or not found):
-        raise failed[0]
+                errors.append(error)
+    dumps = {name: by_rank for name, by_rank in dumps.items() if by_rank}
+    if errors and (unread is None or not dumps):
+        raise errors[0]
     if unread is not None:
-        unread += failed
-    if not found:
+        unread += errors
+    if not dumps:
         raise MissingError(
             "no flight-recorder dumps here",
             location=folder,
             fix="set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT, or use `lab run --stall-timeout`",
         )
-    return {"": next(iter(found.values()))} if len(found) == 1 else found
+    return {"": next(iter(dumps.values()))} if len(dumps) == 1 else dumps
+
+
+def _files(folder: Path) -> list[Path]:
+    if folder.is_file():
+        return [folder]
+    if not folder.is_dir():
+        raise MissingError("no such folder", location=folder, fix="give the folder of the ranks' dumps")
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    if len(files) > MOST_FILES:
+        raise BadDataError(
+            f"{len(files):,} files in one folder: more than {MOST_FILES:,}",
+            location=folder,
+            fix="give a folder with the dumps of one job alone",
+        )
+    return files
 
 
 def _jobs(sets: Mapping[str, dict[int, Path]]) -> dict[str, dict[int, Path]]:
-    """The sets, with those joined that are one job's on several hosts: no rank is in two of them.
+    """Join the sets that are one job's on several hosts: no rank is in two of them.
 
     Names that differ in numbers alone (host1, host2) are joined first, then all that is left if it fits.
     """
     by_name: dict[str, list[str]] = {}
     for name in sets:
-        by_name.setdefault(_DIGITS.sub("#", name), []).append(name)
-    joined: dict[str, dict[int, Path]] = {}
+        by_name.setdefault(re.sub(r"\d+", "#", name), []).append(name)
+    jobs: dict[str, dict[int, Path]] = {}
     for common, names in by_name.items():
-        whole = _joined([sets[name] for name in names])
-        if whole is None:
-            joined.update({name: sets[name] for name in names})
+        job = _joined([sets[name] for name in names])
+        if job is None:
+            jobs.update({name: sets[name] for name in names})
         else:
-            joined[common if len(names) > 1 else names[0]] = whole
-    every = _joined(list(joined.values()))
-    return joined if every is None else {"": every}
+            jobs[common if len(names) > 1 else names[0]] = job
+    single = _joined(list(jobs.values()))
+    return jobs if single is None else {"": single}
 
 
 def _joined(parts: Sequence[Mapping[int, Path]]) -> dict[int, Path] | None:
     """All parts in one, None where a rank is in two of them."""
-    whole = {rank: path for part in parts for rank, path in part.items()}
-    return whole if len(whole) == sum(len(part) for part in parts) else None
+    job = {rank: path for part in parts for rank, path in part.items()}
+    return job if len(job) == sum(len(part) for part in parts) else None
 
 
 def rank_in_name(path: Path) -> int | None:
@@ -158,7 +158,7 @@ def rank_in_name(path: Path) -> int | None:
 
 def _rank_and_set(path: Path) -> tuple[int, str]:
     """The rank in a file's name, and the rest of the name; rank 0 where the name has no number."""
-    stem = path.name[: -len(path.suffix)] if path.suffix.lower() in (*_DUMPS[1:], ".txt") else path.name
+    stem = path.name[: -len(path.suffix)] if path.suffix.lower() in (*_SUFFIXES[1:], ".txt") else path.name
     match = _RANK.search(stem) or _LAST_NUMBER.search(stem)
     if match is None:
         return 0, stem
@@ -167,8 +167,7 @@ def _rank_and_set(path: Path) -> tuple[int, str]:
 
 def _stack(stacks: Mapping[tuple[str, int], Path], name: str, rank: int) -> str:
     path = stacks.get((name, rank)) or stacks.get(("", rank))
-    if path is None:
-        path = next((one for (_, number), one in sorted(stacks.items()) if number == rank), None)
+    path = path or next((stacks[key] for key in sorted(stacks) if key[1] == rank), None)
     if path is None:
         return ""
     with path.open("rb") as file:
@@ -180,23 +179,27 @@ def _read(path: Path, rank: int, stack: str) -> Dump:
         raise BadDataError(f"larger than {MOST_BYTES >> 20} MiB: no flight-recorder dump", location=path)
     data = path.read_bytes()
     document = _json(data, path) if data.lstrip()[:1] in (b"{", b"[") else _unpickled(data, path)
-    if (
-        not isinstance(document, dict)
-        or not isinstance(document.get("entries", []), list)
-        or not {"entries", "pg_config", "pg_status"} & document.keys()
-    ):
+    if not isinstance(document, dict) or not {"entries", "pg_config", "pg_status"} & document.keys():
         raise BadDataError("no flight-recorder dump: it has no list of entries", location=path)
     entries = document.get("entries", [])
+    if not isinstance(entries, list):
+        raise BadDataError("no flight-recorder dump: it has no list of entries", location=path)
     if len(entries) > MOST_ENTRIES:
         raise BadDataError(f"more than {MOST_ENTRIES} entries", location=path)
-    groups, descriptions = _groups(document.get("pg_config"))
+    status = document.get("pg_status")
     return Dump(
         rank=rank,
         path=path,
         entries=tuple(_distinct(entries)),
-        groups=groups,
-        descriptions=descriptions,
-        status=_status(document.get("pg_status")),
+        groups=_groups(document.get("pg_config")),
+        status={
+            _text(key): (
+                _int(row.get("last_enqueued_collective")),
+                _int(row.get("last_completed_collective")),
+            )
+            for key, row in (status.items() if isinstance(status, dict) else ())
+            if isinstance(row, dict)
+        },
         stack=stack,
     )
 
@@ -217,142 +220,114 @@ class _NestedTuples:
     """Finds a tuple that is built from references to earlier tuples: n of these double its hash n times."""
 
     def __init__(self) -> None:
-        self._memo: set[int] = set()  # numbers of tuples
-        self._num_kept = 0
-        self._last, self._pending = "", False
+        self._tuples: set[int] = set()  # their numbers in the memo
+        self._memo_size = 0
+        self._previous_opcode, self._pending = "", False
 
     def by_reference(self, opcode: str, argument: object) -> bool:
         """Take the next opcode of the program; whether it builds such a tuple."""
         if opcode == "MEMOIZE" or opcode in _PUTS:
-            number = self._num_kept if opcode == "MEMOIZE" else int(str(argument))
-            self._num_kept += 1
-            if self._last in _TUPLES:
-                self._memo.add(number)
+            number = self._memo_size if opcode == "MEMOIZE" else int(str(argument))
+            self._memo_size += 1
+            if self._previous_opcode in _TUPLES:
+                self._tuples.add(number)
         elif opcode in _GETS:
-            self._pending |= int(str(argument)) in self._memo
+            self._pending |= int(str(argument)) in self._tuples
         elif opcode in _STORES:
             self._pending = False
-        nested = self._pending and opcode in _TUPLES - {"EMPTY_TUPLE"}
-        self._last = opcode
-        return nested
+        self._previous_opcode = opcode
+        return self._pending and opcode in _TUPLES - {"EMPTY_TUPLE"}
 
 
 def _unpickled(data: bytes, path: Path) -> Any:
     """The plain values of a pickle. Its program is checked first: it may neither import nor call."""
-    fix = "only dumps of plain values are read: texts, numbers, lists and dicts"
+
+    def bad(problem: str) -> BadDataError:
+        fix = "only dumps of plain values are read: texts, numbers, lists and dicts"
+        return BadDataError(problem, location=path, fix=fix)
+
     try:
         nests = _NestedTuples()
         for opcode, argument, position in pickletools.genops(data):
             if opcode.name in _NEEDLESS or nests.by_reference(opcode.name, argument):
-                raise BadDataError(
-                    f"the pickle is no plain dump ({opcode.name} at byte {position}): refused",
-                    location=path,
-                    fix=fix,
-                )
+                raise bad(f"the pickle is no plain dump ({opcode.name} at byte {position}): refused")
             if opcode.name in _FORBIDDEN:
-                raise BadDataError(
-                    f"the pickle wants to run code ({opcode.name} at byte {position}): refused",
-                    location=path,
-                    fix=fix,
-                )
+                raise bad(f"the pickle wants to run code ({opcode.name} at byte {position}): refused")
             if opcode.name in ("LONG_BINPUT", "PUT") and int(str(argument)) > len(data):
-                raise BadDataError(
-                    f"the pickle asks for too much memory at byte {position}", location=path, fix=fix
-                )
+                raise bad(f"the pickle asks for too much memory at byte {position}")
         return _Plain(io.BytesIO(data)).load()
     except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError) as error:
-        raise BadDataError(
-            f"no flight-recorder dump: not a whole pickle ({error})", location=path, fix=fix
-        ) from error
+        raise bad(f"no flight-recorder dump: not a whole pickle ({error})") from error
     except (AttributeError, MemoryError, RecursionError, OverflowError) as error:
-        raise BadDataError(
-            f"no flight-recorder dump: {type(error).__name__}", location=path, fix=fix
-        ) from error
+        raise bad(f"no flight-recorder dump: {type(error).__name__}") from error
 
 
 def _distinct(entries: Sequence[Any]) -> Iterator[Entry]:
     """The entries, each object once: a list that names one entry a million times has one."""
-    seen: set[int] = set()
-    known: Known = {}
-    for one in entries:
-        if isinstance(one, dict) and id(one) not in seen:
-            seen.add(id(one))
-            yield _entry(one, known)
+    seen_ids: set[int] = set()
+    cache: dict[tuple[Any, int], tuple[Any, ...]] = {}
+    for entry in entries:
+        if isinstance(entry, dict) and id(entry) not in seen_ids:
+            seen_ids.add(id(entry))
+            yield _entry(entry, cache)
 
 
-def _entry(one: Mapping[Any, Any], known: Known) -> Entry:
-    """known: what was read of lists that entries share, by identity."""
+def _entry(row: Mapping[Any, Any], cache: dict[tuple[Any, int], tuple[Any, ...]]) -> Entry:
+    """cache: what was read of lists that entries share, by identity."""
 
-    def shared(read: Callable[[Any], tuple[Any, ...]], value: Any) -> tuple[Any, ...]:
-        key = read.__name__, id(value)
-        if key not in known:
-            known[key] = read(value)
-        return known[key]
+    def shared(read: Callable[[Any], Any], name: str) -> tuple[Any, ...]:
+        key = read, id(row.get(name))
+        if key not in cache:
+            cache[key] = tuple(read(row.get(name)))
+        return cache[key]
 
-    group = one.get("process_group")
-    name = _text(group[0]) if isinstance(group, (list, tuple)) and group else _text(one.get("pg_id", ""))
-    backend, _, call = _text(one.get("profiling_name", "")).rpartition(":")
-    is_p2p = bool(one.get("is_p2p"))
+    group = row.get("process_group")
+    backend, _, call = _text(row.get("profiling_name", "")).rpartition(":")
+    is_p2p = bool(row.get("is_p2p"))
     return Entry(
-        group=name,
-        seq=_int(one.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
+        group=_text(group[0] if isinstance(group, (list, tuple)) and group else row.get("pg_id", "")),
+        seq=_int(row.get("p2p_seq_id" if is_p2p else "collective_seq_id")),
         is_p2p=is_p2p,
         name=call,
         backend=backend,
-        input_sizes=shared(_sizes, one.get("input_sizes")),
-        output_sizes=shared(_sizes, one.get("output_sizes")),
-        dtypes=shared(_dtypes, one.get("input_dtypes")),
-        state=_text(one.get("state", "")),
-        retired=bool(one.get("retired")),
-        record=_int(one.get("record_id")),
-        created_ns=_int(one.get("time_created_ns")),
-        frames=shared(_frames, one.get("frames")),
+        input_sizes=shared(_sizes, "input_sizes"),
+        output_sizes=shared(_sizes, "output_sizes"),
+        dtypes=shared(_dtypes, "input_dtypes"),
+        state=_text(row.get("state", "")),
+        retired=bool(row.get("retired")),
+        created_ns=_int(row.get("time_created_ns")),
+        frames=shared(_frames, "frames"),
     )
 
 
-def _dtypes(value: Any) -> tuple[str, ...]:
-    return tuple(_text(kind) for kind in _list(value)[:64])
+def _dtypes(value: Any) -> Iterator[str]:
+    return (_text(kind) for kind in _list(value)[:64])
 
 
-def _frames(value: Any) -> tuple[str, ...]:
-    return tuple(_frame(frame) for frame in _list(value)[:64] if isinstance(frame, dict))
+def _frames(value: Any) -> Iterator[str]:
+    for frame in _list(value)[:64]:
+        if isinstance(frame, dict):
+            file, name = _text(frame.get("filename", "?")), _text(frame.get("name", "?"))
+            yield f"{file}:{_int(frame.get('line'))} in {name}"
 
 
-def _frame(frame: Mapping[Any, Any]) -> str:
-    return f"{_text(frame.get('filename', '?'))}:{_int(frame.get('line'))} in {_text(frame.get('name', '?'))}"
+def _sizes(value: Any) -> Iterator[tuple[int, ...]]:
+    return (tuple(_int(n) for n in _list(shape)[:16]) for shape in _list(value)[:4096])
 
 
-def _groups(config: Any) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    ranks: dict[str, tuple[int, ...]] = {}
-    words: dict[str, str] = {}
-    read: dict[int, tuple[int, ...]] = {}  # by identity: groups of a hostile dump may share one long list
-    for key, one in list(config.items())[:MOST_GROUPS] if isinstance(config, dict) else ():
-        if not isinstance(one, dict):
+def _groups(config: Any) -> dict[str, tuple[int, ...]]:
+    groups: dict[str, tuple[int, ...]] = {}
+    cache: dict[int, tuple[int, ...]] = {}  # by identity: groups of a hostile dump may share one long list
+    for key, row in list(config.items())[:MOST_GROUPS] if isinstance(config, dict) else ():
+        if not isinstance(row, dict):
             continue
-        name = _text(one.get("name", key))
-        text = one.get("ranks", "")
-        if id(text) not in read:
-            numbers = text if isinstance(text, (list, tuple)) else re.findall(r"\d{1,7}", _ranks_text(text))
-            read[id(text)] = tuple(sorted({_int(number) for number in numbers}))
-        ranks[name] = read[id(text)]
-        words[name] = _text(one.get("desc", ""))
-    return ranks, words
-
-
-def _ranks_text(text: Any) -> str:
-    return text[: 1 << 20] if isinstance(text, str) else _text(text)
-
-
-def _status(status: Any) -> dict[str, tuple[int, int]]:
-    return {
-        _text(key): (_int(one.get("last_enqueued_collective")), _int(one.get("last_completed_collective")))
-        for key, one in (status.items() if isinstance(status, dict) else ())
-        if isinstance(one, dict)
-    }
-
-
-def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(_int(n) for n in _list(shape)[:16]) for shape in _list(value)[:4096])
+        ranks = row.get("ranks", "")
+        if id(ranks) not in cache:
+            text = ranks[: 1 << 20] if isinstance(ranks, str) else _text(ranks)
+            numbers = ranks if isinstance(ranks, (list, tuple)) else re.findall(r"\d{1,7}", text)
+            cache[id(ranks)] = tuple(sorted({_int(number) for number in numbers}))
+        groups[_text(row.get("name", key))] = cache[id(ranks)]
+    return groups
 
 
 def _list(value: Any) -> Sequence[Any]:
@@ -360,13 +335,12 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def _int(value: Any) -> int:
-    if not isinstance(value, (int, float, str)):
-        return -1
+    """An integer of at most 63 bits, -1 for anything else."""
     try:
-        found = int(value)
+        number = int(value) if isinstance(value, (int, float, str)) else -1
     except (ValueError, OverflowError):
         return -1
-    return found if abs(found) < LONGEST_INT else -1
+    return number if abs(number) < LONGEST_INT else -1
 
 
 def _text(value: Any) -> str:

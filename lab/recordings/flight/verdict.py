@@ -1,31 +1,29 @@
-"""What kind of hang the dumps show: who is waited for, in which collective, and from which source line."""
+"""What kind of hang the dumps show: who is waited for, in which call, and from which source line."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.core.words import first_few, ranks_text
+from lab.core.words import first_few, printable, ranks_text
 from lab.recordings.flight.dumps import Dump, Entry
 
-NOT_JOINED, MISMATCHED, STUCK_KERNEL, ORDER_DEADLOCK, NONE, UNKNOWN = (
-    "not_joined",
-    "mismatched",
-    "stuck_kernel",
-    "order_deadlock",
-    "none",
-    "unknown",
-)
+NOT_JOINED, MISMATCHED, STUCK_KERNEL = "not_joined", "mismatched", "stuck_kernel"
+ORDER_DEADLOCK, NONE, UNKNOWN = "order_deadlock", "none", "unknown"
 _MOST_RANKS = 1 << 16
-_OTHERS = "nothing says how many ranks the job has, and others may stand elsewhere"
+_DEFAULT_GROUPS = ("0", "default_pg")  # which all ranks are in
+_NOT_WHOLE = "nothing says how many ranks the job has, and others may stand elsewhere"
 _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 _LIBRARY = ("site-packages/torch/", "dist-packages/torch/", "/torch/distributed/", "<frozen")
+_TRANSFER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")  # as `recv 1<-0`: numbers within the group
+_BATCH = "coalesced"  # stands for several sends and receives, whose own entries keep their first state
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the dumps show. kind: one of the words above; ranks: the culprits.
+    """What the dumps show. kind: a constant of this module; ranks: the culprits.
 
     group, seq and collective name the call that does not end; frame is the source line of the culprit's call
     (of the waiting ranks' call where the culprit never made it), "" without one.
@@ -43,7 +41,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class _Stall:
-    """One call of one group that does not end everywhere."""
+    """A call that does not end everywhere: a collective of a group, or a send and its receive.
+
+    `waiting` ranks are in it and wait for the `awaited` ones; `absent` ranks never entered it. partners_known
+    is False for a batch of sends and receives.
+    """
 
     group: str
     seq: int
@@ -51,16 +53,29 @@ class _Stall:
     absent: tuple[int, ...]
     waiting: tuple[int, ...]
     awaited: tuple[int, ...]
-    states_known: bool
+    states_known: bool = True
+    partners_known: bool = True
+
+    @property
+    def entry(self) -> Entry | None:
+        """The call of the first rank that waits."""
+        return next((self.entries[rank] for rank in self.waiting if rank in self.entries), None)
+
+    @property
+    def text(self) -> str:
+        entry = self.entry
+        if entry is not None and entry.is_p2p:
+            return f"{entry.name} of group {self.group}"
+        return f"call {self.seq} of group {self.group} ({entry.name if entry else 'unknown'})"
 
 
 def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> Verdict:
-    """The verdict over one set of dumps; missing dumps are evidence, not an error.
+    """Judge one set of dumps by who waits for whom; missing dumps are evidence, not an error.
 
     unreadable: ranks whose dumps are there and cannot be read, so that their absence is no evidence. A dump
-    whose collectives have no numbers is one too: nobody can tell which calls of the other ranks they are.
+    whose collectives have no numbers is one too: which calls of the other ranks they are cannot be told.
     """
-    blind = {rank for rank, dump in dumps.items() if _is_unnumbered(dump)}
+    blind = {rank for rank, dump in dumps.items() if any(e.seq < 0 and not e.is_p2p for e in dump.entries)}
     unreadable = {*unreadable, *blind}
     missing = tuple(sorted({*_missing(dumps), *blind}))
     dumps = {rank: dump for rank, dump in dumps.items() if rank not in blind}
@@ -68,23 +83,30 @@ def verdict_of(dumps: Mapping[int, Dump], unreadable: Collection[int] = ()) -> V
         text = (
             f"the collectives of {ranks_text(missing)} have no numbers, so no call can be told from another"
         )
-        return Verdict(UNKNOWN, (), "", -1, "", "", text, missing)
+        return _without_call(UNKNOWN, (), text, missing)
     if not any(dump.entries or dump.status for dump in dumps.values()):
         text = "the dumps hold no collective: the recorder was off (TORCH_FR_BUFFER_SIZE), or none was called"
-        return Verdict(UNKNOWN, (), "", -1, "", "", text, missing)
-    mismatch = _first_mismatch(dumps, missing)
-    stalls = [stall for group in _group_names(dumps) if (stall := _stall(dumps, group, missing)) is not None]
-    if mismatch is not None and (not stalls or any(_is_at(mismatch, stall) for stall in stalls)):
+        return _without_call(UNKNOWN, (), text, missing)
+    groups = _group_names(dumps)
+    mismatch = next(filter(None, (_mismatch(dumps, group, missing) for group in groups)), None)
+    collectives = [_collective_stall(dumps, group, missing) for group in groups]
+    stalls = [*filter(None, collectives), *_transfer_stalls(dumps)]
+    if mismatch is not None and (
+        not stalls or any((mismatch.group, True) == (s.group, mismatch.seq <= s.seq) for s in stalls)
+    ):
         return mismatch
     if not stalls:
-        return _nothing(dumps, missing, unreadable)
-    cycle = _cycle(stalls)
-    if cycle:
+        return _no_stall(dumps, missing, unreadable)
+    if cycle := _cycle(stalls):
         return _deadlock(stalls, cycle, missing)
     stalls.sort(key=lambda stall: min((entry.created_ns for entry in stall.entries.values()), default=0))
-    waiting = {rank for stall in stalls if stall.awaited for rank in stall.waiting}
-    roots = [stall for stall in stalls if not waiting.issuperset(stall.awaited)]
-    return _of_stall(dumps, (roots or stalls)[0], missing, unreadable)
+    victims = {rank for stall in stalls if stall.awaited for rank in stall.waiting}
+    roots = [stall for stall in stalls if not victims.issuperset(stall.awaited)]
+    return _of_stall(dumps, (roots or stalls)[0], victims if roots else set(), missing, unreadable)
+
+
+def _without_call(kind: str, ranks: tuple[int, ...], text: str, missing: tuple[int, ...]) -> Verdict:
+    return Verdict(kind, ranks, "", -1, "", "", text, missing)
 
 
 def _missing(dumps: Mapping[int, Dump]) -> tuple[int, ...]:
@@ -108,223 +130,237 @@ def _members(dumps: Mapping[int, Dump], group: str) -> set[int]:
 
     Of the first group, which all ranks are in, those are all dumps.
     """
-    for dump in dumps.values():
-        if dump.groups.get(group):
-            return set(dump.groups[group])
-    if group in ("0", "default_pg"):
-        return set(dumps)
-    used = {
+    if named := next((dump.groups[group] for dump in dumps.values() if dump.groups.get(group)), None):
+        return set(named)
+    users = {
         rank
         for rank, dump in dumps.items()
         if group in dump.status or any(entry.group == group for entry in dump.entries)
     }
     # A group that only one rank has used has a partner all the same; of two ranks it is clear which.
-    return set(dumps) if len(used) == 1 and len(dumps) == 2 else used
+    alone = len(users) == 1 and len(dumps) == 2
+    return set(dumps) if group in _DEFAULT_GROUPS or alone else users
 
 
 def _by_seq(dump: Dump, group: str) -> dict[int, Entry]:
     return {entry.seq: entry for entry in dump.entries if entry.group == group and not entry.is_p2p}
 
 
-def _is_done(dump: Dump, entry: Entry | None, group: str, seq: int) -> bool:
-    if dump.status.get(group, (-1, -1))[1] >= seq:
-        return True
-    if entry is None:
-        return False
+def _has_ended(entry: Entry) -> bool:
     return entry.state == "completed" or (entry.backend != "nccl" and entry.retired)
 
 
-def _stall(dumps: Mapping[int, Dump], group: str, missing: Sequence[int]) -> _Stall | None:
+def _collective_stall(dumps: Mapping[int, Dump], group: str, missing: Sequence[int]) -> _Stall | None:
     """The lowest call of a group that some rank has entered and not every rank has left."""
     members = _members(dumps, group)
-    here = {rank: _by_seq(dumps[rank], group) for rank in sorted(members) if rank in dumps}
-    seqs = sorted({seq for entries in here.values() for seq in entries})
-    for seq in seqs:
-        entries = {rank: found[seq] for rank, found in here.items() if seq in found}
-        done = {rank for rank in here if _is_done(dumps[rank], entries.get(rank), group, seq)}
-        joined = {
-            rank for rank in here if rank in entries or dumps[rank].status.get(group, (-1, -1))[0] >= seq
+    calls = {rank: _by_seq(dumps[rank], group) for rank in sorted(members) if rank in dumps}
+    status = {rank: dumps[rank].status.get(group, (-1, -1)) for rank in calls}
+    states = {entry.state for entries in calls.values() for entry in entries.values()}
+    states_known = not states.isdisjoint(("started", "completed"))
+    for seq in sorted({seq for entries in calls.values() for seq in entries}):
+        entries = {rank: of_rank[seq] for rank, of_rank in calls.items() if seq in of_rank}
+        left = {
+            rank
+            for rank in calls
+            if status[rank][1] >= seq or (rank in entries and _has_ended(entries[rank]))
         }
-        waiting = tuple(sorted(joined - done))
+        entered = {rank for rank in calls if rank in entries or status[rank][0] >= seq}
+        waiting = tuple(sorted(entered - left))
         if not waiting:
             continue
-        absent = tuple(sorted((set(here) - joined - done) | (members & set(missing))))
-        known = any(
-            entry.state in ("started", "completed") for found in here.values() for entry in found.values()
-        )
-        started = {rank for rank in waiting if rank in entries and entries[rank].state == "started"}
-        awaited = absent or tuple(sorted(set(waiting) - started if started and known else ()))
-        if absent:
-            still = waiting
-        else:
-            still = tuple(sorted(started)) if started else waiting
-        return _Stall(group, seq, entries, absent, still, awaited, known)
+        absent = tuple(sorted((set(calls) - entered - left) | (members & set(missing))))
+        started = tuple(rank for rank in waiting if rank in entries and entries[rank].state == "started")
+        if absent or not started:
+            return _Stall(group, seq, entries, absent, waiting, absent, states_known)
+        behind = tuple(rank for rank in waiting if rank not in started)
+        return _Stall(group, seq, entries, (), started, behind, states_known)
     return None
 
 
-def _is_at(mismatch: Verdict, stall: _Stall) -> bool:
-    return mismatch.group == stall.group and mismatch.seq <= stall.seq
+def _transfer_stalls(dumps: Mapping[int, Dump]) -> Iterator[_Stall]:
+    """Sends and receives that have not ended. Without its counterpart each waits for its peer.
+
+    Those of one pair and direction meet in their order, so the first that is open on one rank meets the first
+    that is open on the other.
+    """
+    pending: dict[tuple[str, int, int, str], Entry] = {}
+    for rank, dump in dumps.items():
+        entries = [entry for entry in dump.entries if entry.is_p2p and not _has_ended(entry)]
+        if any(entry.state == "started" for entry in dump.entries) or any(
+            entry.name == _BATCH for entry in dump.entries if entry.is_p2p
+        ):  # what is only scheduled stands behind another call, or is told by its batch
+            entries = [entry for entry in entries if entry.state != "scheduled"]
+        for entry in entries:
+            peer = _peer(dumps, dump, entry)
+            if peer is None:
+                yield _Stall(entry.group, entry.seq, {rank: entry}, (), (rank,), (), partners_known=False)
+            else:
+                pending.setdefault((entry.group, rank, *peer), entry)
+    for (group, rank, peer_rank, direction), entry in pending.items():
+        counterpart = (group, peer_rank, rank, "recv" if direction == "send" else "send")
+        if counterpart not in pending:
+            yield _Stall(group, entry.seq, {rank: entry}, (peer_rank,), (rank,), (peer_rank,))
+        elif direction == "send":
+            sides = {rank: entry, peer_rank: pending[counterpart]}
+            started = tuple(sorted(r for r, e in sides.items() if e.state == "started")) or tuple(
+                sorted(sides)
+            )
+            behind = tuple(r for r in sides if r not in started)
+            yield _Stall(group, entry.seq, sides, (), started, behind, entry.backend == "nccl")
 
 
-def _first_mismatch(dumps: Mapping[int, Dump], missing: tuple[int, ...]) -> Verdict | None:
-    """The earliest call on which ranks disagree."""
-    for group in _group_names(dumps):
-        members = sorted(_members(dumps, group) & set(dumps))
-        here = {rank: _by_seq(dumps[rank], group) for rank in members}
-        for seq in sorted({seq for entries in here.values() for seq in entries}):
-            calls = {rank: entries[seq] for rank, entries in here.items() if seq in entries}
-            views = {rank: _agreed(entry) for rank, entry in calls.items()}
-            if _differ(list(views.values())):
-                return _mismatched(group, seq, calls, views, missing)
+def _peer(dumps: Mapping[int, Dump], dump: Dump, entry: Entry) -> tuple[int, str] | None:
+    """The rank at the other end of a send or receive, and which of both it is; None where it is unknown."""
+    match = _TRANSFER.fullmatch(entry.name)
+    if match is None:
+        return None
+    number, ranks = int(match[2]), dump.groups.get(entry.group)
+    if ranks is None and entry.group in _DEFAULT_GROUPS:
+        ranks = tuple(range(max(dumps) + 1))
+    return (ranks[number], match[1]) if ranks and number < len(ranks) else None
+
+
+def _mismatch(dumps: Mapping[int, Dump], group: str, missing: tuple[int, ...]) -> Verdict | None:
+    """The earliest call of a group on which ranks disagree."""
+    members = sorted(_members(dumps, group) & set(dumps))
+    by_rank = {rank: _by_seq(dumps[rank], group) for rank in members}
+    for seq in sorted({seq for entries in by_rank.values() for seq in entries}):
+        calls = {rank: entries[seq] for rank, entries in by_rank.items() if seq in entries}
+        signatures = {rank: _signature(entry) for rank, entry in calls.items()}
+        sizes = {size for _, _, size in signatures.values()} - {None}
+        if len({(name, dtypes) for name, dtypes, _ in signatures.values()}) > 1 or len(sizes) > 1:
+            return _mismatched(group, seq, calls, signatures, missing)
     return None
 
 
-def _agreed(entry: Entry) -> tuple[object, ...]:
-    """What every rank must have in common in this call."""
+def _signature(entry: Entry) -> tuple[object, object, object]:
+    """What every rank must have in common in this call: op, dtype, and sizes, None where not recorded."""
     kind = entry.name.lower().replace("_", "")
-    sizes: tuple[tuple[int, ...], ...]
-    if "alltoall" in kind:
-        sizes = ()
-    elif "reducescatter" in kind or "scatter" in kind:
-        sizes = entry.output_sizes
-    elif "gather" in kind:
-        sizes = entry.input_sizes
-    else:
-        sizes = entry.input_sizes
-    known = sizes if sizes and all(number >= 0 for shape in sizes for number in shape) else None
-    return entry.name, entry.dtypes[:1], known
-
-
-def _differ(views: Sequence[tuple[object, ...]]) -> bool:
-    """Whether ranks disagree on the op, its type, or its sizes where they were recorded."""
-    return len({view[:2] for view in views}) > 1 or len({view[2] for view in views} - {None}) > 1
+    sizes = entry.output_sizes if "scatter" in kind else entry.input_sizes
+    recorded = bool(sizes) and "alltoall" not in kind and all(n >= 0 for shape in sizes for n in shape)
+    return entry.name, entry.dtypes[:1], sizes if recorded else None
 
 
 def _mismatched(
     group: str,
     seq: int,
     calls: Mapping[int, Entry],
-    views: Mapping[int, tuple[object, ...]],
+    signatures: Mapping[int, tuple[object, ...]],
     missing: tuple[int, ...],
 ) -> Verdict:
-    counts = Counter(views.values())
-    most = max(counts.values())
-    majority = [view for view, count in counts.items() if count == most]
-    culprits = [rank for rank, view in views.items() if len(majority) > 1 or view != majority[0]]
-    parts = [
-        f"rank {rank} calls {_call_words(calls[rank])}{_at(_source(calls[rank]))}" for rank in sorted(calls)
-    ]
-    first = calls[culprits[0]]
-    return Verdict(
-        MISMATCHED,
-        tuple(sorted(culprits)),
-        group,
-        seq,
-        first.name,
-        _source(first),
-        f"call {seq} of group {group} differs between ranks: {first_few(parts, 8, between='; ')}",
-        missing,
-    )
+    counts = Counter(signatures.values())
+    majority = [signature for signature, count in counts.items() if count == max(counts.values())]
+    culprits = [rank for rank, s in signatures.items() if len(majority) > 1 or s != majority[0]]
+    parts = []
+    for rank, call in sorted(calls.items()):
+        sizes = ", ".join(str(list(shape)) for shape in call.input_sizes[:2])
+        dtype = call.dtypes[0] if call.dtypes else "?"
+        parts.append(f"rank {rank} calls {call.name} of {dtype} {sizes}{_at(call)}")
+    call = calls[culprits[0]]
+    text = f"call {seq} of group {group} differs between ranks: {first_few(parts, 8, between='; ')}"
+    return Verdict(MISMATCHED, tuple(sorted(culprits)), group, seq, call.name, _source(call), text, missing)
 
 
 def _cycle(stalls: Sequence[_Stall]) -> tuple[int, ...]:
-    """Ranks that wait for each other in different groups; () for none."""
+    """Ranks that wait for each other; () for none."""
     waits: dict[int, set[int]] = {}
     for stall in stalls:
         for rank in stall.waiting:
             waits.setdefault(rank, set()).update(set(stall.awaited) - {rank})
-    for start in sorted(waits):
-        seen: list[int] = []
-        todo = [start]
+
+    def reached(start: int) -> set[int]:
+        ranks, todo = set[int](), [start]
         while todo:
-            rank = todo.pop()
-            for other in waits.get(rank, ()):
-                if other == start:
-                    return tuple(
-                        sorted({start, *(one for one in seen if _reaches(waits, one, start))} | {rank})
-                    )
-                if other not in seen:
-                    seen.append(other)
-                    todo.append(other)
-    return ()
+            fresh = waits.get(todo.pop(), set()) - ranks
+            ranks |= fresh
+            todo += fresh
+        return ranks
 
-
-def _reaches(waits: Mapping[int, set[int]], rank: int, target: int) -> bool:
-    seen, todo = {rank}, [rank]
-    while todo:
-        for other in waits.get(todo.pop(), ()):
-            if other == target:
-                return True
-            if other not in seen:
-                seen.add(other)
-                todo.append(other)
-    return False
+    start = next((rank for rank in sorted(waits) if rank in reached(rank)), None)
+    return () if start is None else tuple(sorted(rank for rank in reached(start) if start in reached(rank)))
 
 
 def _deadlock(stalls: Sequence[_Stall], cycle: tuple[int, ...], missing: tuple[int, ...]) -> Verdict:
-    parts = []
-    first: tuple[_Stall, Entry] | None = None
-    for stall in stalls:
-        for rank in stall.waiting:
-            if rank in cycle and rank in stall.entries:
-                entry = stall.entries[rank]
-                first = first or (stall, entry)
-                awaited = ranks_text([one for one in stall.awaited if one != rank])
-                parts.append(
-                    f"rank {rank} waits in group {stall.group}, call {stall.seq} ({entry.name}), "
-                    f"for {awaited}{_at(_source(entry))}"
-                )
+    calls = [
+        (stall, rank, stall.entries[rank])
+        for stall in stalls
+        for rank in stall.waiting
+        if rank in cycle and rank in stall.entries
+    ]
+    parts = [
+        f"rank {rank} waits in group {stall.group}, "
+        f"{entry.name if entry.is_p2p else f'call {stall.seq} ({entry.name})'}, "
+        f"for {ranks_text([awaited for awaited in stall.awaited if awaited != rank])}{_at(entry)}"
+        for stall, rank, entry in calls
+    ]
+    text = "ranks enter the calls of different groups in different orders"
+    if any(entry.is_p2p for *_, entry in calls):
+        text = "ranks wait for each other: they enter calls in different orders, or one left a call out"
+    stall, _, entry = calls[0] if calls else (None, -1, None)
     return Verdict(
         ORDER_DEADLOCK,
         cycle,
-        first[0].group if first else "",
-        first[0].seq if first else -1,
-        first[1].name if first else "",
-        _source(first[1]) if first else "",
-        f"ranks enter the calls of different groups in different orders: {first_few(parts, 8, between='; ')}",
+        stall.group if stall else "",
+        stall.seq if stall else -1,
+        entry.name if entry else "",
+        _source(entry),
+        f"{text}: {first_few(parts, 8, between='; ')}",
         missing,
     )
 
 
 def _of_stall(
-    dumps: Mapping[int, Dump], stall: _Stall, missing: tuple[int, ...], unreadable: Collection[int]
+    dumps: Mapping[int, Dump],
+    stall: _Stall,
+    victims: Collection[int],
+    missing: tuple[int, ...],
+    unreadable: Collection[int],
 ) -> Verdict:
-    waiting = next((stall.entries[rank] for rank in stall.waiting if rank in stall.entries), None)
-    name = waiting.name if waiting else ""
-    call = f"call {stall.seq} of group {stall.group} ({name or 'unknown'})"
+    """Judge the stall at the root: who waits elsewhere (`victims`) is no culprit."""
+    call = stall.entry
+    name, is_whole = call.name if call else "", _is_whole(dumps)
 
-    def found(kind: str, ranks: tuple[int, ...], text: str, entry: Entry | None = waiting) -> Verdict:
+    def verdict(kind: str, ranks: tuple[int, ...], text: str, entry: Entry | None = call) -> Verdict:
         return Verdict(kind, ranks, stall.group, stall.seq, name, _source(entry), text, missing)
 
     if stall.absent:
-        where = "; ".join(_whereabouts(dumps, stall, rank, unreadable) for rank in stall.absent[:8])
+        absent = tuple(rank for rank in stall.absent if rank not in victims)
         verb = "waits" if len(stall.waiting) == 1 else "wait"
-        here = f"{call}, in which {ranks_text(stall.waiting)} {verb}{_at(_source(waiting))}; {where}"
-        known = tuple(rank for rank in stall.absent if rank in dumps)
-        gone = tuple(rank for rank in stall.absent if rank not in (*dumps, *unreadable))
-        if known:
-            return found(NOT_JOINED, (*known, *gone), f"{ranks_text(known)} never entered {here}")
-        if gone:
-            return found(NOT_JOINED, gone, f"nothing shows {ranks_text(gone)} in {here}")
-        return found(
-            UNKNOWN, stall.absent, f"it is not known whether {ranks_text(stall.absent)} entered {here}"
+        context = f"{stall.text}, in which {ranks_text(stall.waiting)} {verb}{_at(call)}; " + "; ".join(
+            _whereabouts(dumps, stall, rank, unreadable) for rank in absent[:8]
         )
+        dumped = tuple(rank for rank in absent if rank in dumps)
+        gone = tuple(rank for rank in absent if rank not in (*dumps, *unreadable))
+        if dumped:
+            return verdict(NOT_JOINED, (*dumped, *gone), f"{ranks_text(dumped)} never entered {context}")
+        if gone:
+            return verdict(NOT_JOINED, gone, f"nothing shows {ranks_text(gone)} in {context}")
+        return verdict(UNKNOWN, absent, f"it is not known whether {ranks_text(absent)} entered {context}")
+    if not stall.partners_known:
+        text = f"{ranks_text(stall.waiting)} did not leave sends and receives whose partners are not recorded"
+        return verdict(UNKNOWN, (), f"{text}{_at(call)}: who is waited for cannot be told")
     if not stall.states_known:
-        who = "all ranks" if _is_whole(dumps) else ranks_text(stall.waiting)
-        text = f"{who} entered {call} and did not leave it; this backend records no states, so whether it "
-        text += "was launched cannot be told"
-        return found(UNKNOWN, (), text if _is_whole(dumps) else f"{text}; {_OTHERS}")
+        ranks = "all ranks" if is_whole and not (call and call.is_p2p) else ranks_text(stall.waiting)
+        text = (
+            f"{ranks} entered {stall.text} and did not leave it; this backend records no states, so whether"
+        )
+        return verdict(
+            UNKNOWN, (), f"{text} it was launched cannot be told{'' if is_whole else f'; {_NOT_WHOLE}'}"
+        )
     if stall.awaited:
         culprit = stall.entries.get(stall.awaited[0])
-        who, others = ranks_text(stall.awaited), ranks_text(stall.waiting)
-        text = f"{who} scheduled {call} and never started it, {others} did: "
-        text += f"an earlier kernel or a wait blocks its stream{_at(_source(culprit))}"
-        return found(STUCK_KERNEL, stall.awaited, text, culprit)
+        text = f"{ranks_text(stall.awaited)} scheduled {stall.text} and never started it, "
+        text += (
+            f"{ranks_text(stall.waiting)} did: an earlier kernel or a wait blocks its stream{_at(culprit)}"
+        )
+        return verdict(STUCK_KERNEL, stall.awaited, text, culprit)
     if {entry.state for entry in stall.entries.values()} == {"scheduled"}:
-        text = f"every rank scheduled {call} and none started it: earlier work blocks the streams"
-        return found(STUCK_KERNEL, stall.waiting, text)
-    text = f"{ranks_text(stall.waiting)} started {call} and did not leave it: the network, a peer's GPU, "
-    return found(STUCK_KERNEL, stall.waiting, f"{text}or kernels of another group that came first")
+        text = f"every rank scheduled {stall.text} and none started it: earlier work blocks the streams"
+        return verdict(STUCK_KERNEL, stall.waiting, text)
+    text = (
+        f"{ranks_text(stall.waiting)} started {stall.text} and did not leave it: the network, a peer's GPU, "
+    )
+    return verdict(STUCK_KERNEL, stall.waiting, f"{text}or kernels of another group that came first")
 
 
 def _is_whole(dumps: Mapping[int, Dump]) -> bool:
@@ -332,44 +368,49 @@ def _is_whole(dumps: Mapping[int, Dump]) -> bool:
     return any(ranks for dump in dumps.values() for ranks in dump.groups.values())
 
 
-def _is_unnumbered(dump: Dump) -> bool:
-    return any(entry.seq < 0 and not entry.is_p2p for entry in dump.entries)
-
-
-def _nothing(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: Collection[int]) -> Verdict:
+def _no_stall(dumps: Mapping[int, Dump], missing: tuple[int, ...], unreadable: Collection[int]) -> Verdict:
     if missing:
         left = "left no dump that can be read" if {*missing} & {*unreadable} else "left no dump"
         text = f"what was dumped has ended; {ranks_text(missing)} {left}, so this is no all-clear"
-        return Verdict(UNKNOWN, missing, "", -1, "", "", text, missing)
-    if len(dumps) == 1 and not _is_whole(dumps):
-        text = f"every recorded collective has ended on {ranks_text(tuple(dumps))}; {_OTHERS}"
-        return Verdict(UNKNOWN, (), "", -1, "", "", text, missing)
-    where = "every rank" if _is_whole(dumps) else f"{ranks_text(tuple(sorted(dumps)))}"
-    return Verdict(NONE, (), "", -1, "", "", f"every recorded collective has ended on {where}", missing)
+        return _without_call(UNKNOWN, missing, text, missing)
+    ended = "every recorded collective has ended on"
+    if _is_whole(dumps):
+        return _without_call(NONE, (), f"{ended} every rank", missing)
+    text = f"{ended} {ranks_text(sorted(dumps))}"
+    if len(dumps) == 1:
+        return _without_call(UNKNOWN, (), f"{text}; {_NOT_WHOLE}", missing)
+    return _without_call(NONE, (), text, missing)
 
 
 def _whereabouts(dumps: Mapping[int, Dump], stall: _Stall, rank: int, unreadable: Collection[int]) -> str:
-    """Where a rank is that never came."""
+    """Say where a rank is that never came."""
     dump = dumps.get(rank)
     if dump is None and rank in unreadable:
         return f"the dump of rank {rank} cannot be read"
     if dump is None:
         return f"rank {rank} left no dump: it is dead, or was never asked"
-    stack = f"; its host is at {line}{_in_unrecorded(dump)}" if (line := _stack_line(dump.stack)) else ""
-    mine = _by_seq(dump, stall.group)
-    last = max((seq for seq in mine if seq < stall.seq), default=None)
-    if last is None:
+    line = _stack_line(dump.stack)
+    stack = f"; its host is at {line}{_in_unrecorded(dump)}" if line else ""
+    is_p2p = any(entry.is_p2p for entry in stall.entries.values())
+    earlier = [
+        entry
+        for entry in dump.entries
+        if entry.group == stall.group and (is_p2p or (not entry.is_p2p and entry.seq < stall.seq))
+    ]
+    if not earlier:
         return f"rank {rank} recorded no call of this group{stack}"
-    return f"rank {rank} last entered call {last} ({mine[last].name}){_at(_source(mine[last]))}{stack}"
+    latest = max(earlier, key=lambda entry: entry.created_ns if is_p2p else entry.seq)
+    text = latest.name if latest.is_p2p else f"call {latest.seq} ({latest.name})"
+    return f"rank {rank} last entered {text}{_at(latest)}{stack}"
 
 
 def _in_unrecorded(dump: Dump) -> str:
-    """Whether the host waits in a collective that the dump does not have.
+    """Say if the host waits in a collective that the dump does not have.
 
     NCCL builds a group's communicator in the group's first call, which is recorded only after that: groups
     whose first calls come in different orders on two ranks stand like this.
     """
-    frames = [line for line in dump.stack.splitlines() if line.strip().startswith("File ") or ".py:" in line]
+    frames = _stack_frames(dump.stack)
     if not frames or _COLLECTIVES not in frames[0] or any(not entry.retired for entry in dump.entries):
         return ""
     return (
@@ -378,27 +419,26 @@ def _in_unrecorded(dump: Dump) -> str:
     )
 
 
-def _stack_line(stack: str) -> str:
-    """The innermost line of the user's own code in a Python stack as faulthandler or py-spy writes it."""
+def _stack_frames(stack: str) -> list[str]:
+    """The lines of a Python stack that name a source line, as faulthandler or py-spy writes it."""
     lines = [line.strip() for line in stack.splitlines()]
-    frames = [line for line in lines if line.startswith("File ") or ".py:" in line]
-    own = [line for line in frames if not any(part in line for part in (*_LIBRARY, "/threading.py"))]
-    chosen = (own or frames)[:1]
-    return "".join(char if char.isprintable() else "?" for char in chosen[0][:200]) if chosen else ""
+    return [line for line in lines if line.startswith("File ") or ".py:" in line]
+
+
+def _stack_line(stack: str) -> str:
+    """The innermost line of the user's own code in a Python stack."""
+    frames = _stack_frames(stack)
+    users = [line for line in frames if not any(part in line for part in (*_LIBRARY, "/threading.py"))]
+    return printable([*users, *frames][0][:200]) if frames else ""
 
 
 def _source(entry: Entry | None) -> str:
     """The innermost frame outside torch; "" for no entry."""
-    if entry is None:
-        return ""
-    own = [frame for frame in entry.frames if not any(part in frame for part in _LIBRARY)]
-    return (own or list(entry.frames) or [""])[0]
+    frames = entry.frames if entry else ()
+    users = [frame for frame in frames if not any(part in frame for part in _LIBRARY)]
+    return [*users, *frames, ""][0]
 
 
-def _at(source: str) -> str:
+def _at(entry: Entry | None) -> str:
+    source = _source(entry)
     return f" at {source}" if source else ""
-
-
-def _call_words(entry: Entry) -> str:
-    sizes = ", ".join(str(list(shape)) for shape in entry.input_sizes[:2])
-    return f"{entry.name} of {entry.dtypes[0] if entry.dtypes else '?'} {sizes}"

@@ -18,7 +18,7 @@ GROUPS = ("compute", "communication", "copies")
 # Families of classes, each with a colour role of the page's palette.
 FAMILIES = (
     ("matrix products", "computation", ("gemm", "gemv", "splitk_reduce", "conv", "quant")),
-    ("attention", "ok", ("attention", "rope")),
+    ("attention", "ok", ("attention", "rope", "scan")),
     ("norm, softmax, sums", "warn", ("norm", "softmax", "reduce", "optimizer")),
     ("elementwise and other", "unknown", ("elementwise", "mask", "rng", "triton", "other", "copy", "index")),
     ("communication", "communication", ("comm",)),

@@ -16,7 +16,7 @@ _EXECUTED = re.compile(r"execute_(\d{1,9})_context")
 def executed_batches(capture: Capture) -> list[int | None]:
     """The batch size of each graph launch (`execute_32_context_...`), each once; None if unknown."""
     call = np.flatnonzero(calls.calls_that(capture, launches_graph))
-    return sorted(set(batches_of(capture, call)), key=lambda one: -1 if one is None else one)
+    return sorted(set(batches_of(capture, call)), key=lambda batch: -1 if batch is None else batch)
 
 
 def batches_of(capture: Capture, call: np.ndarray) -> list[int | None]:
@@ -24,8 +24,8 @@ def batches_of(capture: Capture, call: np.ndarray) -> list[int | None]:
     sizes = [_EXECUTED.match(text) for text in capture.strings]
     size = np.array([*(int(match[1]) if match else -1 for match in sizes), -1])[capture.ranges.name_id]
     rows = np.flatnonzero(size >= 0)
-    found = _around(capture, call, rows)
-    return [int(size[row]) if row >= 0 else None for row in found.tolist()]
+    range_rows = _around(capture, call, rows)
+    return [int(size[row]) if row >= 0 else None for row in range_rows.tolist()]
 
 
 def steps_of(capture: Capture, call: np.ndarray) -> list[object]:

@@ -11,55 +11,32 @@ from lab.recordings.capture import GRAPH, Capture
 from lab.recordings.owners import first_index, operators_of_launches
 from lab.recordings.views.launches import launches_graph
 
-_BEGIN = re.compile(r"(cuda|hip|cu)StreamBeginCapture")
-_END = re.compile(r"(cuda|hip|cu)StreamEndCapture")
+BEGINS_CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture")
+ENDS_CAPTURE = re.compile(r"(cuda|hip|cu)StreamEndCapture")
 # A host function makes no GPU row; a graph's launch is no node of another graph.
-_WORK = re.compile(r"(cuda|hip|cu)(?!GraphLaunch|LaunchHostFunc)\w*(Launch|Memcpy|Memset)")
-_COPY, _FILL = re.compile(r"\w*Memcpy"), re.compile(r"\w*Memset")
+LAUNCHES_WORK = re.compile(r"(cuda|hip|cu)(?!GraphLaunch|LaunchHostFunc)\w*(Launch|Memcpy|Memset)")
+COPIES, FILLS = re.compile(r"\w*Memcpy"), re.compile(r"\w*Memset")
 
 
-def begins_capture(name: str) -> bool:
-    return bool(_BEGIN.match(name))
-
-
-def ends_capture(name: str) -> bool:
-    return bool(_END.match(name))
-
-
-def launches_work(name: str) -> bool:
-    return bool(_WORK.match(name))
-
-
-def copies(name: str) -> bool:
-    return bool(_COPY.match(name))
-
-
-def fills(name: str) -> bool:
-    return bool(_FILL.match(name))
-
-
-def calls_that(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
+def calls_that(capture: Capture, rule: Callable[[str], object]) -> np.ndarray:
     """Mask (n,) of `api`: calls whose name the rule accepts."""
-    return _fits(capture, capture.api.name_id, rule)
-
-
-def _fits(capture: Capture, name_id: np.ndarray, rule: Callable[[str], bool]) -> np.ndarray:
-    used, which = np.unique(name_id, return_inverse=True)
-    fits = np.array([rule(capture.name(int(index))) for index in used], dtype=bool)
-    found: np.ndarray = fits[which.ravel()] if len(used) else np.zeros(0, dtype=bool)
-    return found
+    mask: np.ndarray = np.array([*(bool(rule(text)) for text in capture.strings), False])[capture.api.name_id]
+    return mask
 
 
 def call_of(capture: Capture) -> np.ndarray:
     """Row of `api` (n,) that made each GPU operation, by process and correlation; -1 where it is missing."""
+    return first_index(*correlation_keys(capture))
+
+
+def correlation_keys(capture: Capture) -> tuple[np.ndarray, np.ndarray]:
+    """One number per process and correlation id, of each row of `ops` (n,) and `api` (m,); -1 if unknown."""
     ops, api = capture.ops, capture.api
-    return first_index(process_keys(ops.process, ops.corr), process_keys(api.process, api.corr))
-
-
-def process_keys(process: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """One number (n,) of two: below zero where the second is unknown."""
-    within = np.bitwise_and(number, (1 << 44) - 1)
-    return np.where(number < 0, -1, process.astype(np.int64) << 44 | within)
+    number = np.concatenate([ops.corr, api.corr])
+    process = np.concatenate([ops.process, api.process]).astype(np.int64)
+    distinct_numbers, dense = np.unique(number, return_inverse=True)
+    keys = np.where(number < 0, -1, process * len(distinct_numbers) + dense.ravel())
+    return keys[: len(ops)], keys[len(ops) :]
 
 
 def in_graph(capture: Capture, call: np.ndarray) -> np.ndarray:
@@ -67,24 +44,25 @@ def in_graph(capture: Capture, call: np.ndarray) -> np.ndarray:
     if not len(capture.api):
         return capture.ops.graph_node > 0
     by_call = np.append(calls_that(capture, launches_graph), False)[call]
-    found: np.ndarray = (by_call | (capture.ops.graph_node > 0)) & (capture.ops.kind != GRAPH)
-    return found
+    mask: np.ndarray = (by_call | (capture.ops.graph_node > 0)) & (capture.ops.kind != GRAPH)
+    return mask
 
 
 def replays_graphs(capture: Capture) -> bool:
     """Whether any GPU row of a recording was made by a graph, or any call launched one."""
-    fits = np.array([*map(launches_graph, capture.strings), False])
-    return bool(fits[capture.api.name_id].any() or (capture.ops.graph_node > 0).any())
+    return bool(calls_that(capture, launches_graph).any() or (capture.ops.graph_node > 0).any())
 
 
 def operators(capture: Capture, external_id: np.ndarray, call: np.ndarray) -> np.ndarray:
     """Row of `ranges` (n,) of the operator that made each call (row of `api`, or -1); -1 for none."""
     rows = capture.operator_rows
     owner = np.full(len(call), -1, dtype=np.int64)
-    made = np.flatnonzero(call >= 0)
-    if not len(rows) or not len(made):
+    called = np.flatnonzero(call >= 0)
+    if not len(rows) or not len(called):
         return owner
-    calls = capture.api.take(call[made])
-    op, _ = operators_of_launches(capture.operators, external_id[made], calls.pid, calls.tid, calls.start_ns)
-    owner[made] = np.where(op >= 0, rows[op], -1)
+    calls = capture.api.take(call[called])
+    op, _ = operators_of_launches(
+        capture.operators, external_id[called], calls.pid, calls.tid, calls.start_ns
+    )
+    owner[called] = np.where(op >= 0, rows[op], -1)
     return owner

@@ -30,24 +30,28 @@ class Choice:
     def _try(self, pattern: Pattern, sequence: Sequence) -> Fit | str:
         key = (pattern.key, sequence.source, sequence.origin, sequence.number)
         if key not in self._tried:
-            found = fit(pattern, sequence, self.words)
-            if isinstance(found, Fit) and found.by == "count":
+            result = fit(pattern, sequence, self.words)
+            if isinstance(result, Fit) and result.by == "count":
                 names = self.maker.op_names(sequence, sequence.op)
-                if not products_agree(pattern, found, names, self.words):
-                    found = "the number of launches agrees, but matrix products would own other kernels"
-            self._tried[key] = found
-            if isinstance(found, str):
-                self.reasons[sequence.source].append((sequence.origin, found))
+                if not products_agree(pattern, result, names, self.words):
+                    result = "the number of launches agrees, but matrix products would own other kernels"
+            self._tried[key] = result
+            if isinstance(result, str):
+                self.reasons[sequence.source].append((sequence.origin, result))
             else:
                 self.accepted.add(sequence.source)
         return self._tried[key]
 
     def best(self, pattern: Pattern, sequences: Many[Sequence]) -> list[Fit]:
         """The fits that cannot be told apart, of the best rank."""
-        found = [one for one in (self._try(pattern, one) for one in sequences) if isinstance(one, Fit)]
-        best = min((one.rank for one in found), default=None)
-        ties = [one for one in found if one.rank == best]
-        return sorted(ties, key=lambda one: not any(one.sequence.modules))[:MAX_TIES]
+        fits = [
+            candidate
+            for candidate in (self._try(pattern, candidate) for candidate in sequences)
+            if isinstance(candidate, Fit)
+        ]
+        best = min((candidate.rank for candidate in fits), default=None)
+        ties = [candidate for candidate in fits if candidate.rank == best]
+        return sorted(ties, key=lambda candidate: not any(candidate.sequence.modules))[:MAX_TIES]
 
     def of_batch(self, batch: int | None) -> list[Sequence]:
         """Captured graphs that a server may replay for a batch: of the smallest size that is large enough."""
@@ -55,52 +59,54 @@ class Choice:
             return self.graphs
         if batch in self._by_batch:
             return self._by_batch[batch]
-        large = [one.batch for one in self.graphs if one.batch is not None and one.batch >= batch]
-        for one in self.graphs:
-            if one.batch is not None and one.batch < batch:
-                why = f"captured for batch {one.batch}, {batch} were executed"
-                self.reasons[one.source].append((CAPTURED, why))
+        large = [graph.batch for graph in self.graphs if graph.batch is not None and graph.batch >= batch]
+        for graph in self.graphs:
+            if graph.batch is not None and graph.batch < batch:
+                reason = f"captured for batch {graph.batch}, {batch} were executed"
+                self.reasons[graph.source].append((CAPTURED, reason))
         smallest = min(large, default=None)
-        found = [one for one in self.graphs if one.batch is None or one.batch == smallest]
-        self._by_batch[batch] = found
-        return found
+        graphs = [graph for graph in self.graphs if graph.batch is None or graph.batch == smallest]
+        self._by_batch[batch] = graphs
+        return graphs
 
     def pinned(
         self, replays: Replays, patterns: Many[Pattern], batches: list[int | None]
     ) -> dict[int, tuple[int, int]]:
         """Replay -> (source, window) where a step replays all windows of a capture, one after the other."""
         groups: dict[object, list[int]] = defaultdict(list)
-        for index, where in enumerate(steps_of(self.sources[0].capture, replays.call)):
-            groups[where].append(index)
-        found: dict[int, tuple[int, int]] = {}
+        for index, step in enumerate(steps_of(self.sources[0].capture, replays.call)):
+            groups[step].append(index)
+        windows_of_replays: dict[int, tuple[int, int]] = {}
         by_source: dict[tuple[int, int | None], list[Sequence]] = defaultdict(list)
-        for one in self.graphs:
-            by_source[one.source, one.batch].append(one)
+        for graph in self.graphs:
+            by_source[graph.source, graph.batch].append(graph)
         for members in groups.values():
-            allowed = {id(one) for one in self.of_batch(batches[members[0]])}
+            allowed = {id(graph) for graph in self.of_batch(batches[members[0]])}
             for windows in by_source.values():
                 if len(windows) < 2 or len(windows) != len(members) or id(windows[0]) not in allowed:
                     continue
-                tried = [self._try(patterns[index], one) for index, one in zip(members, windows, strict=True)]
-                if all(isinstance(one, Fit) for one in tried):
-                    for index, one in zip(members, windows, strict=True):
-                        found[index] = (one.source, one.number)
-        return found
+                tried = [
+                    self._try(patterns[index], graph) for index, graph in zip(members, windows, strict=True)
+                ]
+                if all(isinstance(graph, Fit) for graph in tried):
+                    for index, graph in zip(members, windows, strict=True):
+                        windows_of_replays[index] = (graph.source, graph.number)
+        return windows_of_replays
 
     def refused(self, num_replays: int) -> list[str]:
         """Why each given capture was not used that no replay fits; a folder with one that fits served."""
-        found = []
+        problems = []
         served = {self.sources[index].folder for index in self.accepted} - {None}
         for index, source in enumerate(self.sources):
             if index == 0 or index in self.accepted or source.folder in served:
                 continue
             if not num_replays:
-                why = "the recording has no graph replays"
+                reason = "the recording has no graph replays"
             elif reasons := self.reasons.get(index):
                 of_graphs = [text for origin, text in reasons if origin == CAPTURED]
                 texts = of_graphs or [text for _, text in reasons]
-                why = max(dict.fromkeys(texts), key=texts.count)
+                reason = max(dict.fromkeys(texts), key=texts.count)
             else:
-                why = "it holds neither a captured graph nor eager launches"
-            found.append(f"capture {source.path.name} is not of these replays and was not used: {why}")
-        return found
+                reason = "it holds neither a captured graph nor eager launches"
+            problems.append(f"capture {source.path.name} is not of these replays and was not used: {reason}")
+        return problems

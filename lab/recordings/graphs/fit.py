@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lab.perfmodel.products import is_product
 from lab.recordings.capture import KERNEL, MEMCPY, MEMSET
-from lab.recordings.graphs.align import Places, num_possible, places
+from lab.recordings.graphs.align import Places, places
 from lab.recordings.graphs.replays import COPY, FILL, Words
 from lab.recordings.graphs.sequences import CAPTURED, EAGER, Sequence
 from lab.recordings.names import is_matmul
-from lab.recordings.views.gemms import GEMM_OPS
 
-# Fewer rows in order than this, and the replay is of another graph.
-MIN_IN_ORDER = 0.9
+# With fewer rows of captured names than this, the replay is of another graph.
+MIN_KNOWN = 0.9
 # ROCm was seen to lose 74 % of a replay's rows; a tiny graph must not pass for the rest of a large one.
 MIN_COVERED = 0.2
 # Kernels of another shape run with other grids: then the eager run is of another batch.
@@ -53,31 +53,35 @@ class Fit:
     by: str
 
     @property
+    def num_placed(self) -> int:
+        return int((self.places.earliest >= 0).sum())
+
+    @property
     def num_missing(self) -> int:
         """Captured launches without a row."""
-        return len(self.sequence) - self.places.num_matched
+        return len(self.sequence) - self.num_placed
 
     @property
     def rank(self) -> tuple[bool, int, int]:
         """Best first; equal ranks cannot be told apart."""
-        return self.by == "count", self.num_missing, len(self.places.first) - self.places.num_matched
+        return self.by == "count", self.num_missing, len(self.places.earliest) - self.num_placed
 
 
 def fit(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
-    """How the replay fits, or in words why it does not."""
+    """How the replay fits, or a sentence why it does not."""
     num_rows, size = len(pattern), len(sequence)
     if num_rows < MIN_COVERED * size:
         return f"{num_rows} rows are too few for its {size} launches"
     if (sequence.words < 0).any():
         return _by_count(pattern, sequence, words)
-    if (possible := num_possible(pattern.words, sequence.words)) < MIN_IN_ORDER * num_rows:
-        return f"only {possible} of {num_rows} kernels occur in it"
-    found = _by_node(pattern, sequence) or _by_order(pattern, sequence)
-    if found.places.num_matched < MIN_IN_ORDER * num_rows:
-        return f"only {found.places.num_matched} of {num_rows} kernels stand in it in this order"
-    if sequence.origin == EAGER and (share := _same_grid(pattern, found)) < MIN_SAME_GRID:
+    if (num_known := int(np.isin(pattern.words, sequence.words).sum())) < MIN_KNOWN * num_rows:
+        return f"only {num_known} of {num_rows} kernels occur in it"
+    result = _by_node(pattern, sequence) or _by_order(pattern, sequence)
+    if result is None:
+        return f"the {num_known} kernels that occur in it do not stand in it in this order"
+    if sequence.origin == EAGER and (share := _same_grid(pattern, result)) < MIN_SAME_GRID:
         return f"only {share:.0%} of the kernels have the same grid: another batch or length"
-    return found
+    return result
 
 
 def _by_node(pattern: Pattern, sequence: Sequence) -> Fit | None:
@@ -87,21 +91,20 @@ def _by_node(pattern: Pattern, sequence: Sequence) -> Fit | None:
         return None
     if sequence.origin != CAPTURED or (sequence.words[node] != pattern.words).any():
         return None
-    return Fit(sequence, Places(node, node, len(node)), "node")
+    return Fit(sequence, Places(node, node), "node")
 
 
-def _by_order(pattern: Pattern, sequence: Sequence) -> Fit:
-    if (pattern.node >= 0).all() and len(np.unique(pattern.node)) == len(pattern):
-        order = np.argsort(pattern.node, kind="stable")
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        found = places(pattern.words[order], sequence.words)
-        return Fit(sequence, Places(found.first[back], found.last[back], found.num_matched), "order")
-    one_lane = len(np.unique(pattern.lane)) < 2
-    if one_lane and np.array_equal(pattern.words, sequence.words):
-        at = np.arange(len(pattern))
-        return Fit(sequence, Places(at, at, len(at)), "order")
-    return Fit(sequence, places(pattern.words, sequence.words, pattern.lane), "order")
+def _by_order(pattern: Pattern, sequence: Sequence) -> Fit | None:
+    """By the order of the nodes if every row has one of its own, else by that of each stream."""
+    node, words, lane = pattern.node, pattern.words, pattern.lane
+    order = np.arange(len(pattern))
+    if (node >= 0).all() and len(np.unique(node)) == len(node):
+        order, lane = np.argsort(node, kind="stable"), np.zeros_like(lane)
+    embedding = places(words[order], sequence.words, lane[order])
+    if embedding is None:
+        return None
+    index = np.argsort(order)
+    return Fit(sequence, Places(embedding.earliest[index], embedding.latest[index]), "order")
 
 
 def _by_count(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
@@ -111,32 +114,32 @@ def _by_count(pattern: Pattern, sequence: Sequence, words: Words) -> Fit | str:
     if len(np.unique(pattern.lane)) > 1:
         return "the capture has no names, and the replay ran in several streams: their order is not known"
     kinds = np.select([pattern.words == words[COPY], pattern.words == words[FILL]], [MEMCPY, MEMSET], KERNEL)
-    known = sequence.words >= 0
-    if (kinds != sequence.kinds).any() or (pattern.words[known] != sequence.words[known]).any():
+    named = sequence.words >= 0
+    if (kinds != sequence.kinds).any() or (pattern.words[named] != sequence.words[named]).any():
         return "the number of launches agrees, but not the order of kernels, copies and fills"
     apis: dict[int, set[int]] = defaultdict(set)
     for word, api in zip(pattern.words.tolist(), sequence.api.tolist(), strict=True):
         apis[word].add(api)
     if any(len(ways) > 1 for ways in apis.values()):
         return "the number of launches agrees, but one kernel would be launched by different API calls"
-    at = np.arange(len(pattern))
-    return Fit(sequence, Places(at, at, len(at)), "count")
+    positions = np.arange(len(pattern))
+    return Fit(sequence, Places(positions, positions), "count")
 
 
-def products_agree(pattern: Pattern, found: Fit, op_names: list[str], words: Words) -> bool:
+def products_agree(pattern: Pattern, match: Fit, op_names: list[str], words: Words) -> bool:
     """Whether each matrix product of the framework owns a kernel that multiplies, and no other op does."""
     multiplies: dict[int, bool] = {}
-    for word, row, name in zip(pattern.words.tolist(), found.sequence.op.tolist(), op_names, strict=True):
+    for word, row, name in zip(pattern.words.tolist(), match.sequence.op.tolist(), op_names, strict=True):
         product = is_matmul(words.list[word])
-        if row >= 0 and name in GEMM_OPS:
+        if row >= 0 and is_product(name):
             multiplies[row] = multiplies.get(row, False) or product
         elif row >= 0 and product and name.startswith("aten::") and not _MAY_MULTIPLY.search(name):
             return False
     return all(multiplies.values())
 
 
-def _same_grid(pattern: Pattern, found: Fit) -> float:
-    sure = np.flatnonzero(found.places.sure)
-    mine, theirs = pattern.geometry[sure], found.sequence.geometry[found.places.first[sure]]
-    known = (mine[:, 0] > 0) & (theirs[:, 0] > 0)
-    return float((mine[known] == theirs[known]).all(axis=1).mean()) if known.any() else 1.0
+def _same_grid(pattern: Pattern, match: Fit) -> float:
+    sure = np.flatnonzero(match.places.sure)
+    replayed, captured = pattern.geometry[sure], match.sequence.geometry[match.places.earliest[sure]]
+    recorded = (replayed[:, 0] > 0) & (captured[:, 0] > 0)
+    return float((replayed[recorded] == captured[recorded]).all(axis=1).mean()) if recorded.any() else 1.0

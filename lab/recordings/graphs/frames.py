@@ -41,10 +41,10 @@ class Frames:
         """Instances of modules around each time (n,), outermost first: ("Model_0", "Block_3", "Linear_7")."""
         if not len(ts_ns):
             return []
-        table, parent, known = self._modules
-        used, which = np.unique(innermost(table, pid, tid, ts_ns), return_inverse=True)
-        paths = [self._chain(row, table.name_id, parent, known) for row in used.tolist()]
-        return [paths[one] for one in which.ravel().tolist()]
+        table, parent, cache = self._modules
+        used, path_index = np.unique(innermost(table, pid, tid, ts_ns), return_inverse=True)
+        paths = [self._chain(row, table.name_id, parent, cache) for row in used.tolist()]
+        return [paths[one] for one in path_index.ravel().tolist()]
 
     @cached_property
     def _modules(self) -> tuple[Table, np.ndarray, dict[int, tuple[str, ...]]]:
@@ -54,15 +54,15 @@ class Frames:
         return table, _parents(table), {-1: ()}
 
     def _chain(
-        self, row: int, name_id: np.ndarray, parent: np.ndarray, known: dict[int, tuple[str, ...]]
+        self, row: int, name_id: np.ndarray, parent: np.ndarray, cache: dict[int, tuple[str, ...]]
     ) -> tuple[str, ...]:
         todo = []
-        while row not in known:
+        while row not in cache:
             todo.append(row)
             row = int(parent[row])
-        path = known[row]
-        for one in reversed(todo):
-            path = known[one] = (*path, clean_text(self.names[name_id[one]].removeprefix(MODULE)))
+        path = cache[row]
+        for frame in reversed(todo):
+            path = cache[frame] = (*path, clean_text(self.names[name_id[frame]].removeprefix(MODULE)))
         return path
 
     def lines(self, pid: np.ndarray, tid: np.ndarray, ts_ns: np.ndarray, *, generated: bool) -> list[str]:
@@ -72,24 +72,24 @@ class Frames:
         """
         fits = np.array([_is_line(name, generated) for name in self.names], dtype=bool)
         table = self._only(fits)
-        found = innermost(table, pid, tid, ts_ns)
-        return [line_of(self.names[table.name_id[row]]) if row >= 0 else "" for row in found.tolist()]
+        frames = innermost(table, pid, tid, ts_ns)
+        return [line_of(self.names[table.name_id[row]]) if row >= 0 else "" for row in frames.tolist()]
 
     def _only(self, wanted: np.ndarray) -> Table:
         return self.table.where(wanted[self.table.name_id]) if len(self.names) else self.table
 
 
 def _is_line(name: str, generated: bool) -> bool:
-    found = _LINE.match(name)
-    if not found:
+    match = _LINE.match(name)
+    if not match:
         return False
-    return bool(GENERATED.search(found[1])) if generated else not _FRAMEWORK.search(found[1])
+    return bool(GENERATED.search(match[1])) if generated else not _FRAMEWORK.search(match[1])
 
 
 def line_of(name: str) -> str:
     """`dir/file.py(12): call` as `file.py:12 call`."""
-    found = _LINE.match(name)
-    return f"{found[1].rpartition('/')[2]}:{found[2]} {found[3]}" if found else ""
+    match = _LINE.match(name)
+    return f"{match[1].rpartition('/')[2]}:{match[2]} {match[3]}" if match else ""
 
 
 def _parents(table: Table) -> np.ndarray:
@@ -107,14 +107,14 @@ def layers_of(paths: list[tuple[str, ...]]) -> list[str]:
     for path in set(paths):
         for depth, name in enumerate(path):
             siblings.setdefault((path[:depth], class_of(name)), set()).add(name)
-    known = {
+    layer_of_path = {
         path: next(
             (name for depth, name in enumerate(path) if len(siblings[path[:depth], class_of(name)]) > 1),
             "",
         )
         for path in set(paths)
     }
-    return [known[path] for path in paths]
+    return [layer_of_path[path] for path in paths]
 
 
 def class_of(module: str) -> str:
@@ -158,7 +158,7 @@ def _is_id(value: object) -> bool:
 
 
 def _columns(events: list[object], names: dict[str, int]) -> dict[str, np.ndarray]:
-    ts_ns, known = digits_us_to_ns([bytes(event.ts) for event in events])  # type: ignore[attr-defined]
+    ts_ns, is_time = digits_us_to_ns([bytes(event.ts) for event in events])  # type: ignore[attr-defined]
     dur_ns, _ = float_us_to_ns(np.array([event.dur for event in events]))  # type: ignore[attr-defined]
     columns = {
         "start_ns": ts_ns,
@@ -170,4 +170,4 @@ def _columns(events: list[object], names: dict[str, int]) -> dict[str, np.ndarra
             dtype=np.int64,
         ),
     }
-    return {name: column[known] for name, column in columns.items()}
+    return {name: column[is_time] for name, column in columns.items()}

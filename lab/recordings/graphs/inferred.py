@@ -15,29 +15,29 @@ def with_inferred_names(
     graphs: list[Sequence], forwards: list[Sequence], sources: tuple[Source, ...]
 ) -> list[Sequence]:
     """CUDA names no kernel at capture: take the one that the same operator launched eagerly, if only one."""
-    if not any((one.words < 0).any() for one in graphs):
+    if not any((sequence.words < 0).any() for sequence in graphs):
         return graphs
-    known: dict[tuple[str, ...], set[int]] = defaultdict(set)
-    for one in forwards:
-        for key, word in zip(_places_in_ops(one, sources), one.words.tolist(), strict=True):
-            known[key].add(word)
-    found = []
-    for one in graphs:
-        keys = _places_in_ops(one, sources)
-        words = one.words.copy()
+    words_of_key: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    for sequence in forwards:
+        for key, word in zip(_places_in_ops(sequence, sources), sequence.words.tolist(), strict=True):
+            words_of_key[key].add(word)
+    named = []
+    for sequence in graphs:
+        keys = _places_in_ops(sequence, sources)
+        words = sequence.words.copy()
         for row in np.flatnonzero(words < 0).tolist():
-            names = known.get(keys[row], set())
+            names = words_of_key.get(keys[row], set())
             words[row] = next(iter(names)) if len(names) == 1 and keys[row] else -1
-        found.append(replace(one, words=words))
-    return found
+        named.append(replace(sequence, words=words))
+    return named
 
 
-def _places_in_ops(one: Sequence, sources: tuple[Source, ...]) -> list[tuple[str, ...]]:
+def _places_in_ops(sequence: Sequence, sources: tuple[Source, ...]) -> list[tuple[str, ...]]:
     """(operator, its shapes, which of its launches) of each launch; () without an operator."""
-    capture = sources[one.source].capture
+    capture = sources[sequence.source].capture
     ranges, count = capture.ranges, defaultdict[int, int](int)
     keys: list[tuple[str, ...]] = []
-    for row in one.op.tolist():
+    for row in sequence.op.tolist():
         if row < 0:
             keys.append(())
             continue

@@ -48,40 +48,40 @@ class Join:
         """Rows in graphs and their ns, by rule; rules without a row are left out."""
         ops = self.sources[0].capture.ops
         dur_ns = ops.end_ns - ops.start_ns
-        found = {}
+        counts = {}
         for index, rule in enumerate(RULES):
-            mine = self.inside & (self.rows.rule == index)
-            if mine.any():
-                found[rule] = (int(mine.sum()), int(dur_ns[mine].sum()))
-        return found
+            of_rule = self.inside & (self.rows.rule == index)
+            if of_rule.any():
+                counts[rule] = (int(of_rule.sum()), int(dur_ns[of_rule].sum()))
+        return counts
 
 
-def join(own: Source, beside: Many[Source] = ()) -> Join:
+def join(source: Source, beside: Many[Source] = ()) -> Join:
     """Match every replay in `own` with the captures and eager runs in `own` and `beside`. Reads no file."""
-    capture = own.capture
+    capture = source.capture
     call = calls.call_of(capture)
     inside = calls.in_graph(capture, call)
     replays = replays_of(capture, call, inside)
-    sources, words = (own, *beside), Words()
-    patterns = _patterns(own, replays, words)
+    sources, words = (source, *beside), Words()
+    patterns = _patterns(source, replays, words)
     graphs, forwards, problems = _sequences(sources, words, max(map(len, patterns), default=0))
     maker = RowMaker(sources, words, forwards)
     choice = Choice(sources, words, graphs, maker)
     batches = batches_of(capture, replays.call)
     pinned = choice.pinned(replays, patterns, batches)
     rows, fits = no_rows(len(capture.ops)), list[Fit | None]()
-    made: dict[object, tuple[Rows, Fit | None]] = {}
+    cache: dict[object, tuple[Rows, Fit | None]] = {}
     for index, pattern in enumerate(patterns):
         key = (pattern.key, batches[index], pinned.get(index))
-        if key not in made:
+        if key not in cache:
             allowed = choice.of_batch(batches[index])
             if index in pinned:
                 allowed = [one for one in allowed if (one.source, one.number) == pinned[index]]
-            made[key] = _attributed(pattern, choice, maker, allowed)
-        found, best = made[key]
+            cache[key] = _attributed(pattern, choice, maker, allowed)
+        attributed, best = cache[key]
         fits.append(best)
         for name in Rows.__dataclass_fields__:
-            getattr(rows, name)[replays.of(index)] = getattr(found, name)
+            getattr(rows, name)[replays.of(index)] = getattr(attributed, name)
     return Join(
         sources=sources,
         inside=inside,
@@ -94,16 +94,18 @@ def join(own: Source, beside: Many[Source] = ()) -> Join:
     )
 
 
-def _patterns(own: Source, replays: Replays, words: Words) -> tuple[Pattern, ...]:
+def _patterns(source: Source, replays: Replays, words: Words) -> tuple[Pattern, ...]:
     if not len(replays):
         return ()
-    ops = own.capture.ops
-    named = words_of_rows(own.capture, words)
+    ops = source.capture.ops
+    named = words_of_rows(source.capture, words)
     geometry = np.stack([getattr(ops, name) for name in _GEOMETRY], axis=1)
     # CUDA gives the graph's number in the upper half.
     node = np.where(ops.graph_node > 0, ops.graph_node & 0xFFFFFFFF, -1)
-    found = [replays.of(index) for index in range(len(replays))]
-    return tuple(Pattern(named[rows], ops.stream[rows], node[rows], geometry[rows]) for rows in found)
+    rows_of_replays = [replays.of(index) for index in range(len(replays))]
+    return tuple(
+        Pattern(named[rows], ops.stream[rows], node[rows], geometry[rows]) for rows in rows_of_replays
+    )
 
 
 def _sequences(
@@ -114,8 +116,8 @@ def _sequences(
     forwards: list[Sequence] = []
     problems: list[str] = []
     for index, source in enumerate(sources if longest else ()):
-        found, notes = captured(source.capture, index, words, source.frames, source.batch)
-        graphs += found
+        captured_graphs, notes = captured(source.capture, index, words, source.frames, source.batch)
+        graphs += captured_graphs
         problems += [f"{source.path.name}: {text}" for text in notes]
         forwards += eager(source.capture, index, words, source.frames, longest)
     return with_inferred_names(graphs, forwards, sources), forwards, problems

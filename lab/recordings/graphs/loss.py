@@ -26,39 +26,42 @@ def lacks_of(joined: Join) -> tuple[Lack, ...]:
     due: dict[int, int] = defaultdict(int)
     against: dict[int, str] = {}
     judged = np.zeros(len(capture.ops), dtype=bool)
-    for index, found in enumerate(joined.fits):
-        if found is None or found.sequence.origin != "capture":
+    for index, match in enumerate(joined.fits):
+        if match is None or match.sequence.origin != "capture":
             continue
         rows = joined.replays.of(index)
         judged[rows] = True
         process = int(capture.ops.process[rows[0]])
-        due[process] += len(found.sequence)
-        if found.num_missing:
-            lost[process, _place(joined, index, found)] += found.num_missing
-            against[process] = joined.sources[found.sequence.source].path.name
+        due[process] += len(match.sequence)
+        if match.num_missing:
+            lost[process, _place(joined, index, match)] += match.num_missing
+            against[process] = joined.sources[match.sequence.source].path.name
     return (*_lossy(lost, due, against), *replay_lacks(of_capture(capture), judged=judged))
 
 
 def _lossy(lost: dict[tuple[int, Place], int], due: dict[int, int], against: dict[int, str]) -> list[Lack]:
-    found = []
+    lacks = []
     for (process, place), missing in lost.items():
-        whole = due[process]
-        launches = plural(whole, "captured launch")
+        num_due = due[process]
+        launches = plural(num_due, "captured launch")
         text = f"graph replays lack {missing:,} of {launches} as GPU rows (against {against[process]})"
-        found.append(Lack("gpu", place, RULE, process, missing, whole, missing / whole, text))
-    return found
+        lacks.append(Lack("gpu", place, RULE, process, missing, num_due, missing / num_due, text))
+    return lacks
 
 
-def _place(joined: Join, index: int, found: Fit) -> Place:
+def _place(joined: Join, index: int, match: Fit) -> Place:
     """The window's edge, if rows at its start or end are missing and nothing runs beyond; else a hole."""
     ops, rows = joined.sources[0].capture.ops, joined.replays.of(index)
-    part, whole = joined.patterns[index].words, found.sequence.words
-    mine = ops.process == ops.process[rows[0]]
-    if np.array_equal(part, whole[: len(part)]) and not (ops.start_ns[mine] > ops.start_ns[rows].max()).any():
+    part, captured = joined.patterns[index].words, match.sequence.words
+    of_process = ops.process == ops.process[rows[0]]
+    if (
+        np.array_equal(part, captured[: len(part)])
+        and not (ops.start_ns[of_process] > ops.start_ns[rows].max()).any()
+    ):
         return "tail"
     if (
-        np.array_equal(part, whole[len(whole) - len(part) :])
-        and not (ops.start_ns[mine] < ops.start_ns[rows].min()).any()
+        np.array_equal(part, captured[len(captured) - len(part) :])
+        and not (ops.start_ns[of_process] < ops.start_ns[rows].min()).any()
     ):
         return "head"
     return "hole"

@@ -47,31 +47,31 @@ class Origins:
     @property
     def unattributed(self) -> np.ndarray:
         """Mask (n,): replayed operations of which neither a range nor an operator at capture is known."""
-        found: np.ndarray = self.inside & (self.rule == NONE)
-        return found
+        mask: np.ndarray = self.inside & (self.rule == NONE)
+        return mask
 
 
-def origins_of(capture: Capture, beside: Sequence[Source] = (), own: Source | None = None) -> Origins:
+def origins_of(capture: Capture, beside: Sequence[Source] = (), source: Source | None = None) -> Origins:
     """Ranges and operators at capture of every replayed operation. Reads no file.
 
-    beside: captures, or eager runs of the same model; own: the recording itself with its Python calls, if
+    beside: captures, or eager runs of the same model; source: the recording itself with its Python calls, if
     these were read.
     """
-    joined = join(own or Source(capture.source, capture), beside)
-    found = _by_launch(joined)
+    joined = join(source or Source(capture.source, capture), beside)
+    origin = _by_launch(joined)
     if len(capture.nodes):
-        _by_node(capture, joined.inside, found)
+        _by_node(capture, joined.inside, origin)
     problems = list(joined.problems)
-    if lost := int((joined.inside & (found.rule == NONE)).sum()):
+    if lost := int((joined.inside & (origin.rule == NONE)).sum()):
         problems.append(
             f"{plural(lost, 'operation')} of graph replays without a range or an operator at capture: "
             "give the trace of the capture, or of an eager run, with --capture"
         )
     return Origins(
         inside=joined.inside,
-        rule=found.rule,
-        path=found.path,
-        paths=list(found.paths),
+        rule=origin.rule,
+        path=origin.path,
+        paths=list(origin.paths),
         op=joined.rows.op_name,
         op_names=joined.texts,
         problems=problems,
@@ -92,38 +92,40 @@ class _Found:
 def _by_launch(joined: Join) -> _Found:
     """By the call that launched each row at capture, whichever recording it stands in."""
     rows = joined.rows
-    found = _Found(rows.rule.copy(), np.zeros(len(rows.rule), dtype=np.int64), {(): 0})
+    origin = _Found(rows.rule.copy(), np.zeros(len(rows.rule), dtype=np.int64), {(): 0})
     for index, source in enumerate(joined.sources):
-        mine = np.flatnonzero((rows.source == index) & (rows.call >= 0))
-        if not len(mine):
+        launched = np.flatnonzero((rows.source == index) & (rows.call >= 0))
+        if not len(launched):
             continue
-        api = source.capture.api.take(rows.call[mine])
+        api = source.capture.api.take(rows.call[launched])
         paths = _paths_at(source.capture, api.pid, api.tid, api.start_ns)
-        found.path[mine] = [found.number(path) for path in paths]
-        found.rule[mine] = np.where(found.path[mine] > 0, np.maximum(found.rule[mine], 0), found.rule[mine])
-    bare = np.flatnonzero((found.path == 0) & (rows.module > 0))
+        origin.path[launched] = [origin.number(path) for path in paths]
+        origin.rule[launched] = np.where(
+            origin.path[launched] > 0, np.maximum(origin.rule[launched], 0), origin.rule[launched]
+        )
+    bare = np.flatnonzero((origin.path == 0) & (rows.module > 0))
     texts = [tuple(map(class_of, text.split("."))) for text in joined.texts]
-    found.path[bare] = [found.number(texts[text]) for text in rows.module[bare].tolist()]
-    return found
+    origin.path[bare] = [origin.number(texts[text]) for text in rows.module[bare].tolist()]
+    return origin
 
 
-def _by_node(capture: Capture, inside: np.ndarray, found: _Found) -> None:
+def _by_node(capture: Capture, inside: np.ndarray, origin: _Found) -> None:
     """By the event that made each row's node, followed from the instantiated graph to the captured one."""
     nodes = capture.nodes
-    made = nodes.where(nodes.original < 0)
+    creations = nodes.where(nodes.original < 0)
     copied = nodes.where(nodes.original >= 0)
     rows = np.flatnonzero(inside & (capture.ops.graph_node > 0))
     process, node = capture.ops.process[rows], capture.ops.graph_node[rows]
     for _ in range(_FOLLOWED):
-        at = _same(process, node, copied)
-        if not (at >= 0).any():
+        node_row = _same(process, node, copied)
+        if not (node_row >= 0).any():
             break
-        node = np.where(at >= 0, np.append(copied.original, -1)[at], node)
-    at = _same(process, node, made)
-    rows, at = rows[at >= 0], at[at >= 0]
-    paths = _paths_at(capture, made.pid[at], made.tid[at], made.start_ns[at])
-    found.path[rows] = [found.number(path) for path in paths]
-    found.rule[rows] = np.where(found.path[rows] > 0, RULES.index("node"), found.rule[rows])
+        node = np.where(node_row >= 0, np.append(copied.original, -1)[node_row], node)
+    node_row = _same(process, node, creations)
+    rows, node_row = rows[node_row >= 0], node_row[node_row >= 0]
+    paths = _paths_at(capture, creations.pid[node_row], creations.tid[node_row], creations.start_ns[node_row])
+    origin.path[rows] = [origin.number(path) for path in paths]
+    origin.rule[rows] = np.where(origin.path[rows] > 0, RULES.index("node"), origin.rule[rows])
 
 
 def _same(process: np.ndarray, node: np.ndarray, among: Table) -> np.ndarray:
@@ -138,19 +140,19 @@ def _paths_at(capture: Capture, pid: np.ndarray, tid: np.ndarray, at_ns: np.ndar
     ranges = capture.ranges.where((capture.ranges.kind != OP) & (capture.ranges.kind != START_END))
     inner = innermost(ranges, pid, tid, at_ns)
     parent = np.full(len(ranges), -1, dtype=np.int64)
-    for where in sorted(set(zip(pid.tolist(), tid.tolist(), strict=True))):
-        rows, above = thread_nesting(ranges, *where)
+    for thread in sorted(set(zip(pid.tolist(), tid.tolist(), strict=True))):
+        rows, above = thread_nesting(ranges, *thread)
         parent[rows] = np.where(above >= 0, rows[above], -1) if len(rows) else above
-    begins = np.sort(capture.api.start_ns[calls.calls_that(capture, calls.begins_capture)])
+    begins = np.sort(capture.api.start_ns[calls.calls_that(capture, calls.BEGINS_CAPTURE.match)])
     index = np.searchsorted(begins, at_ns, side="right") - 1
     since = np.where(index >= 0, begins[index], at_ns) if len(begins) else np.full(len(at_ns), -1)
-    known: dict[tuple[int, int], tuple[str, ...]] = {}
-    found = []
+    cache: dict[tuple[int, int], tuple[str, ...]] = {}
+    paths = []
     for row, start in zip(inner.tolist(), since.tolist(), strict=True):
-        if (row, start) not in known:
-            known[row, start] = _names(capture, ranges, parent, row, start)
-        found.append(known[row, start])
-    return found
+        if (row, start) not in cache:
+            cache[row, start] = _names(capture, ranges, parent, row, start)
+        paths.append(cache[row, start])
+    return paths
 
 
 def _names(capture: Capture, ranges: Table, parent: np.ndarray, row: int, since: int) -> tuple[str, ...]:

@@ -20,9 +20,11 @@ class Words(Strings):
 
     def of(self, texts: Sequence[str], ids: np.ndarray) -> np.ndarray:
         """Words (n,) of string ids (n,): of a kernel's name."""
-        used, which = np.unique(ids, return_inverse=True)
-        found = np.array([self[plain(texts[index]) if index >= 0 else ""] for index in used], dtype=np.int64)
-        return found[which.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+        used, index_of_id = np.unique(ids, return_inverse=True)
+        numbers = np.array(
+            [self[plain(texts[index]) if index >= 0 else ""] for index in used], dtype=np.int64
+        )
+        return numbers[index_of_id.ravel()] if len(used) else np.empty(0, dtype=np.int64)
 
 
 def plain(name: str) -> str:
@@ -34,8 +36,8 @@ def plain(name: str) -> str:
 def words_of_rows(capture: Capture, words: Words) -> np.ndarray:
     """The word (n,) of each GPU operation."""
     named = words.of(capture.strings, capture.ops.name_id)
-    found = np.where(capture.ops.kind == MEMCPY, words[COPY], named)
-    return np.where(capture.ops.kind == MEMSET, words[FILL], found)
+    named_copies = np.where(capture.ops.kind == MEMCPY, words[COPY], named)
+    return np.where(capture.ops.kind == MEMSET, words[FILL], named_copies)
 
 
 @dataclass(frozen=True)
@@ -61,14 +63,14 @@ def replays_of(capture: Capture, call: np.ndarray, inside: np.ndarray) -> Replay
     rows = np.flatnonzero(inside)
     ops = capture.ops.take(rows)
     keys = np.stack([ops.process.astype(np.int64), ops.corr], axis=1)
-    _, which = np.unique(keys, axis=0, return_inverse=True)
-    which = which.ravel()
-    began = np.full(which.max(initial=-1) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(began, which, ops.start_ns)
+    _, replay = np.unique(keys, axis=0, return_inverse=True)
+    replay = replay.ravel()
+    began = np.full(replay.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(began, replay, ops.start_ns)
     rank = np.empty(len(began), dtype=np.int64)
     rank[np.argsort(began, kind="stable")] = np.arange(len(began))
-    which = rank[which]
-    order = np.lexsort((ops.end_ns, ops.start_ns, ops.stream, which))
-    bounds = np.searchsorted(which[order], np.arange(len(began) + 1))
+    replay = rank[replay]
+    order = np.lexsort((ops.end_ns, ops.start_ns, ops.stream, replay))
+    bounds = np.searchsorted(replay[order], np.arange(len(began) + 1))
     rows = rows[order]
     return Replays(rows, bounds, call[rows[bounds[:-1]]] if len(began) else np.empty(0, dtype=np.int64))

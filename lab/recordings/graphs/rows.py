@@ -44,20 +44,8 @@ class Rows:
 
 
 def no_rows(size: int) -> Rows:
-    def full(value: int) -> np.ndarray:
-        return np.full(size, value, dtype=np.int64)
-
-    return Rows(
-        rule=full(NONE),
-        layer_rule=full(0),
-        confidence=full(0),
-        source=full(-1),
-        op=full(-1),
-        call=full(-1),
-        op_name=full(0),
-        module=full(0),
-        layer=full(0),
-    )
+    unknown = dict.fromkeys(("source", "op", "call"), -1)
+    return Rows(**{name: np.full(size, unknown.get(name, 0)) for name in Rows.__dataclass_fields__})
 
 
 class RowMaker:
@@ -67,49 +55,49 @@ class RowMaker:
         self.sources, self.words, self.forwards = sources, words, forwards
         self.texts: dict[str, int] = {"": 0}
 
-    def rows_of(self, pattern: Pattern, found: Fit) -> Rows:
+    def rows_of(self, pattern: Pattern, match: Fit) -> Rows:
         """The rows of one replay by one fit: certain ones by place, others by name."""
-        sequence, sure = found.sequence, found.places.sure
-        at = np.where(sure, found.places.first, 0)
+        sequence, sure = match.sequence, match.places.sure
+        position = np.where(sure, match.places.earliest, 0)
         names = self._texts(self.op_names(sequence, sequence.op))
         modules = self._texts([".".join(path) for path in sequence.modules])
         layers = self._texts(sequence.layers)
-        owned = sure & (sequence.op[at] >= 0)
-        exact = found.num_missing == 0 and found.places.num_matched == len(pattern)
-        confidence = CONFIDENCES.index("count" if found.by == "count" else "exact" if exact else "certain")
-        rule = NODE if found.by == "node" else ORDER
-        known_layer = sure & (layers[at] > 0)
+        owned = sure & (sequence.op[position] >= 0)
+        exact = match.num_missing == 0 and match.num_placed == len(pattern)
+        confidence = CONFIDENCES.index("count" if match.by == "count" else "exact" if exact else "certain")
+        rule = NODE if match.by == "node" else ORDER
+        known_layer = sure & (layers[position] > 0)
         rows = Rows(
             rule=np.where(owned, rule, NONE),
             layer_rule=np.where(known_layer, rule, 0),
             confidence=np.where(owned, confidence, 0),
             source=np.where(sure, sequence.source, -1),
-            call=np.where(sure, sequence.call[at], -1),
-            op=np.where(owned, sequence.op[at], -1),
-            op_name=np.where(owned, names[at], 0),
-            module=np.where(sure, modules[at], 0),
-            layer=np.where(known_layer, layers[at], 0),
+            call=np.where(sure, sequence.call[position], -1),
+            op=np.where(owned, sequence.op[position], -1),
+            op_name=np.where(owned, names[position], 0),
+            module=np.where(sure, modules[position], 0),
+            layer=np.where(known_layer, layers[position], 0),
         )
-        self._drop_other_shapes(pattern, found, rows)
-        self._by_name(pattern, found, rows, names, any(sequence.layers))
+        self._drop_other_shapes(pattern, match, rows)
+        self._by_name(pattern, match, rows, names, any(sequence.layers))
         return rows
 
-    def _drop_other_shapes(self, pattern: Pattern, found: Fit, rows: Rows) -> None:
+    def _drop_other_shapes(self, pattern: Pattern, match: Fit, rows: Rows) -> None:
         """Of a row with another grid than its launch, the operator is right and its shapes are not."""
-        sure = np.flatnonzero(found.places.sure)
-        mine, theirs = pattern.geometry[sure], found.sequence.geometry[found.places.first[sure]]
-        other = (mine[:, 0] > 0) & (theirs[:, 0] > 0) & (mine != theirs).any(axis=1)
-        rows.op[sure[other]] = -1
+        sure = np.flatnonzero(match.places.sure)
+        replayed, captured = pattern.geometry[sure], match.sequence.geometry[match.places.earliest[sure]]
+        differs = (replayed[:, 0] > 0) & (captured[:, 0] > 0) & (replayed != captured).any(axis=1)
+        rows.op[sure[differs]] = -1
 
-    def _by_name(self, pattern: Pattern, found: Fit, rows: Rows, names: np.ndarray, layered: bool) -> None:
+    def _by_name(self, pattern: Pattern, match: Fit, rows: Rows, names: np.ndarray, layered: bool) -> None:
         """Rows without a certain place: what all launches of their name have in common, where they may be."""
-        sequence, known = found.sequence, {}
-        for row in np.flatnonzero(~found.places.sure).tolist():
-            low, high = int(found.places.first[row]), int(found.places.last[row])
+        sequence, cache = match.sequence, {}
+        for row in np.flatnonzero(~match.places.sure).tolist():
+            low, high = int(match.places.earliest[row]), int(match.places.latest[row])
             key = (int(pattern.words[row]), low, high)
-            if key not in known:
-                known[key] = self._common(sequence, names, *key)
-            name, module, op = known[key]
+            if key not in cache:
+                cache[key] = self._common(sequence, names, *key)
+            name, module, op = cache[key]
             if name:
                 rows.rule[row], rows.confidence[row] = NAME, CONFIDENCES.index("name")
                 rows.op_name[row], rows.module[row] = name, module
@@ -120,15 +108,19 @@ class RowMaker:
         self, sequence: Sequence, names: np.ndarray, word: int, low: int, high: int
     ) -> tuple[int, int, int]:
         """(operator, module, row with its arguments) of all launches of a name between two places."""
-        at = np.flatnonzero(sequence.words == word)
+        positions = np.flatnonzero(sequence.words == word)
         if low >= 0:
-            at = at[(at >= low) & (at <= high)]
-        if not len(at) or len(set(names[at].tolist())) > 1 or (sequence.op[at] < 0).any():
+            positions = positions[(positions >= low) & (positions <= high)]
+        if (
+            not len(positions)
+            or len(set(names[positions].tolist())) > 1
+            or (sequence.op[positions] < 0).any()
+        ):
             return 0, 0, -1
-        paths = {tuple(map(class_of, sequence.modules[index])) for index in at.tolist()}
+        paths = {tuple(map(class_of, sequence.modules[index])) for index in positions.tolist()}
         module = self._text(".".join(paths.pop())) if len(paths) == 1 else 0
-        shapes = {self._shape(sequence.source, int(row)) for row in sequence.op[at].tolist()}
-        return int(names[at[0]]), module, int(sequence.op[at[0]]) if len(shapes) == 1 else -1
+        shapes = {self._shape(sequence.source, int(row)) for row in sequence.op[positions].tolist()}
+        return int(names[positions[0]]), module, int(sequence.op[positions[0]]) if len(shapes) == 1 else -1
 
     def _shape(self, source: int, row: int) -> tuple[int, ...]:
         ranges = self.sources[source].capture.ranges
@@ -141,34 +133,34 @@ class RowMaker:
 
         Those with modules come first: a recording without modules does not contradict them.
         """
-        first = self.rows_of(pattern, ties[0])
+        agreed_rows = self.rows_of(pattern, ties[0])
         for tie in ties[1:]:
-            other = self.rows_of(pattern, tie)
+            tie_rows = self.rows_of(pattern, tie)
             if not any(tie.sequence.modules) and any(ties[0].sequence.modules):
-                other = replace(other, module=first.module.copy(), layer=first.layer.copy())
-            self._weaken(first, other)
-        return first
+                tie_rows = replace(tie_rows, module=agreed_rows.module.copy(), layer=agreed_rows.layer.copy())
+            self._weaken(agreed_rows, tie_rows)
+        return agreed_rows
 
-    def _weaken(self, rows: Rows, other: Rows) -> None:
-        apart = rows.op_name != other.op_name
+    def _weaken(self, rows: Rows, tie_rows: Rows) -> None:
+        apart = rows.op_name != tie_rows.op_name
         for name, empty in (("rule", NONE), ("confidence", 0), ("op", -1), ("op_name", 0)):
             getattr(rows, name)[apart] = empty
-        rows.call[(rows.call != other.call) | (rows.source != other.source)] = -1
+        rows.call[(rows.call != tie_rows.call) | (rows.source != tie_rows.source)] = -1
         rows.module[apart] = rows.layer[apart] = 0
         texts = list(self.texts)
-        modules = np.flatnonzero((rows.module != other.module) & ~apart)
+        modules = np.flatnonzero((rows.module != tie_rows.module) & ~apart)
         for row in modules.tolist():
-            paths = [texts[int(one.module[row])].split(".") for one in (rows, other)]
-            mine, theirs = (".".join(map(class_of, path)) for path in paths)
-            rows.module[row] = self._text(mine) if mine == theirs else 0
-        unsure = (rows.layer != other.layer) | np.isin(np.arange(len(apart)), modules)
+            paths = [texts[int(one.module[row])].split(".") for one in (rows, tie_rows)]
+            module, tie_module = (".".join(map(class_of, path)) for path in paths)
+            rows.module[row] = self._text(module) if module == tie_module else 0
+        unsure = (rows.layer != tie_rows.layer) | np.isin(np.arange(len(apart)), modules)
         rows.layer_rule[unsure & (rows.layer_rule > 0)] = LAYER_UNKNOWN
         rows.layer[unsure] = 0
-        for row in np.flatnonzero((rows.op >= 0) & (other.op >= 0)).tolist():
-            shapes = [self._args(int(one.source[row]), int(one.op[row])) for one in (rows, other)]
+        for row in np.flatnonzero((rows.op >= 0) & (tie_rows.op >= 0)).tolist():
+            shapes = [self._args(int(one.source[row]), int(one.op[row])) for one in (rows, tie_rows)]
             if shapes[0] != shapes[1]:
                 rows.op[row] = -1
-        rows.op[other.op < 0] = -1
+        rows.op[tie_rows.op < 0] = -1
 
     def _args(self, source: int, row: int) -> tuple[str, ...]:
         capture = self.sources[source].capture
@@ -185,24 +177,24 @@ class RowMaker:
     def by_own_names(self, pattern: Pattern) -> Rows:
         """Without a capture: the operator that launches kernels of this name elsewhere in the same run."""
         rows = no_rows(len(pattern))
-        known = self._own_names()
+        name_of_word = self._own_names()
         for index, word in enumerate(pattern.words.tolist()):
-            if name := known.get(word, 0):
+            if name := name_of_word.get(word, 0):
                 rows.rule[index], rows.confidence[index] = NAME, CONFIDENCES.index("name")
                 rows.op_name[index] = name
         return rows
 
     def _own_names(self) -> dict[int, int]:
         if not hasattr(self, "_names"):
-            found: dict[int, set[int]] = defaultdict(set)
-            for one in self.forwards:
-                if one.source == 0:
-                    names = self._texts(self.op_names(one, one.op))
-                    for word, name in zip(one.words.tolist(), names.tolist(), strict=True):
-                        found[word].add(name)
+            names_of_word: dict[int, set[int]] = defaultdict(set)
+            for sequence in self.forwards:
+                if sequence.source == 0:
+                    names = self._texts(self.op_names(sequence, sequence.op))
+                    for word, name in zip(sequence.words.tolist(), names.tolist(), strict=True):
+                        names_of_word[word].add(name)
             self._names = {
                 word: next(iter(names))
-                for word, names in found.items()
+                for word, names in names_of_word.items()
                 if len(names) == 1 and word >= 0 and self.words.list[word] not in (COPY, FILL)
             }
         return self._names

@@ -34,7 +34,6 @@ class Sequence:
     source: int
     number: int
     origin: str
-    label: str
     batch: int | None
     words: np.ndarray
     kinds: np.ndarray
@@ -53,19 +52,17 @@ def captured(
     capture: Capture, source: int, words: Words, frames: Frames | None, batch: int | None = None
 ) -> tuple[list[Sequence], list[str]]:
     """The graphs that were captured while this was recorded, by start; and what was odd about them."""
-    begins = np.flatnonzero(calls.calls_that(capture, calls.begins_capture))
+    begins = np.flatnonzero(calls.calls_that(capture, calls.BEGINS_CAPTURE.match))
     if not len(begins):
         return [], []
     windows, problems = _windows(capture, begins)
     api = capture.api
-    with_rows = first_index(
-        calls.process_keys(api.process, api.corr), calls.process_keys(capture.ops.process, capture.ops.corr)
-    )
-    work = calls.calls_that(capture, calls.launches_work)
+    with_rows = first_index(*reversed(calls.correlation_keys(capture)))
+    work = calls.calls_that(capture, calls.LAUNCHES_WORK.match)
     with_rows = np.where(work, with_rows, -1)
     work &= with_rows < 0
     order = np.argsort(api.start_ns, kind="stable")
-    found = []
+    graphs = []
     for number, (process, tid, start, end) in enumerate(windows):
         within = (api.process == process) & (api.start_ns >= start) & (api.start_ns < end)
         # A thread that also launches eagerly takes no part in the capture; autograd's thread does.
@@ -73,19 +70,17 @@ def captured(
         inside = work & within & ~np.isin(api.tid, list(eager_tids))
         rows = order[inside[order]]
         if len(rows):
-            label, known = _label(capture, process, start)
-            found.append(
-                _sequence(capture, source, number, label, known if batch is None else batch, rows, words)
-            )
-    found = [_with_modules(capture, one, frames) for one in found]
-    return _with_layers(capture, found), problems
+            size = _labelled_batch(capture, process, start) if batch is None else batch
+            graphs.append(_sequence(capture, source, number, size, rows, words))
+    graphs = [_with_modules(capture, one, frames) for one in graphs]
+    return _with_layers(capture, graphs), problems
 
 
 def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int, int, int]], list[str]]:
     """(process, thread, start, end) of each capture, by start. Overlapping ones of a process become one."""
     api = capture.api
-    ends = np.flatnonzero(calls.calls_that(capture, calls.ends_capture))
-    found: list[tuple[int, int, int, int]] = []
+    ends = np.flatnonzero(calls.calls_that(capture, calls.ENDS_CAPTURE.match))
+    windows: list[tuple[int, int, int, int]] = []
     problems: list[str] = []
     for process in np.unique(api.process[begins]).tolist():
         marks = sorted(
@@ -93,42 +88,39 @@ def _windows(capture: Capture, begins: np.ndarray) -> tuple[list[tuple[int, int,
             + [(int(api.end_ns[row]), -1, -1) for row in ends[api.process[ends] == process]]
         )
         depth, start, tid = 0, -1, -1
-        for at, step, thread in marks:
+        for time_ns, step, thread in marks:
             if step > 0 and depth == 0:
-                start, tid = at, thread
+                start, tid = time_ns, thread
             depth = max(0, depth + step)
             if step < 0 and depth == 0 and start >= 0:
-                found.append((process, tid, start, at))
+                windows.append((process, tid, start, time_ns))
                 start = -1
         if depth:
             problems.append("a stream capture has no end in the recording: the graph is not used")
-    return sorted(found, key=lambda one: one[2]), problems
+    return sorted(windows, key=lambda window: window[2]), problems
 
 
-def _label(capture: Capture, process: int, start_ns: int) -> tuple[str, int | None]:
-    """The range `capture_32_FULL` around a window and its batch size, as serving frameworks name it."""
+def _labelled_batch(capture: Capture, process: int, start_ns: int) -> int | None:
+    """The batch size of the range `capture_32_FULL` around a window, as serving frameworks name it."""
     ranges = capture.ranges
     around = (ranges.process == process) & (ranges.kind != OP)
     around &= (ranges.start_ns <= start_ns) & (ranges.end_ns >= start_ns)
     for row in np.flatnonzero(around).tolist():
         if match := _BATCH.match(capture.name(int(ranges.name_id[row]))):
-            return match[0], int(match[1][:9])
-    return "", None
+            return int(match[1][:9])
+    return None
 
 
 def _sequence(
-    capture: Capture, source: int, number: int, label: str, batch: int | None, rows: np.ndarray, words: Words
+    capture: Capture, source: int, number: int, batch: int | None, rows: np.ndarray, words: Words
 ) -> Sequence:
     api = capture.api.take(rows)
     named = words.of(capture.strings, api.kernel_id)
-    names = [capture.name(int(index)) for index in api.name_id]
-    copy = np.array([calls.copies(name) for name in names], dtype=bool)
-    fill = np.array([calls.fills(name) for name in names], dtype=bool)
+    copy, fill = (calls.calls_that(capture, rule.match)[rows] for rule in (calls.COPIES, calls.FILLS))
     return Sequence(
         source=source,
         number=number,
         origin=CAPTURED,
-        label=label,
         batch=batch,
         words=np.where(copy, words[COPY], np.where(fill, words[FILL], named)),
         kinds=np.where(copy, MEMCPY, np.where(fill, MEMSET, KERNEL)),
@@ -154,81 +146,75 @@ def eager(
     rows = rows[np.lexsort((capture.ops.start_ns[rows], capture.api.start_ns[call[rows]]))]
     if not len(rows):
         return []
-    ops, made = capture.ops.take(rows), call[rows]
-    at_ns = capture.api.start_ns[made]
-    op = calls.operators(capture, ops.external_id, made)
-    whole = Sequence(
+    ops, calls_made = capture.ops.take(rows), call[rows]
+    at_ns = capture.api.start_ns[calls_made]
+    op = calls.operators(capture, ops.external_id, calls_made)
+    forward = Sequence(
         source=source,
         number=0,
         origin=EAGER,
-        label="",
         batch=None,
         words=words_of_rows(capture, words)[rows],
         kinds=ops.kind.astype(np.int64),
-        api=capture.api.name_id[made],
-        call=made,
+        api=capture.api.name_id[calls_made],
+        call=calls_made,
         op=op,
         geometry=np.stack([getattr(ops, name) for name in _GEOMETRY], axis=1),
         modules=[()] * len(rows),
         layers=[""] * len(rows),
     )
-    whole = _with_layers(capture, [_with_modules(capture, whole, frames)])[0]
-    spans: dict[tuple[int, int], str] = {(0, len(rows)): ""}
-    ranges = capture.ranges
-    own = np.flatnonzero(ranges.kind != OP)
-    low, high = (np.searchsorted(at_ns, ns) for ns in (ranges.start_ns[own], ranges.end_ns[own]))
-    for row in np.flatnonzero(high > low).tolist():
-        spans.setdefault((int(low[row]), int(high[row])), capture.name(int(ranges.name_id[own[row]])))
-    distinct = _distinct(capture, whole, list(spans))
+    forward = _with_layers(capture, [_with_modules(capture, forward, frames)])[0]
+    ranges = capture.ranges.where(capture.ranges.kind != OP)
+    low, high = (np.searchsorted(at_ns, ns) for ns in (ranges.start_ns, ranges.end_ns))
+    spans = zip(low[high > low].tolist(), high[high > low].tolist(), strict=True)
+    distinct = _distinct(capture, forward, [(0, len(rows)), *spans])
     target = near or len(rows)
     nearest = sorted(distinct, key=lambda span: (abs(span[1] - span[0] - target), span))[:MAX_EAGER]
     nearest = list(dict.fromkeys([*nearest, (0, len(rows))]))
-    return [_part(whole, number, low, high, spans[low, high]) for number, (low, high) in enumerate(nearest)]
+    return [_part(forward, number, low, high) for number, (low, high) in enumerate(nearest)]
 
 
-def _distinct(capture: Capture, whole: Sequence, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _distinct(capture: Capture, forward: Sequence, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """One span of each kind: steps repeat the same launches of the same operators, shapes and modules."""
-    ids = [np.append(getattr(capture.ranges, name), -1)[whole.op] for name in ("name_id", "dims_id")]
+    ids = [np.append(getattr(capture.ranges, name), -1)[forward.op] for name in ("name_id", "dims_id")]
     paths: dict[tuple[str, ...], int] = {}
-    module = np.array([paths.setdefault(path, len(paths)) for path in whole.modules], dtype=np.int64)
-    rows = np.column_stack([whole.words, *ids, module, whole.geometry]).astype(np.int64)
-    found: dict[bytes, tuple[int, int]] = {}
+    module = np.array([paths.setdefault(path, len(paths)) for path in forward.modules], dtype=np.int64)
+    rows = np.column_stack([forward.words, *ids, module, forward.geometry]).astype(np.int64)
+    spans_by_content: dict[bytes, tuple[int, int]] = {}
     for low, high in spans:
-        found.setdefault(hashlib.blake2b(rows[low:high].tobytes()).digest(), (low, high))
-    return list(found.values())
+        spans_by_content.setdefault(hashlib.blake2b(rows[low:high].tobytes()).digest(), (low, high))
+    return list(spans_by_content.values())
 
 
-def _part(whole: Sequence, number: int, low: int, high: int, label: str) -> Sequence:
+def _part(forward: Sequence, number: int, low: int, high: int) -> Sequence:
     columns = ("words", "kinds", "api", "call", "op", "geometry", "modules", "layers")
-    return replace(
-        whole, number=number, label=label, **{name: getattr(whole, name)[low:high] for name in columns}
-    )
+    return replace(forward, number=number, **{name: getattr(forward, name)[low:high] for name in columns})
 
 
-def _with_modules(capture: Capture, one: Sequence, frames: Frames | None) -> Sequence:
-    api = capture.api.take(one.call)
+def _with_modules(capture: Capture, sequence: Sequence, frames: Frames | None) -> Sequence:
+    api = capture.api.take(sequence.call)
     if frames is None or not len(frames.table):
-        return one
-    return replace(one, modules=frames.modules(api.pid, api.tid, api.start_ns))
+        return sequence
+    return replace(sequence, modules=frames.modules(api.pid, api.tid, api.start_ns))
 
 
 def _with_layers(capture: Capture, several: list[Sequence]) -> list[Sequence]:
     """Layers of sequences of one recording, in which each may be a piece of the model."""
     layers = iter(layers_of([path for one in several for path in one.modules]))
-    known = [replace(one, layers=[next(layers) for _ in one.modules]) for one in several]
-    if any(any(one.layers) for one in known):
-        return known
+    layered = [replace(one, layers=[next(layers) for _ in one.modules]) for one in several]
+    if any(any(one.layers) for one in layered):
+        return layered
     return [replace(one, layers=_compiled_calls(capture, one)) for one in several]
 
 
-def _compiled_calls(capture: Capture, one: Sequence) -> list[str]:
+def _compiled_calls(capture: Capture, sequence: Sequence) -> list[str]:
     """In a compiled model the i-th call of a compiled graph stands for the layer; "" where there is one."""
     texts = np.array([*map(bool, map(_COMPILED.match, capture.strings)), False])
-    ranges, at_ns = capture.ranges, capture.api.start_ns[one.call]
+    ranges, at_ns = capture.ranges, capture.api.start_ns[sequence.call]
     rows = np.flatnonzero(texts[ranges.name_id] & (ranges.kind != OP))
     if len(at_ns):
         rows = rows[(ranges.end_ns[rows] >= at_ns.min()) & (ranges.start_ns[rows] <= at_ns.max())]
     if len(rows) < 2 or not len(at_ns):
-        return [""] * len(one)
+        return [""] * len(sequence)
     index = np.searchsorted(np.sort(ranges.start_ns[rows]), at_ns, side="right") - 1
     return [f"CompiledFxGraph_{number}" if number >= 0 else "" for number in index.tolist()]

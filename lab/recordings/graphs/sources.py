@@ -23,7 +23,7 @@ _BATCH = re.compile(r"(?:^|_)bs_(\d{1,9})_")
 
 @dataclass(frozen=True)
 class Source:
-    """One recording to take operators from. batch, mode: as execution_details.json says, None unknown.
+    """One recording to take operators from. batch: as execution_details.json says, None unknown.
 
     folder: the one it was found in, None for a file that was named itself.
     """
@@ -32,7 +32,6 @@ class Source:
     capture: Capture
     frames: Frames | None = None
     batch: int | None = None
-    mode: str | None = None
     rank: int | None = None
     folder: Path | None = None
 
@@ -40,14 +39,12 @@ class Source:
 class _Detail(msgspec.Struct):
     file: str
     batch_size: int | None = None
-    mode: str | None = None
 
 
 @dataclass(frozen=True)
 class _File:
     path: Path
     batch: int | None = None
-    mode: str | None = None
 
 
 def load_sources(
@@ -62,7 +59,7 @@ def load_sources(
     Raises MissingError for an absent path or a folder without recordings; BadDataError for a damaged
     execution_details.json or a recording that cannot be read.
     """
-    found: list[Source] = []
+    sources: list[Source] = []
     problems: list[str] = []
     for path in paths:
         if not path.exists():
@@ -70,8 +67,8 @@ def load_sources(
         files, notes = _listed(path) if path.is_dir() else ([_File(path)], [])
         problems += notes
         folder = path if path.is_dir() else None
-        found += [_read(one, folder) for one in _needed(files, executed)]
-    return found, problems
+        sources += [_read(one, folder) for one in _needed(files, executed)]
+    return sources, problems
 
 
 def own_source(path: Path, capture: Capture, *, stacks: bool) -> Source:
@@ -116,7 +113,7 @@ def _from_details(folder: Path, details: Path) -> tuple[list[_File], list[str]]:
     for row in rows[:MAX_FILES]:
         inside = Path(row.file).name == row.file and row.file not in ("", ".", "..")
         if inside and (folder / row.file).is_file():
-            files.append(_File(folder / row.file, row.batch_size, row.mode))
+            files.append(_File(folder / row.file, row.batch_size))
         else:
             absent.append(row.file)
     if not files:
@@ -135,14 +132,14 @@ def _needed(files: list[_File], executed: Sequence[int | None]) -> list[_File]:
     return [one for one in files if one.batch in wanted]
 
 
-def _read(one: _File, folder: Path | None) -> Source:
+def _read(file: _File, folder: Path | None) -> Source:
     from lab.recordings.load import load_torch_trace  # which reads graphs' captures as well
 
     try:
-        capture = load_torch_trace(one.path)
+        capture = load_torch_trace(file.path)
     except LabError as error:
         raise type(error)(
-            f"the capture: {error.problem}", location=error.location or one.path, fix=error.fix
+            f"the capture: {error.problem}", location=error.location or file.path, fix=error.fix
         ) from error
-    frames = read_frames(one.path) if capture.meta.stacks else None
-    return Source(one.path, capture, frames, one.batch, one.mode, capture.meta.rank, folder)
+    frames = read_frames(file.path) if capture.meta.stacks else None
+    return Source(file.path, capture, frames, file.batch, capture.meta.rank, folder)

@@ -29,6 +29,7 @@ TOOLS = {
     "rocprofv3": "rocprofv3",
     "rpd": "rocmProfileData",
     "pftrace": "Perfetto",
+    "xplane": "JAX's profiler",
     "rocprof-compute": "rocprof-compute",
 }
 NO_TIMELINE = ("rocprof-compute",)

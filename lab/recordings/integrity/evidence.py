@@ -92,7 +92,7 @@ class Evidence:
 
 
 # Of these tools every domain is a flag of its own; CUPTI's activities come together.
-_BY_DOMAIN = ("rocpd", "rpd", "rocprofv3", "pftrace")
+_BY_DOMAIN = ("rocpd", "rpd", "rocprofv3")
 
 
 def of_capture(capture: Capture) -> Evidence:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from lab.core.words import printable
-from lab.recordings.lacks import AXES, EXCESSES, Axis, Lack, verdict_of
+from lab.recordings.lacks import AXES, EXCESSES, Axis, Lack, counted, verdict_of
 
 AT_LEAST, AT_MOST, ABOUT = "at least", "at most", "about"
 
@@ -17,13 +17,16 @@ def bound(lacks: Sequence[Lack], *axes: Axis) -> str:
     """What stands before counts and times that rest on `axes` (all of them if none is named), or "".
 
     `at least` where rows are known to be lost, `at most` where rows last too long or are there twice, `about`
-    for both. Idle time is the other way round (`idle_bound`); a share is one of what was recorded.
+    for both, and where one of them meets another doubt. Idle time is the other way round (`idle_bound`); a
+    share is one of what was recorded.
     """
-    lost = any(verdict_of(lacks, axis) == "lossy" for axis in axes or AXES)
-    inflated = any(lack.rule in EXCESSES for lack in lacks if lack.axis in (axes or AXES))
-    if lost and inflated:
-        return ABOUT
-    return AT_LEAST if lost else AT_MOST if inflated else ""
+    doubts = [lack for lack in counted(lacks) if lack.axis in (axes or AXES)]
+    lost = any(not lack.unknown for lack in doubts)
+    inflated = any(lack.rule in EXCESSES for lack in doubts)
+    if inflated:
+        return AT_MOST if all(lack.rule in EXCESSES for lack in doubts) else ABOUT
+    clocks_differ = any(lack.rule == "K" for lack in doubts)
+    return "" if not lost else ABOUT if clocks_differ else AT_LEAST
 
 
 def marked(word: str) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import IO
+from typing import IO, Generic, TypeVar
 
 from lab.core.files import replacing
+from lab.errors import LabError
+
+Loaded = TypeVar("Loaded")
 
 packer: ModuleType
 
@@ -40,6 +43,38 @@ class Merged:
     dropped: dict[str, int]
     offsets_ns: dict[int, int]
     problems: tuple[str, ...]
+
+
+@dataclass
+class Ranks(Generic[Loaded]):
+    """The readable ones of `traces`, each rank once; a sentence in `problems` for each other one.
+
+    The rank that the trace says takes precedence over that of its path.
+    """
+
+    traces: Sequence[tuple[int | None, Path]]
+    load: Callable[[Path], Loaded]
+    rank_of: Callable[[Loaded], int | None]
+    problems: list[str] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[tuple[int, Path, Loaded]]:
+        used: set[int] = set()
+        for rank_in_path, path in self.traces:
+            try:
+                loaded = self.load(path)
+            except LabError as error:
+                self.problems.append(f"left out: {error.problem} ({error.location})")
+                continue
+            recorded = self.rank_of(loaded)
+            rank = rank_in_path if recorded is None else recorded
+            if rank is None:
+                rank = max(used, default=-1) + 1
+                self.problems.append(f"rank unknown, shown as rank {rank} ({path})")
+            if rank in used:
+                self.problems.append(f"left out: another trace is of rank {rank}, too ({path})")
+                continue
+            used.add(rank)
+            yield rank, path, loaded
 
 
 @contextmanager

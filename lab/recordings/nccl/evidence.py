@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 LONGEST = 120
+Document = tuple[Path, Any]  # a file, and one of the JSON values in it
 
 
 @dataclass
 class Evidence:
-    """kind: nccl-tests, NCCL Inspector or RAS. rows: for a table; ranks: findings as (rank, ms) by name.
+    """kind: nccl-tests, NCCL Inspector or RAS. rows: for a table; late_ranks: (rank, ms) by name.
 
     missing: what keeps the answer from being complete. speeds: (kind of collective, bytes, ranks) -> us.
     """
@@ -29,18 +31,18 @@ def number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return math.nan
     try:
-        found = float(value)
-    except ValueError:
+        parsed = float(value)
+    except (ValueError, OverflowError):
         return math.nan
-    return found if math.isfinite(found) else math.nan
+    return parsed if math.isfinite(parsed) else math.nan
 
 
-def whole(value: Any, default: int = -1) -> int:
+def integer(value: Any, default: int = -1) -> int:
     """An integer of at most 63 bits, `default` for anything else."""
-    found = number(value)
-    if math.isnan(found) or abs(found) >= 1 << 62 or found != int(found):
+    parsed = number(value)
+    if math.isnan(parsed) or abs(parsed) >= 1 << 62 or parsed != int(parsed):
         return default
-    return value if isinstance(value, int) else int(found)
+    return value if isinstance(value, int) else int(parsed)
 
 
 def text(value: Any) -> str:
@@ -51,12 +53,12 @@ def text(value: Any) -> str:
 
 
 def part(value: Any, name: str) -> dict[str, Any]:
-    """A part that should be an object, {} if it is none."""
-    found = value.get(name) if isinstance(value, dict) else None
-    return found if isinstance(found, dict) else {}
+    """A part that should be an object, {} if it is not."""
+    inner = value.get(name) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
 
 
 def parts(value: Any, name: str) -> list[dict[str, Any]]:
-    """A part that should be a list of objects; what is none is left out."""
-    found = value.get(name) if isinstance(value, dict) else None
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    """A part that should be a list of objects; anything else in it is left out."""
+    inner = value.get(name) if isinstance(value, dict) else None
+    return [row for row in inner if isinstance(row, dict)] if isinstance(inner, list) else []

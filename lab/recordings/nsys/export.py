@@ -28,7 +28,7 @@ Among = tuple[str, Sequence[int]]  # a column, and the values of it that are ask
 class Export(ABC):
     """The tables and columns that an export has, whatever it was exported to, and its columns as arrays."""
 
-    what = "an export"
+    kind = "an export"
 
     def __init__(self, path: Path, tables: dict[str, set[str]]) -> None:
         self.path, self.tables, self.problems = path, tables, list[str]()
@@ -52,7 +52,7 @@ class Export(ABC):
     def check(self) -> None:
         if not any(name in self.tables for name in _NSYS_TABLES):
             raise BadDataError(
-                f"{self.what}, but not an nsys export: it has none of the tables " + ", ".join(_NSYS_TABLES),
+                f"{self.kind}, but not an nsys export: it has none of the tables " + ", ".join(_NSYS_TABLES),
                 location=self.path,
                 fix="nsys export --type sqlite FILE.nsys-rep",
             )
@@ -80,29 +80,28 @@ class Export(ABC):
 
         Raises BadDataError where a needed column is absent or a value is not an integer.
         """
-        there = self.tables[table]
-        absent = sorted(set(needed.values()) - there - {"rowid"})
+        columns = self.tables[table]
+        absent = sorted(set(needed.values()) - columns - {"rowid"})
         if absent:
             raise BadDataError(
                 f"{table} has no column {', '.join(absent)}: an export version that lab does not support",
                 location=self.path,
             )
-        wanted = dict(needed) | {k: v for k, v in (optional or {}).items() if v in there}
+        wanted = dict(needed) | {k: v for k, v in (optional or {}).items() if v in columns}
         try:
             values = self._integers(table, list(wanted.values()), among)
         except (TypeError, ValueError, OverflowError) as error:
             raise BadDataError(
                 f"{table} has values that are not integers: {error}", location=self.path
             ) from error
-        found = dict(zip(wanted, values, strict=True))
-        length = len(values[0])
-        return found | {name: np.full(length, -1) for name in (optional or {}) if name not in found}
+        unknown = np.full(len(values[0]), -1)
+        return dict.fromkeys(optional or {}, unknown) | dict(zip(wanted, values, strict=True))
 
 
 class SqliteExport(Export):
     """An export of `--type sqlite`, opened read-only."""
 
-    what = "an SQLite file"
+    kind = "an SQLite file"
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -117,9 +116,9 @@ class SqliteExport(Export):
             return iter(())
         return self._select(", ".join(map(quoted, columns)), table, among)
 
-    def _select(self, what: str, table: str, among: Among | None) -> sqlite3.Cursor:
-        where = f"WHERE {quoted(among[0])} IN ({', '.join(map(str, among[1]))})" if among else ""
-        return self._connection.execute(f"SELECT {what} FROM {quoted(table)} {where} ORDER BY rowid")
+    def _select(self, chosen: str, table: str, among: Among | None) -> sqlite3.Cursor:
+        condition = f"WHERE {quoted(among[0])} IN ({', '.join(map(str, among[1]))})" if among else ""
+        return self._connection.execute(f"SELECT {chosen} FROM {quoted(table)} {condition} ORDER BY rowid")
 
     def count(self, table: str) -> int:
         return int(self._connection.execute(f"SELECT COUNT(*) FROM {quoted(table)}").fetchone()[0])
@@ -139,7 +138,7 @@ class SqliteExport(Export):
 def is_folder(names: Collection[str]) -> bool:
     """Whether a folder with these files is an export to Parquet, finished or not."""
     tables = {name.removesuffix(PARQUET) for name in names if name.endswith(PARQUET)}
-    return any(one.startswith(PREFIX) for one in tables) or {"StringIds", "META_DATA_EXPORT"} <= tables
+    return any(name.startswith(PREFIX) for name in tables) or {"StringIds", "META_DATA_EXPORT"} <= tables
 
 
 def check(path: Path | str) -> None:
@@ -151,6 +150,11 @@ def check(path: Path | str) -> None:
 def host_pid_of(packed: np.ndarray) -> np.ndarray:
     """The process id (n,), above it the machine's number: pids repeat between machines; -1 if neither."""
     return np.where(packed < 0, -1, packed >> 24)
+
+
+def ids_of(packed: np.ndarray) -> dict[str, np.ndarray]:
+    """pid, with the machine's number, and tid (n,) of globalTid."""
+    return {"pid": host_pid_of(packed), "tid": tid_of(packed)}
 
 
 def pid_of(host_pid: np.ndarray) -> np.ndarray:

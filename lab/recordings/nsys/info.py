@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -26,7 +27,7 @@ def read_devices(export: Export) -> tuple[Device, ...]:
     if not on_process:
         return tuple(_device(gpu, gpu.get("cuDevice", index), -1) for index, gpu in enumerate(gpus.values()))
     return tuple(
-        _device(gpus[one["gpuId"]], one["cudaId"], one["pid"]) for one in on_process if one["gpuId"] in gpus
+        _device(gpus[row["gpuId"]], row["cudaId"], row["pid"]) for row in on_process if row["gpuId"] in gpus
     )
 
 
@@ -81,54 +82,48 @@ _ELSEWHERE = re.compile(
 )
 
 
-def said_lacks(export: Export) -> tuple[Lack, ...]:
-    """Rule N: what nsys itself says about events that it may have lost."""
-    if "text" not in export.tables.get("DIAGNOSTIC_EVENT", set()):
-        return ()
-    texts = dict.fromkeys(str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", ("text",)))
-    lacks = []
-    for text in texts:
+def stated_lacks(export: Export) -> tuple[Lack, ...]:
+    """Rule N: what nsys itself says about its events: their numbers, and those that it may have lost.
+
+    Without the numbers the export was trimmed or is old, and nothing can be proven complete. Warnings and
+    errors of nsys join the problems.
+    """
+    columns = export.tables.get("DIAGNOSTIC_EVENT", set())
+    texts = [str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", ("text",))] if "text" in columns else []
+    if {"text", "severity"} <= columns:
+        warned = islice(export.rows("DIAGNOSTIC_EVENT", ("text",), ("severity", (2, 3))), 20)
+        export.problems += [f"nsys: {printable(str(text))[:300]}" for (text,) in warned]
+    lacks: list[Lack] = []
+    for axis, domain, tables in _COUNTED:
+        pattern = re.compile(rf"Number of {domain} events collected: *\t?(\d{{1,18}})")
+        expected = sum(int(number) for text in texts for number in pattern.findall(text))
+        rows = sum(export.count(table) for table in tables if table in export.tables)
+        text = f"nsys collected {expected} {domain} events, but this export has {rows}"
+        if expected > rows:
+            n = expected - rows
+            lacks.append(Lack(axis, "hole", "N", -1, n, expected, n / expected, text))
+        elif expected and expected < rows:
+            export.problems.append(text)
+    if not any("events collected" in text for text in texts):
+        text = (
+            "nsys' own counts of events (DIAGNOSTIC_EVENT) are not in this export (trimmed, or an old nsys)"
+        )
+        lacks.append(Lack("gpu", "all", "N", -1, 0, 0, None, text, unknown=True))
+    if "StringIds" not in export.tables and (rows := _num_gpu_rows(export)):
+        text = "the export has no StringIds: names of kernels, calls and ranges are unknown"
+        lacks.append(Lack("ops", "all", "names", -1, rows, rows, 1.0, text))
+    return (*lacks, *_losses(texts))
+
+
+def _losses(texts: Sequence[str]) -> Iterator[Lack]:
+    for text in dict.fromkeys(texts):
         subject = _TRACED.search(text)
         loss = _LOSS.search(text) or (subject and _FAILURE.search(text))
         if not loss or (_ELSEWHERE.search(text) and not subject):
             continue
         axis: Axis = "ops" if subject and subject[0].upper() == "NVTX" else "gpu"
         words = f"nsys says: {printable(text.strip())[:300]}"
-        lacks.append(Lack(axis, "all", "N", -1, 0, 0, None, words, unknown=True))
-    return tuple(lacks)
-
-
-def count_lacks(export: Export) -> tuple[Lack, ...]:
-    """Rule N: rows against the numbers of events that nsys itself says it collected.
-
-    Without those numbers the export was trimmed or is old, and nothing can be proven complete. Warnings and
-    errors of nsys join the problems.
-    """
-    there = export.tables.get("DIAGNOSTIC_EVENT", set())
-    texts = [str(text) for (text,) in export.rows("DIAGNOSTIC_EVENT", ("text",))] if "text" in there else []
-    if {"text", "severity"} <= there:
-        warned = islice(export.rows("DIAGNOSTIC_EVENT", ("text",), ("severity", (2, 3))), 20)
-        export.problems += [f"nsys: {printable(str(text))[:300]}" for (text,) in warned]
-    found: list[Lack] = []
-    for axis, what, tables in _COUNTED:
-        pattern = re.compile(rf"Number of {what} events collected: *\t?(\d{{1,18}})")
-        expected = sum(int(number) for text in texts for number in pattern.findall(text))
-        rows = sum(export.count(table) for table in tables if table in export.tables)
-        if expected > rows:
-            n = expected - rows
-            said = f"nsys collected {expected} {what} events, but this export has {rows}"
-            found.append(Lack(axis, "hole", "N", -1, n, expected, n / expected, said))
-        elif expected and expected < rows:
-            export.problems.append(f"nsys collected {expected} {what} events, but this export has {rows}")
-    if not any("events collected" in text for text in texts):
-        text = (
-            "nsys' own counts of events (DIAGNOSTIC_EVENT) are not in this export (trimmed, or an old nsys)"
-        )
-        found.append(Lack("gpu", "all", "N", -1, 0, 0, None, text, unknown=True))
-    if "StringIds" not in export.tables and _num_gpu_rows(export):
-        text = "the export has no StringIds: names of kernels, calls and ranges are unknown"
-        found.append(Lack("ops", "all", "names", -1, _num_gpu_rows(export), _num_gpu_rows(export), 1.0, text))
-    return tuple(found)
+        yield Lack(axis, "all", "N", -1, 0, 0, None, words, unknown=True)
 
 
 def _num_gpu_rows(export: Export) -> int:

@@ -30,11 +30,11 @@ def load_folder(path: Path | str) -> Capture:
 class ParquetExport(Export):
     """The tables of such a folder. Raises BadDataError for one that is unfinished, truncated or damaged."""
 
-    what = "a folder of Parquet files"
+    kind = "a folder of Parquet files"
 
     def __init__(self, path: Path) -> None:
         self._files = {
-            one.name.removesuffix(PARQUET): self._opened(one) for one in sorted(path.glob(f"*{PARQUET}"))
+            file.name.removesuffix(PARQUET): self._opened(file) for file in sorted(path.glob(f"*{PARQUET}"))
         }
         super().__init__(path, {name: set(file.schema_arrow.names) for name, file in self._files.items()})
 
@@ -53,14 +53,12 @@ class ParquetExport(Export):
     def rows(self, table: str, columns: Sequence[str], among: Among | None = None) -> Iterable[Row]:
         if table not in self.tables:
             return iter(())
-        kept = self._kept(table, among)
-        found = []
-        for name in columns:
-            if name == "rowid":
-                found.append((kept + 1).tolist())
-            else:
-                found.append(_values(self._column(table, name).take(kept)))
-        return zip(*found, strict=True)
+        chosen = self._positions(table, among)
+        cells = [
+            (chosen + 1).tolist() if name == "rowid" else _values(self._column(table, name).take(chosen))
+            for name in columns
+        ]
+        return zip(*cells, strict=True)
 
     def count(self, table: str) -> int:
         return int(self._files[table].metadata.num_rows)
@@ -70,17 +68,15 @@ class ParquetExport(Export):
         return int(values.max(initial=0))
 
     def _integers(self, table: str, columns: Sequence[str], among: Among | None) -> list[np.ndarray]:
-        kept = self._kept(table, among) if among or "rowid" in columns else None
-        found = []
-        for name in columns:
-            if name == "rowid" and kept is not None:
-                found.append(kept + 1)
-                continue
-            values = self._column_of_integers(table, name)
-            found.append(values if kept is None else values[kept])
-        return found
+        chosen = self._positions(table, among) if among or "rowid" in columns else slice(None)
+        return [
+            chosen + 1
+            if name == "rowid" and isinstance(chosen, np.ndarray)
+            else self._column_of_integers(table, name)[chosen]
+            for name in columns
+        ]
 
-    def _kept(self, table: str, among: Among | None) -> np.ndarray:
+    def _positions(self, table: str, among: Among | None) -> np.ndarray:
         """Positions (m,) of the rows asked for."""
         if among is None:
             return np.arange(self.count(table))
@@ -95,10 +91,10 @@ class ParquetExport(Export):
                 return np.full(len(column), -1)
             raise TypeError(f"{name} is of type {column.type}")
         try:
-            whole = column.cast(pyarrow.int64())
+            integers = column.cast(pyarrow.int64())
         except pyarrow.lib.ArrowInvalid as error:
             raise OverflowError(str(error)) from error
-        values: np.ndarray = whole.fill_null(-1).to_numpy()
+        values: np.ndarray = integers.fill_null(-1).to_numpy()
         return values
 
     def _column(self, table: str, name: str) -> Any:
@@ -138,7 +134,6 @@ def _values(column: Any) -> list[Any]:
     import pyarrow
 
     if not (pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)):
-        found: list[Any] = column.to_pylist()
-        return found
+        return list(column.to_pylist())
     raw = column.cast(pyarrow.large_binary()).to_pylist()
-    return [None if one is None else one.decode("utf-8", "replace") for one in raw]
+    return [None if cell is None else cell.decode("utf-8", "replace") for cell in raw]

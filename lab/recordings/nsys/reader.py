@@ -11,8 +11,9 @@ from pathlib import Path
 
 from lab.errors import BadDataError, MissingError
 from lab.recordings.capture import Capture, Process, by_process
+from lab.recordings.nsys.device_events import read_device_events
 from lab.recordings.nsys.export import Export, SqliteExport, pid_of
-from lab.recordings.nsys.info import check_presence, count_lacks, read_devices, read_info, said_lacks
+from lab.recordings.nsys.info import check_presence, read_devices, read_info, stated_lacks
 from lab.recordings.nsys.operations import (
     read_api_calls,
     read_graph_nodes,
@@ -42,7 +43,7 @@ def load(path: Path | str) -> Capture:
 def capture_of(export: Export) -> Capture:
     """The capture in an export of either kind."""
     export.check()
-    lacks = count_lacks(export) + said_lacks(export)
+    lacks = stated_lacks(export)
     strings = StringIds(export)
     read = [
         read_operations(export, strings),
@@ -72,6 +73,7 @@ def capture_of(export: Export) -> Capture:
         info=read_info(export),
         processes=processes,
         lacks=lacks + never_closed(ranges, strings.strings.texts),
+        device_events=read_device_events(export),
     )
     check_presence(capture)
     return capture
@@ -81,14 +83,16 @@ def _by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ..
     """The tables and processes with plain pids, told apart by machine and pid."""
     keyed, processes = by_process(tables)
     plain = [Table({**table.as_dict(), "pid": pid_of(table.pid)}) for table in keyed]
-    hosts = {one.pid >> 24 for one in processes if one.pid is not None}
+    hosts = {process.pid >> 24 for process in processes if process.pid is not None}
     return plain, tuple(
-        replace(
-            one,
-            pid=None if one.pid is None else one.pid & 0xFFFFFF,
-            host=f"machine {one.pid >> 24:x}" if one.pid is not None and len(hosts) > 1 else None,
+        process
+        if process.pid is None
+        else replace(
+            process,
+            pid=process.pid & 0xFFFFFF,
+            host=f"machine {process.pid >> 24:x}" if len(hosts) > 1 else None,
         )
-        for one in processes
+        for process in processes
     )
 
 
@@ -108,11 +112,11 @@ def load_report(path: Path | str) -> Capture:
     with tempfile.TemporaryDirectory(prefix="lab-nsys-") as folder:
         target = Path(folder) / "export.sqlite"
         command = [nsys, "export", "--type", "sqlite", "--force-overwrite", "true", "--output", str(target)]
-        done = subprocess.run([*command, str(path.absolute())], capture_output=True, text=True, check=False)
-        if done.returncode or not target.exists():
-            output = (done.stderr or done.stdout).strip().splitlines()
+        run = subprocess.run([*command, str(path.absolute())], capture_output=True, text=True, check=False)
+        if run.returncode or not target.exists():
+            output = (run.stderr or run.stdout).strip().splitlines()
             raise BadDataError(
-                f"nsys export failed ({done.returncode}): {output[-1] if output else 'no output'}",
+                f"nsys export failed ({run.returncode}): {output[-1] if output else 'no output'}",
                 location=path,
             )
         capture = load(target)

@@ -21,14 +21,17 @@ from urllib.parse import quote
 from lab.core.files import make_folder
 from lab.errors import BadDataError, UsageError, writing
 from lab.recordings import nsys
-from lab.recordings.sqlite import quoted, unzipped
+from lab.recordings.sqlite import is_gzip, quoted, unzipped
 
 # Tables of times, sizes and ids: only numbers are kept, except the texts below.
 EVENT_TABLES = re.compile(
     r"CUPTI_ACTIVITY_KIND_\w+|NVTX_EVENTS|PROFILER_OVERHEAD|ENUM_\w+|CUDA_GRAPH\w*_EVENTS|CUDA_GPU_MEMORY_USAGE_EVENTS|OSRT_API|"
+    r"CUDA_UM_[CG]PU_PAGE_FAULT_EVENTS|GPU_METRICS|TARGET_INFO_GPU_METRICS|"
     r"TARGET_INFO_(GPU|CUDA_DEVICE|CUDA_CONTEXT_INFO|CUDA_STREAM|SESSION_START_TIME)|ANALYSIS_DETAILS"
 )
-TEXTS = re.compile(r"NVTX_EVENTS\.text|ENUM_\w+\.(name|label)|TARGET_INFO_GPU\.(name|chipName)")
+TEXTS = re.compile(
+    r"NVTX_EVENTS\.text|ENUM_\w+\.(name|label)|TARGET_INFO_GPU\.(name|chipName)|TARGET_INFO_GPU_METRICS\.metricName"
+)
 # Of these tables, name and value of the rows with such a name.
 KEPT_NAMES = {
     "META_DATA_EXPORT": r"EXPORT_(PRODUCT_\w+|SCHEMA_\w+|PLATFORM|ARCH|TIME_UTC)",
@@ -64,7 +67,7 @@ def scrub(source: Path | str, target: Path | str) -> Scrubbed:
     source, target = Path(source), Path(target)
     if target.exists() and source.exists() and target.samefile(source):
         raise UsageError("source and target are the same file", location=source, fix="name another target")
-    if _gzipped(source):
+    if source.is_file() and is_gzip(source):
         with unzipped(source) as export:
             return _scrub(export, target)
     return _scrub(source, target)
@@ -87,13 +90,6 @@ def _scrub(source: Path, target: Path) -> Scrubbed:
             raise BadDataError(f"SQLite cannot copy it: {error}", location=source) from error
         os.replace(copy, target)
     return Scrubbed(rows, strings, source.stat().st_size, target.stat().st_size)
-
-
-def _gzipped(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(2) == b"\x1f\x8b"
 
 
 def _copy(source: Path, copy: Path) -> tuple[int, int]:
@@ -119,24 +115,25 @@ def _copy_table(new: sqlite3.Connection, name: str) -> int:
     """Copy what is allowed of one table; returns how many rows were left out."""
     table, columns = quoted(name), _columns(new, "old", name)
     (total,) = new.execute(f"SELECT COUNT(*) FROM old.{table}").fetchone()
-    condition: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()
     if name in KEPT_NAMES and {"name", "value"} <= set(columns):
         chosen = {"name": "name", "value": "value"}
-        where, condition = "WHERE fits(?, name)", (KEPT_NAMES[name],)
+        condition, patterns = "WHERE fits(?, name)", (KEPT_NAMES[name],)
     elif name == "DIAGNOSTIC_EVENT" and "text" in columns:
-        chosen, where, condition = {"text": "text"}, "WHERE fits(?, text)", (KEPT_DIAGNOSTICS,)
+        chosen, condition, patterns = {"text": "text"}, "WHERE fits(?, text)", (KEPT_DIAGNOSTICS,)
     elif EVENT_TABLES.fullmatch(name):
-        chosen, where = {column: _harmless(name, column) for column in columns}, ""
+        chosen, condition = {column: _harmless(name, column) for column in columns}, ""
     else:
         return int(total)
     new.execute(f"CREATE TABLE main.{table} ({', '.join(quoted(column) for column in columns)})")
-    into, what = ", ".join(map(quoted, chosen)), ", ".join(chosen.values())
+    into, cells = ", ".join(map(quoted, chosen)), ", ".join(chosen.values())
     # The rowid is the id of a range in nsys' reports.
     new.execute(
-        f"INSERT INTO main.{table} (rowid, {into}) SELECT rowid, {what} FROM old.{table} {where}", condition
+        f"INSERT INTO main.{table} (rowid, {into}) SELECT rowid, {cells} FROM old.{table} {condition}",
+        patterns,
     )
-    (kept,) = new.execute(f"SELECT COUNT(*) FROM main.{table}").fetchone()
-    return int(total - kept)
+    (copied,) = new.execute(f"SELECT COUNT(*) FROM main.{table}").fetchone()
+    return int(total - copied)
 
 
 def _harmless(table: str, column: str) -> str:
@@ -161,8 +158,8 @@ def _copy_strings(new: sqlite3.Connection) -> int:
         condition = f"WHERE id IN ({' UNION '.join(used)})"
         new.execute(f"INSERT INTO main.StringIds SELECT id, value FROM old.StringIds {condition}")
     (total,) = new.execute("SELECT COUNT(*) FROM old.StringIds").fetchone()
-    (kept,) = new.execute("SELECT COUNT(*) FROM main.StringIds").fetchone()
-    return int(total - kept)
+    (copied,) = new.execute("SELECT COUNT(*) FROM main.StringIds").fetchone()
+    return int(total - copied)
 
 
 def _columns(new: sqlite3.Connection, schema: str, table: str) -> list[str]:

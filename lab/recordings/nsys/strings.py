@@ -6,6 +6,7 @@ import numpy as np
 
 from lab.recordings.capture import Strings
 from lab.recordings.nsys.export import Export
+from lab.recordings.sqlite import lookup
 from lab.recordings.tables import Table
 
 
@@ -16,6 +17,7 @@ class StringIds:
         self.strings = Strings()
         self._export = export
         self._used: list[np.ndarray] = []
+        self._indices: dict[int, int] = {}  # by id of StringIds
 
     def use(self, ids: np.ndarray) -> np.ndarray:
         """Mark these ids of StringIds as in use; returns them."""
@@ -28,26 +30,21 @@ class StringIds:
 
     def named(self, table: Table, columns: tuple[str, ...]) -> Table:
         """The table with indices of `strings` in place of ids of StringIds."""
-        known, indices = self._known_indices()
-        fixed = {}
+        self._read_used()
+        keys = np.array(sorted(self._indices), dtype=np.int64)
+        indices = np.array([self._indices[key] for key in keys.tolist()], dtype=np.int64)
+        translated = {}
         for name in columns:
             ids = getattr(table, name)
-            at = np.minimum(np.searchsorted(known, ids), max(len(known) - 1, 0))
-            found = indices[at] if len(known) else np.full(len(ids), -1)
-            hit = (known[at] == ids) if len(known) else np.zeros(len(ids), dtype=bool)
-            fixed[name] = np.where(ids < -1, -2 - ids, np.where(hit, found, -1)).astype(np.int32)
-        return Table({name: fixed.get(name, getattr(table, name)) for name in table})
+            translated[name] = np.where(ids < -1, -2 - ids, lookup(keys, indices, ids)).astype(np.int32)
+        return Table({name: translated.get(name, getattr(table, name)) for name in table})
 
-    def _known_indices(self) -> tuple[np.ndarray, np.ndarray]:
+    def _read_used(self) -> None:
+        """Read the texts that are in use and have not been read."""
         used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *self._used]))
-        wanted = set(used[used >= 0].tolist())
+        missing = set(used[used >= 0].tolist()) - self._indices.keys()
         self._used = [used]
-        if not hasattr(self, "_found"):
-            self._found: dict[int, int] = {}
-        missing = wanted - self._found.keys()
         if missing and {"id", "value"} <= self._export.tables.get("StringIds", set()):
-            for index, value in self._export.rows("StringIds", ("id", "value")):
-                if index in missing:
-                    self._found[index] = self.strings.id(str(value))
-        known = np.array(sorted(self._found), dtype=np.int64)
-        return known, np.array([self._found[index] for index in known.tolist()], dtype=np.int64)
+            for key, value in self._export.rows("StringIds", ("id", "value")):
+                if key in missing:
+                    self._indices[key] = self.strings.id(str(value))

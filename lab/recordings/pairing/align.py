@@ -31,21 +31,21 @@ def align_ranks(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]
     """Calls (m,) by aligning one rank after the other, the longest first, with the calls known so far."""
     lanes = [_lane_of(rows, members[index], rows.start) for index in lists]
     order = sorted(range(len(lists)), key=lambda i: -len(lists[i]))
-    known, number = lanes[order[0]], np.arange(len(lists[order[0]]))
+    merged, number = lanes[order[0]], np.arange(len(lists[order[0]]))
     call = np.full(len(members), -1, dtype=np.int64)
     call[lists[order[0]]] = number
     num_calls = len(number)
     for i in order[1:]:
-        lanes[i] = lanes[i].moved(_voted_clock(known, lanes[i]))
-        a, b, left_out = _common_order(known, lanes[i])
+        lanes[i] = lanes[i].moved(_voted_clock(merged, lanes[i]))
+        a, b, left_out = _common_order(merged, lanes[i])
         rows.not_aligned = max(rows.not_aligned, left_out)
-        theirs = np.full(len(lanes[i]), -1, dtype=np.int64)
-        theirs[b] = number[a]
-        new = np.flatnonzero(theirs < 0)
-        theirs[new] = np.arange(num_calls, num_calls + len(new))
+        call_of_lane = np.full(len(lanes[i]), -1, dtype=np.int64)
+        call_of_lane[b] = number[a]
+        new = np.flatnonzero(call_of_lane < 0)
+        call_of_lane[new] = np.arange(num_calls, num_calls + len(new))
         num_calls += len(new)
-        call[lists[i]] = theirs
-        known, number = _merged(known, number, lanes[i], theirs, a, b)
+        call[lists[i]] = call_of_lane
+        merged, number = _merged(merged, number, lanes[i], call_of_lane, a, b)
     return call
 
 
@@ -68,8 +68,8 @@ class _Lane:
     def moved(self, offset_ns: np.ndarray) -> _Lane:
         return replace(self, begin=self.begin - offset_ns, end=self.end - offset_ns)
 
-    def joined(self, other: _Lane) -> _Lane:
-        columns = zip(vars(self).values(), vars(other).values(), strict=True)
+    def joined(self, addition: _Lane) -> _Lane:
+        columns = zip(vars(self).values(), vars(addition).values(), strict=True)
         return _Lane(*(np.concatenate(both) for both in columns))
 
 
@@ -83,61 +83,63 @@ def _lane_of(rows: CallRows, index: np.ndarray, start: np.ndarray) -> _Lane:
     )
 
 
-def _voted_clock(known: _Lane, lane: _Lane) -> np.ndarray:
+def _voted_clock(merged: _Lane, lane: _Lane) -> np.ndarray:
     """How far the clock of `lane` is ahead at each of its calls (n,), in ns: one offset, or a line.
 
     Over long recordings each stretch of time votes on its own, because a clock may drift.
     """
     length = int(lane.end.max() - lane.end.min()) if len(lane) else 0
     if length < DRIFT_WINDOW_NS:
-        return np.full(len(lane), _voted_offset(known, lane))
+        return np.full(len(lane), _voted_offset(merged, lane))
     stretch = (lane.end - lane.end.min()) // (DRIFT_WINDOW_NS // 4)
     parts = [np.flatnonzero(stretch == number) for number in distinct(stretch).tolist()]
-    votes = np.array([_voted_offset(known, lane.take(part)) for part in parts])
+    votes = np.array([_voted_offset(merged, lane.take(part)) for part in parts])
     when = np.array([int(robust.median(lane.end[part])) for part in parts])
     offset, slope, middle = clock_line(when, votes)
     return np.rint(offset + slope * (lane.end - middle)).astype(np.int64)
 
 
-def _voted_offset(known: _Lane, lane: _Lane) -> int:
+def _voted_offset(merged: _Lane, lane: _Lane) -> int:
     """Where most ends of equal calls differ by the same; 0 where the clocks as recorded do nearly as well."""
     voters = np.flatnonzero(lane.blocking)
     if len(voters) > _MOST_VOTERS:
         voters = voters[np.linspace(0, len(voters) - 1, _MOST_VOTERS).astype(np.int64)]
     differences = []
     for voter in voters.tolist():
-        same = known.blocking & (known.signature == lane.signature[voter]) & (known.step == lane.step[voter])
-        differences.append(lane.end[voter] - known.end[same])
+        same = (
+            merged.blocking & (merged.signature == lane.signature[voter]) & (merged.step == lane.step[voter])
+        )
+        differences.append(lane.end[voter] - merged.end[same])
     votes = np.sort(np.concatenate([*differences, np.empty(0, dtype=np.int64)]))
     if not len(votes):
         return 0
     count = np.searchsorted(votes, votes + _BIN_NS, side="right") - np.arange(len(votes))
     as_recorded = int(((votes >= -_BIN_NS // 2) & (votes <= _BIN_NS // 2)).sum())
-    most = int(count.max())
-    if most < max(FEWEST_VOTES, len(voters) / 2) or most <= CLEARLY_MORE * as_recorded:
+    num_votes = int(count.max())
+    if num_votes < max(FEWEST_VOTES, len(voters) / 2) or num_votes <= CLEARLY_MORE * as_recorded:
         return 0
-    densest = np.flatnonzero(count == most)
-    at = densest[np.argmin(np.abs(votes[densest]))]
-    return int(robust.median(votes[at : at + most]))
+    densest = np.flatnonzero(count == num_votes)
+    center = densest[np.argmin(np.abs(votes[densest]))]
+    return int(robust.median(votes[center : center + num_votes]))
 
 
 def _merged(
-    known: _Lane, number: np.ndarray, lane: _Lane, theirs: np.ndarray, a: np.ndarray, b: np.ndarray
+    base: _Lane, number: np.ndarray, lane: _Lane, call_of_lane: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> tuple[_Lane, np.ndarray]:
     """The known calls after one more rank: matched ones narrowed to the common time, new ones inserted."""
-    known.begin[a] = np.maximum(known.begin[a], lane.begin[b])
-    known.end[a] = np.minimum(known.end[a], lane.end[b])
+    base.begin[a] = np.maximum(base.begin[a], lane.begin[b])
+    base.end[a] = np.minimum(base.end[a], lane.end[b])
     new = np.ones(len(lane), dtype=bool)
     new[b] = False
     # A new call goes between the matched calls around it, by its start.
     gap = np.searchsorted(b, np.flatnonzero(new))
-    before, behind = np.concatenate([[-1], a])[gap], np.concatenate([a, [len(known)]])[gap]
-    after = np.searchsorted(np.maximum.accumulate(known.begin), lane.begin[new]) - 1
-    after = np.clip(after, before, behind - 1)
-    keys = np.concatenate([np.arange(len(known)) * 2, after * 2 + 1])
+    lower, behind = np.concatenate([[-1], a])[gap], np.concatenate([a, [len(base)]])[gap]
+    position = np.searchsorted(np.maximum.accumulate(base.begin), lane.begin[new]) - 1
+    position = np.clip(position, lower, behind - 1)
+    keys = np.concatenate([np.arange(len(base)) * 2, position * 2 + 1])
     order = np.argsort(keys, kind="stable")
-    merged = known.joined(lane.take(np.flatnonzero(new))).take(order)
-    return merged, np.concatenate([number, theirs[new]])[order]
+    merged = base.joined(lane.take(np.flatnonzero(new))).take(order)
+    return merged, np.concatenate([number, call_of_lane[new]])[order]
 
 
 def _common_order(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray, int]:
@@ -152,14 +154,14 @@ def _common_order(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray, int]:
         ]
     else:
         blocks = [(np.arange(len(a)), np.arange(len(b)))]
-    found, left_out = [(np.empty(0, dtype=np.int64),) * 2], 0
+    paths, left_out = [(np.empty(0, dtype=np.int64),) * 2], 0
     for of_a, of_b in blocks:
         if len(of_a) * len(of_b) > MAX_CELLS:
             left_out += len(of_b)
         else:
             i, j = _best_path(a.take(of_a), b.take(of_b))
-            found.append((of_a[i], of_b[j]))
-    left, right = (np.concatenate(part) for part in zip(*found, strict=True))
+            paths.append((of_a[i], of_b[j]))
+    left, right = (np.concatenate(part) for part in zip(*paths, strict=True))
     order = np.argsort(left)
     left, right = left[order], right[order]
     rising = np.maximum.accumulate(right) == right  # steps recorded out of order are left out
@@ -189,8 +191,8 @@ def _best_path(a: _Lane, b: _Lane) -> tuple[np.ndarray, np.ndarray]:
             i -= 1
         else:
             j -= 1
-    found = np.array(pairs[::-1], dtype=np.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    path = np.array(pairs[::-1], dtype=np.int64).reshape(-1, 2)
+    return path[:, 0], path[:, 1]
 
 
 def _scores(a: _Lane, i: int, b: _Lane) -> np.ndarray:

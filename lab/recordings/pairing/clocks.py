@@ -60,23 +60,23 @@ def clocks_of(
 ) -> tuple[Clock, ...]:
     """The clock of every rank against the median rank's; hosts: where they run, if that is known."""
     grids = [_grid(rows, group, match) for group, match in enumerate(matches)]
-    known = [grid for grid in grids if grid is not None]
+    filled = [grid for grid in grids if grid is not None]
     several = hosts is not None and len({hosts.get(rank, "") for rank in rows.ranks}) > 1
-    deviation = _median_deviation(len(rows.ranks), known)
+    deviation = _median_deviation(len(rows.ranks), filled)
     reference = _middle_rank(deviation)
-    found = {reference: _Estimate(np.zeros(1), np.zeros(1, dtype=np.int64), 0.0, 0.0, 0.0)}
+    estimates = {reference: _Estimate(np.zeros(1), np.zeros(1, dtype=np.int64), 0.0, 0.0, 0.0)}
     todo = [reference]
     while todo:  # a rank that shares no group with the reference is reached over one that does
         base = todo.pop(0)
-        for grid in known:
-            for index, estimate in _against(grid, base, found[base]):
-                if index not in found:
-                    found[index] = estimate
+        for grid in filled:
+            for index, estimate in _against(grid, base, estimates[base]):
+                if index not in estimates:
+                    estimates[index] = estimate
                     todo.append(index)
     ranks = range(len(rows.ranks))
-    offsets = np.array([_offset_ns(found[i]) if i in found else 0.0 for i in ranks])
-    apart = _never_met(known, offsets)
-    clocks = [_clock(rows.ranks[i], found.get(i), i == reference, several or i in apart) for i in ranks]
+    offsets = np.array([_offset_ns(estimates[i]) if i in estimates else 0.0 for i in ranks])
+    apart = _never_met(filled, offsets)
+    clocks = [_clock(rows.ranks[i], estimates.get(i), i == reference, several or i in apart) for i in ranks]
     return _of_hosts(clocks, hosts) if several and hosts else tuple(clocks)
 
 
@@ -112,10 +112,10 @@ def _grid(rows: CallRows, group: int, match: Match) -> _Grid | None:
         return None
     shape = (int(call.max()) + 1, len(ranks))
     start, end = np.full(shape, np.nan), np.full(shape, np.nan)
-    where = call, np.searchsorted(ranks, rows.rank_index[index])
+    cells = call, np.searchsorted(ranks, rows.rank_index[index])
     origin = int(rows.start[index].min())
-    start[where] = rows.start[index] - origin
-    end[where] = rows.start[index] - origin + rows.dur[index]
+    start[cells] = rows.start[index] - origin
+    end[cells] = rows.start[index] - origin + rows.dur[index]
     return _Grid(ranks, start, end, origin)
 
 
@@ -125,10 +125,10 @@ def _median_deviation(num_ranks: int, grids: Sequence[_Grid]) -> np.ndarray:
     for grid in grids:
         middle = _row_medians(grid.end)
         for column, index in enumerate(grid.ranks.tolist()):
-            mine = grid.end[:, column] - middle
-            mine = mine[~np.isnan(mine)]
-            if len(mine) and math.isnan(deviation[index]):
-                deviation[index] = robust.median(mine)
+            deviations = grid.end[:, column] - middle
+            deviations = deviations[~np.isnan(deviations)]
+            if len(deviations) and math.isnan(deviation[index]):
+                deviation[index] = robust.median(deviations)
     return deviation
 
 
@@ -141,28 +141,28 @@ def _row_medians(values: np.ndarray) -> np.ndarray:
 
 
 def _middle_rank(deviation: np.ndarray) -> int:
-    known = np.flatnonzero(~np.isnan(deviation))
-    if not len(known):
+    measured = np.flatnonzero(~np.isnan(deviation))
+    if not len(measured):
         return 0
-    order = known[np.lexsort((known, deviation[known]))]
+    order = measured[np.lexsort((measured, deviation[measured]))]
     return int(order[(len(order) - 1) // 2])
 
 
 def _against(grid: _Grid, base: int, of_base: _Estimate) -> list[tuple[int, _Estimate]]:
     """Estimates of every other rank of a group that the rank `base` is in."""
-    at = np.flatnonzero(grid.ranks == base)
-    if not len(at):
+    base_column = np.flatnonzero(grid.ranks == base)
+    if not len(base_column):
         return []
-    found = []
+    estimates = []
     for column, index in enumerate(grid.ranks.tolist()):
-        both = ~np.isnan(grid.end[:, column] - grid.end[:, at[0]])
-        if index == base or not both.any():
+        shared = ~np.isnan(grid.end[:, column] - grid.end[:, base_column[0]])
+        if index == base or not shared.any():
             continue
-        start, end = grid.start[both, column], grid.end[both, column]
-        start0, end0 = grid.start[both, at[0]], grid.end[both, at[0]]
+        start, end = grid.start[shared, column], grid.end[shared, column]
+        start0, end0 = grid.start[shared, base_column[0]], grid.end[shared, base_column[0]]
         low, high = float((start - end0).max()), float((end - start0).min())
         shift = _offset_ns(of_base)
-        found.append(
+        estimates.append(
             (
                 index,
                 _Estimate(
@@ -174,7 +174,7 @@ def _against(grid: _Grid, base: int, of_base: _Estimate) -> list[tuple[int, _Est
                 ),
             )
         )
-    return found
+    return estimates
 
 
 def _offset_ns(estimate: _Estimate) -> float:
@@ -183,18 +183,18 @@ def _offset_ns(estimate: _Estimate) -> float:
 
 def _never_met(grids: Sequence[_Grid], offsets: np.ndarray) -> set[int]:
     """Ranks that left a call before another had entered it; of such two, the one that is further off."""
-    found = set()
+    suspects = set()
     for grid in grids:
         latest = np.nanmax(np.where(np.isnan(grid.start), -np.inf, grid.start), axis=1)
         soonest = np.nanmin(np.where(np.isnan(grid.end), np.inf, grid.end), axis=1)
         calls = np.flatnonzero(latest - soonest > SAME_HOST_NS)
         if not len(calls):
             continue
-        last = grid.ranks[np.nanargmax(grid.start[calls], axis=1)]
-        first = grid.ranks[np.nanargmin(grid.end[calls], axis=1)]
-        worst = np.where(np.abs(offsets[last]) >= np.abs(offsets[first]), last, first)
-        found |= {index for index in distinct(worst).tolist() if abs(offsets[index]) > SAME_HOST_NS}
-    return found
+        last_rank = grid.ranks[np.nanargmax(grid.start[calls], axis=1)]
+        first_rank = grid.ranks[np.nanargmin(grid.end[calls], axis=1)]
+        worst = np.where(np.abs(offsets[last_rank]) >= np.abs(offsets[first_rank]), last_rank, first_rank)
+        suspects |= {index for index in distinct(worst).tolist() if abs(offsets[index]) > SAME_HOST_NS}
+    return suspects
 
 
 def _clock(rank: int, estimate: _Estimate | None, is_reference: bool, suspect: bool) -> Clock:
@@ -239,25 +239,25 @@ def _slope(when: np.ndarray, differences: np.ndarray) -> float:
     i, j = np.triu_indices(len(t), 1)
     apart = t[j] != t[i]
     slope = robust.median((x[j] - x[i])[apart] / (t[j] - t[i])[apart])
-    rest = x - slope * (t - t[0])
-    noise = 1.4826 * robust.median(np.abs(rest - robust.median(rest)))
+    residual = x - slope * (t - t[0])
+    noise = 1.4826 * robust.median(np.abs(residual - robust.median(residual)))
     return slope if abs(slope) * length > max(2 * SAME_HOST_NS, 3 * noise) else 0.0
 
 
 def _of_hosts(clocks: Sequence[Clock], hosts: Mapping[int, str]) -> tuple[Clock, ...]:
     """Ranks of one host share its clock: the median of their offsets; the reference's host is not moved."""
     by_host: dict[str, list[Clock]] = {}
-    for one in clocks:
-        by_host.setdefault(hosts.get(one.rank, ""), []).append(one)
+    for clock in clocks:
+        by_host.setdefault(hosts.get(clock.rank, ""), []).append(clock)
     moved = []
-    for one in clocks:
-        mates = [mate for mate in by_host[hosts.get(one.rank, "")] if mate.num_calls]
-        at_home = any(mate.num_calls == 0 and mate.low_ns == 0 for mate in by_host[hosts.get(one.rank, "")])
+    for clock in clocks:
+        mates = [mate for mate in by_host[hosts.get(clock.rank, "")] if mate.num_calls]
+        at_home = any(mate.num_calls == 0 and mate.low_ns == 0 for mate in by_host[hosts.get(clock.rank, "")])
         if at_home or not mates:
-            outside = one.low_ns > SAME_HOST_NS or one.high_ns < -SAME_HOST_NS
-            moved.append(_with(one, one.offset_ns, one.corrected and (outside or one.drift_ppm != 0)))
+            outside = clock.low_ns > SAME_HOST_NS or clock.high_ns < -SAME_HOST_NS
+            moved.append(_with(clock, clock.offset_ns, clock.corrected and (outside or clock.drift_ppm != 0)))
         else:
-            moved.append(_with(one, robust.median([mate.offset_ns for mate in mates]), one.corrected))
+            moved.append(_with(clock, robust.median([mate.offset_ns for mate in mates]), clock.corrected))
     return tuple(moved)
 
 

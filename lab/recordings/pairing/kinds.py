@@ -13,17 +13,17 @@ SAME_SIZES = ("all_reduce", "all_gather", "reduce_scatter")
 
 def kind_of(collective: str, kernel: str = "") -> str:
     """all_reduce, all_gather, ... from the profiler's name, otherwise the kernel's; "" if unknown."""
-    found = kind_in(collective)
-    if found or not kernel:
-        return found
-    known = communication(kernel)
-    return known.kind if known else kind_in(kernel)
+    kind = kind_in(collective)
+    if kind or not kernel:
+        return kind
+    kernel_kind = communication(kernel)
+    return kernel_kind.kind if kernel_kind else kind_in(kernel)
 
 
 def is_blocking(kind: str, kernel: str = "") -> bool:
     """Whether no rank leaves the call before all have entered it."""
-    known = communication(kernel) if kernel else None
-    return kind in BLOCKING and (known is None or known.blocking)
+    kernel_kind = communication(kernel) if kernel else None
+    return kind in BLOCKING and (kernel_kind is None or kernel_kind.blocking)
 
 
 def bus_factor(kind: str, group_size: int) -> float:

@@ -66,33 +66,33 @@ def _shifts(rows: CallRows, members: np.ndarray, lists: Sequence[np.ndarray]) ->
     Place 0 wins unless another is clearly steadier.
     """
     ends = rows.start[members] + rows.dur[members]
-    first = ends[lists[0]]
-    if len(first) < FEWEST_CALLS:
+    reference = ends[lists[0]]
+    if len(reference) < FEWEST_CALLS:
         return None
-    found = []
+    shifts = []
     for index in lists:
-        spreads = {0: _spread(ends[index], first, 0)}
+        spreads = {0: _spread(ends[index], reference, 0)}
         if spreads[0] > STEADY_NS / BETTER_SHIFT:
-            most = min(MOST_SHIFTED, len(first) - FEWEST_CALLS)
-            spreads |= {k: _spread(ends[index], first, k) for k in range(-most, most + 1) if k}
+            limit = min(MOST_SHIFTED, len(reference) - FEWEST_CALLS)
+            spreads |= {k: _spread(ends[index], reference, k) for k in range(-limit, limit + 1) if k}
         best = min(spreads, key=lambda k: (spreads[k], abs(k)))
         shift = best if spreads[best] * BETTER_SHIFT < spreads[0] else 0
         if spreads[shift] > STEADY_NS:
             return None
-        found.append(shift)
-    return np.array(found, dtype=np.int64)
+        shifts.append(shift)
+    return np.array(shifts, dtype=np.int64)
 
 
-def _pairs_of(mine: np.ndarray, first: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
+def _pairs_of(ends: np.ndarray, reference: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:
     """This rank's ends and those of the first rank's calls that stand `shift` places later."""
-    count = len(first) - abs(shift)
+    count = len(reference) - abs(shift)
     a, b = max(0, -shift), max(0, shift)
-    return mine[a : a + count], first[b : b + count]
+    return ends[a : a + count], reference[b : b + count]
 
 
-def _spread(mine: np.ndarray, first: np.ndarray, shift: int) -> float:
+def _spread(ends: np.ndarray, reference: np.ndarray, shift: int) -> float:
     """How far 9 of 10 differences of the ends lie from their median at most, drift taken out."""
-    a, b = _pairs_of(mine, first, shift)
+    a, b = _pairs_of(ends, reference, shift)
     offset, slope, middle = clock_line(a, a - b)
     return float(np.percentile(np.abs(a - b - offset - slope * (a - middle)), 90))
 
@@ -102,12 +102,12 @@ def _offsets(
 ) -> np.ndarray:
     """The clock of each row's rank against the first rank's (m,) in ns, from the ends."""
     ends = rows.start[members] + rows.dur[members]
-    found = np.zeros(len(members), dtype=np.int64)
+    offsets = np.zeros(len(members), dtype=np.int64)
     for index, shift in zip(lists, shifts.tolist(), strict=True):
         a, b = _pairs_of(ends[index], ends[lists[0]], shift)
         offset, slope, middle = clock_line(a, a - b)
-        found[index] = np.rint(offset + slope * (ends[index] - middle)).astype(np.int64)
-    return found
+        offsets[index] = np.rint(offset + slope * (ends[index] - middle)).astype(np.int64)
+    return offsets
 
 
 def _all_met(rows: CallRows, members: np.ndarray, call: np.ndarray, start: np.ndarray) -> bool:
@@ -119,11 +119,11 @@ def _all_met(rows: CallRows, members: np.ndarray, call: np.ndarray, start: np.nd
     wanted = (call >= 0) & rows.blocking[members] & (rows.dur[members] > 0)
     if not wanted.any():
         return True
-    which = call[wanted] - call[wanted].min()
+    call_index = call[wanted] - call[wanted].min()
     starts, ends = start[wanted], start[wanted] + rows.dur[members[wanted]]
-    last = np.full(which.max() + 1, np.iinfo(np.int64).min)
-    np.maximum.at(last, which, starts)
-    late_ns = last[which] - ends
+    last_start = np.full(call_index.max() + 1, np.iinfo(np.int64).min)
+    np.maximum.at(last_start, call_index, starts)
+    late_ns = last_start[call_index] - ends
     return bool((late_ns <= MEET_NS).all() and (late_ns <= 0).mean() > 0.5)
 
 

@@ -44,9 +44,9 @@ class Pairs:
     def by_rank(self, column: str) -> np.ndarray:
         """A column of `instances` as floats (collectives, ranks); NaN where a rank has no row."""
         grid = np.full((len(self.collectives), len(self.ranks)), np.nan)
-        known = self.instances.where(self.instances.collective_id >= 0)
-        column_of_rank = np.searchsorted(np.array(self.ranks), known.rank)
-        grid[known.collective_id, column_of_rank] = getattr(known, column)
+        paired = self.instances.where(self.instances.collective_id >= 0)
+        column_of_rank = np.searchsorted(np.array(self.ranks), paired.rank)
+        grid[paired.collective_id, column_of_rank] = getattr(paired, column)
         return grid
 
 
@@ -67,8 +67,8 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
     start = np.array(rows.start, dtype=np.int64)
     for index, clock in enumerate(clocks):
         if clock.corrected:
-            mine = rows.rank_index == index
-            start[mine] -= clock.error_ns(start[mine])
+            of_rank = rows.rank_index == index
+            start[of_rank] -= clock.error_ns(start[of_rank])
     call = np.full(len(rows.rank), -1, dtype=np.int64)
     confidence: list[str] = []
     for group, match in enumerate(matches):
@@ -97,9 +97,9 @@ def _pairs_of(rows: CallRows, matches: Sequence[Match], clocks: tuple[Clock, ...
 def _in_order_of_time(
     call: np.ndarray, confidence: list[str], start: np.ndarray
 ) -> tuple[np.ndarray, list[str]]:
-    first = np.full(len(confidence), np.iinfo(np.int64).max)
-    np.minimum.at(first, call[call >= 0], start[call >= 0])
-    order = np.argsort(first, kind="stable")
+    earliest = np.full(len(confidence), np.iinfo(np.int64).max)
+    np.minimum.at(earliest, call[call >= 0], start[call >= 0])
+    order = np.argsort(earliest, kind="stable")
     number = np.empty(len(order) + 1, dtype=np.int64)
     number[order], number[-1] = np.arange(len(order)), -1
     return number[call], [confidence[i] for i in order]
@@ -122,14 +122,15 @@ def _problems_of(
     if rows.not_aligned:
         calls = plural(rows.not_aligned, "collective")
         yield f"{calls} of one rank not aligned: too many between two steps"
-    for one in clocks:
-        drift = f" and drifts by {one.drift_ppm:.1f} ppm" if one.drift_ppm else ""
-        if one.corrected:
-            yield f"the clock of rank {one.rank} was off by {one.offset_ns / 1e3:.1f} us{drift}: corrected"
-        if not one.plausible:
+    for clock in clocks:
+        drift = f" and drifts by {clock.drift_ppm:.1f} ppm" if clock.drift_ppm else ""
+        if clock.corrected:
+            off_us = clock.offset_ns / 1e3
+            yield f"the clock of rank {clock.rank} was off by {off_us:.1f} us{drift}: corrected"
+        if not clock.plausible:
             yield (
-                f"the clock of rank {one.rank} contradicts the collectives: it is at least "
-                f"{one.low_ns / 1e3:.0f} us and at most {one.high_ns / 1e3:.0f} us ahead; "
+                f"the clock of rank {clock.rank} contradicts the collectives: it is at least "
+                f"{clock.low_ns / 1e3:.0f} us and at most {clock.high_ns / 1e3:.0f} us ahead; "
                 "its pairing or its clock is wrong"
             )
 

@@ -33,9 +33,9 @@ class CallRows:
         self.seq = self.column("seq")
         self.step = self.column("step")
         calls = list(zip(self._list("collective"), self._list("kernel"), strict=True))
-        known = {pair: kind_of(*pair) for pair in set(calls)}
-        blocking = {pair: is_blocking(kind, pair[1]) for pair, kind in known.items()}
-        self.kinds = [known[pair] for pair in calls]
+        kind_of_call = {pair: kind_of(*pair) for pair in set(calls)}
+        blocking = {pair: is_blocking(kind, pair[1]) for pair, kind in kind_of_call.items()}
+        self.kinds = [kind_of_call[pair] for pair in calls]
         self.blocking = np.array([blocking[pair] for pair in calls], dtype=bool)
         self.p2p = np.array([kind == "p2p" for kind in self.kinds], dtype=bool)
         self.signature = numbered(self._signatures())[0]
@@ -53,8 +53,8 @@ class CallRows:
         return self._by_group[group]
 
     def _list(self, name: str) -> list[Any]:
-        found: list[Any] = self.column(name).tolist()
-        return found
+        values: list[Any] = self.column(name).tolist()
+        return values
 
     def _launch_order(self) -> tuple[np.ndarray, np.ndarray]:
         # Streams run in the order of launch; where two streams serve one group only the launch shows it.
@@ -75,17 +75,17 @@ class CallRows:
             yield (name, dtype, size) if kind in SAME_SIZES else (name, dtype)
 
     def _groups(self) -> Iterator[GroupKey]:
-        streams: dict[tuple[int, int], int] = {}
+        ordinals: dict[tuple[int, int], int] = {}
         nth: dict[int, int] = {}
         groups = zip(self._list("pg_ranks"), self._list("pg_name"), strict=True)
-        where = zip(self.rank_index.tolist(), self._list("stream"), strict=True)
-        for (ranks, name), (index, stream) in zip(groups, where, strict=True):
+        streams_of_rows = zip(self.rank_index.tolist(), self._list("stream"), strict=True)
+        for (ranks, name), (index, stream) in zip(groups, streams_of_rows, strict=True):
             if ranks or name:
                 yield ranks, name, ""
                 continue
-            if (index, stream) not in streams:
-                streams[index, stream] = nth[index] = nth.get(index, -1) + 1
-            yield "", "", streams[index, stream]
+            if (index, stream) not in ordinals:
+                ordinals[index, stream] = nth[index] = nth.get(index, -1) + 1
+            yield "", "", ordinals[index, stream]
 
 
 def one_name(
@@ -100,37 +100,39 @@ def one_name(
     for index, key in zip(rank_index, keys, strict=True):
         held[index].setdefault(key)
     users: dict[GroupKey, set[int]] = {}
-    for index, mine in enumerate(held):
-        for key in mine:
+    for index, of_rank in enumerate(held):
+        for key in of_rank:
             users.setdefault(key, set()).add(index)
     members = {key: frozenset(ranks_of(key[0], ranks)) & {*ranks} for key in users}
     only = {key: min(used) for key, used in users.items() if len(used) == 1 and len(members[key]) > 1}
     alike: dict[frozenset[int], list[GroupKey]] = {}
     for key in users:
         alike.setdefault(members[key], []).append(key)
-    taken, said = dict[GroupKey, GroupKey](), list[str]()
+    taken, notes = dict[GroupKey, GroupKey](), list[str]()
     for (index, same), names in _by_rank_and_members(only, members).items():
         left = [
-            other
-            for other in alike[same]
-            if other not in taken and only.get(other, -1) < index and index not in users[other]
+            alternative
+            for alternative in alike[same]
+            if alternative not in taken
+            and only.get(alternative, -1) < index
+            and index not in users[alternative]
         ]
-        for key, other in zip(names, left, strict=False):  # either may be more
-            taken[key] = other
-            users[other].add(index)
+        for key, alternative in zip(names, left, strict=False):  # either may be more
+            taken[key] = alternative
+            users[alternative].add(index)
             name = f"{key[1]!r}" if key[1] else "without a name"
-            said.append(f"process group {other[1]!r} is {name} on rank {ranks[index]}: taken as one")
-    return [taken.get(key, key) for key in keys], said
+            notes.append(f"process group {alternative[1]!r} is {name} on rank {ranks[index]}: taken as one")
+    return [taken.get(key, key) for key in keys], notes
 
 
 def _by_rank_and_members(
     only: Mapping[GroupKey, int], members: Mapping[GroupKey, frozenset[int]]
 ) -> dict[tuple[int, frozenset[int]], list[GroupKey]]:
     """Names that one rank alone uses, by its index and the group's members, lower ranks first."""
-    found: dict[tuple[int, frozenset[int]], list[GroupKey]] = {}
+    names: dict[tuple[int, frozenset[int]], list[GroupKey]] = {}
     for key, index in sorted(only.items(), key=lambda item: item[1]):
-        found.setdefault((index, members[key]), []).append(key)
-    return found
+        names.setdefault((index, members[key]), []).append(key)
+    return names
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,10 @@ class Match:
 NO_MATCH = Match(np.empty(0, dtype=np.int64), "")
 
 
-def ranks_of(text: str, given: Sequence[int]) -> list[int]:
+def ranks_of(text: str, all_ranks: Sequence[int]) -> list[int]:
     """The ranks of a group from the profiler's text, such as `[0, 1, 7]`; all given ones if it has none."""
     if "..." in text or not re.search(r"\d", text) or re.search(r"\d{8}", text):
-        return list(given)
+        return list(all_ranks)
     return sorted({int(digits) for digits in re.findall(r"\d{1,7}", text)})
 
 
@@ -162,7 +164,7 @@ def running_count(codes: np.ndarray) -> np.ndarray:
     """How many equal codes (n,) stand before each."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
-    first = np.searchsorted(ordered, ordered)
+    group_start = np.searchsorted(ordered, ordered)
     count = np.empty(len(codes), dtype=np.int64)
-    count[order] = np.arange(len(codes)) - first
+    count[order] = np.arange(len(codes)) - group_start
     return count

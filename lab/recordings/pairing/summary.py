@@ -20,16 +20,16 @@ class CallSummary:
         self._rows = rows
         order = np.lexsort((rows.rank, start, call))
         self._index = order[call[order] >= 0]
-        which = call[self._index]
-        self._num = int(which[-1]) + 1 if len(which) else 0
-        self._first = np.searchsorted(which, np.arange(self._num))
-        self._size = np.diff(np.append(self._first, len(which)))
+        call_of_row = call[self._index]
+        self._num = int(call_of_row[-1]) + 1 if len(call_of_row) else 0
+        self._offset = np.searchsorted(call_of_row, np.arange(self._num))
+        self._size = np.diff(np.append(self._offset, len(call_of_row)))
         self._start = start
         self._ends = start + rows.dur
         self.last_start = start[self._last_rows()]
 
     def collectives(self, confidence: Sequence[str]) -> Table:
-        rows, lead = self._rows, self._index[self._first]
+        rows, lead = self._rows, self._index[self._offset]
         kinds = [rows.kinds[i] for i in lead.tolist()]
         columns: dict[str, Any] = {"collective_id": np.arange(self._num)}
         for name in ("pg_name", "pg_desc", "pg_ranks", "collective"):
@@ -49,24 +49,24 @@ class CallSummary:
     def _membership(self, lead: np.ndarray) -> dict[str, np.ndarray]:
         rows = self._rows
         num_ranks = len(rows.ranks)
-        there = np.zeros((self._num, num_ranks), dtype=bool)
-        there[np.repeat(np.arange(self._num), self._size), rows.rank_index[self._index]] = True
+        is_member = np.zeros((self._num, num_ranks), dtype=bool)
+        is_member[np.repeat(np.arange(self._num), self._size), rows.rank_index[self._index]] = True
         expected = [ranks_of(key[0], rows.ranks) for key in rows.groups]
         group = rows.group[lead]
         texts: dict[tuple[int, bytes], str] = {}
         missing = []
-        for g, mask in zip(group.tolist(), there, strict=True):
+        for g, mask in zip(group.tolist(), is_member, strict=True):
             key = (g, mask.tobytes())
             if key not in texts:
-                seen = {rank for rank, is_there in zip(rows.ranks, mask.tolist(), strict=True) if is_there}
-                texts[key] = ", ".join(str(rank) for rank in expected[g] if rank not in seen)
+                members = {rank for rank, is_there in zip(rows.ranks, mask.tolist(), strict=True) if is_there}
+                texts[key] = ", ".join(str(rank) for rank in expected[g] if rank not in members)
             missing.append(texts[key])
         size = self._reduce(np.maximum, rows.column("group_size"))
-        known = np.array([len(expected[g]) for g in group.tolist()], dtype=np.int64)
+        expected_size = np.array([len(expected[g]) for g in group.tolist()], dtype=np.int64)
         nothing_missing = np.array([text == "" for text in missing], dtype=bool)
         complete = nothing_missing & (self._size >= np.maximum(size, 1))
         return {
-            "group_size": np.where(size > 0, size, known),
+            "group_size": np.where(size > 0, size, expected_size),
             "index_in_group": running_count(group),
             "num_ranks": self._size,
             "complete": complete,
@@ -75,26 +75,26 @@ class CallSummary:
 
     def _times(self) -> dict[str, np.ndarray]:
         alone = self._size < 2
-        first, last = self._index[self._first], self._last_rows()
+        first_row, last_row = self._index[self._offset], self._last_rows()
         end_first, end_last = self._reduce(np.minimum, self._ends), self._reduce(np.maximum, self._ends)
         waits = self.last_start.repeat(self._size) - self._start[self._index]
-        mean_wait = np.add.reduceat(waits, self._first) / self._size if self._num else np.empty(0)
+        mean_wait = np.add.reduceat(waits, self._offset) / self._size if self._num else np.empty(0)
         return {
-            "ts_ns": self._start[first],
+            "ts_ns": self._start[first_row],
             "latency_us": self._reduce(np.minimum, self._rows.dur) / 1e3,
-            "start_skew_us": np.where(alone, np.nan, (self.last_start - self._start[first]) / 1e3),
+            "start_skew_us": np.where(alone, np.nan, (self.last_start - self._start[first_row]) / 1e3),
             "end_skew_us": np.where(alone, np.nan, (end_last - end_first) / 1e3),
             "mean_wait_us": np.where(alone, np.nan, mean_wait / 1e3),
-            "straggler_rank": np.where(alone, -1, self._rows.rank[last]),
-            "first_rank": np.where(alone, -1, self._rows.rank[first]),
+            "straggler_rank": np.where(alone, -1, self._rows.rank[last_row]),
+            "first_rank": np.where(alone, -1, self._rows.rank[first_row]),
         }
 
     def _bandwidth(
         self, num_bytes: np.ndarray, latency_us: np.ndarray, kinds: Sequence[str], sizes: np.ndarray
     ) -> dict[str, np.ndarray]:
-        known = (num_bytes >= 0) & (latency_us > 0)
+        measurable = (num_bytes >= 0) & (latency_us > 0)
         algbw = np.full(self._num, np.nan)
-        algbw[known] = num_bytes[known] / latency_us[known] / 1e3
+        algbw[measurable] = num_bytes[measurable] / latency_us[measurable] / 1e3
         factor = np.array(
             [bus_factor(*pair) for pair in zip(kinds, sizes.tolist(), strict=True)], dtype=float
         )
@@ -103,15 +103,15 @@ class CallSummary:
     def _last_rows(self) -> np.ndarray:
         """The row that started last in each call; the lowest rank among equals."""
         starts = self._start[self._index]
-        end = self._first + self._size - 1
+        end = self._offset + self._size - 1
         latest = np.searchsorted(
             np.repeat(np.arange(self._num), self._size) * 2 + (starts >= np.repeat(starts[end], self._size)),
             np.arange(self._num) * 2 + 1,
         )
         return self._index[latest]
 
-    def _reduce(self, how: Any, values: np.ndarray) -> np.ndarray:
+    def _reduce(self, operation: Any, values: np.ndarray) -> np.ndarray:
         if not self._num:
             return values[:0]
-        reduced: np.ndarray = how.reduceat(values[self._index], self._first)
+        reduced: np.ndarray = operation.reduceat(values[self._index], self._offset)
         return reduced

@@ -1,18 +1,16 @@
-"""The packets of a Perfetto file in batches, compressed ones inflated."""
+"""The packets of a Perfetto file, compressed ones inflated."""
 
 from __future__ import annotations
 
 import gzip
 import zlib
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
-from typing import IO, NamedTuple, cast
-
-import numpy as np
+from typing import IO, cast
 
 from lab.errors import BadDataError, MissingError
-from lab.recordings.pftrace.wire import padded
+from lab.recordings.protobuf import varint
+from lab.recordings.sqlite import is_gzip
 
 BATCH_BYTES = 8 << 20
 MOST_BYTES = 256 << 20  # of one packet, and of what one packet inflates to
@@ -20,134 +18,88 @@ _PACKET = 0x0A  # field 1 of bytes: all that a Perfetto file consists of
 _COMPRESSED = b"\x92\x03"  # field 50 of bytes: zlib data, packets inside
 
 
-class Batch(NamedTuple):
-    """Packets data[starts:ends] in their order."""
-
-    data: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
-
-
 def looks_like_packets(start: bytes) -> bool:
     """Whether a file begins like Perfetto's: a packet of plausible length that begins with a field."""
     if start[:1] != b"\n":
         return False
     try:
-        length, at = _varint(start, 1)
-    except (IndexError, ValueError):
+        length, offset = varint(start, 1)
+    except (IndexError, OverflowError):
         return False
     return 0 < length <= MOST_BYTES and (
-        at >= len(start) or ((start[at] & 7) in (0, 1, 2, 5) and start[at] > 7)
+        offset >= len(start) or ((start[offset] & 7) in (0, 1, 2, 5) and start[offset] > 7)
     )
 
 
-def batches(path: Path) -> Iterator[Batch]:
-    """Every packet of the file, plain or gzipped, BATCH_BYTES at a time.
+def packets(path: Path) -> Iterator[bytes]:
+    """Every packet of the file, plain or gzipped; compressed ones inflated.
 
     Raises MissingError where the file cannot be read, BadDataError where it is truncated or damaged.
     """
     try:
-        with path.open("rb") as raw:
-            packed = raw.read(2) == b"\x1f\x8b"
-        if packed:
-            with gzip.open(path) as unpacked:
-                yield from _batches(cast(IO[bytes], unpacked), path)
-        else:
-            with path.open("rb") as file:
-                yield from _batches(file, path)
+        with gzip.open(path) if is_gzip(path) else path.open("rb") as file:
+            yield from _packets(cast(IO[bytes], file), path)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise BadDataError(f"the gzip file is truncated or damaged: {error}", location=path) from error
     except OSError as error:
         raise MissingError(f"cannot be read: {error.strerror or error}", location=path) from error
 
 
-def _batches(file: IO[bytes], path: Path) -> Iterator[Batch]:
-    held, at = b"", 0  # what is left of the last read, and its place in the file
-    while True:
-        more = file.read(BATCH_BYTES)
-        data = held + more
-        starts, ends, used = _boundaries(data, at, path)
-        for first, last, compressed in _runs(data, starts):
-            if not compressed:
-                yield Batch(padded(data), np.array(starts[first:last]), np.array(ends[first:last]))
-                continue
-            for index in range(first, last):
-                yield _inflated(data[starts[index] : ends[index]], at + starts[index], path)
-        held, at = data[used:], at + used
-        if not more:
-            break
+def _packets(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    held, offset = b"", 0  # what is left of the last read, and its place in the file
+    while chunk := file.read(BATCH_BYTES):
+        data, used = held + chunk, 0
+        for start, end in _boundaries(data, offset, path):
+            if data.startswith(_COMPRESSED, start):
+                yield from _inflated(data[start:end], offset + start, path)
+            else:
+                yield data[start:end]
+            used = end
+        held, offset = data[used:], offset + used
     if held:
         raise BadDataError(
-            f"the file is truncated: the packet at byte {at} is cut after {len(held)} bytes",
+            f"the file is truncated: the packet at byte {offset} is cut after {len(held)} bytes",
             location=path,
             fix="copy or record it again",
         )
 
 
-def _boundaries(data: bytes, at: int, path: Path) -> tuple[list[int], list[int], int]:
-    """Where the whole packets in `data` begin and end, and how many bytes they take."""
-    starts, ends, position, size = [], [], 0, len(data)
-    while position < size:
-        if data[position] != _PACKET:
-            raise BadDataError(f"no packet of Perfetto at byte {at + position}", location=path)
+def _boundaries(data: bytes, offset: int, path: Path) -> Iterator[tuple[int, int]]:
+    """Where each whole packet in `data`, which is at `offset`, begins and ends."""
+    position = 0
+    while position < len(data):
         try:
-            length, start = _varint(data, position + 1)
+            if data[position] != _PACKET:
+                raise OverflowError
+            length, start = varint(data, position + 1)
         except IndexError:
-            break
-        except ValueError as error:
-            raise BadDataError(f"no packet of Perfetto at byte {at + position}", location=path) from error
+            return
+        except OverflowError as error:
+            raise BadDataError(f"not a Perfetto packet at byte {offset + position}", location=path) from error
         if length > MOST_BYTES:
-            raise BadDataError(
-                f"the packet at byte {at + position} is said to hold {length} bytes", location=path
-            )
-        if start + length > size:
-            break
-        starts.append(start)
+            raise BadDataError(f"the packet at byte {offset + position} claims {length} bytes", location=path)
+        if start + length > len(data):
+            return
         position = start + length
-        ends.append(position)
-    return starts, ends, position
+        yield start, position
 
 
-def _runs(data: bytes, starts: list[int]) -> Iterator[tuple[int, int, bool]]:
-    """Runs of packets that are compressed, or are not."""
-    packed = np.array([data[start : start + 2] == _COMPRESSED for start in starts], dtype=bool)
-    edges = np.flatnonzero(np.diff(packed)) + 1
-    bounds = [0, *edges.tolist(), len(starts)]
-    for first, last in pairwise(bounds):
-        if first < last:
-            yield first, last, bool(packed[first])
-
-
-def _inflated(packet: bytes, at: int, path: Path) -> Batch:
+def _inflated(packet: bytes, offset: int, path: Path) -> Iterator[bytes]:
     """The packets inside a compressed one; lengths bounded, because 1 MiB can inflate to 1 GiB."""
     try:
-        length, start = _varint(packet, len(_COMPRESSED))
+        length, start = varint(packet, len(_COMPRESSED))
         inflate = zlib.decompressobj()
         data = inflate.decompress(packet[start : start + length], MOST_BYTES)
-        whole = inflate.eof
-    except (IndexError, ValueError, zlib.error) as error:
+    except (IndexError, OverflowError, zlib.error) as error:
         raise BadDataError(
-            f"the compressed packet at byte {at} is damaged: {error}", location=path
+            f"the compressed packet at byte {offset} is damaged: {error}", location=path
         ) from error
-    if not whole:
+    if not inflate.eof:
         raise BadDataError(
-            f"the compressed packet at byte {at} is cut, or larger than lab reads", location=path
+            f"the compressed packet at byte {offset} is cut, or larger than lab reads", location=path
         )
-    starts, ends, used = _boundaries(data, 0, path)
-    if used < len(data):
-        raise BadDataError(f"the compressed packet at byte {at} ends within a packet", location=path)
-    return Batch(padded(data), np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64))
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number and the offset behind it; IndexError at the end of the data, ValueError beyond 64 bits."""
-    value = shift = 0
-    while True:
-        digit = data[at]
-        value |= (digit & 0x7F) << shift
-        at += 1
-        if digit < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a number of more than 64 bits")
+    end = 0
+    for start, end in _boundaries(data, 0, path):
+        yield data[start:end]
+    if end < len(data):
+        raise BadDataError(f"the compressed packet at byte {offset} ends within a packet", location=path)

@@ -18,12 +18,12 @@ class Pairs(NamedTuple):
     lone_ends: int
 
     def problems(self) -> list[str]:
-        found = []
+        problems = []
         if self.open_begins:
-            found.append(f"{plural(self.open_begins, 'slice')} without an end left out")
+            problems.append(f"{plural(self.open_begins, 'slice')} without an end left out")
         if self.lone_ends:
-            found.append(f"{plural(self.lone_ends, 'end')} of slices without a beginning left out")
-        return found
+            problems.append(f"{plural(self.lone_ends, 'end')} of slices without a beginning left out")
+        return problems
 
 
 def paired(track: np.ndarray, ts_ns: np.ndarray, begins: np.ndarray) -> Pairs:
@@ -37,45 +37,32 @@ def paired(track: np.ndarray, ts_ns: np.ndarray, begins: np.ndarray) -> Pairs:
     same = np.diff(track[order]) == 0
     if not (same & (np.diff(ts_ns[order]) < 0)).any():
         return _nested(order, track, begins)
-    flat, rest = _in_order(order, track, ts_ns, begins)
+    flat, remaining = _in_order(order, track, ts_ns, begins)
     # Ends first, so that slices that touch do not nest.
-    nested = _nested(rest[np.lexsort((begins[rest], ts_ns[rest], track[rest]))], track, begins)
+    by_time = np.lexsort((begins[remaining], ts_ns[remaining], track[remaining]))
+    nested = _nested(remaining[by_time], track, begins)
     begin, end = (np.concatenate([flat[index], nested[index]]) for index in (0, 1))
-    by_time = np.lexsort((ts_ns[begin], track[begin]))
-    return Pairs(begin[by_time], end[by_time], nested.open_begins, nested.lone_ends)
+    by_start = np.lexsort((ts_ns[begin], track[begin]))
+    return Pairs(begin[by_start], end[by_start], nested.open_begins, nested.lone_ends)
 
 
 def _in_order(
     rows: np.ndarray, track: np.ndarray, ts_ns: np.ndarray, begins: np.ndarray
 ) -> tuple[Pairs, np.ndarray]:
     """The k-th begin with the k-th end on tracks where that makes slices that do not overlap; other rows."""
-    first = rows[begins[rows]]
-    last = rows[~begins[rows]]
-    first = first[np.lexsort((ts_ns[first], track[first]))]
-    last = last[np.lexsort((ts_ns[last], track[last]))]
-    uneven = np.setdiff1d(*_uneven(track[first], track[last]))
-    flat_first, flat_last = first[~np.isin(track[first], uneven)], last[~np.isin(track[last], uneven)]
-    same = track[flat_first[1:]] == track[flat_first[:-1]]
-    overlaps = same & (ts_ns[flat_first[1:]] < ts_ns[flat_last[:-1]])
-    odd = np.unique(
-        np.concatenate(
-            [
-                uneven,
-                track[flat_first[1:]][overlaps],
-                track[flat_first][ts_ns[flat_last] < ts_ns[flat_first]],
-            ]
-        )
+    by_time = rows[np.lexsort((ts_ns[rows], track[rows]))]
+    opens, ends = by_time[begins[by_time]], by_time[~begins[by_time]]
+    tracks = np.union1d(track[opens], track[ends])
+    num_opens, num_ends = (
+        np.bincount(np.searchsorted(tracks, track[part]), minlength=len(tracks)) for part in (opens, ends)
     )
-    keep = ~np.isin(track[flat_first], odd)
-    return Pairs(flat_first[keep], flat_last[keep], 0, 0), rows[np.isin(track[rows], odd)]
-
-
-def _uneven(first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """All tracks, and those with as many begins as ends."""
-    every = np.union1d(first, last)
-    opened = np.bincount(np.searchsorted(every, first), minlength=len(every))
-    closed = np.bincount(np.searchsorted(every, last), minlength=len(every))
-    return every, every[opened == closed]
+    uneven = tracks[num_opens != num_ends]
+    opens, ends = (part[~np.isin(track[part], uneven)] for part in (opens, ends))
+    overlaps = (track[opens[1:]] == track[opens[:-1]]) & (ts_ns[opens[1:]] < ts_ns[ends[:-1]])
+    backward = ts_ns[ends] < ts_ns[opens]
+    odd = np.unique(np.concatenate([uneven, track[opens[1:]][overlaps], track[opens][backward]]))
+    flat = ~np.isin(track[opens], odd)
+    return Pairs(opens[flat], ends[flat], 0, 0), rows[np.isin(track[rows], odd)]
 
 
 def _nested(rows: np.ndarray, track: np.ndarray, begins: np.ndarray) -> Pairs:
@@ -86,18 +73,18 @@ def _nested(rows: np.ndarray, track: np.ndarray, begins: np.ndarray) -> Pairs:
     depth = np.cumsum(np.where(opens, 1, -1))
     level = np.where(opens, depth, depth + 1)  # of the slice that this event begins or ends
     start = np.append(0, np.flatnonzero(np.diff(track[rows])) + 1)
-    before = np.append(0, depth)[start]  # what the tracks before left open
-    level -= np.repeat(before, np.diff(np.append(start, len(rows))))
+    left_open = np.append(0, depth)[start]  # by the tracks in front
+    level -= np.repeat(left_open, np.diff(np.append(start, len(rows))))
     order = np.lexsort((np.arange(len(rows)), level, track[rows]))
-    here, after = order[:-1], order[1:]
+    current, following = order[:-1], order[1:]
     match = (
-        opens[here]
-        & ~opens[after]
-        & (level[here] == level[after])
-        & (track[rows[here]] == track[rows[after]])
+        opens[current]
+        & ~opens[following]
+        & (level[current] == level[following])
+        & (track[rows[current]] == track[rows[following]])
     )
-    begin, end = rows[here[match]], rows[after[match]]
-    by_place = np.argsort(here[match], kind="stable")
+    begin, end = rows[current[match]], rows[following[match]]
+    by_row = np.argsort(current[match], kind="stable")
     lone = len(rows) - 2 * int(match.sum())
     open_begins = int(opens.sum()) - int(match.sum())
-    return Pairs(begin[by_place], end[by_place], open_begins, lone - open_begins)
+    return Pairs(begin[by_row], end[by_row], open_begins, lone - open_begins)

@@ -15,8 +15,7 @@ launched, however late it ran; which range *needed* its result is not known.
 from lab.recordings.phase_names import PHASES, STEPS, WARMUPS, PhaseNames
 from lab.recordings.projection.offers import Offer, offers
 from lab.recordings.projection.project import project
-from lab.recordings.projection.result import Projection
-from lab.recordings.projection.rules import AMBIGUOUS, RULES
+from lab.recordings.projection.result import AMBIGUOUS, RULES, Projection
 from lab.recordings.projection.select import Wanted, first_ns, select
 
 __all__ = [

@@ -63,9 +63,9 @@ class RangeForest:
         """Row of the innermost nested range around each call (n,) of `api` on its own thread, or -1."""
         result = np.full(len(call), -1, dtype=np.int64)
         asked = np.flatnonzero(call >= 0)
-        for thread, which in by_thread(capture.api.take(call[asked]), np.arange(len(asked))):
+        for thread, rows_of_thread in by_thread(capture.api.take(call[asked]), np.arange(len(asked))):
             if thread in self.thread_of:
-                index = asked[which]
+                index = asked[rows_of_thread]
                 result[index] = innermost_around(capture, self.thread_of[thread], self.parent, call[index])
         return result
 
@@ -78,12 +78,12 @@ def innermost_around(capture: Capture, rows: np.ndarray, parent: np.ndarray, cal
     start, ends = capture.ranges.start_ns[rows], capture.ranges.end_ns
     until = capture.api.end_ns[call]
     index = np.searchsorted(start, capture.api.start_ns[call], side="right") - 1
-    at = np.where(index >= 0, rows[index], -1)
-    todo = np.flatnonzero(at >= 0)
-    while len(todo := todo[ends[at[todo]] < until[todo]]):
-        at[todo] = parent[at[todo]]
-        todo = todo[at[todo] >= 0]
-    return at
+    candidate = np.where(index >= 0, rows[index], -1)
+    todo = np.flatnonzero(candidate >= 0)
+    while len(todo := todo[ends[candidate[todo]] < until[todo]]):
+        candidate[todo] = parent[candidate[todo]]
+        todo = todo[candidate[todo] >= 0]
+    return candidate
 
 
 def by_thread(table: Table, rows: np.ndarray) -> list[tuple[tuple[int, int], np.ndarray]]:
@@ -92,10 +92,10 @@ def by_thread(table: Table, rows: np.ndarray) -> list[tuple[tuple[int, int], np.
     process, tid = table.process[order], table.tid[order]
     if not len(order):
         return []
-    first = np.flatnonzero(np.r_[True, (process[1:] != process[:-1]) | (tid[1:] != tid[:-1])])
+    edges = np.flatnonzero(np.r_[True, (process[1:] != process[:-1]) | (tid[1:] != tid[:-1])])
     return [
         ((int(process[part[0]]), int(tid[part[0]])), order[part])
-        for part in np.split(np.arange(len(order)), first)[1:]
+        for part in np.split(np.arange(len(order)), edges)[1:]
     ]
 
 
@@ -110,9 +110,9 @@ def _crosses(start: np.ndarray, end: np.ndarray, parent: np.ndarray) -> np.ndarr
 
 def nearest_ancestor(parent: np.ndarray, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """The nearest wanted range among each start row (n,) and its ancestors, or -1."""
-    at: np.ndarray = start.copy()
-    todo = np.flatnonzero(at >= 0)
-    while len(todo := todo[~wanted[at[todo]]]):
-        at[todo] = parent[at[todo]]
-        todo = todo[at[todo] >= 0]
-    return at
+    ancestor: np.ndarray = start.copy()
+    todo = np.flatnonzero(ancestor >= 0)
+    while len(todo := todo[~wanted[ancestor[todo]]]):
+        ancestor[todo] = parent[ancestor[todo]]
+        todo = todo[ancestor[todo] >= 0]
+    return ancestor

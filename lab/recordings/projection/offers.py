@@ -12,8 +12,7 @@ from lab.core.words import plural
 from lab.recordings.capture import PUSH_POP, Capture
 from lab.recordings.phase_names import PHASES, is_step, is_warmup
 from lab.recordings.projection.nest import RangeForest
-from lab.recordings.projection.result import Projection
-from lab.recordings.projection.rules import AMBIGUOUS
+from lab.recordings.projection.result import AMBIGUOUS, Projection
 from lab.recordings.projection.threads import has_above, phase_elsewhere
 
 
@@ -44,16 +43,16 @@ def offers(projection: Projection, phases: re.Pattern[str] = PHASES) -> tuple[Of
         return ()
     wanted, phase, step = _kinds(capture, phases)
     wanted[projection.instances.level < 0] = False
-    own = has_above(projection.instances.parent, projection.ops.range, phase | step)
+    has_phase = has_above(projection.instances.parent, projection.ops.range, phase | step)
     lent = has_above(projection.instances.parent, projection.ops.inherited, phase)
     open_ones = (projection.ops.api >= 0) & capture.kernels & (projection.ops.rule != AMBIGUOUS)
-    lost = np.flatnonzero(open_ones & ~own & ~lent)
+    lost = np.flatnonzero(open_ones & ~has_phase & ~lent)
     if not len(lost) or not wanted.any():
         return ()
     nest = RangeForest(capture)
-    found, count = phase_elsewhere(capture, nest, projection.ops.api[lost], np.flatnonzero(wanted))
-    found[count != 1] = -1
-    return _by_name(capture, lost[found >= 0], found[found >= 0])
+    elsewhere, count = phase_elsewhere(capture, nest, projection.ops.api[lost], np.flatnonzero(wanted))
+    elsewhere[count != 1] = -1
+    return _by_name(capture, lost[elsewhere >= 0], elsewhere[elsewhere >= 0])
 
 
 def _kinds(capture: Capture, phases: re.Pattern[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -69,17 +68,17 @@ def _kinds(capture: Capture, phases: re.Pattern[str]) -> tuple[np.ndarray, np.nd
 def _by_name(capture: Capture, ops: np.ndarray, rows: np.ndarray) -> tuple[Offer, ...]:
     dur_ns = capture.ops.end_ns[ops] - capture.ops.start_ns[ops]
     groups: dict[str, list[int]] = {}
-    used, which = np.unique(capture.ranges.name_id[rows], return_inverse=True)
+    used, name_index = np.unique(capture.ranges.name_id[rows], return_inverse=True)
     numbers = [re.sub(r"\d+", "0", capture.name(int(name))) for name in used]
     for index, text in enumerate(numbers):
         groups.setdefault(text, []).append(index)
-    found = []
+    offers_by_name = []
     for members in groups.values():
-        mine = np.isin(which, members)
-        first = capture.name(int(used[members[0]]))
-        pattern = re.escape(first).replace("\\ ", " ").replace("\\-", "-")
+        of_name = np.isin(name_index, members)
+        example = capture.name(int(used[members[0]]))
+        pattern = re.escape(example).replace("\\ ", " ").replace("\\-", "-")
         if len(members) > 1:
             pattern = re.sub(r"\d+", r"\\d+", pattern)
-        name = first if len(members) == 1 else f"{first} and the like"
-        found.append(Offer(name, pattern, int(mine.sum()), float(dur_ns[mine].sum()) / 1e6))
-    return tuple(sorted(found, key=lambda one: (-one.kernel_ms, one.name)))
+        name = example if len(members) == 1 else f"{example} and the like"
+        offers_by_name.append(Offer(name, pattern, int(of_name.sum()), float(dur_ns[of_name].sum()) / 1e6))
+    return tuple(sorted(offers_by_name, key=lambda offer: (-offer.kernel_ms, offer.name)))

@@ -17,10 +17,10 @@ def forward_origins(capture: Capture, nest: RangeForest, paths: Paths, inner: np
     last of them made the backward node.
     """
     ranges = capture.ranges
-    found = forward_operators(ranges, nest.parent, inner)
+    operator_rows = forward_operators(ranges, nest.parent, inner)
     by_user = np.array([*("::" not in text for text in capture.strings), False])[ranges.name_id]
     by_user &= ranges.kind == PUSH_POP
-    outer = nearest_ancestor(nest.parent, found, by_user)
+    outer = nearest_ancestor(nest.parent, operator_rows, by_user)
     found_paths: np.ndarray = np.append(paths.of_range, -1)[outer]
     return found_paths
 
@@ -46,10 +46,10 @@ def _last_before_elsewhere(ranges: Table, rows: np.ndarray, back: np.ndarray) ->
     for row, key in zip(order.tolist(), keys, strict=True):
         rows_of.setdefault(key, []).append(row)
     start, tid = ranges.start_ns, ranges.tid
-    found: dict[int, int] = {}
+    row_of_backward: dict[int, int] = {}
     for row in np.unique(back).tolist():
         same = rows_of[int(ranges.process[row]), int(ranges.seq[row])]
-        before = [one for one in same if start[one] <= start[row] and tid[one] != tid[row]]
-        one_thread = len({int(tid[one]) for one in before}) == 1
-        found[row] = before[-1] if one_thread else -1
-    return np.array([found[row] for row in back.tolist()], dtype=np.int64)
+        earlier = [one for one in same if start[one] <= start[row] and tid[one] != tid[row]]
+        one_thread = len({int(tid[one]) for one in earlier}) == 1
+        row_of_backward[row] = earlier[-1] if one_thread else -1
+    return np.array([row_of_backward[row] for row in back.tolist()], dtype=np.int64)

@@ -20,7 +20,7 @@ class Paths:
 
     def __init__(self, capture: Capture, nest: RangeForest, active: np.ndarray) -> None:
         self.parent, self.name = [-1], [-1]
-        self._known: dict[tuple[int, int], int] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
         self.of_range = np.full(len(capture.ranges), -1, dtype=np.int64)
         rows = np.flatnonzero(active & (nest.level >= 0))
         rows = rows[np.argsort(nest.level[rows], kind="stable")]
@@ -30,13 +30,13 @@ class Paths:
             has_parent = len(level) and nest.level[level[0]]
             above = self.of_range[nest.parent[level]] if has_parent else np.zeros_like(level)
             codes = above * num_names + capture.ranges.name_id[level] + 1
-            keys, which = np.unique(codes, return_inverse=True)
+            keys, code_index = np.unique(codes, return_inverse=True)
             nodes = [self.child(key // num_names, key % num_names - 1) for key in keys.tolist()]
-            self.of_range[level] = np.array(nodes, dtype=np.int64)[which]
+            self.of_range[level] = np.array(nodes, dtype=np.int64)[code_index]
 
     def child(self, parent: int, name: int) -> int:
-        if (node := self._known.get((parent, name))) is None:
-            node = self._known[parent, name] = len(self.parent)
+        if (node := self._numbers.get((parent, name))) is None:
+            node = self._numbers[parent, name] = len(self.parent)
             self.parent.append(parent)
             self.name.append(name)
         return node
@@ -51,9 +51,9 @@ class Paths:
         """Path (n,) of operations: the inherited range's, then their own; 0 if neither."""
         of_range = np.append(self.of_range, 0)
         pairs = np.stack([of_range[inherited], of_range[inner]], axis=1)
-        used, which = np.unique(pairs, axis=0, return_inverse=True)
+        used, pair_index = np.unique(pairs, axis=0, return_inverse=True)
         joined = np.array([self._join(front, back) for front, back in used.tolist()], dtype=np.int64)
-        return joined[which.ravel()] if len(used) else np.empty(0, dtype=np.int64)
+        return joined[pair_index.ravel()] if len(used) else np.empty(0, dtype=np.int64)
 
     def _join(self, front: int, back: int) -> int:
         names = []
@@ -68,16 +68,22 @@ class Paths:
 def path_tree(capture: Capture, parents: Sequence[int], names: Sequence[int], path: np.ndarray) -> Table:
     """Sums of each path, then of all below it; children have larger numbers than their parents."""
     size = len(parents)
-    own = sums_by_group(capture, path, size)
+    self_sums = sums_by_group(capture, path, size)
     parent = np.array(parents, dtype=np.int64)
     depth = np.zeros(size, dtype=np.int64)
-    total = {name: values.copy() for name, values in own.items()}
+    total = {name: values.copy() for name, values in self_sums.items()}
     for node in range(1, size):
         depth[node] = depth[parent[node]] + 1
     for node in range(size - 1, 0, -1):
         for values in total.values():
             values[parent[node]] += values[node]
-    mine = {f"self_{name.removeprefix('num_')}": values for name, values in own.items()}
+    self_columns = {f"self_{name.removeprefix('num_')}": values for name, values in self_sums.items()}
     return Table(
-        {"parent": parent, "name_id": np.array(names, dtype=np.int32), "depth": depth, **mine, **total}
+        {
+            "parent": parent,
+            "name_id": np.array(names, dtype=np.int32),
+            "depth": depth,
+            **self_columns,
+            **total,
+        }
     )

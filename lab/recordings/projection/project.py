@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from lab.core.words import plural
-from lab.errors import BadDataError
 from lab.recordings.capture import GRAPH, OP, Capture, Strings
-from lab.recordings.graphs.calls import in_graph
+from lab.recordings.graphs.calls import call_of, correlation_keys, in_graph
 from lab.recordings.graphs.origins import Origins
 from lab.recordings.phase_names import PHASES
 from lab.recordings.processes import with_processes
@@ -18,15 +17,7 @@ from lab.recordings.projection.loose import loose_pairs
 from lab.recordings.projection.nest import RangeForest, nearest_ancestor
 from lab.recordings.projection.origins import forward_origins
 from lab.recordings.projection.paths import Paths, path_tree
-from lab.recordings.projection.result import Projection
-from lab.recordings.projection.rules import (
-    AMBIGUOUS,
-    CROSS,
-    GRAPH_LAUNCH,
-    OUTSIDE,
-    SAME,
-    UNATTRIBUTED,
-)
+from lab.recordings.projection.result import RULES, Projection
 from lab.recordings.projection.sums import instance_sums
 from lab.recordings.projection.threads import phases_of_other_threads
 from lab.recordings.tables import Table
@@ -50,7 +41,8 @@ def project(
         raise ValueError(f"attribution is full or nsys, not {attribution!r}")
     problems: list[str] = []
     capture = with_processes(capture)
-    call = _launch_calls(capture, problems)
+    call = call_of(capture)
+    _note_equal_ids(capture, call, problems)
     nest = RangeForest(capture)
     inner = nest.around(capture, call)
     replayed = in_graph(capture, call)
@@ -89,35 +81,10 @@ def _with_origins(
     words = Strings(capture.strings)
     names = [tuple(map(words.id, one)) for one in origins.paths]
     pairs = np.stack([path, origins.path], axis=1)
-    used, which = np.unique(pairs, axis=0, return_inverse=True)
+    used, pair_index = np.unique(pairs, axis=0, return_inverse=True)
     longer = [paths.below(front, names[back]) for front, back in used.tolist()]
-    found = np.array(longer, dtype=np.int64)[which.ravel()] if len(used) else path
-    return replace(capture, strings=words.texts), found
-
-
-def _launch_calls(capture: Capture, problems: list[str]) -> np.ndarray:
-    """Row of `api` (n,) with the operation's process and correlation id, the first of several, or -1."""
-    ops, api = capture.ops, capture.api
-    if len(api) == 0:
-        return np.full(len(ops), -1, dtype=np.int64)
-    processes, codes = np.unique(np.concatenate([ops.process, api.process]), return_inverse=True)
-    largest = int(max(api.corr.max(), ops.corr.max(initial=0))) + 1
-    if largest > (1 << 62) // len(processes):
-        raise BadDataError("correlation ids are too large to be indexed", location=capture.source)
-    keys = codes.astype(np.int64) * largest + np.concatenate([ops.corr, api.corr])
-    keys[np.concatenate([ops.corr, api.corr]) < 0] = -1
-    wanted, among = keys[: len(ops)], keys[len(ops) :]
-    order = np.argsort(among, kind="stable")
-    index = np.minimum(np.searchsorted(among[order], wanted), len(among) - 1)
-    found = order[index]
-    call = np.where((among[found] == wanted) & (wanted >= 0), found, -1)
-    again = np.searchsorted(among[order], wanted, side="right") - np.searchsorted(among[order], wanted)
-    if several := int(((again > 1) & (wanted >= 0)).sum()):
-        found = plural(several, "operation")
-        problems.append(
-            f"{found} with several API calls of the same correlation id: the first call was taken"
-        )
-    return call
+    paths_of_ops = np.array(longer, dtype=np.int64)[pair_index.ravel()] if len(used) else path
+    return replace(capture, strings=words.texts), paths_of_ops
 
 
 def _rules(
@@ -129,10 +96,22 @@ def _rules(
     replayed: np.ndarray,
 ) -> np.ndarray:
     replayed = replayed | (capture.ops.kind == GRAPH)
-    found = (inner >= 0) | (inherited >= 0)
-    cases = [call < 0, ambiguous, replayed & found, inherited >= 0, inner >= 0]
-    rules: np.ndarray = np.select(cases, [UNATTRIBUTED, AMBIGUOUS, GRAPH_LAUNCH, CROSS, SAME], OUTSIDE)
+    attributed = (inner >= 0) | (inherited >= 0)
+    cases = [call < 0, ambiguous, replayed & attributed, inherited >= 0, inner >= 0]
+    names = ("unattributed", "ambiguous", "graph", "cross", "same")
+    rules: np.ndarray = np.select(cases, [RULES.index(name) for name in names], RULES.index("outside"))
     return rules.astype(np.int8)
+
+
+def _note_equal_ids(capture: Capture, call: np.ndarray, problems: list[str]) -> None:
+    keys = correlation_keys(capture)[1]
+    again = np.ones(len(keys), dtype=bool)
+    again[np.unique(keys, return_index=True)[1]] = False
+    if count := int(np.isin(keys[call[call >= 0]], keys[again]).sum()):
+        problems.append(
+            f"{plural(count, 'operation')} with several API calls of the same correlation id: "
+            "the first call was taken"
+        )
 
 
 def _note_problems(nest: RangeForest, ambiguous: np.ndarray, problems: list[str]) -> None:

@@ -11,9 +11,12 @@ from lab.recordings.capture import Capture
 from lab.recordings.graphs.origins import Origins
 from lab.recordings.phase_names import is_step, is_warmup
 from lab.recordings.projection.nest import nearest_ancestor
-from lab.recordings.projection.rules import RULES
 from lab.recordings.projection.sums import sums_by_group
 from lab.recordings.tables import Table
+
+# How an operation was attributed.
+RULES = ("same", "cross", "graph", "ambiguous", "outside", "unattributed")
+AMBIGUOUS = RULES.index("ambiguous")
 
 
 @dataclass(frozen=True)
@@ -87,16 +90,16 @@ class Projection:
         """
         index = np.full(len(self.capture.ranges) + 1, -1, dtype=np.int64)
         index[rows] = np.arange(len(rows))
-        own = self._nearest_index(self.ops.range, index)
-        return np.where(own >= 0, own, self._nearest_index(self.ops.inherited, index))
+        on_thread = self._nearest_index(self.ops.range, index)
+        return np.where(on_thread >= 0, on_thread, self._nearest_index(self.ops.inherited, index))
 
     def nearest(self, wanted: np.ndarray) -> np.ndarray:
         """The innermost range of the mask `wanted` on each operation's own thread (n,), or -1."""
         return nearest_ancestor(self.instances.parent, self.ops.range, wanted)
 
     def _nearest_index(self, start: np.ndarray, index: np.ndarray) -> np.ndarray:
-        at = nearest_ancestor(self.instances.parent, start, index[:-1] >= 0)
-        return np.where(at >= 0, index[at], -1)
+        ancestor = nearest_ancestor(self.instances.parent, start, index[:-1] >= 0)
+        return np.where(ancestor >= 0, index[ancestor], -1)
 
     @cached_property
     def steps(self) -> np.ndarray:

@@ -48,27 +48,27 @@ def select(projection: Projection, wanted: Wanted, phases: re.Pattern[str] = PHA
     if not wanted:
         return projection
     capture = projection.capture
-    whole = _Masks(*(np.ones(len(table), dtype=bool) for table in _tables(capture)))
+    masks = _Masks(*(np.ones(len(table), dtype=bool) for table in _tables(capture)))
     steps = projection.steps
     words: list[str] = []
-    for rows, what in _ranges_asked_for(projection, wanted):
-        whole &= _launched_in(projection, rows, phases)
-        words.append(what)
+    for rows, label in _ranges_asked_for(projection, wanted):
+        masks &= _launched_in(projection, rows, phases)
+        words.append(label)
     if wanted.start_ns is not None or wanted.end_ns is not None:
-        whole &= _Masks(*(_begins_in(table, wanted) for table in _tables(capture)))
+        masks &= _Masks(*(_begins_in(table, wanted) for table in _tables(capture)))
         steps = steps[_begins_in(capture.ranges.take(steps), wanted)]
         if wanted.end_ns is not None:
             steps = steps[capture.ranges.end_ns[steps] <= wanted.end_ns]
         words.append(_window_text(wanted, capture))
-    if not any(mask.any() for mask in whole.all):
+    if not any(mask.any() for mask in masks.all):
         raise MissingError(
             f"nothing was recorded in {', '.join(words)}; the recording is {_length_ms(capture):g} ms long",
             location=capture.source,
         )
-    used = np.unique(projection.owners(steps)[whole.ops])
+    used = np.unique(projection.owners(steps)[masks.ops])
     steps = steps[used[used >= 0]]
     return _reduced(
-        projection, whole, Part(", ".join(words), whole.ops, whole.api, whole.ranges, whole.osrt, steps)
+        projection, masks, Part(", ".join(words), masks.ops, masks.api, masks.ranges, masks.osrt, steps)
     )
 
 
@@ -87,29 +87,29 @@ class _Masks:
     def all(self) -> tuple[np.ndarray, ...]:
         return self.ops, self.api, self.ranges, self.osrt
 
-    def __iand__(self, other: _Masks) -> _Masks:
-        return _Masks(*(mine & its for mine, its in zip(self.all, other.all, strict=True)))
+    def __iand__(self, narrower: _Masks) -> _Masks:
+        return _Masks(*(mine & its for mine, its in zip(self.all, narrower.all, strict=True)))
 
 
 def _ranges_asked_for(projection: Projection, wanted: Wanted) -> list[tuple[np.ndarray, str]]:
-    found = []
+    rows_and_labels = []
     if wanted.steps is not None:
-        found.append((_steps_numbered(projection, wanted.steps), _steps_text(wanted.steps)))
+        rows_and_labels.append((_steps_numbered(projection, wanted.steps), _steps_text(wanted.steps)))
     if wanted.range is not None:
-        found.append((_ranges_named(projection, wanted.range), f"ranges `{wanted.range}`"))
-    return found
+        rows_and_labels.append((_ranges_named(projection, wanted.range), f"ranges `{wanted.range}`"))
+    return rows_and_labels
 
 
 def _steps_numbered(projection: Projection, wanted: frozenset[int]) -> np.ndarray:
     """Rows of the steps with these numbers in their names; without numbers, counted from 0."""
     capture, steps = projection.capture, projection.steps
     names = [capture.name(int(index)) for index in capture.ranges.name_id[steps]]
-    numbers = [int(found[1]) if (found := _NUMBER.search(name)) else i for i, name in enumerate(names)]
+    numbers = [int(match[1]) if (match := _NUMBER.search(name)) else i for i, name in enumerate(names)]
     rows = steps[[number in wanted for number in numbers]] if len(steps) else steps
     if not len(rows):
-        there = _numbers(frozenset(numbers)) if numbers else "none"
+        available = _numbers(frozenset(numbers)) if numbers else "none"
         raise MissingError(
-            f"no measured {_steps_text(wanted)}; the recording has {there}", location=capture.source
+            f"no measured {_steps_text(wanted)}; the recording has {available}", location=capture.source
         )
     return rows
 
@@ -144,10 +144,10 @@ def _other_names(capture: Capture, name: str) -> str:
     near = sorted(one for one in used if name.lower() in one.lower())
     if near:
         return f"there are {', '.join(near[:5])}"
-    own, counts = np.unique(capture.ranges.name_id[capture.ranges.kind != OP], return_counts=True)
-    often = [capture.name(int(index)) for index in own[np.argsort(-counts, kind="stable")][:5]]
-    some = f", such as {', '.join(often)}" if often else ""
-    return f"{plural(len(used), 'name')} of ranges are recorded{some}"
+    program_names, counts = np.unique(capture.ranges.name_id[capture.ranges.kind != OP], return_counts=True)
+    often = [capture.name(int(index)) for index in program_names[np.argsort(-counts, kind="stable")][:5]]
+    examples = f", such as {', '.join(often)}" if often else ""
+    return f"{plural(len(used), 'name')} of ranges are recorded{examples}"
 
 
 def _launched_in(projection: Projection, rows: np.ndarray, phases: re.Pattern[str]) -> _Masks:
@@ -156,18 +156,18 @@ def _launched_in(projection: Projection, rows: np.ndarray, phases: re.Pattern[st
     wanted = np.zeros(len(capture.ranges), dtype=bool)
     wanted[rows] = True
 
-    def below(at: np.ndarray) -> np.ndarray:
-        inside: np.ndarray = nearest_ancestor(parent, at, wanted) >= 0
+    def below(start: np.ndarray) -> np.ndarray:
+        inside: np.ndarray = nearest_ancestor(parent, start, wanted) >= 0
         return inside
 
     ops = below(projection.ops.range) | below(projection.ops.inherited)
     ops[projection.loose.op[wanted[projection.loose.range]]] = True
     nest = RangeForest(capture)
-    every = np.arange(len(capture.api))
-    inner = nest.around(capture, every)
+    all_calls = np.arange(len(capture.api))
+    inner = nest.around(capture, all_calls)
     api = below(inner)
     if projection.attribution == "full":
-        inherited, _ = phases_of_other_threads(capture, nest, every, inner, phases)
+        inherited, _ = phases_of_other_threads(capture, nest, all_calls, inner, phases)
         api |= below(inherited)
     launched = projection.ops.api[ops]
     api[launched[launched >= 0]] = True
@@ -185,9 +185,9 @@ def _begins_in(table: Table, wanted: Wanted) -> np.ndarray:
 
 
 def _window_text(wanted: Wanted, capture: Capture) -> str:
-    first = first_ns(capture)
+    origin_ns = first_ns(capture)
     ends = [("from", wanted.start_ns), ("to", wanted.end_ns)]
-    return " ".join(f"{word} {(at - first) / 1e6:g} ms" for word, at in ends if at is not None)
+    return " ".join(f"{word} {(at - origin_ns) / 1e6:g} ms" for word, at in ends if at is not None)
 
 
 def first_ns(capture: Capture) -> int:

@@ -17,11 +17,11 @@ def sums_by_group(capture: Capture, group: np.ndarray, size: int) -> dict[str, n
     dur_ns = capture.ops.end_ns - capture.ops.start_ns
     names = {"num_ops": np.ones(len(group), dtype=np.int64), "num_kernels": capture.kernels.astype(np.int64)}
     names |= {"op_ns": dur_ns, "kernel_ns": np.where(capture.kernels, dur_ns, 0)}
-    there = group >= 0
+    grouped = group >= 0
     sums = {}
     for name, values in names.items():
         sums[name] = np.zeros(size, dtype=np.int64)
-        np.add.at(sums[name], group[there], values[there])
+        np.add.at(sums[name], group[grouped], values[grouped])
     return sums
 
 
@@ -40,20 +40,24 @@ def instance_sums(
     size, ops = len(capture.ranges), capture.ops
     none = np.iinfo(np.int64).max
     sums = sums_by_group(capture, inner, size)
-    for name, more in sums_by_group(capture, inherited, size).items():
-        sums[name] += more
-    first, last = np.full(size, none), np.full(size, -1, dtype=np.int64)
+    for name, values in sums_by_group(capture, inherited, size).items():
+        sums[name] += values
+    start_ns, end_ns = np.full(size, none), np.full(size, -1, dtype=np.int64)
     for rows in (inner, inherited):
-        there = np.flatnonzero(rows >= 0)
-        np.minimum.at(first, rows[there], ops.start_ns[there])
-        np.maximum.at(last, rows[there], ops.end_ns[there])
-    _to_parents(tree.parent, tree.level, sums, first, last)
-    _add_loose(capture, sums, first, last, loose_op, loose_range)
-    return {**sums, "first_ns": np.where(first == none, -1, first), "last_ns": last}
+        owned = np.flatnonzero(rows >= 0)
+        np.minimum.at(start_ns, rows[owned], ops.start_ns[owned])
+        np.maximum.at(end_ns, rows[owned], ops.end_ns[owned])
+    _to_parents(tree.parent, tree.level, sums, start_ns, end_ns)
+    _add_loose(capture, sums, start_ns, end_ns, loose_op, loose_range)
+    return {**sums, "first_ns": np.where(start_ns == none, -1, start_ns), "last_ns": end_ns}
 
 
 def _to_parents(
-    parent: np.ndarray, level: np.ndarray, sums: dict[str, np.ndarray], first: np.ndarray, last: np.ndarray
+    parent: np.ndarray,
+    level: np.ndarray,
+    sums: dict[str, np.ndarray],
+    start_ns: np.ndarray,
+    end_ns: np.ndarray,
 ) -> None:
     """Add each level to the one above it, deepest first."""
     by_level = np.argsort(level, kind="stable")
@@ -61,8 +65,8 @@ def _to_parents(
     for low, high in reversed(list(itertools.pairwise(bounds))):
         rows = by_level[low:high]
         up = parent[rows]
-        np.minimum.at(first, up, first[rows])
-        np.maximum.at(last, up, last[rows])
+        np.minimum.at(start_ns, up, start_ns[rows])
+        np.maximum.at(end_ns, up, end_ns[rows])
         for values in sums.values():
             np.add.at(values, up, values[rows])
 
@@ -70,15 +74,15 @@ def _to_parents(
 def _add_loose(
     capture: Capture,
     sums: dict[str, np.ndarray],
-    first: np.ndarray,
-    last: np.ndarray,
+    start_ns: np.ndarray,
+    end_ns: np.ndarray,
     op: np.ndarray,
     row: np.ndarray,
 ) -> None:
     if len(op) == 0:
         return
     picked = replace(capture, ops=capture.ops.take(op))
-    for name, more in sums_by_group(picked, row, len(first)).items():
-        sums[name] += more
-    np.minimum.at(first, row, capture.ops.start_ns[op])
-    np.maximum.at(last, row, capture.ops.end_ns[op])
+    for name, values in sums_by_group(picked, row, len(start_ns)).items():
+        sums[name] += values
+    np.minimum.at(start_ns, row, capture.ops.start_ns[op])
+    np.maximum.at(end_ns, row, capture.ops.end_ns[op])

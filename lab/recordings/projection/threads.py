@@ -27,8 +27,8 @@ def phases_of_other_threads(
     orphans = np.flatnonzero((call >= 0) & ~has_above(nest.parent, inner, is_phase | in_step))
     inherited, ambiguous = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=bool)
     for candidates in (is_phase, in_step):
-        found, count = phase_elsewhere(capture, nest, call[orphans], np.flatnonzero(candidates))
-        inherited[orphans] = np.where(count == 1, found, -1)
+        phase_rows, count = phase_elsewhere(capture, nest, call[orphans], np.flatnonzero(candidates))
+        inherited[orphans] = np.where(count == 1, phase_rows, -1)
         ambiguous[orphans] = count > 1
         orphans = orphans[count == 0]
     return inherited, ambiguous
@@ -39,15 +39,15 @@ def phase_elsewhere(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The innermost of `rows` around each call (n,) on other threads of its process; on how many threads."""
     ranges, api = capture.ranges, capture.api
-    found, count = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=np.int64)
+    phase_rows, count = np.full(len(call), -1, dtype=np.int64), np.zeros(len(call), dtype=np.int64)
     parent = _parents_among(nest, rows, len(ranges))
-    for (process, tid), mine in by_thread(ranges, rows):
-        mine = mine[np.lexsort((-ranges.end_ns[mine], ranges.start_ns[mine]))]
+    for (process, tid), thread_rows in by_thread(ranges, rows):
+        thread_rows = thread_rows[np.lexsort((-ranges.end_ns[thread_rows], ranges.start_ns[thread_rows]))]
         asked = np.flatnonzero((api.process[call] == process) & (api.tid[call] != tid))
-        at = innermost_around(capture, mine, parent, call[asked])
-        found[asked] = np.where(at >= 0, at, found[asked])
-        count[asked] += at >= 0
-    return found, count
+        phase_row = innermost_around(capture, thread_rows, parent, call[asked])
+        phase_rows[asked] = np.where(phase_row >= 0, phase_row, phase_rows[asked])
+        count[asked] += phase_row >= 0
+    return phase_rows, count
 
 
 def _parents_among(nest: RangeForest, rows: np.ndarray, num_ranges: int) -> np.ndarray:
@@ -61,5 +61,5 @@ def _parents_among(nest: RangeForest, rows: np.ndarray, num_ranges: int) -> np.n
 
 def has_above(parent: np.ndarray, start: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Whether a wanted range is among each start row (n,) and its ancestors."""
-    found: np.ndarray = nearest_ancestor(parent, start, wanted) >= 0
-    return found
+    mask: np.ndarray = nearest_ancestor(parent, start, wanted) >= 0
+    return mask

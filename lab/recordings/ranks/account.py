@@ -11,42 +11,12 @@ from lab.recordings.pairing import Clock
 from lab.recordings.ranks.causes import HostLate, Wait, late_hosts, waits_of
 from lab.recordings.ranks.common import UNKNOWN, Together, together
 from lab.recordings.ranks.contention import Contention, contention_of
-from lab.recordings.ranks.labels import (
-    COMPUTE,
-    COPYING,
-    LAUNCH_GAP,
-    LAUNCH_LATE,
-    TAIL,
-    TRANSFER,
-    UNEXPLAINED,
-    WAIT,
-    Segments,
-    segments_of,
-)
+from lab.recordings.ranks.labels import LABELS, Segments, segments_of
 from lab.recordings.ranks.work import RankWork
 from lab.stats import robust
 
-PARTS = (
-    "compute_ns",
-    "contention_ns",
-    "transfer_ns",
-    "wait_ns",
-    "copy_ns",
-    "launch_late_ns",
-    "launch_gap_ns",
-    "tail_ns",
-    "unexplained_ns",
-)
-_LABEL_OF = {
-    "compute_ns": COMPUTE,
-    "transfer_ns": TRANSFER,
-    "wait_ns": WAIT,
-    "copy_ns": COPYING,
-    "launch_late_ns": LAUNCH_LATE,
-    "launch_gap_ns": LAUNCH_GAP,
-    "tail_ns": TAIL,
-    "unexplained_ns": UNEXPLAINED,
-}
+# One part per label; what collectives beside it cost is taken out of compute.
+PARTS = ("compute_ns", "contention_ns", *(f"{label}_ns" for label in LABELS[1:]))
 
 
 @dataclass(frozen=True)
@@ -119,12 +89,12 @@ def account_of(works: Mapping[int, RankWork]) -> Account:
 
 def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Contention]) -> list[Row]:
     entered = _entered(ranks)
-    found = []
-    for index, one in enumerate(segments):
+    account_rows = []
+    for index, of_rank in enumerate(segments):
         windows = ranks.windows[index]
         sums = {
-            name: _sums(one.length, one.window, len(windows), one.label == label)
-            for name, label in _LABEL_OF.items()
+            f"{name}_ns": _sums(of_rank.length, of_rank.window, len(windows), of_rank.label == label)
+            for label, name in enumerate(LABELS)
         }
         work, extra = ranks.works[index], contention[index]
         window = np.searchsorted(windows[:, 1], work.start, side="right") - 1
@@ -133,24 +103,24 @@ def _rows(ranks: Together, segments: Sequence[Segments], contention: Sequence[Co
             _sums(values, window, len(windows), inside)
             for values in (extra.cost_ns, extra.not_separable_ns, extra.beside_wait_ns)
         ]
-        for at, (step, begin, end) in enumerate(windows.tolist()):
-            contended = min(int(costs[0][at]), int(sums["compute_ns"][at]))
-            parts = {name: int(values[at]) for name, values in sums.items()}
+        for window_index, (step, begin, end) in enumerate(windows.tolist()):
+            contended = min(int(costs[0][window_index]), int(sums["compute_ns"][window_index]))
+            parts = {name: int(values[window_index]) for name, values in sums.items()}
             parts["compute_ns"] -= contended
             parts["contention_ns"] = contended
-            found.append(
+            account_rows.append(
                 Row(
                     step=step,
                     rank=work.rank,
                     step_ns=end - begin,
                     parts={name: parts[name] for name in PARTS},
-                    wait_for=_waited_for(ranks, one, at),
-                    not_separable_ns=int(costs[1][at]),
-                    beside_wait_ns=int(costs[2][at]),
+                    wait_for=_waited_for(ranks, of_rank, window_index),
+                    not_separable_ns=int(costs[1][window_index]),
+                    beside_wait_ns=int(costs[2][window_index]),
                     entered_ns=entered.get((step, index), 0),
                 )
             )
-    return sorted(found, key=lambda row: (row.step, row.rank))
+    return sorted(account_rows, key=lambda row: (row.step, row.rank))
 
 
 def _sums(values: np.ndarray, group: np.ndarray, num_groups: int, chosen: np.ndarray) -> np.ndarray:
@@ -160,17 +130,17 @@ def _sums(values: np.ndarray, group: np.ndarray, num_groups: int, chosen: np.nda
     return sums
 
 
-def _waited_for(ranks: Together, one: Segments, window: int) -> int | None:
-    rows = np.flatnonzero((one.window == window) & (one.awaited != UNKNOWN))
+def _waited_for(ranks: Together, of_rank: Segments, window: int) -> int | None:
+    rows = np.flatnonzero((of_rank.window == window) & (of_rank.awaited != UNKNOWN))
     if not len(rows):
         return None
-    sums = np.bincount(one.awaited[rows], weights=one.length[rows])
+    sums = np.bincount(of_rank.awaited[rows], weights=of_rank.length[rows])
     return ranks.ranks[int(sums.argmax())]
 
 
 def _entered(ranks: Together) -> dict[tuple[int, int], int]:
     """(step, index of rank) -> ns after the median rank's begin."""
-    found = {}
+    entered_ns = {}
     for step in ranks.steps:
         begins = {}
         for index in range(len(ranks.works)):
@@ -178,5 +148,5 @@ def _entered(ranks: Together) -> dict[tuple[int, int], int]:
             if window is not None:
                 begins[index] = int(ranks.common(index, np.array([window[0]]))[0])
         middle = int(robust.median(list(begins.values()))) if begins else 0
-        found.update({(step, index): begin - middle for index, begin in begins.items()})
-    return found
+        entered_ns.update({(step, index): begin - middle for index, begin in begins.items()})
+    return entered_ns

@@ -32,7 +32,7 @@ class Judged:
     excess: Excess
     saves_ns: float | None
     binding: bool
-    told: bool = True
+    is_known: bool = True
     mates: tuple[int, ...] = ()
     together_ns: float = 0.0
 
@@ -45,31 +45,35 @@ def judged_of(
     account: Account, excesses: Sequence[Excess], played: dict[int, tuple[Step, Outcome]]
 ) -> list[Judged]:
     """Which excesses hold their steps up: each alone, or several that hold it up as long."""
-    told = not_joined(account) is None
-    found: list[Judged] = []
+    joined = not_joined(account) is None
+    judged: list[Judged] = []
     for number in account.together.steps:
-        mine = [one for one in excesses if one.step == number]
+        of_step = [excess for excess in excesses if excess.step == number]
         alone = []
-        for one in mine:
-            saves = _saves(played.get(number), [one])
-            alone.append(Judged(one, saves, _binds(account, one, saves), told))
-        if number in played and len(mine) > 1 and not any(one.binding for one in alone):
+        for excess in of_step:
+            saves = _saves(played.get(number), [excess])
+            alone.append(Judged(excess, saves, _binds(account, excess, saves), joined))
+        if number in played and len(of_step) > 1 and not any(excess.binding for excess in alone):
             alone = _joint(played[number], alone)
-        found += alone
-    return found
+        judged += alone
+    return judged
 
 
 def _joint(played: tuple[Step, Outcome], alone: Sequence[Judged]) -> list[Judged]:
     """The same, with those as binding that a repair of all of them needs: each alone saves nothing."""
-    mine = [one.excess for one in alone]
-    every = _saves(played, mine) or 0.0
-    least = [max(BINDS_NS, BINDS_SHARE * one.ns) for one in mine]
-    without = [_saves(played, [other for other in mine if other is not one]) or 0.0 for one in mine]
-    needed = [every - rest > ns for rest, ns in zip(without, least, strict=True)]
-    ranks = {one.rank for one, is_needed in zip(mine, needed, strict=True) if is_needed}
+    excesses = [judged.excess for judged in alone]
+    saved_ns = _saves(played, excesses) or 0.0
+    thresholds_ns = [max(BINDS_NS, BINDS_SHARE * judged.ns) for judged in excesses]
+    without = [
+        _saves(played, [other for other in excesses if other is not judged]) or 0.0 for judged in excesses
+    ]
+    needed = [saved_ns - rest > ns for rest, ns in zip(without, thresholds_ns, strict=True)]
+    ranks = {judged.rank for judged, is_needed in zip(excesses, needed, strict=True) if is_needed}
     return [
-        replace(one, binding=True, mates=tuple(sorted(ranks)), together_ns=every) if is_needed else one
-        for one, is_needed in zip(alone, needed, strict=True)
+        replace(judged, binding=True, mates=tuple(sorted(ranks)), together_ns=saved_ns)
+        if is_needed
+        else judged
+        for judged, is_needed in zip(alone, needed, strict=True)
     ]
 
 
@@ -78,19 +82,19 @@ def _saves(played: tuple[Step, Outcome] | None, excesses: Sequence[Excess]) -> f
     if played is None:
         return None
     step, outcome = played
-    late = [one.rank for one in excesses if one.cause == HOST_LATE]
+    late = [excess.rank for excess in excesses if excess.cause == HOST_LATE]
     changed = replay.hosts_as_others(step, late) if late else step
     if changed is None:
         return None
-    for one in excesses:
-        if one.cause == ENTERED_LATE and one.rank not in late:
-            changed = replay.entry_as_others(changed, one.rank)
+    for excess in excesses:
+        if excess.cause == ENTERED_LATE and excess.rank not in late:
+            changed = replay.entry_as_others(changed, excess.rank)
     less: dict[int, np.ndarray] = {}
-    for one in excesses:
-        if one.less_ns is not None:
-            less[one.rank] = less.get(one.rank, 0) + one.less_ns[step.ranks[one.rank].rows]
+    for excess in excesses:
+        if excess.less_ns is not None:
+            less[excess.rank] = less.get(excess.rank, 0) + excess.less_ns[step.ranks[excess.rank].rows]
     changed = replay.shorter(changed, less)
-    length = replay.length_ms(changed, replay.play(changed))
+    length = replay.length_ms(changed)
     return None if np.isnan(length) else max(0.0, 1e6 * (replay.length_ms(step, outcome) - length))
 
 
@@ -107,18 +111,20 @@ def not_joined(account: Account) -> str | None:
     return None
 
 
-def _binds(account: Account, one: Excess, saves: float | None) -> bool:
-    if saves is not None and (saves > max(BINDS_NS, BINDS_SHARE * one.ns) or not _hosts_follow(account, one)):
-        return saves > max(BINDS_NS, BINDS_SHARE * one.ns)
+def _binds(account: Account, excess: Excess, saves: float | None) -> bool:
+    if saves is not None and (
+        saves > max(BINDS_NS, BINDS_SHARE * excess.ns) or not _hosts_follow(account, excess)
+    ):
+        return saves > max(BINDS_NS, BINDS_SHARE * excess.ns)
     waited: dict[int, int] = {}
     for wait in account.waits:
-        if (wait.step, wait.awaited) == (one.step, one.rank):
+        if (wait.step, wait.awaited) == (excess.step, excess.rank):
             waited[wait.rank] = waited.get(wait.rank, 0) + wait.ns
-    others = [waited.get(rank, 0) for rank in account.ranks if rank != one.rank]
-    return robust.median(others) > max(BINDS_NS, BINDS_SHARE * one.ns)
+    waited_ns = [waited.get(rank, 0) for rank in account.ranks if rank != excess.rank]
+    return robust.median(waited_ns) > max(BINDS_NS, BINDS_SHARE * excess.ns)
 
 
-def _hosts_follow(account: Account, one: Excess) -> bool:
+def _hosts_follow(account: Account, excess: Excess) -> bool:
     """Whether the others' hosts block in mid-step for what no replay knows: their launches are no floor.
 
     Then who is waited for says more than what the replay saves.
@@ -126,11 +132,11 @@ def _hosts_follow(account: Account, one: Excess) -> bool:
     blocked = []
     together = account.together
     for index, work in enumerate(together.works):
-        window, rows = together.window(index, one.step), launched_in(together, index, one.step)
-        if work.rank == one.rank or window is None or not len(rows):
+        window, rows = together.window(index, excess.step), launched_in(together, index, excess.step)
+        if work.rank == excess.rank or window is None or not len(rows):
             continue
         until = max(window[0], int(work.call_begin[rows].max()))
         span = np.array([[window[0], until]], dtype=np.int64)
         known_ns = sum(wait.end - wait.begin for wait in host_waits(work, rows))
         blocked.append(int(overlap(span, work.blocking_calls)[0]) - known_ns)
-    return bool(blocked) and robust.median(blocked) > max(BINDS_NS, BINDS_SHARE * one.ns)
+    return bool(blocked) and robust.median(blocked) > max(BINDS_NS, BINDS_SHARE * excess.ns)

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lab.recordings.ranks.common import UNKNOWN, Together
-from lab.recordings.ranks.labels import (
-    COMPUTE,
-    COPYING,
-    LABELS,
-    LAUNCH_GAP,
-    LAUNCH_LATE,
-    TAIL,
-    TRANSFER,
-    WAIT,
-    Segments,
-)
+from lab.recordings.ranks.labels import LABELS, LAUNCH_LATE, Segments
 from lab.stats.columns import distinct
 from lab.stats.intervals import overlap, subtract, union
 
-# What the awaited rank did while the others waited -> the cause in words.
-WORK, LAUNCH, LINK, COPY = "work", "launch", "link", "copy"
-CHAIN, CLOCK, BEFORE, UNEXPLAINED = "chain", "clock", "entered_late", "unexplained"
+# What the awaited rank did while the others waited -> the cause.
+CLOCK, BEFORE, UNEXPLAINED = "clock", "entered_late", "unexplained"
 BECAUSE = {
-    COMPUTE: WORK,
-    TRANSFER: LINK,
-    WAIT: CHAIN,
-    COPYING: COPY,
-    LAUNCH_LATE: LAUNCH,
-    LAUNCH_GAP: LAUNCH,
-    TAIL: LAUNCH,
+    "compute": "work",
+    "transfer": "link",
+    "wait": "chain",
+    "copy": "copy",
+    "launch_late": "launch",
+    "launch_gap": "launch",
+    "tail": "launch",
 }
 BLOCKED, RUNTIME, OP, NO_OP = "blocking call", "runtime call", "op", "no op"
 
@@ -60,74 +50,68 @@ class HostLate:
 
 def waits_of(together: Together, segments: Sequence[Segments]) -> list[Wait]:
     """Every wait by (step, rank, awaited rank, cause), sorted in this order; exact in ns."""
-    watchers = [_Watcher(one) for one in segments]
-    found: list[Wait] = []
-    for index, one in enumerate(segments):
-        rows = np.flatnonzero(one.awaited != UNKNOWN)
+    waits: list[Wait] = []
+    for index, of_rank in enumerate(segments):
+        rows = np.flatnonzero(of_rank.awaited != UNKNOWN)
         numbers = together.windows[index][:, 0]
-        for awaited in distinct(one.awaited[rows]).tolist():
-            mine = rows[one.awaited[rows] == awaited]
+        for awaited in distinct(of_rank.awaited[rows]).tolist():
+            rows_of_awaited = rows[of_rank.awaited[rows] == awaited]
             spans = [
-                together.own(awaited, together.common(index, edge[mine])) for edge in (one.begin, one.end)
+                together.own(awaited, together.common(index, edge[rows_of_awaited]))
+                for edge in (of_rank.begin, of_rank.end)
             ]
-            parts = watchers[awaited].parts(*spans)
-            for window in distinct(one.window[mine]).tolist():
-                inside = one.window[mine] == window
-                whole = int(one.length[mine[inside]].sum())
-                causes = _causes(parts[inside], whole, plausible=together.clock(awaited).plausible)
+            parts = _label_times(segments[awaited], *spans)
+            for window in distinct(of_rank.window[rows_of_awaited]).tolist():
+                inside = of_rank.window[rows_of_awaited] == window
+                total_ns = int(of_rank.length[rows_of_awaited[inside]].sum())
+                causes = _causes(parts[inside], total_ns, plausible=together.clock(awaited).plausible)
                 step, ranks = int(numbers[window]), together.ranks
-                found += [Wait(step, ranks[index], ranks[awaited], why, ns) for why, ns in causes.items()]
-    return sorted(found, key=lambda one: (one.step, one.rank, one.awaited, -one.ns))
+                waits += [Wait(step, ranks[index], ranks[awaited], why, ns) for why, ns in causes.items()]
+    return sorted(waits, key=lambda of_rank: (of_rank.step, of_rank.rank, of_rank.awaited, -of_rank.ns))
 
 
 def late_hosts(together: Together, segments: Sequence[Segments]) -> list[HostLate]:
     """What each late host did, from the recorded calls and ops of the threads that launch."""
-    found = []
-    for index, one in enumerate(segments):
+    hosts = []
+    for index, of_rank in enumerate(segments):
         work = together.works[index]
-        rows = np.flatnonzero(one.label == LAUNCH_LATE)
+        rows = np.flatnonzero(of_rank.label == LAUNCH_LATE)
         if not len(rows):
             continue
-        spans = np.stack([one.begin[rows], one.end[rows]], axis=1)
+        spans = np.stack([of_rank.begin[rows], of_rank.end[rows]], axis=1)
         blocked = union(work.blocking_calls)
         calls = subtract(work.calls, blocked)
         ops = subtract(subtract(work.host_ops, blocked), calls)
         covered = {
             name: overlap(spans, cover) for name, cover in ((BLOCKED, blocked), (RUNTIME, calls), (OP, ops))
         }
-        covered[NO_OP] = one.length[rows] - sum(covered.values())
-        op = work.op[one.next_row[rows]]
-        for window in distinct(one.window[rows]).tolist():
-            inside = one.window[rows] == window
-            by_op = np.bincount(op[inside], weights=one.length[rows][inside], minlength=len(work.ops))
-            largest = np.argsort(-by_op, kind="stable")[:3]
-            found.append(
+        covered[NO_OP] = of_rank.length[rows] - sum(covered.values())
+        names = [work.keys[key][0] for key in work.key[of_rank.next_row[rows]].tolist()]
+        for window in distinct(of_rank.window[rows]).tolist():
+            inside = np.flatnonzero(of_rank.window[rows] == window)
+            by_op: Counter[str] = Counter()
+            for index_of_span in inside.tolist():
+                by_op[names[index_of_span]] += int(of_rank.length[rows[index_of_span]])
+            hosts.append(
                 HostLate(
                     step=int(together.windows[index][window, 0]),
                     rank=work.rank,
                     by_activity={name: int(ns[inside].sum()) for name, ns in covered.items()},
-                    by_op=tuple((work.ops[i], int(by_op[i])) for i in largest.tolist() if by_op[i] > 0),
+                    by_op=tuple(by_op.most_common(3)),
                 )
             )
-    return found
+    return hosts
 
 
-class _Watcher:
-    """What one rank does in any span of time: the running sum of each of its labels."""
-
-    def __init__(self, segments: Segments) -> None:
-        self._begin, self._end = segments.begin, segments.end
-        self._label = segments.label
-
-    def parts(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """Time of each label in each span (n, labels)."""
-        result = np.zeros((len(begin), len(LABELS)), dtype=np.int64)
-        for label in range(len(LABELS)):
-            chosen = self._label == label
-            if chosen.any():
-                cover = np.stack([self._begin[chosen], self._end[chosen]], axis=1)
-                result[:, label] = overlap(np.stack([begin, end], axis=1), cover)
-        return result
+def _label_times(segments: Segments, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """What one rank does in each span of time (n,): ns of each label (n, labels)."""
+    times = np.zeros((len(begin), len(LABELS)), dtype=np.int64)
+    spans = np.stack([begin, end], axis=1)
+    for label in distinct(segments.label).tolist():
+        chosen = segments.label == label
+        cover = np.stack([segments.begin[chosen], segments.end[chosen]], axis=1)
+        times[:, label] = overlap(spans, cover)
+    return times
 
 
 def _causes(parts: np.ndarray, whole_ns: int, *, plausible: bool) -> dict[str, int]:
@@ -136,9 +120,9 @@ def _causes(parts: np.ndarray, whole_ns: int, *, plausible: bool) -> dict[str, i
     sums: dict[str, int] = {}
     for label, ns in enumerate(parts.sum(axis=0).tolist()):
         if ns:
-            why = BECAUSE.get(label, UNEXPLAINED)
-            sums[why] = sums.get(why, 0) + ns
-    rest = whole_ns - sum(sums.values())
-    if rest:  # outside the awaited rank's windows: it had not entered its step
-        sums[BEFORE] = sums.get(BEFORE, 0) + rest
+            cause = BECAUSE.get(LABELS[label], UNEXPLAINED)
+            sums[cause] = sums.get(cause, 0) + ns
+    outside_ns = whole_ns - sum(sums.values())
+    if outside_ns:  # outside the awaited rank's windows: it had not entered its step
+        sums[BEFORE] = sums.get(BEFORE, 0) + outside_ns
     return sums

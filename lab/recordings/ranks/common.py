@@ -20,15 +20,15 @@ UNKNOWN = -1
 class Call:
     """The collectives of one rank: row of its operations, number of the call, and when all were in.
 
-    all_in is on the rank's own clock; last is the index of the rank that came last, UNKNOWN where this is
-    not to be told (a kind that does not block, or no partner). late_ns: how much later than the median rank
-    this one left (NaN alone).
+    all_in is on the rank's own clock; last_index: which rank came last, UNKNOWN where this cannot
+    be told (a kind that does not block, or no partner). late_ns: how much later than the median rank this one
+    left (NaN alone).
     """
 
     row: np.ndarray
     call: np.ndarray
     all_in: np.ndarray
-    last: np.ndarray
+    last_index: np.ndarray
     late_ns: np.ndarray
 
 
@@ -63,21 +63,21 @@ class Together:
         """Times of the common clock (n,) on the clock of rank `index`."""
         clock = self.clock(index)
         near = common_ns + clock.error_ns(common_ns)
-        own: np.ndarray = common_ns + clock.error_ns(near)
-        return own
+        own_ns: np.ndarray = common_ns + clock.error_ns(near)
+        return own_ns
 
     def window(self, index: int, step: int) -> tuple[int, int] | None:
         rows = self.windows[index]
-        at = np.flatnonzero(rows[:, 0] == step)
-        return (int(rows[at[0], 1]), int(rows[at[0], 2])) if len(at) else None
+        indices = np.flatnonzero(rows[:, 0] == step)
+        return (int(rows[indices[0], 1]), int(rows[indices[0], 2])) if len(indices) else None
 
 
 def together(works: Mapping[int, RankWork]) -> Together:
     """The ranks' work, paired. Raises nothing for odd input: what does not fit is in `pairs.problems`."""
     ordered = tuple(works[rank] for rank in sorted(works))
     hosts = {work.rank: work.host for work in ordered}
-    known = hosts if all(hosts.values()) else None
-    pairs = pair_collectives({work.rank: work.collectives for work in ordered}, hosts=known)
+    host_of_rank = hosts if all(hosts.values()) else None
+    pairs = pair_collectives({work.rank: work.collectives for work in ordered}, hosts=host_of_rank)
     ordered, renumbered = _one_numbering(ordered, pairs)
     pairs = replace(pairs, problems=(*pairs.problems, *renumbered))
     windows, kind = _windows(ordered)
@@ -90,27 +90,27 @@ def _one_numbering(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[tuple[Ran
     grid = pairs.by_rank("row")
     number = np.full(grid.shape, np.nan)
     for index, work in enumerate(works):
-        there = np.flatnonzero(~np.isnan(grid[:, index]) & bool(len(work.steps)))
-        if not len(there):
+        paired = np.flatnonzero(~np.isnan(grid[:, index]) & bool(len(work.steps)))
+        if not len(paired):
             continue
-        at = _step_of_launch(work)[grid[there, index].astype(np.int64)]
-        number[there[at != UNKNOWN], index] = work.steps[at[at != UNKNOWN], 0]
+        step_index = _step_of_launch(work)[grid[paired, index].astype(np.int64)]
+        number[paired[step_index != UNKNOWN], index] = work.steps[step_index[step_index != UNKNOWN], 0]
     ordered = np.sort(number, axis=1)
-    known = (~np.isnan(number)).sum(axis=1)
-    usual = ordered[np.arange(len(number)), np.maximum(known - 1, 0) // 2] if number.size else np.empty(0)
-    found, said = [], []
+    num_known = (~np.isnan(number)).sum(axis=1)
+    usual = ordered[np.arange(len(number)), np.maximum(num_known - 1, 0) // 2] if number.size else np.empty(0)
+    numbered, notes = [], []
     for index, work in enumerate(works):
         off = number[:, index] - usual
-        off = off[~np.isnan(off) & (known > 1)]
+        off = off[~np.isnan(off) & (num_known > 1)]
         if len(off) and off[0] and (off == off[0]).all():
             steps = work.steps - np.array([int(off[0]), 0, 0])
             work = RankWork(**{**vars(work), "steps": steps})
             higher = "higher" if off[0] > 0 else "lower"
-            said.append(
+            notes.append(
                 f"rank {work.rank} numbers its steps {abs(int(off[0]))} {higher} than the others: renumbered"
             )
-        found.append(work)
-    return tuple(found), said
+        numbered.append(work)
+    return tuple(numbered), notes
 
 
 def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
@@ -124,30 +124,30 @@ def _calls(works: tuple[RankWork, ...], pairs: Pairs) -> tuple[Call, ...]:
     start = rows.ts_ns
     last_start = np.full(num_calls + 1, np.iinfo(np.int64).min)
     np.maximum.at(last_start, number[paired], start[paired])
-    last = np.full(num_calls + 1, UNKNOWN, dtype=np.int64)
+    last_index = np.full(num_calls + 1, UNKNOWN, dtype=np.int64)
     is_last = np.flatnonzero(paired & (start == last_start[number]))[::-1]
-    last[number[is_last]] = index[is_last]  # of equals, the lowest rank
+    last_index[number[is_last]] = index[is_last]  # of equals, the lowest rank
     kinds = np.append(pairs.collectives.blocks.astype(bool), False)
     tells = kinds[number] & paired & (np.append(pairs.collectives.num_ranks, 0)[number] > 1)
     late = _lateness(number, index, start + rows.dur_ns, num_calls, len(works))
-    found = []
+    calls = []
     for i, work in enumerate(works):
-        mine = np.flatnonzero(index == i)
-        common = np.where(tells[mine], last_start[number[mine]], start[mine])
-        begin = work.start[rows.row[mine]]
+        of_rank = np.flatnonzero(index == i)
+        common = np.where(tells[of_rank], last_start[number[of_rank]], start[of_rank])
+        begin = work.start[rows.row[of_rank]]
         # The correction is an integer per row, so a rank's own time of the last arrival is exact.
-        all_in = np.maximum(begin, common + (begin - start[mine]))
-        own_last = np.where(tells[mine], last[number[mine]], UNKNOWN)
-        found.append(
+        all_in = np.maximum(begin, common + (begin - start[of_rank]))
+        own_last = np.where(tells[of_rank], last_index[number[of_rank]], UNKNOWN)
+        calls.append(
             Call(
-                row=rows.row[mine],
-                call=number[mine],
-                all_in=np.minimum(all_in, work.end[rows.row[mine]]),
-                last=own_last,
-                late_ns=np.where(tells[mine], late[mine], np.nan),
+                row=rows.row[of_rank],
+                call=number[of_rank],
+                all_in=np.minimum(all_in, work.end[rows.row[of_rank]]),
+                last_index=own_last,
+                late_ns=np.where(tells[of_rank], late[of_rank], np.nan),
             )
         )
-    return tuple(found)
+    return tuple(calls)
 
 
 def _lateness(
@@ -189,10 +189,10 @@ def _whole(work: RankWork) -> np.ndarray:
 def _step_of_launch(work: RankWork) -> np.ndarray:
     """Row of `steps` in which each operation was launched (n,), UNKNOWN outside."""
     when = np.where(work.call_begin >= 0, work.call_begin, work.start)
-    at = np.searchsorted(work.steps[:, 1], when, side="right") - 1
-    inside = (at >= 0) & (when < work.steps[np.maximum(at, 0), 2])
-    found: np.ndarray = np.where(inside, at, UNKNOWN)
-    return found
+    step = np.searchsorted(work.steps[:, 1], when, side="right") - 1
+    inside = (step >= 0) & (when < work.steps[np.maximum(step, 0), 2])
+    step_or_unknown: np.ndarray = np.where(inside, step, UNKNOWN)
+    return step_or_unknown
 
 
 def _last_ends(work: RankWork) -> np.ndarray:
@@ -221,8 +221,8 @@ def launched_in(together: Together, index: int, step: int) -> np.ndarray:
         rows = np.arange(len(work))
     else:
         numbers = work.steps[:, 0]
-        at = _step_of_launch(work)
-        rows = np.flatnonzero((at >= 0) & (numbers[np.maximum(at, 0)] == step))
+        step_index = _step_of_launch(work)
+        rows = np.flatnonzero((step_index >= 0) & (numbers[np.maximum(step_index, 0)] == step))
     when = np.where(work.call_begin >= 0, work.call_begin, work.start)
     ordered: np.ndarray = rows[np.lexsort((work.start[rows], when[rows]))]
     return ordered

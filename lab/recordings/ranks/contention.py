@@ -47,38 +47,42 @@ def contention_of(works: Sequence[RankWork], calls: Sequence[Call]) -> list[Cont
     rank = np.repeat(np.arange(len(works)), [int(mask.sum()) for mask in free])
     key = np.concatenate([numbers[i][mask] for i, mask in enumerate(free)])
     dur = np.concatenate([(work.end - work.start)[mask] for work, mask in zip(works, free, strict=True)])
-    own = _medians(rank * len(shared) + key, dur, len(works) * len(shared))
+    of_rank = _medians(rank * len(shared) + key, dur, len(works) * len(shared))
     classes = np.array([CLASSES.index(kernel_class(one[3])) for one in shared], dtype=np.int64)
     usual, speed = _usual_and_speed(rank, key, dur, classes, len(works))
-    found = []
+    contention = []
     for i, work in enumerate(works):
-        at = numbers[i]
-        mine_median, mine_count = (part[i * len(shared) + at] for part in own)
-        enough_all = usual[1][at] >= FEWEST_FREE
-        base = np.where(mine_count >= FEWEST_FREE, mine_median, usual[0][at] * speed[i, classes[at]])
-        known = (mine_count >= FEWEST_FREE) | enough_all
-        _, mine = beside[i]
-        slower = np.clip(work.end - work.start - base, 0, mine)
-        cost = np.where(computes[i] & known & (mine > 0), slower, 0.0)
-        share = np.divide(waiting[i], mine, out=np.zeros(len(mine)), where=mine > 0)
-        found.append(
+        key_of_row = numbers[i]
+        mine_median, mine_count = (part[i * len(shared) + key_of_row] for part in of_rank)
+        enough_all = usual[1][key_of_row] >= FEWEST_FREE
+        base = np.where(
+            mine_count >= FEWEST_FREE, mine_median, usual[0][key_of_row] * speed[i, classes[key_of_row]]
+        )
+        has_usual = (mine_count >= FEWEST_FREE) | enough_all
+        _, beside_ns = beside[i]
+        slower = np.clip(work.end - work.start - base, 0, beside_ns)
+        cost = np.where(computes[i] & has_usual & (beside_ns > 0), slower, 0.0)
+        share = np.divide(waiting[i], beside_ns, out=np.zeros(len(beside_ns)), where=beside_ns > 0)
+        contention.append(
             Contention(
                 np.rint(cost).astype(np.int64),
                 np.rint(cost * np.minimum(share, 1)).astype(np.int64),
-                np.where(computes[i] & ~known, mine, 0),
+                np.where(computes[i] & ~has_usual, beside_ns, 0),
             )
         )
-    return found
+    return contention
 
 
 def _common_keys(works: Sequence[RankWork]) -> tuple[list[tuple[str, ...]], list[np.ndarray]]:
     """All ranks' keys as one list, and each rank's operations by number in it."""
-    known: dict[tuple[str, ...], int] = {}
+    number_of_key: dict[tuple[str, ...], int] = {}
     numbers = []
     for work in works:
-        of_rank = np.array([known.setdefault(key, len(known)) for key in work.keys], dtype=np.int64)
+        of_rank = np.array(
+            [number_of_key.setdefault(key, len(number_of_key)) for key in work.keys], dtype=np.int64
+        )
         numbers.append(of_rank[work.key] if len(work.keys) else np.empty(0, dtype=np.int64))
-    return list(known), numbers
+    return list(number_of_key), numbers
 
 
 def _overlaps(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -86,16 +90,16 @@ def _overlaps(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, np.nd
 
     Where kernels overlap, the one that started first owns the time, so that no instant counts twice.
     """
-    every = spans(work.start, work.end - work.start)
-    comm = union(every[work.kind == COMM])
-    owned = every.copy()
+    operations = spans(work.start, work.end - work.start)
+    comm = union(operations[work.kind == COMM])
+    owned = operations.copy()
     rows = np.flatnonzero(work.kind == COMP)
     rows = rows[np.lexsort((rows, work.start[rows]))]
     if len(rows):
         reach = np.maximum.accumulate(work.end[rows])
         owned[rows[1:], 0] = np.minimum(np.maximum(work.start[rows[1:]], reach[:-1]), work.end[rows[1:]])
     waits = union(np.stack([work.start[call.row], call.all_in], axis=1)) if len(call.row) else comm[:0]
-    return overlap(every, comm), overlap(owned, comm), overlap(owned, waits)
+    return overlap(operations, comm), overlap(owned, comm), overlap(owned, waits)
 
 
 def _medians(group: np.ndarray, values: np.ndarray, num_groups: int) -> tuple[np.ndarray, np.ndarray]:
@@ -103,11 +107,11 @@ def _medians(group: np.ndarray, values: np.ndarray, num_groups: int) -> tuple[np
     order = np.lexsort((values, group))
     ordered = values[order].astype(float)
     count = np.bincount(group, minlength=num_groups)
-    first = np.cumsum(count) - count
+    group_start = np.cumsum(count) - count
     middle = np.zeros(num_groups)
-    some = count > 0
-    low, high = (first + (count - 1) // 2)[some], (first + count // 2)[some]
-    middle[some] = (ordered[low] + ordered[high]) / 2
+    filled = count > 0
+    low, high = (group_start + (count - 1) // 2)[filled], (group_start + count // 2)[filled]
+    middle[filled] = (ordered[low] + ordered[high]) / 2
     return middle, count
 
 
@@ -128,14 +132,16 @@ def _far_speeds(
     rank: np.ndarray, key: np.ndarray, dur: np.ndarray, classes: np.ndarray, num_ranks: int
 ) -> np.ndarray:
     """Speeds (ranks, classes) far from the others', else 1, from kernels that several ranks ran free."""
-    own, count = _medians(rank * len(classes) + key, dur, num_ranks * len(classes))
-    times = np.where(count > 0, own, np.nan).reshape(num_ranks, len(classes))
+    medians, count = _medians(rank * len(classes) + key, dur, num_ranks * len(classes))
+    times = np.where(count > 0, medians, np.nan).reshape(num_ranks, len(classes))
     shared = np.flatnonzero((~np.isnan(times)).sum(axis=0) > 1)
     ratio = times[:, shared] / column_medians(times[:, shared])
     group = np.arange(num_ranks)[:, None] * len(CLASSES) + classes[shared]
-    known = ~np.isnan(ratio)
-    middle, num = _medians(group[known], ratio[known], num_ranks * len(CLASSES))
-    spread, _ = _medians(group[known], np.abs(ratio[known] - middle[group[known]]), num_ranks * len(CLASSES))
+    measured = ~np.isnan(ratio)
+    middle, num = _medians(group[measured], ratio[measured], num_ranks * len(CLASSES))
+    spread, _ = _medians(
+        group[measured], np.abs(ratio[measured] - middle[group[measured]]), num_ranks * len(CLASSES)
+    )
     far = (num >= FEWEST_RATIOS) & (np.abs(middle - 1) > np.maximum(SAME_SPEED, SIGMAS * spread))
     speeds: np.ndarray = np.where(far, middle, 1.0).reshape(num_ranks, len(CLASSES))
     return speeds

@@ -53,63 +53,65 @@ class Cost:
     kernel: str
 
 
-def costs_of(one: Explained) -> dict[Class, Cost]:
+def costs_of(explained: Explained) -> dict[Class, Cost]:
     """The cost of every class of collectives in one recording."""
-    account = one.account
+    account = explained.account
     pairs = account.together.pairs
     calls = pairs.collectives
     if not len(calls):
         return {}
     keys = list(zip(calls.kind.tolist(), calls.msg_bytes.tolist(), calls.group_size.tolist(), strict=True))
     classes = sorted({Class(*key) for key in keys})
-    number = {name: at for at, name in enumerate(classes)}
+    number = {name: class_index for class_index, name in enumerate(classes)}
     of_call = np.array([number[Class(*key)] for key in keys], dtype=np.int64)
     shares = [
         _contention_by_class(account, index, of_call, len(classes)) for index in range(len(account.ranks))
     ]
-    costs = np.array([_of_step(account, step, of_call, shares, len(classes)) for step in one.steps])
+    costs = np.array([_of_step(account, step, of_call, shares, len(classes)) for step in explained.steps])
     if not len(costs):
         costs = np.full((1, len(classes), 2), np.nan)
     middle = np.median(costs, axis=0)
     latency = _latencies(account, len(calls))
     launched = _launches(account, of_call, len(classes))
-    found = {}
-    for name, at in number.items():
-        mine = of_call == at
-        known = latency[mine][~np.isnan(latency[mine])]
-        found[name] = Cost(
-            cost_ms=float(middle[at, 0]),
-            least_ms=float(middle[at, 1]),
-            latency_us=robust.median(known) / 1e3 if len(known) else float("nan"),
-            num_calls=int(mine.sum()),
-            blocks=bool(calls.blocks[mine].all()),
-            grid=launched[at][0],
-            block=launched[at][1],
-            kernel=launched[at][2],
+    costs_by_class = {}
+    for name, class_index in number.items():
+        of_class = of_call == class_index
+        latencies_ns = latency[of_class][~np.isnan(latency[of_class])]
+        costs_by_class[name] = Cost(
+            cost_ms=float(middle[class_index, 0]),
+            least_ms=float(middle[class_index, 1]),
+            latency_us=robust.median(latencies_ns) / 1e3 if len(latencies_ns) else float("nan"),
+            num_calls=int(of_class.sum()),
+            blocks=bool(calls.blocks[of_class].all()),
+            grid=launched[class_index][0],
+            block=launched[class_index][1],
+            kernel=launched[class_index][2],
         )
-    return found
+    return costs_by_class
 
 
 def _contention_by_class(account: Account, index: int, of_call: np.ndarray, num: int) -> np.ndarray:
     """What each class costs a rank's operations, ns (n, classes, 2): in all, and beside a waiting one."""
     work, call = account.together.works[index], account.together.calls[index]
     cost = account.contention[index].cost_ns
-    found = np.zeros((len(work), num, 2))
+    by_operation = np.zeros((len(work), num, 2))
     rows = np.flatnonzero((work.kind == COMP) & (cost > 0))
     if not len(rows):
-        return found
+        return by_operation
     begin, end = work.start[call.row], work.end[call.row]
-    which = np.where(call.call != UNKNOWN, of_call[np.maximum(call.call, 0)], UNKNOWN)
-    every = np.stack([work.start[rows], work.end[rows]], axis=1)
+    class_of_row = np.where(call.call != UNKNOWN, of_call[np.maximum(call.call, 0)], UNKNOWN)
+    operations = np.stack([work.start[rows], work.end[rows]], axis=1)
     beside = np.zeros((len(rows), num, 2))
-    for at in distinct(which[which >= 0]).tolist():
-        mine = which == at
-        beside[:, at, 0] = overlap(every, union(np.stack([begin, end], axis=1)[mine]))
-        beside[:, at, 1] = overlap(every, union(np.stack([begin, call.all_in], axis=1)[mine]))
+    for class_index in distinct(class_of_row[class_of_row >= 0]).tolist():
+        of_class = class_of_row == class_index
+        beside[:, class_index, 0] = overlap(operations, union(np.stack([begin, end], axis=1)[of_class]))
+        beside[:, class_index, 1] = overlap(
+            operations, union(np.stack([begin, call.all_in], axis=1)[of_class])
+        )
     total = beside[:, :, 0].sum(axis=1)
     scale = np.divide(cost[rows], total, out=np.zeros(len(rows)), where=total > 0)
-    found[rows] = beside * scale[:, None, None]
-    return found
+    by_operation[rows] = beside * scale[:, None, None]
+    return by_operation
 
 
 def _of_step(
@@ -118,45 +120,49 @@ def _of_step(
     """ms (classes, 2): by how much the step is shorter without each class; with and without waiting ones."""
     ready = replay.hosts_ready(step)
     places = {rank: account.ranks.index(rank) for rank in step.ranks}
-    cost = {rank: shares[at][step.ranks[rank].rows] for rank, at in places.items()}
-    found = np.full((num, 2), np.nan)
-    for which in (0, 1):
-        waiting = {rank: part[:, :, 1].sum(axis=1) * which for rank, part in cost.items()}
-        base = replay.length_ms(ready, replay.play(replay.shorter(ready, waiting)))
-        for at in range(num):
+    cost = {rank: shares[class_index][step.ranks[rank].rows] for rank, class_index in places.items()}
+    cost_ms = np.full((num, 2), np.nan)
+    for with_waiting in (0, 1):
+        waiting = {rank: part[:, :, 1].sum(axis=1) * with_waiting for rank, part in cost.items()}
+        base = replay.length_ms(replay.shorter(ready, waiting))
+        for class_index in range(num):
             less = {}
-            for rank, one in step.ranks.items():
-                mine = (one.call != UNKNOWN) & (of_call[np.maximum(one.call, 0)] == at)
-                beside = cost[rank][:, at, 0] - which * cost[rank][:, at, 1]
-                less[rank] = waiting[rank] + np.where(mine, one.dur, beside)
-            found[at, which] = base - replay.length_ms(ready, replay.play(replay.shorter(ready, less)))
-    return found
+            for rank, played in step.ranks.items():
+                of_class = (played.call != UNKNOWN) & (of_call[np.maximum(played.call, 0)] == class_index)
+                beside = cost[rank][:, class_index, 0] - with_waiting * cost[rank][:, class_index, 1]
+                less[rank] = waiting[rank] + np.where(of_class, played.dur, beside)
+            cost_ms[class_index, with_waiting] = base - replay.length_ms(replay.shorter(ready, less))
+    return cost_ms
 
 
 def _latencies(account: Account, num_calls: int) -> np.ndarray:
     """From the last arrival to the first end, ns (calls,); NaN where waits are not told."""
-    least = np.full(num_calls, np.inf)
+    shortest_ns = np.full(num_calls, np.inf)
     for work, call in zip(account.together.works, account.together.calls, strict=True):
-        told = call.last != UNKNOWN
-        np.minimum.at(least, call.call[told], (work.end[call.row] - call.all_in)[told])
-    return np.where(np.isinf(least), np.nan, least)
+        is_paired = call.last_index != UNKNOWN
+        np.minimum.at(shortest_ns, call.call[is_paired], (work.end[call.row] - call.all_in)[is_paired])
+    return np.where(np.isinf(shortest_ns), np.nan, shortest_ns)
 
 
 def _launches(account: Account, of_call: np.ndarray, num: int) -> list[tuple[int, int, str]]:
     """grid, block and kernel of most calls of each class."""
     rows = account.together.pairs.instances
     paired = np.flatnonzero(rows.collective_id >= 0)
-    which = of_call[rows.collective_id[paired]]
-    found = []
-    for at in range(num):
-        mine = paired[which == at]
-        found.append(
-            (_most(rows.grid_x[mine], -1), _most(rows.block_x[mine], -1), _most(rows.kernel[mine], ""))
+    class_of_row = of_call[rows.collective_id[paired]]
+    launches = []
+    for class_index in range(num):
+        of_class = paired[class_of_row == class_index]
+        launches.append(
+            (
+                _most(rows.grid_x[of_class], -1),
+                _most(rows.block_x[of_class], -1),
+                _most(rows.kernel[of_class], ""),
+            )
         )
-    return found
+    return launches
 
 
 def _most(values: np.ndarray, default: Any) -> Any:
     """The most frequent value, the first of equals."""
-    found = Counter(values.tolist()).most_common(1)
-    return found[0][0] if found else default
+    ranking = Counter(values.tolist()).most_common(1)
+    return ranking[0][0] if ranking else default

@@ -1,21 +1,34 @@
-"""What the account means: findings ranked by time, what a repair gives, and the path."""
+"""What the account means: findings ranked by time, what a repair gives, and the path.
+
+Steps are replayed from their launches in the way that repeats the recording, then with one thing changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+
+from lab.core.words import plural, ranks_text
+from lab.recordings.ranks import path as paths
 from lab.recordings.ranks import replay
 from lab.recordings.ranks.account import Account
-from lab.recordings.ranks.explained import Explained
+from lab.recordings.ranks.binding import not_joined
+from lab.recordings.ranks.explained import FREE, READY, READY_FREE, RECORDED, Explained, WhatIf
 from lab.recordings.ranks.findings import findings_of
+from lab.recordings.ranks.path import Piece
 from lab.recordings.ranks.replay import Outcome, Step
-from lab.recordings.ranks.what_if import path_of, repeated, replayable, what_if
-from lab.recordings.ranks.words import steps_text
+from lab.recordings.ranks.words import joined, steps_text
+from lab.recordings.ranks.work import COMP, COPY
+
+# A step whose GPUs idle so much of it with work launched is not replayed from its launches.
+MOST_IDLE = 0.1
+MOST_HOSTS = 3  # slowest hosts repaired one after another
 
 
 def explain(accounts: Sequence[Account]) -> list[Explained]:
     """One per account; settings that launch the same operations share what is learnt about dependencies."""
-    steps = [replayable(account) for account in accounts]
+    steps = [_replayable(account) for account in accounts]
     groups = replay.with_dependencies([found for found, _ in steps])
     return [
         _explained(account, group, notes)
@@ -27,14 +40,13 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
     played: dict[int, tuple[Step, Outcome]] = {}
     withheld, learnt = list(notes), list[str]()
     for step in steps:
-        step, outcome = repeated(account, step, learnt)
+        step, outcome = _repeated(account, step, learnt)
         if outcome is None:
             withheld.append(f"{steps_text([step.number])}: collectives are launched in contradicting orders")
-        elif not replay.accepted(step, outcome):
-            off = 100 * replay.error_share(step, outcome)
+        elif (error := replay.error_share(step, outcome)) > replay.ACCEPTED_SHARE:
             withheld.append(
-                f"{steps_text([step.number])}: the replay of the unchanged recording is off by {off:.2f} % "
-                "on a rank (0.2 % is accepted), so no what-if is given"
+                f"{steps_text([step.number])}: the replay of the unchanged recording is off by "
+                f"{100 * error:.2f} % on a rank (0.2 % is accepted), so no what-if is given"
             )
         else:
             played[step.number] = (step, outcome)
@@ -42,12 +54,112 @@ def _explained(account: Account, steps: Sequence[Step], notes: Sequence[str]) ->
     return Explained(
         account=account,
         findings=tuple(findings),
-        what_if=tuple(row for step, outcome in played.values() for row in what_if(account, step, outcome)),
-        path={number: path_of(account, *one) for number, one in played.items()},
+        what_if=tuple(row for step, outcome in played.values() for row in _what_if(account, step, outcome)),
+        path={number: _path_of(account, *step_and_outcome) for number, step_and_outcome in played.items()},
         host_ms={
-            (step.number, rank): one.host_ns / 1e6 for step in steps for rank, one in step.ranks.items()
+            (step.number, rank): of_rank.host_ns / 1e6
+            for step in steps
+            for rank, of_rank in step.ranks.items()
         },
         withheld=tuple(withheld),
         steps=tuple(step for step, _ in played.values()),
         notes=tuple(learnt),
     )
+
+
+def _replayable(account: Account) -> tuple[list[Step], list[str]]:
+    """The steps that can be replayed, and why others cannot."""
+    together = account.together
+    if len(together.works) < 2:
+        return [], ["one rank alone has nobody to wait for: nothing is replayed"]
+    if (reason := not_joined(account)) is not None:
+        return [], [f"{reason}: no what-if is given"]
+    wrong = [one.rank for one in account.clocks if not one.plausible]
+    if wrong:
+        return [], [f"clocks contradict each other ({ranks_text(wrong)}): no what-if is given"]
+    steps = replay.steps_of(together)
+    left = [number for number in together.steps if number not in {one.number for one in steps}]
+    notes = (
+        [f"{steps_text(left)}: not every rank recorded all launches, so no what-if is given"] if left else []
+    )
+    small = [one for one in steps if one.size <= replay.MOST_OPERATIONS]
+    if len(small) < len(steps):
+        notes.append(f"{plural(len(steps) - len(small), 'step')} too large to replay: no what-if is given")
+    return small, notes
+
+
+def _repeated(account: Account, step: Step, notes: list[str]) -> tuple[Step, Outcome | None]:
+    """The step and its replay, by the first way that repeats the recording."""
+    fallback: tuple[Step, Outcome | None] | None = None
+    for variant, note in _variants(account, step):
+        outcome = replay.play(variant)
+        if outcome is not None and replay.error_share(variant, outcome) <= replay.ACCEPTED_SHARE:
+            notes += [note] if note else []
+            return variant, outcome
+        fallback = fallback or (variant, outcome)
+    return fallback or (step, None)
+
+
+def _variants(account: Account, step: Step) -> Iterator[tuple[Step, str]]:
+    """Ways to replay a step, each with what it rests on beside the recording, "" for nothing.
+
+    As launched; with each start's own delay of some us; with mined waits; at last with all delays of starts
+    as recorded, where the GPUs idled little with work launched.
+    """
+    yield step, ""
+    yield replay.with_delays(step), ""
+    with_mined = replay.with_mined(step)
+    if with_mined is not None:
+        note = (
+            f"{steps_text([step.number])} is replayed with waits of streams that the recording suggests, "
+            "beside the recorded ones, which alone do not repeat it"
+        )
+        yield with_mined, note
+        yield replay.with_delays(with_mined), note
+    rows = [row for row in account.rows if row.step == step.number]
+    idle = max(rows, key=lambda row: row.parts["launch_gap_ns"])
+    if idle.parts["launch_gap_ns"] <= MOST_IDLE * idle.step_ns:
+        reason = "kernels found no room, or another program used the GPU"
+        note = (
+            f"{steps_text([step.number])}: starts that nothing recorded explains ({reason}) are kept as "
+            "recorded; what-if lengths may be off by "
+            f"{idle.parts['launch_gap_ns'] / 1e6:.1f} ms, for which a GPU idled"
+        )
+        yield replay.with_delays(with_mined or step, np.inf), note
+
+
+def _path_of(account: Account, step: Step, outcome: Outcome) -> list[Piece]:
+    kinds = {}
+    for rank, played in step.ranks.items():
+        work = account.together.works[account.ranks.index(rank)]
+        names = {COMP: paths.COMPUTE, COPY: paths.COPY}
+        kinds[rank] = [names.get(kind, paths.TRANSFER) for kind in work.kind[played.rows].tolist()]
+    return paths.critical_path(step, outcome, kinds)
+
+
+def _what_if(account: Account, step: Step, outcome: Outcome) -> list[WhatIf]:
+    recorded = step.recorded_ns / 1e6
+
+    def row(change: str, changed: Step | None, ranks: Sequence[int] = ()) -> list[WhatIf]:
+        length = replay.length_ms(changed) if changed is not None else float("nan")
+        is_known = not np.isnan(length)
+        return [WhatIf(step.number, change, tuple(ranks), length, recorded)] if is_known else []
+
+    rows = [WhatIf(step.number, RECORDED, (), replay.length_ms(step, outcome), recorded)]
+    span = {rank: one.host_ns for rank, one in step.ranks.items()}
+    slowest = sorted(span, key=lambda rank: -span[rank])[: min(MOST_HOSTS, len(span) - 1)]
+    for count in range(1, len(slowest) + 1):
+        fixed = slowest[:count]
+        changed = replay.hosts_as_others(step, fixed)
+        rows += row(f"host of rank {joined(fixed)} as the others'", changed, fixed)
+    free = _contention(account, step)
+    rows += row(FREE, replay.shorter(step, free))
+    ready = replay.hosts_ready(step)
+    rows += row(READY, ready)
+    rows += row(READY_FREE, replay.shorter(ready, free))
+    return rows
+
+
+def _contention(account: Account, step: Step) -> dict[int, np.ndarray]:
+    costs = dict(zip(account.ranks, account.contention, strict=True))
+    return {rank: costs[rank].cost_ns[one.rows].astype(float) for rank, one in step.ranks.items()}

@@ -59,15 +59,17 @@ class Explained:
 
     def length_ms(self, change: str) -> float | None:
         """The median length over steps with this change, None where it is not known."""
-        found = [one.length_ms for one in self.what_if if one.change == change]
-        return robust.median(found) if found else None
+        lengths_ms = [one.length_ms for one in self.what_if if one.change == change]
+        return robust.median(lengths_ms) if lengths_ms else None
 
 
-def bound_ranks(one: Explained) -> dict[int, float]:
+def bound_ranks(explained: Explained) -> dict[int, float]:
     """Rank -> ms that its host needs per step, of the ranks whose hosts need longer than all GPUs."""
-    ready = one.length_ms(READY)
+    ready = explained.length_ms(READY)
     if ready is None:
         return {}
-    ranks = sorted({rank for _, rank in one.host_ms})
-    spans = {rank: robust.median([ms for (_, r), ms in one.host_ms.items() if r == rank]) for rank in ranks}
+    ranks = sorted({rank for _, rank in explained.host_ms})
+    spans = {
+        rank: robust.median([ms for (_, r), ms in explained.host_ms.items() if r == rank]) for rank in ranks
+    }
     return {rank: span for rank, span in spans.items() if span > 1.05 * ready}

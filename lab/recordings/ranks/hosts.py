@@ -35,16 +35,16 @@ def host_waits(work: RankWork, rows: np.ndarray) -> list[HostWait]:
     # In the order of `rows`, in which an operation without a recorded launch stands at its start.
     begins = np.where(work.call_begin >= 0, work.call_begin, work.start)[rows]
     ends = work.end[rows]
-    found: list[HostWait] = []
+    waits: list[HostWait] = []
     for begin, end in calls.tolist():
         place = int(np.searchsorted(begins, end))
-        if not 0 < place < len(rows) or begins[place - 1] > begin or (found and begin < found[-1].end):
+        if not 0 < place < len(rows) or begins[place - 1] > begin or (waits and begin < waits[-1].end):
             continue  # before or after the step's launches, or another thread launched meanwhile
-        done = np.where(ends[:place] <= end, ends[:place], -1)
-        on = int(done.argmax())
-        if done[on] > begin and end - done[on] <= RETURNS_NS:
-            found.append(HostWait(place, on, begin, end, float(end - done[on])))
-    return found
+        ended_ns = np.where(ends[:place] <= end, ends[:place], -1)
+        on = int(ended_ns.argmax())
+        if ended_ns[on] > begin and end - ended_ns[on] <= RETURNS_NS:
+            waits.append(HostWait(place, on, begin, end, float(end - ended_ns[on])))
+    return waits
 
 
 def host_lateness_ns(together: Together, step: int) -> dict[int, float]:
@@ -52,16 +52,16 @@ def host_lateness_ns(together: Together, step: int) -> dict[int, float]:
 
     Only ranks with a launch for every operation, and with others that launch as many, have one.
     """
-    after: dict[int, np.ndarray] = {}
+    launched_ns: dict[int, np.ndarray] = {}
     for index, work in enumerate(together.works):
         window, rows = together.window(index, step), launched_in(together, index, step)
         if window is None or not len(rows) or (work.call_end[rows] < 0).any():
             continue
         until = np.stack([np.full(len(rows), window[0]), work.call_begin[rows]], axis=1)
-        after[work.rank] = work.call_end[rows] - window[0] - overlap(until, work.blocking_calls)
-    found = {}
-    for rank, mine in after.items():
-        others = [theirs for other, theirs in after.items() if other != rank and len(theirs) == len(mine)]
-        if others:
-            found[rank] = max(0.0, float((mine - np.median(others, axis=0)).max()))
-    return found
+        launched_ns[work.rank] = work.call_end[rows] - window[0] - overlap(until, work.blocking_calls)
+    lateness_ns = {}
+    for rank, of_rank in launched_ns.items():
+        peers_ns = [ns for peer, ns in launched_ns.items() if peer != rank and len(ns) == len(of_rank)]
+        if peers_ns:
+            lateness_ns[rank] = max(0.0, float((of_rank - np.median(peers_ns, axis=0)).max()))
+    return lateness_ns

@@ -51,29 +51,31 @@ def segments_of(work: RankWork, call: Call, windows: np.ndarray) -> Segments:
     begin, end, window = begin[inside], end[inside], window[inside]
 
     def runs(start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        begun = np.searchsorted(np.sort(start), begin, side="right")
+        started = np.searchsorted(np.sort(start), begin, side="right")
         over = np.searchsorted(np.sort(stop), begin, side="right")
-        active: np.ndarray = begun > over
+        active: np.ndarray = started > over
         return active
 
     computes, talks, copies = (
         runs(work.start[work.kind == k], work.end[work.kind == k]) for k in (COMP, COMM, COPY)
     )
     moves = runs(call.all_in, work.end[call.row])
-    at = np.searchsorted(waits[0], begin, side="right") - 1
+    wait_index = np.searchsorted(waits[0], begin, side="right") - 1
     in_wait = (
-        (at >= 0) & (begin < waits[1][np.maximum(at, 0)])
-        if len(at) and len(waits[0])
+        (wait_index >= 0) & (begin < waits[1][np.maximum(wait_index, 0)])
+        if len(wait_index) and len(waits[0])
         else np.zeros(len(begin), bool)
     )
-    awaited = np.where(in_wait, waits[2][np.maximum(at, 0)] if len(waits[2]) else UNKNOWN, UNKNOWN)
+    awaited = np.where(in_wait, waits[2][np.maximum(wait_index, 0)] if len(waits[2]) else UNKNOWN, UNKNOWN)
     unpaired = talks & ~moves & ~in_wait  # a collective without a row here: it moves data, as far as known
     order = np.argsort(work.start, kind="stable")
     coming = np.searchsorted(work.start[order], begin, side="right")
-    there = coming < len(order)
-    next_row = np.where(there, order[np.minimum(coming, len(order) - 1)] if len(order) else UNKNOWN, UNKNOWN)
-    next_start = np.where(there, work.start[next_row] if len(order) else _FAR, _FAR)
-    returned = np.where(there, work.call_end[next_row] if len(order) else UNKNOWN, UNKNOWN)
+    is_followed = coming < len(order)
+    next_row = np.where(
+        is_followed, order[np.minimum(coming, len(order) - 1)] if len(order) else UNKNOWN, UNKNOWN
+    )
+    next_start = np.where(is_followed, work.start[next_row] if len(order) else _FAR, _FAR)
+    returned = np.where(is_followed, work.call_end[next_row] if len(order) else UNKNOWN, UNKNOWN)
     idle = ~(computes | talks | copies)
     label = np.full(len(begin), UNEXPLAINED)
     label[idle & (returned >= 0)] = LAUNCH_GAP
@@ -97,8 +99,8 @@ def _oldest_waits(work: RankWork, call: Call) -> tuple[np.ndarray, np.ndarray, n
     """Disjoint spans of waiting and who is waited for: of several calls the oldest counts."""
     begin, end = work.start[call.row], call.all_in
     order = np.lexsort((end, begin))
-    begin, end, last = begin[order], end[order], call.last[order]
+    begin, end, last_index = begin[order], end[order], call.last_index[order]
     reach = np.maximum.accumulate(end) if len(end) else end
     begin = np.maximum(begin, np.concatenate([[np.iinfo(np.int64).min], reach[:-1]])) if len(end) else begin
-    kept = begin < end
-    return begin[kept], end[kept], last[kept]
+    is_wait = begin < end
+    return begin[is_wait], end[is_wait], last_index[is_wait]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lab.recordings.ranks.common import UNKNOWN
-from lab.recordings.ranks.replay import HOST, Outcome, Step
+from lab.recordings.ranks.replay import Outcome, Step
 
 ENTERED, HOST_TIME, COMPUTE, TRANSFER, COPY, GAP = (
     "entered late",
@@ -37,36 +37,36 @@ class Piece:
 
 def critical_path(step: Step, outcome: Outcome, kinds: dict[int, list[str]]) -> list[Piece]:
     """Pieces in order of time; kinds[rank][place] is compute, transfer or copy for each operation."""
-    rank = max(outcome.end, key=lambda one: max(outcome.end[one]))
+    rank = max(outcome.end, key=lambda played: max(outcome.end[played]))
     ends = outcome.end[rank]
     place = max(range(len(ends)), key=ends.__getitem__)
     origin = step.begin
     pieces: list[Piece] = []
     until = ends[place]
     while True:
-        one = step.ranks[rank]
-        call = int(one.call[place])
+        played = step.ranks[rank]
+        call = int(played.call[place])
         if call >= 0:  # from the last arrival on it moves data, before that its last rank counts
-            last = outcome.last[call]
-            there = place if last == rank else int((step.ranks[last].call == call).argmax())
-            begun = outcome.start[last][there]
-            pieces.append(Piece(rank, TRANSFER, begun - origin, until - origin, int(one.key[place])))
-            rank, place, one = last, there, step.ranks[last]
+            last_rank = outcome.last_rank[call]
+            last_place = place if last_rank == rank else int((step.ranks[last_rank].call == call).argmax())
+            start_ns = outcome.start[last_rank][last_place]
+            pieces.append(Piece(rank, TRANSFER, start_ns - origin, until - origin, int(played.key[place])))
+            rank, place, played = last_rank, last_place, step.ranks[last_rank]
         else:
-            begun = outcome.start[rank][place]
+            start_ns = outcome.start[rank][place]
             pieces.append(
-                Piece(rank, kinds[rank][place], begun - origin, until - origin, int(one.key[place]))
+                Piece(rank, kinds[rank][place], start_ns - origin, until - origin, int(played.key[place]))
             )
-        bound, before = outcome.bound[rank][place]
-        if bound == HOST and before == UNKNOWN:
+        by_host, previous = outcome.held_by[rank][place]
+        if by_host and previous == UNKNOWN:
             break
-        until = outcome.end[rank][before]  # of a host that waited: what it waited for
-        pieces.append(Piece(rank, HOST_TIME if bound == HOST else GAP, until - origin, begun - origin))
-        place = before
-    one = step.ranks[rank]
-    pieces.append(Piece(rank, HOST_TIME, one.begin - origin, begun - origin))
-    if one.begin > origin:
-        pieces.append(Piece(rank, ENTERED, 0.0, one.begin - origin))
+        until = outcome.end[rank][previous]  # of a host that waited: what it waited for
+        pieces.append(Piece(rank, HOST_TIME if by_host else GAP, until - origin, start_ns - origin))
+        place = previous
+    played = step.ranks[rank]
+    pieces.append(Piece(rank, HOST_TIME, played.begin - origin, start_ns - origin))
+    if played.begin > origin:
+        pieces.append(Piece(rank, ENTERED, 0.0, played.begin - origin))
     return [piece for piece in reversed(pieces) if piece.ns > 0]
 
 
@@ -75,4 +75,4 @@ def shares(path: list[Piece]) -> list[tuple[int, str, float]]:
     sums: dict[tuple[int, str], float] = {}
     for piece in path:
         sums[piece.rank, piece.kind] = sums.get((piece.rank, piece.kind), 0.0) + piece.ns
-    return sorted(((rank, kind, ns) for (rank, kind), ns in sums.items()), key=lambda one: -one[2])
+    return sorted(((rank, kind, ns) for (rank, kind), ns in sums.items()), key=lambda share: -share[2])

@@ -11,8 +11,8 @@ was what was waited for at least once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,7 +33,7 @@ ACCEPTED_SHARE = 0.002
 # Steps with more operations are not replayed: their rows would take minutes in plain Python.
 MOST_OPERATIONS = 400_000
 
-HOST, STREAM, OTHER_STREAM, COLLECTIVE = range(4)
+Waits = tuple[tuple[int, ...], ...]  # by operation: the places of those that it waits for
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Played:
     """The operations of one rank in one step, in the order of their launch, on the common clock.
 
     ready is when the launch call returned, lag what start then takes at most; dur is a collective's transfer.
-    before and other are the operations (places) that must have ended; call is -1 for no collective. recorded
-    is other as the profiler recorded it, None where it recorded no waits of streams; mined what the
-    recordings show. waits are the host's, for its own operations. delay is what starts take beyond (n,), or
-    empty for nothing. held: whether its stream held it back for an event that is not known.
+    previous and awaited are the operations (places) that must have ended; call is -1 for no collective.
+    awaited is as the profiler recorded it, or mined where it recorded no waits of streams; mined is what the
+    recordings show. waits are the host's, for its own operations. delay is what starts take beyond (n,).
+    held: whether its stream held it back for an event that is not known.
     """
 
     rank: int
@@ -58,21 +58,20 @@ class Played:
     lag: np.ndarray
     dur: np.ndarray
     call: np.ndarray
-    before: np.ndarray
-    other: tuple[tuple[int, ...], ...] = ()
-    recorded: tuple[tuple[int, ...], ...] | None = None
-    mined: tuple[tuple[int, ...], ...] = ()
-    floor: np.ndarray = field(default_factory=lambda: np.empty(0))
+    previous: np.ndarray
+    floor: np.ndarray
+    delay: np.ndarray
+    held: np.ndarray
+    awaited: Waits
+    mined: Waits = ()
     waits: tuple[HostWait, ...] = ()
-    delay: np.ndarray = field(default_factory=lambda: np.empty(0))
-    held: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=bool))
 
     @property
     def busy(self) -> np.ndarray:
         """When each launch (n,) would have returned after the step's begin, had the host not waited."""
         waited = np.zeros(len(self.ready) + 1)
-        for one in self.waits:
-            waited[one.place] += one.end - one.begin
+        for wait in self.waits:
+            waited[wait.place] += wait.end - wait.begin
         busy: np.ndarray = self.ready - self.begin - np.cumsum(waited)[:-1]
         return busy
 
@@ -84,44 +83,51 @@ class Played:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Start and end (n,) of every rank's operations; bound is what held each start: HOST, or a place."""
+    """Start and end (n,) of every rank's operations, and what held each start.
+
+    held_by: whether that was the host, and which operation's end, UNKNOWN for a launch that waited for none.
+    """
 
     start: dict[int, list[float]]
     end: dict[int, list[float]]
-    bound: dict[int, list[tuple[int, int]]]
-    last: dict[int, int]
+    held_by: dict[int, list[tuple[bool, int]]]
+    last_rank: dict[int, int]
     finish: float
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of all ranks, ready to be replayed; None in place of it where that is not possible."""
+    """One step of all ranks, ready to be replayed."""
 
     number: int
     ranks: dict[int, Played]
-    begin: float
     recorded_ns: float
 
     @property
+    def begin(self) -> float:
+        return min(played.begin for played in self.ranks.values())
+
+    @property
     def size(self) -> int:
-        return sum(len(one.rows) for one in self.ranks.values())
+        return sum(len(played.rows) for played in self.ranks.values())
+
+    def changed(self, change: Callable[[Played], Played]) -> Step:
+        return replace(self, ranks={rank: change(played) for rank, played in self.ranks.items()})
 
 
 def steps_of(together: Together) -> list[Step]:
     """Every step that all ranks recorded with launches, without dependencies across streams."""
-    found = []
+    steps = []
     for number in together.steps:
         ranks = {}
         for index, work in enumerate(together.works):
-            played = _played(together, index, number)
-            if played is None:
-                break
-            ranks[work.rank] = played
-        else:
-            begin = min(one.begin for one in ranks.values())
-            end = max(float(one.end.max()) for one in ranks.values())
-            found.append(Step(number, ranks, begin, end - begin))
-    return found
+            if (played := _played(together, index, number)) is not None:
+                ranks[work.rank] = played
+        if len(ranks) == len(together.works):
+            begin = min(played.begin for played in ranks.values())
+            end = max(float(played.end.max()) for played in ranks.values())
+            steps.append(Step(number, ranks, end - begin))
+    return steps
 
 
 def _played(together: Together, index: int, number: int) -> Played | None:
@@ -136,98 +142,92 @@ def _played(together: Together, index: int, number: int) -> Played | None:
     )
     call = np.full(len(work), UNKNOWN, dtype=np.int64)
     moved = np.zeros(len(work))
-    mine = together.calls[index]
-    call[mine.row] = np.where(mine.last != UNKNOWN, mine.call, UNKNOWN)
-    moved[mine.row] = work.end[mine.row] - mine.all_in
-    stream = work.stream[rows]
-    begin = float(together.common(index, np.array([window[0]]))[0] - origin)
-    waits = host_waits(work, rows)
-    spans = np.array([[one.begin, one.end] for one in waits], dtype=np.int64).reshape(-1, 2)
-    spans = (together.common(index, spans.ravel()) - origin).reshape(-1, 2).astype(float)
+    call_rows = together.calls[index]
+    call[call_rows.row] = np.where(call_rows.last_index != UNKNOWN, call_rows.call, UNKNOWN)
+    moved[call_rows.row] = work.end[call_rows.row] - call_rows.all_in
+    place = np.full(len(work), UNKNOWN, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    waits = []
+    for wait in host_waits(work, rows):
+        begin_ns, end_ns = together.common(index, np.array([wait.begin, wait.end])) - origin
+        waits.append(wait._replace(begin=float(begin_ns), end=float(end_ns)))
     return Played(
         rank=work.rank,
-        begin=begin,
+        begin=float(together.common(index, np.array([window[0]]))[0] - origin),
         rows=rows,
         key=work.key[rows],
-        stream=stream,
+        stream=work.stream[rows],
         start=start,
         end=end,
         ready=ready,
         lag=np.minimum(LAUNCH_NS, start - ready),
         dur=np.where(call[rows] != UNKNOWN, moved[rows], end - start),
         call=call[rows],
-        before=_before(stream),
-        recorded=_recorded(work, rows),
-        floor=_floor(together, index, rows, stream),
+        previous=_previous(work.stream[rows]),
+        floor=_floor(together, index, rows, place),
+        delay=np.zeros(len(rows)),
         held=np.isin(rows, work.held),
-        waits=tuple(
-            one._replace(begin=begun, end=over)
-            for one, (begun, over) in zip(waits, spans.tolist(), strict=True)
-        ),
+        awaited=_recorded(work, place, len(rows)),
+        waits=tuple(waits),
     )
 
 
-def _recorded(work: RankWork, rows: np.ndarray) -> tuple[tuple[int, ...], ...] | None:
-    """What each operation (n,) waits for on other streams within its step, as recorded."""
-    if not len(work.waits):
-        return None
-    place = np.full(len(work), UNKNOWN, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
-    waits: list[list[int]] = [[] for _ in rows]
-    for one, awaited in place[work.waits].tolist():
-        if 0 <= awaited < one:
-            waits[one].append(awaited)
-    return tuple(tuple(one) for one in waits)
+def _recorded(work: RankWork, place: np.ndarray, num_places: int) -> Waits:
+    """What each operation waits for on other streams within its step; () where no such wait was recorded."""
+    waits: list[list[int]] = [[] for _ in range(num_places)]
+    for waiting, awaited in place[work.waits].tolist():
+        if 0 <= awaited < waiting:
+            waits[waiting].append(awaited)
+    return tuple(map(tuple, waits)) if len(work.waits) else ()
 
 
-def _floor(together: Together, index: int, rows: np.ndarray, stream: np.ndarray) -> np.ndarray:
+def _floor(together: Together, index: int, rows: np.ndarray, place: np.ndarray) -> np.ndarray:
     """The end of what an earlier step left on each one's stream, or made it wait for (n,); else -inf."""
     work = together.works[index]
     floor = np.full(len(rows), -np.inf)
-    first = int(rows[0])
-    for one in distinct(stream).tolist():
-        at = int(np.flatnonzero(stream == one)[0])
-        earlier = np.flatnonzero((work.stream == one) & (work.start < work.start[rows[at]]))
-        if len(earlier) and first >= 0:
-            floor[at] = float(together.common(index, work.end[earlier].max()[None])[0] - together.origin_ns)
-    place = np.full(len(work), UNKNOWN, dtype=np.int64)
-    place[rows] = np.arange(len(rows))
+
+    def on_common_clock(end: np.ndarray) -> np.ndarray:
+        return (together.common(index, end) - together.origin_ns).astype(float)
+
+    for stream in distinct(work.stream[rows]).tolist():
+        first_place = int(np.flatnonzero(work.stream[rows] == stream)[0])
+        earlier = (work.stream == stream) & (work.start < work.start[rows[first_place]])
+        if earlier.any():
+            floor[first_place] = on_common_clock(work.end[earlier].max(keepdims=True))[0]
     waits = work.waits[(place[work.waits[:, 0]] >= 0) & (place[work.waits[:, 1]] < 0)]
-    ended = (together.common(index, work.end[waits[:, 1]]) - together.origin_ns).astype(float)
-    np.maximum.at(floor, place[waits[:, 0]], ended)
+    np.maximum.at(floor, place[waits[:, 0]], on_common_clock(work.end[waits[:, 1]]))
     return floor
 
 
-def _before(stream: np.ndarray) -> np.ndarray:
+def _previous(stream: np.ndarray) -> np.ndarray:
     """The place of each operation's predecessor on its stream (n,), -1 for none."""
     order = np.argsort(stream, kind="stable")
-    before = np.full(len(stream), -1, dtype=np.int64)
+    previous = np.full(len(stream), -1, dtype=np.int64)
     same = stream[order][1:] == stream[order][:-1]
-    before[order[1:][same]] = order[:-1][same]
-    return before
+    previous[order[1:][same]] = order[:-1][same]
+    return previous
 
 
-def signature(one: Played) -> bytes:
+def signature(played: Played) -> bytes:
     """Equal for ranks and steps that launch the same operations on the same streams."""
-    _, streams = np.unique(one.stream, return_inverse=True)
-    return np.stack([streams.ravel(), one.call != UNKNOWN], axis=1).astype(np.int32).tobytes()
+    _, streams = np.unique(played.stream, return_inverse=True)
+    return np.stack([streams.ravel(), played.call != UNKNOWN], axis=1).astype(np.int32).tobytes()
 
 
-def mined(instances: Sequence[Played]) -> tuple[tuple[int, ...], ...]:
+def mined(instances: Sequence[Played]) -> Waits:
     """What each operation (n,) waits for on other streams, from instances with one signature."""
-    first = instances[0]
+    example = instances[0]
     base = np.array([[one.begin] for one in instances])
     start, end, ready = (
         np.stack([getattr(one, name) for one in instances]) - base for name in ("start", "end", "ready")
     )
-    held = np.stack([one.held if len(one.held) else np.zeros(len(one.rows), bool) for one in instances])
-    streams = distinct(first.stream)
-    before_end = np.where(first.before >= 0, end[:, first.before], -np.inf)
+    held = np.stack([one.held for one in instances])
+    before_end = np.where(example.previous >= 0, end[:, example.previous], -np.inf)
     free = start - np.maximum(ready, before_end)
-    waits: list[list[int]] = [[] for _ in range(len(first.stream))]
-    for stream in streams.tolist():
-        places = np.flatnonzero(first.stream == stream)
-        asked = np.flatnonzero(first.stream != stream)
+    waits: list[list[int]] = [[] for _ in range(len(example.stream))]
+    for stream in distinct(example.stream).tolist():
+        places = np.flatnonzero(example.stream == stream)
+        asked = np.flatnonzero(example.stream != stream)
         earlier = np.searchsorted(places, asked)
         ended = np.stack(
             [
@@ -237,14 +237,14 @@ def mined(instances: Sequence[Played]) -> tuple[tuple[int, ...], ...]:
                 for i in range(len(instances))
             ]
         ).min(axis=0)
-        at = np.minimum(ended, earlier) - 1
-        asked, at = asked[at >= 0], at[at >= 0]
-        gap = start[:, asked] - end[:, places[at]]
+        latest = np.minimum(ended, earlier) - 1
+        asked, latest = asked[latest >= 0], latest[latest >= 0]
+        gap = start[:, asked] - end[:, places[latest]]
         bound = np.where(held[:, asked], HELD_NS, BOUND_NS)
         binds = ((gap < bound) & (free[:, asked] > FREE_NS)).any(axis=0)
-        for op, place in zip(asked[binds].tolist(), places[at][binds].tolist(), strict=True):
+        for op, place in zip(asked[binds].tolist(), places[latest][binds].tolist(), strict=True):
             waits[op].append(place)
-    return tuple(tuple(one) for one in waits)
+    return tuple(map(tuple, waits))
 
 
 def with_dependencies(groups: Sequence[Sequence[Step]]) -> list[list[Step]]:
@@ -252,39 +252,31 @@ def with_dependencies(groups: Sequence[Sequence[Step]]) -> list[list[Step]]:
     by_signature: dict[bytes, list[Played]] = {}
     for steps in groups:
         for step in steps:
-            for one in step.ranks.values():
-                by_signature.setdefault(signature(one), []).append(one)
-    known = {name: mined(found) for name, found in by_signature.items()}
-    return [
-        [
-            Step(
-                step.number,
-                {
-                    rank: _replace(
-                        one, other=one.recorded or known[signature(one)], mined=known[signature(one)]
-                    )
-                    for rank, one in step.ranks.items()
-                },
-                step.begin,
-                step.recorded_ns,
-            )
-            for step in steps
-        ]
-        for steps in groups
-    ]
+            for played in step.ranks.values():
+                by_signature.setdefault(signature(played), []).append(played)
+    mined_waits = {name: mined(instances) for name, instances in by_signature.items()}
+
+    def with_waits(played: Played) -> Played:
+        waits = mined_waits[signature(played)]
+        return replace(played, awaited=played.awaited or waits, mined=waits)
+
+    return [[step.changed(with_waits) for step in steps] for steps in groups]
 
 
 def with_mined(step: Step) -> Step | None:
     """The step with what was mined beside what was recorded; None where that adds nothing."""
-    ranks = {}
-    for rank, one in step.ranks.items():
-        pairs = zip(one.other, one.mined, strict=True)
-        ranks[rank] = _replace(one, other=tuple(tuple(sorted({*known, *more})) for known, more in pairs))
-    if all(
-        ranks[rank].other == tuple(map(tuple, map(sorted, one.other))) for rank, one in step.ranks.items()
-    ):
-        return None
-    return Step(step.number, ranks, step.begin, step.recorded_ns)
+
+    def with_both(played: Played) -> Played:
+        pairs = zip(played.awaited, played.mined, strict=True)
+        return replace(
+            played, awaited=tuple(tuple(sorted({*waits, *more_waits})) for waits, more_waits in pairs)
+        )
+
+    def num_waits(step: Step) -> int:
+        return sum(len({*waits}) for played in step.ranks.values() for waits in played.awaited)
+
+    joined = step.changed(with_both)
+    return joined if num_waits(joined) > num_waits(step) else None
 
 
 def with_delays(step: Step, most_ns: float = DELAY_NS) -> Step:
@@ -293,28 +285,25 @@ def with_delays(step: Step, most_ns: float = DELAY_NS) -> Step:
     Event latencies and gaps of the GPU differ by a few us, which thousands of operations make ms. Longer ones
     are kernels that found no room on the GPU, or another program on it.
     """
-    ranks = {}
-    for rank, one in step.ranks.items():
-        known = np.maximum(one.ready + one.lag, one.floor + STREAM_NS)
-        queued = one.before >= 0
-        known[queued] = np.maximum(known[queued], one.end[one.before[queued]] + STREAM_NS)
-        for place, others in enumerate(one.other):
-            for other in others:
-                known[place] = max(known[place], one.end[other] + STREAM_NS)
-        ranks[rank] = _replace(one, delay=np.clip(one.start - known, 0, most_ns))
-    return Step(step.number, ranks, step.begin, step.recorded_ns)
 
+    def with_delay(played: Played) -> Played:
+        expected_ns = np.maximum(played.ready + played.lag, played.floor + STREAM_NS)
+        queued = played.previous >= 0
+        expected_ns[queued] = np.maximum(expected_ns[queued], played.end[played.previous[queued]] + STREAM_NS)
+        for place, awaited in enumerate(played.awaited):
+            for operation in awaited:
+                expected_ns[place] = max(expected_ns[place], played.end[operation] + STREAM_NS)
+        return replace(played, delay=np.clip(played.start - expected_ns, 0, most_ns))
 
-def _replace(one: Played, **changes: object) -> Played:
-    return Played(**{**vars(one), **changes})
+    return step.changed(with_delay)
 
 
 def play(step: Step) -> Outcome | None:
     """The step from its launches; None where the orders of collectives contradict each other."""
     members: Counter[int] = Counter()
-    for one in step.ranks.values():
-        members.update(one.call[one.call >= 0].tolist())
-    lanes = {rank: _Lane(one) for rank, one in step.ranks.items()}
+    for played in step.ranks.values():
+        members.update(played.call[played.call >= 0].tolist())
+    lanes = {rank: _Lane(played) for rank, played in step.ranks.items()}
     entered: dict[int, list[tuple[float, int, int]]] = {}
     todo = True
     while todo:
@@ -326,14 +315,14 @@ def play(step: Step) -> Outcome | None:
             for _, rank, place in entered.pop(call):
                 lanes[rank].leave(place, latest[0], latest[1])
             todo = True
-    if any(lane.at < len(lane.start) or lane.inside != UNKNOWN for lane in lanes.values()):
+    if any(lane.index < len(lane.start) or lane.inside != UNKNOWN for lane in lanes.values()):
         return None
     ends = {rank: lane.end for rank, lane in lanes.items()}
     return Outcome(
         start={rank: lane.start for rank, lane in lanes.items()},
         end=ends,
-        bound={rank: lane.bound for rank, lane in lanes.items()},
-        last={call: rank for lane in lanes.values() for call, rank in lane.last_of.items()},
+        held_by={rank: lane.held_by for rank, lane in lanes.items()},
+        last_rank={call: rank for lane in lanes.values() for call, rank in lane.last_of.items()},
         finish=max(max(end) for end in ends.values()),
     )
 
@@ -341,136 +330,128 @@ def play(step: Step) -> Outcome | None:
 class _Lane:
     """One rank while it is played."""
 
-    def __init__(self, one: Played) -> None:
-        count = len(one.rows)
-        self.at, self.inside = 0, UNKNOWN
-        self.rank = one.rank
+    def __init__(self, played: Played) -> None:
+        count = len(played.rows)
+        self.index, self.inside = 0, UNKNOWN
+        self.rank = played.rank
         self.start, self.end = [0.0] * count, [0.0] * count
-        self.bound: list[tuple[int, int]] = [(HOST, UNKNOWN)] * count
+        self.held_by = [(True, UNKNOWN)] * count
         self.last_of: dict[int, int] = {}
-        self._first = (one.ready + one.lag).tolist()
-        self._waits = {wait.place: wait for wait in one.waits}
-        self._later, self._after = 0.0, UNKNOWN  # what the host's waits add, and the last that held it
-        self._floor = one.floor.tolist()
-        self._delay = one.delay.tolist() or [0.0] * count
-        self._before, self._other = one.before.tolist(), one.other or ((),) * count
-        self._dur, self._call = one.dur.tolist(), one.call.tolist()
+        self._launch_ns = (played.ready + played.lag).tolist()
+        self._waits = {wait.place: wait for wait in played.waits}
+        self._later, self._held_by = 0.0, UNKNOWN  # what the host's waits add, and the last that held it
+        self._floor = played.floor.tolist()
+        self._delay = played.delay.tolist()
+        self._previous, self._awaited = played.previous.tolist(), played.awaited or ((),) * count
+        self._dur, self._call = played.dur.tolist(), played.call.tolist()
 
     def advance(self, entered: dict[int, list[tuple[float, int, int]]]) -> bool:
         """Play on until a collective, whose partners may not be there yet."""
-        begun = self.at
-        while self.at < len(self.start) and self.inside == UNKNOWN:
-            self._begin(self.at)
-            if self._call[self.at] >= 0:
-                self.inside = self.at
-                entered.setdefault(self._call[self.at], []).append((self.start[self.at], self.rank, self.at))
+        start_index = self.index
+        while self.index < len(self.start) and self.inside == UNKNOWN:
+            self._begin(self.index)
+            if self._call[self.index] >= 0:
+                self.inside = self.index
+                entered.setdefault(self._call[self.index], []).append(
+                    (self.start[self.index], self.rank, self.index)
+                )
             else:
-                self.end[self.at] = self.start[self.at] + self._dur[self.at]
-            self.at += 1
-        return self.at > begun
+                self.end[self.index] = self.start[self.index] + self._dur[self.index]
+            self.index += 1
+        return self.index > start_index
 
-    def leave(self, place: int, all_in: float, last: int) -> None:
+    def leave(self, place: int, all_in: float, last_rank: int) -> None:
         self.end[place] = max(all_in + self._dur[place], self.start[place])
-        self.last_of[self._call[place]] = last
+        self.last_of[self._call[place]] = last_rank
         self.inside = UNKNOWN
 
     def _begin(self, place: int) -> None:
         if place in self._waits:
             self._wait(self._waits[place])
-        start, bound = self._first[place] + self._later, (HOST, self._after)
+        start, held_by = self._launch_ns[place] + self._later, (True, self._held_by)
         if self._floor[place] + STREAM_NS > start:
             start = self._floor[place] + STREAM_NS
-        before = self._before[place]
-        if before >= 0 and self.end[before] + STREAM_NS > start:
-            start, bound = self.end[before] + STREAM_NS, (STREAM, before)
-        for other in self._other[place]:
-            if self.end[other] + STREAM_NS > start:
-                start, bound = self.end[other] + STREAM_NS, (OTHER_STREAM, other)
-        self.start[place], self.bound[place] = start + self._delay[place], bound
+        previous = self._previous[place]
+        if previous >= 0 and self.end[previous] + STREAM_NS > start:
+            start, held_by = self.end[previous] + STREAM_NS, (False, previous)
+        for awaited in self._awaited[place]:
+            if self.end[awaited] + STREAM_NS > start:
+                start, held_by = self.end[awaited] + STREAM_NS, (False, awaited)
+        self.start[place], self.held_by[place] = start + self._delay[place], held_by
 
     def _wait(self, wait: HostWait) -> None:
         """The host goes on when the operation has ended, or at once where it already had."""
-        arrives, done = wait.begin + self._later, self.end[wait.on] + wait.lag_ns
-        self._later = max(arrives, done) - wait.end
-        if done > arrives:
-            self._after = wait.on
-
-
-def accepted(step: Step, outcome: Outcome) -> bool:
-    """Whether the unchanged replay ends where the recording did, on every rank within 0.2 % of the step."""
-    return error_share(step, outcome) <= ACCEPTED_SHARE
+        arrives, ended_ns = wait.begin + self._later, self.end[wait.on] + wait.lag_ns
+        self._later = max(arrives, ended_ns) - wait.end
+        if ended_ns > arrives:
+            self._held_by = wait.on
 
 
 def error_share(step: Step, outcome: Outcome) -> float:
     """How far the end of the replay lies from the recorded one on the worst rank, as a share of the step."""
-    errors = [abs(max(outcome.end[rank]) - one.end.max()) for rank, one in step.ranks.items()]
+    errors = [abs(max(outcome.end[rank]) - played.end.max()) for rank, played in step.ranks.items()]
     return float(max(errors)) / step.recorded_ns
 
 
-def length_ms(step: Step, outcome: Outcome | None) -> float:
-    """From the first begin over ranks to the last end, in ms; NaN where it could not be played."""
-    if outcome is None:
-        return float("nan")
-    return (outcome.finish - min(one.begin for one in step.ranks.values())) / 1e6
+def length_ms(step: Step, outcome: Outcome | None = None) -> float:
+    """From the first begin over ranks to the last end, in ms; NaN where it cannot be played."""
+    outcome = outcome or play(step)
+    return float("nan") if outcome is None else (outcome.finish - step.begin) / 1e6
 
 
 def hosts_as_others(step: Step, fixed: Sequence[int]) -> Step | None:
-    """The step with the hosts of these ranks, and their entry, as the median of the others."""
-    others = [one for rank, one in step.ranks.items() if rank not in fixed]
+    """The step with the hosts of these ranks, and their entry, as the median of the others.
+
+    None where no other rank launches the same operations.
+    """
+    peers = [played for rank, played in step.ranks.items() if rank not in fixed]
     ranks = dict(step.ranks)
     for rank in fixed:
-        mine = ranks[rank]
-        alike = [one for one in others if signature(one) == signature(mine)]
+        played = ranks[rank]
+        alike = [peer for peer in peers if signature(peer) == signature(played)]
         if not alike:
             return None
-        begin = robust.median([one.begin for one in others])
-        ready = begin + np.median([one.busy for one in alike], axis=0)
-        ranks[rank] = _replace(
-            mine,
+        begin = robust.median([peer.begin for peer in peers])
+        ready = begin + np.median([peer.busy for peer in alike], axis=0)
+        # A host whose launches wait for nothing: each wait is over as it begins, after the launch before it.
+        launched = [(wait, float(ready[wait.place - 1])) for wait in played.waits]
+        ranks[rank] = replace(
+            played,
             begin=begin,
             ready=ready,
-            floor=mine.floor + (begin - mine.begin),
-            waits=tuple(_short_wait(one, ready) for one in mine.waits),
+            floor=played.floor + (begin - played.begin),
+            waits=tuple(wait._replace(begin=time_ns, end=time_ns) for wait, time_ns in launched),
         )
-    return Step(step.number, ranks, min(one.begin for one in ranks.values()), step.recorded_ns)
-
-
-def _short_wait(one: HostWait, ready: np.ndarray) -> HostWait:
-    """The wait of a host whose launches (n,) wait for nothing: it is over as it begins, after the last."""
-    begun = float(ready[one.place - 1])
-    return one._replace(begin=begun, end=begun)
+    return replace(step, ranks=ranks)
 
 
 def entry_as_others(step: Step, rank: int) -> Step:
     """The step with this rank entering it when the others do, its host otherwise as recorded."""
-    others = [one.begin for other, one in step.ranks.items() if other != rank]
-    mine = step.ranks[rank]
-    earlier = mine.begin - robust.median(others)
-    moved = {name: getattr(mine, name) - earlier for name in ("begin", "ready", "floor")}
-    waits = tuple(one._replace(begin=one.begin - earlier, end=one.end - earlier) for one in mine.waits)
-    ranks = {**step.ranks, rank: _replace(mine, **moved, waits=waits)}
-    return Step(step.number, ranks, min(one.begin for one in ranks.values()), step.recorded_ns)
+    played = step.ranks[rank]
+    earlier = played.begin - robust.median([p.begin for p in step.ranks.values() if p is not played])
+    moved = replace(
+        played,
+        begin=played.begin - earlier,
+        ready=played.ready - earlier,
+        floor=played.floor - earlier,
+        waits=tuple(w._replace(begin=w.begin - earlier, end=w.end - earlier) for w in played.waits),
+    )
+    return replace(step, ranks={**step.ranks, rank: moved})
 
 
 def hosts_ready(step: Step) -> Step:
     """The step with everything launched at its begin: what the GPUs alone need."""
-    ranks = {
-        rank: _replace(
-            one,
-            begin=step.begin,
-            ready=np.full(len(one.ready), step.begin),
-            floor=one.floor - np.inf,
-            waits=(),
-        )
-        for rank, one in step.ranks.items()
-    }
-    return Step(step.number, ranks, step.begin, step.recorded_ns)
+    begin = step.begin
+
+    def ready(played: Played) -> Played:
+        at_begin, no_floor = np.full(len(played.ready), begin), np.full(len(played.floor), -np.inf)
+        return replace(played, begin=begin, ready=at_begin, floor=no_floor, waits=())
+
+    return step.changed(ready)
 
 
 def shorter(step: Step, less: Mapping[int, np.ndarray]) -> Step:
     """The step with operations shortened: rank -> ns less, by place (n,)."""
-    ranks = {
-        rank: _replace(one, dur=np.maximum(one.dur - less[rank], 0)) if rank in less else one
-        for rank, one in step.ranks.items()
-    }
-    return Step(step.number, ranks, step.begin, step.recorded_ns)
+    return step.changed(
+        lambda played: replace(played, dur=np.maximum(played.dur - less.get(played.rank, 0), 0))
+    )

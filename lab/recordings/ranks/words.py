@@ -12,21 +12,21 @@ LIGHTER = "Try a lighter profile first (no shapes, no CPU ops), then larger shap
 DIFFERS = "The other hosts keep up, so look first for what differs there."
 
 
-def host_bound(one: Explained) -> str | None:
+def host_bound(explained: Explained) -> str | None:
     """A sentence if the hosts, not the GPUs, set the pace: how many ranks, and by how much."""
-    bound, ready = bound_ranks(one), one.length_ms(READY)
+    bound, ready = bound_ranks(explained), explained.length_ms(READY)
     if not bound:
         return None
-    every = len(bound) == len({rank for _, rank in one.host_ms})
-    if every:
-        who = f"All {len(bound)} ranks are bound by their hosts"
+    is_every = len(bound) == len({rank for _, rank in explained.host_ms})
+    if is_every:
+        subject = f"All {len(bound)} ranks are bound by their hosts"
     else:
-        who = f"{ranks_in_words([*bound], 'is', 'are').capitalize()} bound by the host"
+        subject = f"{ranks_in_words([*bound], 'is', 'are').capitalize()} bound by the host"
     low, high = f"{min(bound.values()):.0f}", f"{max(bound.values()):.0f}"
     span = low if low == high else f"{low}-{high}"
-    each = "" if is_whole([step for step, _ in one.host_ms]) else " per step"
-    work = f"{span} ms of launching{each} for {ready:.1f} ms of GPU work"
-    return f"{who}: {work}. {LIGHTER if every else DIFFERS}"
+    per_step = "" if is_whole([step for step, _ in explained.host_ms]) else " per step"
+    work = f"{span} ms of launching{per_step} for {ready:.1f} ms of GPU work"
+    return f"{subject}: {work}. {LIGHTER if is_every else DIFFERS}"
 
 
 def is_whole(steps: Sequence[int]) -> bool:
@@ -41,9 +41,9 @@ def steps_text(steps: Sequence[int]) -> str:
     return f"step{'' if len(steps) == 1 else 's'} {joined(steps)}"
 
 
-def ranks_in_words(ranks: Sequence[int], one: str, several: str) -> str:
+def ranks_in_words(ranks: Sequence[int], singular: str, several: str) -> str:
     """`rank 3 is`, `ranks 3 and 5 are`."""
-    return f"rank {joined(ranks)} {one}" if len(ranks) == 1 else f"ranks {joined(ranks)} {several}"
+    return f"rank {joined(ranks)} {singular}" if len(ranks) == 1 else f"ranks {joined(ranks)} {several}"
 
 
 def joined(numbers: Sequence[int]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class RankWork:
     """One rank's operations in the order of the recording, times in ns on the rank's own clock.
 
     kind is COMP, COMM or COPY; call_begin and call_end are the launch call's, -1 where it was not recorded;
-    key indexes `keys`: (op, dims, strides, kernel, grid); op indexes `ops` (what launched it, 0: unknown).
+    key indexes `keys`: (op that launched it, "" unknown; dims, strides, kernel, grid).
     steps: rows of (number, begin, end), which tile; empty without step marks. blocking_calls, calls and
     host_ops are spans (n, 2) of the threads that launch. waits: rows (operation, the one on another stream
     whose end it awaits), where the profiler recorded them. held: operations that a stream held back for an
@@ -42,8 +43,6 @@ class RankWork:
     call_end: np.ndarray
     key: np.ndarray
     keys: tuple[tuple[str, ...], ...]
-    op: np.ndarray
-    ops: tuple[str, ...]
     steps: np.ndarray
     blocking_calls: np.ndarray
     calls: np.ndarray
@@ -58,85 +57,70 @@ class RankWork:
 
 def work_of(trace: Capture, rank: int | None = None) -> RankWork:
     """The work of one trace; rank: used where the trace does not say which it is."""
-    mine = trace.meta.rank if trace.meta.rank is not None else (rank if rank is not None else -1)
-    on_gpu = views.device_of(trace) == "gpu"
-    work = _of_gpu(trace, mine) if on_gpu else _of_cpu(trace, mine)
-    return replace(
-        work, host=trace.meta.host or "", steps=_steps(trace), collectives=_collectives(trace, work)
+    if trace.meta.rank is not None:
+        rank = trace.meta.rank
+    device = views.device_of(trace)
+    return RankWork(
+        rank=-1 if rank is None else rank,
+        device=device,
+        host=trace.meta.host or "",
+        steps=_steps(trace),
+        **(_of_gpu(trace) if device == "gpu" else _of_cpu(trace)),
     )
 
 
-def _of_gpu(trace: Capture, rank: int) -> RankWork:
+def _of_gpu(trace: Capture) -> dict[str, Any]:
     kernels, runtime = trace.ops, trace.api
     call = views.launch_calls(trace)
-    known = call >= 0
+    has_call = call >= 0
     begin, end = np.full(len(kernels), -1, dtype=np.int64), np.full(len(kernels), -1, dtype=np.int64)
-    begin[known] = runtime.start_ns[call[known]]
-    end[known] = runtime.end_ns[call[known]]
-    link = views.link_ops(trace)
-    key, keys = _keys(trace, link)
-    op, ops = _op_names(trace, link)
+    begin[has_call] = runtime.start_ns[call[has_call]]
+    end[has_call] = runtime.end_ns[call[has_call]]
+    key, keys = _keys(trace, views.link_ops(trace))
     devices = kernels.device.astype(np.int64) - min(kernels.device.min(initial=0), 0)
-    return RankWork(
-        rank=rank,
-        device="gpu",
-        host="",
-        start=kernels.start_ns,
-        end=kernels.end_ns,
-        kind=views.classify(trace),
-        stream=kernels.stream + (devices << 32),
-        call_begin=begin,
-        call_end=end,
-        key=key,
-        keys=keys,
-        op=op,
-        ops=ops,
-        steps=_NO_STEPS,
-        **_host_spans(trace, call[known]),
-        collectives=_NO_ROWS,
-        waits=_stream_waits(trace, begin),
-        held=_held(trace, begin),
-    )
+    waits, held = _stream_waits(trace, begin)
+    return {
+        "start": kernels.start_ns,
+        "end": kernels.end_ns,
+        "kind": views.classify(trace),
+        "stream": kernels.stream + (devices << 32),
+        "call_begin": begin,
+        "call_end": end,
+        "key": key,
+        "keys": keys,
+        **_host_spans(trace, call[has_call]),
+        "collectives": views.collective_instances(trace),
+        "waits": waits,
+        "held": held,
+    }
 
 
-def _stream_waits(trace: Capture, call_begin: np.ndarray) -> np.ndarray:
-    """Rows (operation, the one it awaits) of the recorded waits of streams for events.
+def _stream_waits(trace: Capture, call_begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Recorded waits of streams for events: rows (operation, the one it awaits); operations (n,) that waited
+    for an event that is not known.
 
     An event stands for the last operation launched on its stream before it was recorded; what waits is the
     first operation launched on the other stream after the wait. Whatever follows there waits by its order.
     """
     waits, kernels = trace.waits, trace.ops
     waited, recorded = (_call_times(trace, column) for column in (waits.corr, waits.record))
-    told = (waited >= 0) & (recorded >= 0) & (waits.stream != waits.on_stream)
-    launched = np.lexsort((kernels.start_ns, call_begin))
-    launched = launched[call_begin[launched] >= 0]
-    found = [np.empty((0, 2), dtype=np.int64)]
-    kinds = np.stack([waits.device, waits.stream, waits.on_stream], axis=1)
-    for device, stream, on_stream in distinct_rows(kinds[told])[0].tolist():
-        mine = told & (kinds == (device, stream, on_stream)).all(axis=1)
-        here = launched[kernels.device[launched] == device]
-        waiting, awaited = (here[kernels.stream[here] == one] for one in (stream, on_stream))
-        after = np.searchsorted(call_begin[waiting], waited[mine])
-        before = np.searchsorted(call_begin[awaited], recorded[mine]) - 1
-        both = (after < len(waiting)) & (before >= 0)
-        found.append(np.stack([waiting[after[both]], awaited[before[both]]], axis=1))
-    return distinct_rows(np.concatenate(found))[0]
-
-
-def _held(trace: Capture, call_begin: np.ndarray) -> np.ndarray:
-    """The first operations launched after waits of their streams for events that are not known (n,)."""
-    waits, kernels = trace.waits, trace.ops
-    waited, recorded = (_call_times(trace, column) for column in (waits.corr, waits.record))
-    loose = (waited >= 0) & (recorded < 0)
-    launched = np.argsort(call_begin, kind="stable")
-    launched = launched[call_begin[launched] >= 0]
-    found = [np.empty(0, dtype=np.int64)]
-    kinds = np.stack([waits.device, waits.stream], axis=1)
-    for device, stream in distinct_rows(kinds[loose])[0].tolist():
-        here = launched[(kernels.device[launched] == device) & (kernels.stream[launched] == stream)]
-        after = np.searchsorted(call_begin[here], waited[loose & (kinds == (device, stream)).all(axis=1)])
-        found.append(here[after[after < len(here)]])
-    return distinct(np.concatenate(found))
+    is_known = recorded >= 0
+    relevant = (waited >= 0) & ~(is_known & (waits.stream == waits.on_stream))
+    order = np.lexsort((kernels.start_ns, call_begin))
+    order = order[call_begin[order] >= 0]
+    pairs, held = [np.empty((0, 2), dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+    columns = np.stack([waits.device, waits.stream, waits.on_stream], axis=1)
+    for device, stream, on_stream in distinct_rows(columns[relevant])[0].tolist():
+        chosen = relevant & (columns == (device, stream, on_stream)).all(axis=1)
+        on_device = order[kernels.device[order] == device]
+        waiting, awaited = (on_device[kernels.stream[on_device] == number] for number in (stream, on_stream))
+        next_index = np.searchsorted(call_begin[waiting], waited[chosen])
+        last_index = np.searchsorted(call_begin[awaited], recorded[chosen]) - 1
+        follows = next_index < len(waiting)
+        paired = follows & is_known[chosen] & (last_index >= 0)
+        pairs.append(np.stack([waiting[next_index[paired]], awaited[last_index[paired]]], axis=1))
+        held.append(waiting[next_index[follows & ~is_known[chosen]]])
+    return distinct_rows(np.concatenate(pairs))[0], distinct(np.concatenate(held))
 
 
 def _call_times(trace: Capture, correlation: np.ndarray) -> np.ndarray:
@@ -145,56 +129,41 @@ def _call_times(trace: Capture, correlation: np.ndarray) -> np.ndarray:
     if not len(runtime):
         return np.full(len(correlation), -1, dtype=np.int64)
     order = np.lexsort((runtime.start_ns, runtime.corr))
-    known = runtime.corr[order]
-    at = np.minimum(np.searchsorted(known, correlation), len(known) - 1)
-    found = (known[at] == correlation) & (correlation > 0)
-    times: np.ndarray = np.where(found, runtime.start_ns[order[at]], -1)
+    sorted_ids = runtime.corr[order]
+    position = np.minimum(np.searchsorted(sorted_ids, correlation), len(sorted_ids) - 1)
+    is_known = (sorted_ids[position] == correlation) & (correlation > 0)
+    times: np.ndarray = np.where(is_known, runtime.start_ns[order[position]], -1)
     return times
 
 
-def _of_cpu(trace: Capture, rank: int) -> RankWork:
+def _of_cpu(trace: Capture) -> dict[str, Any]:
     """Computing ops and gloo's ranges as operations that launch themselves."""
     names = trace.strings
     computes = np.array([*(views.timeline.is_computation(text) for text in names), False])
     talks = np.array([*(views.timeline.is_gloo(text) for text in names), False])
-    ops = trace.operators.where(computes[trace.operators.name_id])
-    found = np.flatnonzero(talks[trace.annotations.name_id])
-    comm = trace.annotations.take(found)
-    start = np.concatenate([ops.start_ns, comm.start_ns])
-    name_id = np.concatenate([ops.name_id, comm.name_id])
-    used, key = np.unique(name_id, return_inverse=True)
-    texts = tuple(names[index] for index in used.tolist())
-    return RankWork(
-        rank=rank,
-        device="cpu",
-        host="",
-        start=start,
-        end=np.concatenate([ops.end_ns, comm.end_ns]),
-        kind=np.repeat(np.array([COMP, COMM], dtype=np.int8), [len(ops), len(comm)]),
-        stream=np.concatenate([ops.tid, comm.tid]),
-        call_begin=start,
-        call_end=start,
-        key=key.ravel(),
-        keys=tuple((text, "", "", text, "") for text in texts),
-        op=key.ravel() + 1,
-        ops=("", *texts),
-        steps=_NO_STEPS,
-        blocking_calls=_NO_SPANS,
-        calls=_NO_SPANS,
-        host_ops=_NO_SPANS,
-        collectives=_NO_ROWS,
+    ops, comm = (
+        trace.operators.where(computes[trace.operators.name_id]),
+        trace.annotations.where(talks[trace.annotations.name_id]),
     )
-
-
-def _collectives(trace: Capture, work: RankWork) -> Table:
-    """`views.collective_instances` with `row` as the row of this work."""
-    table = views.collective_instances(trace)
-    if work.device == "gpu":
-        return table
+    start = np.concatenate([ops.start_ns, comm.start_ns])
+    used, key = np.unique(np.concatenate([ops.name_id, comm.name_id]), return_inverse=True)
+    texts = [names[index] for index in used.tolist()]
+    collectives = views.collective_instances(trace)
     # Rows of ranges -> rows of this work, where gloo's ranges stand behind the ops in the same order.
-    first = int((work.kind == COMP).sum())
-    place = np.searchsorted(np.sort(table.row), table.row)
-    return Table({**table.as_dict(), "row": first + place})
+    row = len(ops) + np.searchsorted(np.sort(collectives.row), collectives.row)
+    no_spans = np.empty((0, 2), dtype=np.int64)
+    return {
+        "start": start,
+        "end": start + np.concatenate([ops.dur_ns, comm.dur_ns]),
+        "kind": np.repeat(np.array([COMP, COMM], dtype=np.int8), [len(ops), len(comm)]),
+        "stream": np.concatenate([ops.tid, comm.tid]),
+        "call_begin": start,
+        "call_end": start,
+        "key": key.ravel(),
+        "keys": tuple((text, "", "", text, "") for text in texts),
+        **dict.fromkeys(("blocking_calls", "calls", "host_ops"), no_spans),
+        "collectives": Table({**collectives.as_dict(), "row": row}),
+    }
 
 
 def _keys(trace: Capture, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
@@ -218,16 +187,6 @@ def _keys(trace: Capture, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str
     return key.ravel(), keys
 
 
-def _op_names(trace: Capture, link: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    names = (
-        np.where(link >= 0, trace.operators.name_id[link], -1)
-        if len(trace.operators)
-        else np.full(len(link), -1)
-    )
-    used, op = np.unique(np.append(names, -1), return_inverse=True)
-    return op.ravel()[:-1], tuple(trace.strings[index] if index >= 0 else "" for index in used.tolist())
-
-
 def _host_spans(trace: Capture, launches: np.ndarray) -> dict[str, np.ndarray]:
     """What the threads that launch kernels did."""
     runtime, ops = trace.api, trace.operators
@@ -248,15 +207,10 @@ def _steps(trace: Capture) -> np.ndarray:
     """(number, begin, end) of each ProfilerStep#N of the host, by begin."""
     numbers = np.array([*(step_number(text) for text in trace.strings), -1])
     ranges = trace.annotations
-    found = ranges.where(numbers[ranges.name_id] >= 0)
-    rows = np.stack([numbers[found.name_id], found.start_ns, found.end_ns], axis=1)
+    steps = ranges.where(numbers[ranges.name_id] >= 0)
+    rows = np.stack([numbers[steps.name_id], steps.start_ns, steps.end_ns], axis=1)
     rows = distinct_rows(rows.astype(np.int64))[0]
     rows = rows[np.argsort(rows[:, 1], kind="stable")]
     # Windows must not overlap, or an instant would count twice.
     rows[:-1, 2] = np.minimum(rows[:-1, 2], rows[1:, 1])
     return rows
-
-
-_NO_SPANS = np.empty((0, 2), dtype=np.int64)
-_NO_STEPS = np.empty((0, 3), dtype=np.int64)
-_NO_ROWS = Table({})

@@ -1,4 +1,4 @@
-"""From one or several databases to a capture."""
+"""From one database to a capture."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from lab.recordings.rocm import dispatch_lacks, repeated_dispatches
 from lab.recordings.rocpd.people import People, people_of
 from lab.recordings.rocpd.rows import read_calls, read_copies, read_counters, read_dispatches
 from lab.recordings.rocpd.section import Section, sections_of
-from lab.recordings.tables import Schema, Table, concat
+from lab.recordings.tables import Table, joined
 
 
 @dataclass
-class _Read:
-    """What has been read so far, of all sections."""
+class _Parts:
+    """The sections that have been read so far."""
 
     ops: list[Table] = field(default_factory=list)
     api: list[Table] = field(default_factory=list)
@@ -51,55 +51,56 @@ def load(path: Path | str) -> Capture:
     types, or has no table of kernel dispatches.
     """
     path = Path(path)
-    strings, read = Strings(), _Read()
+    strings, parts = Strings(), _Parts()
     with sqlite.opened(path) as connection:
         database = sqlite.Database(connection, path)
         sections = sections_of(database)
         if not sections:
             raise BadDataError("a rocpd database without a table rocpd_kernel_dispatch_*", location=path)
         for section in sections:
-            _add(section, strings, read)
+            _add(section, strings, parts)
         schema = _schema(sections[0])
-    problems = [*read.problems, *database.problems]
-    if len(read.nodes) > 1:
-        problems.append(f"{len(read.nodes)} machines recorded: times of one do not compare with another's")
+    problems = [*parts.problems, *database.problems]
+    if len(parts.nodes) > 1:
+        problems.append(f"{len(parts.nodes)} machines recorded: times of one do not compare with another's")
     return Capture(
         source=path,
         collector="rocpd",
         version=None,
         schema=schema,
-        ops=_joined(read.ops, OPS_COLUMNS),
-        api=_joined(read.api, API_COLUMNS),
-        ranges=_joined(read.ranges, RANGE_COLUMNS),
-        sync=concat([], SYNC_COLUMNS),
+        ops=joined(parts.ops, OPS_COLUMNS),
+        api=joined(parts.api, API_COLUMNS),
+        ranges=joined(parts.ranges, RANGE_COLUMNS),
+        sync=joined([], SYNC_COLUMNS),
         strings=strings.texts,
-        devices=tuple(read.devices),
+        devices=tuple(parts.devices),
         problems=problems,
-        info={"vendor": "amd", "ids": " ".join(str(one.guid) for one in sections)},
-        processes=tuple(read.processes),
-        lacks=tuple(read.lacks),
-        counters=_joined(read.counters, COUNTER_COLUMNS),
+        info={"vendor": "amd", "ids": " ".join(str(section.guid) for section in sections)},
+        processes=tuple(parts.processes),
+        lacks=tuple(parts.lacks),
+        counters=joined(parts.counters, COUNTER_COLUMNS),
     )
 
 
-def _add(section: Section, strings: Strings, read: _Read) -> None:
-    people = people_of(section, len(read.processes))
+def _add(section: Section, strings: Strings, parts: _Parts) -> None:
+    people = people_of(section, len(parts.processes))
     kernels, dispatches = read_dispatches(section, people, strings)
     api, ranges = read_calls(section, people, strings)
     for index in range(len(people.processes)):
-        process = people.first + index
-        ids, calls = dispatches[kernels.process == process], bool((api.process == process).any())
-        read.lacks += dispatch_lacks(process, ids, calls=calls)
-        read.lacks += _untraced_kernels(people, index, len(ids))
-        read.lacks += _short_replays(section, people, process, kernels.where(kernels.process == process))
-        read.problems += repeated_dispatches(ids)
-    read.ops += [kernels, read_copies(section, people, strings)]
-    read.api.append(api)
-    read.ranges.append(ranges)
-    read.processes += people.processes
-    read.devices += people.devices
-    read.nodes |= set(people.nodes)
-    read.counters.append(read_counters(section, kernels, strings))
+        process = people.base + index
+        of_process = kernels.process == process
+        ids, calls = dispatches[of_process], bool((api.process == process).any())
+        parts.lacks += dispatch_lacks(process, ids, calls=calls)
+        parts.lacks += _untraced_kernels(people, index, len(ids))
+        parts.lacks += _short_replays(section, people, process, kernels.where(of_process))
+        parts.problems += repeated_dispatches(ids)
+    parts.ops += [kernels, read_copies(section, people, strings)]
+    parts.api.append(api)
+    parts.ranges.append(ranges)
+    parts.processes += people.processes
+    parts.devices += people.devices
+    parts.nodes |= set(people.nodes)
+    parts.counters.append(read_counters(section, kernels, strings))
 
 
 def _untraced_kernels(people: People, index: int, num_kernels: int) -> list[Lack]:
@@ -109,14 +110,15 @@ def _untraced_kernels(people: People, index: int, num_kernels: int) -> list[Lack
     if num_kernels or not traced or traced.get("ROCPROF_KERNEL_TRACE", "0").lower() in ("1", "true", "on"):
         return []
     text = "kernels were not traced: record with --kernel-trace"
-    return [Lack("gpu", "all", "T", people.first + index, 0, 0, None, text, unknown=True)]
+    return [Lack("gpu", "all", "T", people.base + index, 0, 0, None, text, unknown=True)]
 
 
 def _short_replays(section: Section, people: People, process: int, kernels: Table) -> list[Lack]:
     """Rule R: newer tools count a graph's kernels at its launch; fewer rows of that graph are a loss."""
     launches = section.integers("graph_launch", "pid graph_exec_id kernel_dispatch_count")
-    mine = people.process_of(launches["pid"]) == process
-    graphs, counts = launches["graph_exec_id"][mine], np.maximum(launches["kernel_dispatch_count"][mine], 0)
+    of_process = people.process_of(launches["pid"]) == process
+    graphs = launches["graph_exec_id"][of_process]
+    counts = np.maximum(launches["kernel_dispatch_count"][of_process], 0)
     missing = sum(
         max(int(counts[graphs == graph].sum()) - int((kernels.graph == graph).sum()), 0)
         for graph in np.unique(graphs[graphs > 0]).tolist()
@@ -126,10 +128,6 @@ def _short_replays(section: Section, people: People, process: int, kernels: Tabl
         return []
     text = f"{missing:,} of {plural(due, 'kernel')} that graph launches counted are not here"
     return [Lack("gpu", "hole", "R", process, missing, due, missing / due, text)]
-
-
-def _joined(parts: list[Table], schema: Schema) -> Table:
-    return concat([part.as_dict() for part in parts], schema)
 
 
 def _schema(section: Section) -> str | None:

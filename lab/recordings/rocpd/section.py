@@ -31,10 +31,9 @@ class Section:
         return ("", ()) if self.alone else ("WHERE guid IS ?", (self.guid,))
 
     def integers(self, table: str, needed: str, optional: str = "") -> dict[str, np.ndarray]:
-        """Columns (n,) named as in the file; see `Database.integers`."""
+        """Columns (n,): names as in the file, or `ours=theirs`; see `Database.integers`."""
         only, values = self._only
-        wanted, more = ({name: name for name in names.split()} for names in (needed, optional))
-        return self.database.integers(self.name(table), wanted, more, only, values)
+        return self.database.integers(self.name(table), _pairs(needed), _pairs(optional), only, values)
 
     def numbers(self, table: str, column: str) -> np.ndarray:
         """A column (n,) of float64; see `Database.numbers`."""
@@ -55,25 +54,27 @@ class Section:
         return lookup(self.events["id"], self.events[column], event_ids)
 
 
+def _pairs(names: str) -> dict[str, str]:
+    return {name.split("=")[0]: name.split("=")[-1] for name in names.split()}
+
+
 def sections_of(database: Database) -> list[Section]:
     """One section per guid, in the order of the tables' names."""
-    found: list[Section] = []
+    sections: list[Section] = []
     for table in database.columns:
         if match := TABLE.fullmatch(table):
             suffix = match[1]
-            guids = _guids(database, suffix)
-            default = suffix.strip("_").replace("_", "-") or None
-            alone = len(guids) < 2
-            found += [Section(database, suffix, guid, alone) for guid in (guids or [default])]
-    return found
+            guids = _guids(database, suffix) or [suffix.strip("_").replace("_", "-") or None]
+            sections += [Section(database, suffix, guid, alone=len(guids) == 1) for guid in guids]
+    return sections
 
 
 def _guids(database: Database, suffix: str) -> list[str | None]:
-    """The guids in the rows of tables of one suffix: one, unless somebody merged files into them."""
-    found: set[str | None] = set()
+    """The guids in the rows of tables of one suffix: one, unless a merge wrote several files into them."""
+    guids: set[str | None] = set()
     for name in _WITH_ROWS:
         table = f"rocpd_{name}{suffix}"
         if "guid" in database.columns.get(table, ()):
             rows = database.connection.execute(f"SELECT DISTINCT guid FROM {quoted(table)} LIMIT 10000")
-            found |= {None if guid is None else str(guid) for (guid,) in rows}
-    return sorted(found, key=str)
+            guids |= {None if guid is None else str(guid) for (guid,) in rows}
+    return sorted(guids, key=str)

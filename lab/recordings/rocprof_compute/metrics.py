@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,9 +61,8 @@ class KernelMetrics:
 
     def value(self, metric: str, name: str = "Avg") -> float | None:
         """The first number of this name (the tool repeats some metrics in several tables)."""
-        return next(
-            (one.value for one in self.values if one.metric.name == metric and one.name == name), None
-        )
+        numbers = (number for number in self.values if number.metric.name == metric)
+        return next((number.value for number in numbers if number.name == name), None)
 
 
 @dataclass(frozen=True)
@@ -86,38 +86,38 @@ class Metrics:
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per kernel, costliest first, for a table; None where nothing was measured."""
-        whole_ns = sum(one.dur_ns for one in self.kernels)
-        return [self._row(one, whole_ns) for one in self.kernels]
+        sum_ns = sum(kernel.dur_ns for kernel in self.kernels)
+        return [self._row(kernel, sum_ns) for kernel in self.kernels]
 
     def value_rows(self) -> list[dict[str, Any]]:
         """One row per number of every metric of every kernel."""
         return [
-            {"kernel": kernel.name, "workload": kernel.workload, **vars(one.metric), "value_name": one.name}
-            | {"value": one.value}
+            {"kernel": kernel.name, "workload": kernel.workload, **vars(number.metric)}
+            | {"value_name": number.name, "value": number.value}
             for kernel in self.kernels
-            for one in kernel.values
+            for number in kernel.values
         ]
 
-    def _row(self, one: KernelMetrics, whole_ns: int) -> dict[str, Any]:
-        hbm = one.value("HBM Bandwidth", "Value")
-        peak = self.peaks.get(one.workload, {}).get("HBMBw")
-        roof = self.roof_gflop_per_s(one)
+    def _row(self, kernel: KernelMetrics, sum_ns: int) -> dict[str, Any]:
+        hbm = kernel.value("HBM Bandwidth", "Value")
+        peak = self.peaks.get(kernel.workload, {}).get("HBMBw")
+        rate, roof = kernel.gflop_per_s, self.roof_gflop_per_s(kernel)
         return {
-            "kernel": one.name,
-            "workload": one.workload,
-            "dispatches": one.dispatches,
-            "dur_us": one.dur_ns / 1000,
-            "time_share": one.dur_ns / whole_ns if whole_ns else None,
-            "gflop_per_s": one.gflop_per_s,
-            "flop_per_byte_hbm": one.intensity.get("hbm"),
+            "kernel": kernel.name,
+            "workload": kernel.workload,
+            "dispatches": kernel.dispatches,
+            "dur_us": kernel.dur_ns / 1000,
+            "time_share": kernel.dur_ns / sum_ns if sum_ns else None,
+            "gflop_per_s": rate,
+            "flop_per_byte_hbm": kernel.intensity.get("hbm"),
             "roof_hbm_gflop_per_s": roof,
-            "of_roof": one.gflop_per_s / roof if roof and one.gflop_per_s is not None else None,
+            "of_roof": rate / roof if roof and rate is not None else None,
             "hbm_gb_per_s": hbm,
             "hbm_of_peak": hbm / peak if hbm is not None and peak else None,
-            "valu_percent": one.value("VALU Utilization"),
-            "mfma_percent": one.value("MFMA Utilization"),
-            "l2_hit_percent": one.value("L2 Cache Hit Rate"),
-            "occupancy_percent": one.value("Wavefront Occupancy", "Pct of Peak"),
+            "valu_percent": kernel.value("VALU Utilization"),
+            "mfma_percent": kernel.value("MFMA Utilization"),
+            "l2_hit_percent": kernel.value("L2 Cache Hit Rate"),
+            "occupancy_percent": kernel.value("Wavefront Occupancy", "Pct of Peak"),
         }
 
 
@@ -150,66 +150,77 @@ def _read(database: Database, path: Path) -> Metrics:
     if strangers:
         problems.append(f"{strangers:,} dispatches of kernels that the file does not describe are left out")
     dur_ns = np.maximum(times["end"] - times["start"], 0)
-    found = []
+    rows = []
     for kernel, workload in zip(kernels["id"].tolist(), kernels["workload"].tolist(), strict=True):
-        mine, roof = times["kernel"] == kernel, roofs.get(kernel, {})
-        found.append(
+        of_kernel, roof = times["kernel"] == kernel, roofs.get(kernel, {})
+        levels = {level: f"{level}_cache_data" for level in LEVELS}
+        rows.append(
             KernelMetrics(
                 name=names.get(kernel, f"kernel {kernel}"),
                 workload=workloads.get(workload, str(workload)),
-                dispatches=int(mine.sum()),
-                dur_ns=int(dur_ns[mine].sum()),
+                dispatches=int(of_kernel.sum()),
+                dur_ns=int(dur_ns[of_kernel].sum()),
                 gflop_per_s=roof.get("total_flops"),
-                intensity={
-                    level: roof[f"{level}_cache_data"] for level in LEVELS if f"{level}_cache_data" in roof
-                },
+                intensity={level: roof[column] for level, column in levels.items() if column in roof},
                 values=tuple(values.get(kernel, ())),
             )
         )
-    version = _first(database, "compute_metadata", "compute_version")
+    machines = _objects(database, "sys_info_extdata", workloads)
     return Metrics(
         source=path,
-        version=version,
-        schema=_first(database, "compute_metadata", "schema_version"),
-        kernels=tuple(sorted(found, key=lambda one: -one.dur_ns)),
-        peaks=_peaks(database, workloads),
-        machine=_machines(database, workloads),
+        version=_cell(database, "compute_metadata", "compute_version"),
+        schema=_cell(database, "compute_metadata", "schema_version"),
+        kernels=tuple(sorted(rows, key=lambda kernel: -kernel.dur_ns)),
+        peaks={
+            name: _finite_of(peaks)
+            for name, peaks in _objects(database, "roofline_bench_extdata", workloads).items()
+        },
+        machine={
+            name: {key: str(machine[key])[:64] for key in _MACHINE if key in machine}
+            for name, machine in machines.items()
+        },
         problems=tuple(problems),
     )
 
 
 def _workload_names(database: Database) -> dict[int, str]:
-    first = database.texts("compute_workload", "workload_id", "name")
-    second = database.texts("compute_workload", "workload_id", "sub_name")
-    return {one: " ".join(filter(None, (name, second.get(one)))) for one, name in first.items()}
+    names, sub_names = (
+        database.texts("compute_workload", "workload_id", column) for column in ("name", "sub_name")
+    )
+    return {key: " ".join(filter(None, (name, sub_names.get(key)))) for key, name in names.items()}
 
 
 def _values(database: Database) -> dict[int, list[Value]]:
     """Every number by kernel; one of an unknown metric keeps its number as name."""
     metrics = _metrics(database)
     table = "compute_kernel_metric_value"
-    found: dict[int, list[Value]] = defaultdict(list)
+    values: dict[int, list[Value]] = defaultdict(list)
     if not {"value", "value_name", "metric_uuid", "kernel_uuid"} <= database.columns.get(table, frozenset()):
-        return found
+        return values
     rows = database.connection.execute(
         f"SELECT kernel_uuid, metric_uuid, SUBSTR(value_name, 1, 200), value FROM {table} ORDER BY rowid"
     )
     for kernel, metric, name, value in rows:
-        known = metrics.get(metric) or Metric("", f"metric {str(metric)[:20]}", "", "", "")
-        found[kernel].append(Value(known, str(name), _finite(value)))
-    return found
+        unknown = Metric("", f"metric {str(metric)[:20]}", "", "", "")
+        values[kernel].append(Value(metrics.get(metric, unknown), str(name), _finite(value)))
+    return values
 
 
 def _metrics(database: Database) -> dict[int, Metric]:
     table = "compute_metric_definition"
     columns = ("metric_id", "name", "table_name", "sub_table_name", "unit")
     texts = [database.texts(table, "metric_uuid", column) for column in columns]
-    return {one: Metric(*(text.get(one, "") for text in texts)) for one in set().union(*texts)}
+    return {key: Metric(*(text.get(key, "") for text in texts)) for key in set().union(*texts)}
 
 
 def _finite(value: object) -> float | None:
-    known = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _finite_of(values: Mapping[str, object]) -> dict[str, float]:
+    return {name: number for name, value in values.items() if (number := _finite(value)) is not None}
 
 
 def _numbers(database: Database, table: str, key: str) -> dict[int, dict[str, float]]:
@@ -221,45 +232,24 @@ def _numbers(database: Database, table: str, key: str) -> dict[int, dict[str, fl
     rows = database.connection.execute(
         f"SELECT {quoted(key)}, {chosen} FROM {quoted(table)} WHERE typeof({quoted(key)}) = 'integer'"
     )
-    return {
-        row[0]: {
-            name: number
-            for name, value in zip(columns, row[1:], strict=True)
-            if (number := _finite(value)) is not None
-        }
-        for row in rows
-    }
+    return {row[0]: _finite_of(dict(zip(columns, row[1:], strict=True))) for row in rows}
 
 
-def _peaks(database: Database, workloads: dict[int, str]) -> dict[str, dict[str, float]]:
-    return {
-        workloads.get(one, str(one)): {
-            name: number for name, value in found.items() if (number := _finite(value)) is not None
-        }
-        for one, found in _objects(database, "roofline_bench_extdata").items()
-    }
-
-
-def _machines(database: Database, workloads: dict[int, str]) -> dict[str, dict[str, str]]:
-    return {
-        workloads.get(one, str(one)): {name: str(found[name])[:64] for name in _MACHINE if name in found}
-        for one, found in _objects(database, "sys_info_extdata").items()
-    }
-
-
-def _objects(database: Database, column: str) -> dict[int, dict[str, Any]]:
-    found = {}
-    for one, text in database.texts("compute_workload", "workload_id", column).items():
+def _objects(database: Database, column: str, workloads: dict[int, str]) -> dict[str, dict[str, Any]]:
+    """The JSON objects in a column of the workloads, by the name of the workload."""
+    objects = {}
+    for key, text in database.texts("compute_workload", "workload_id", column).items():
         try:
-            decoded = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        if isinstance(decoded, dict):
-            found[one] = decoded
-    return found
+        if isinstance(value, dict):
+            objects[workloads.get(key, str(key))] = value
+    return objects
 
 
-def _first(database: Database, table: str, column: str) -> str | None:
+def _cell(database: Database, table: str, column: str) -> str | None:
+    """A text of the first row."""
     if column not in database.columns.get(table, frozenset()):
         return None
     row = database.connection.execute(

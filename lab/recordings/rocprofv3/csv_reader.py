@@ -1,7 +1,8 @@
-"""rocprofv3's CSV files: `*_kernel_trace.csv`, with the copies and HIP calls that lie beside it.
+"""rocprofv3's CSV files: `*_kernel_trace.csv`, with the files of other domains that lie beside it.
 
 The columns are those of rocprofiler-sdk's `source/lib/output/generateCSV.cpp`; older versions lack Stream_Id
-and the registers. Agents are named by number only: devices are the agents that ran kernels, in their order.
+and the registers. Devices are the GPUs of `*_agent_info.csv`, else the agents that ran kernels, in their
+order.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import csv
 import gzip
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, cast
 
@@ -18,8 +20,6 @@ import numpy as np
 from lab.errors import BadDataError
 from lab.recordings.capture import (
     API_COLUMNS,
-    KERNEL,
-    MEMCPY,
     OPS_COLUMNS,
     RANGE_COLUMNS,
     SYNC_COLUMNS,
@@ -28,12 +28,25 @@ from lab.recordings.capture import (
     Strings,
     filled,
 )
-from lab.recordings.rocm import blocks, copy_columns, dispatch_lacks, narrow, repeated_dispatches, sound_times
-from lab.recordings.tables import Table, concat
+from lab.recordings.rocm import (
+    MARKERS,
+    Columns,
+    copy_columns,
+    dispatch_lacks,
+    kernel_columns,
+    marker_columns,
+    repeated_dispatches,
+    sound_times,
+)
+from lab.recordings.tables import Table, joined
 
 HEADER = (b"Kernel_Name", b"Start_Timestamp", b"End_Timestamp")
+_CALLS = ("hip_api", "hip_runtime_api", "hip_compiler_api", "hsa_api", "rccl_api")
 _KERNELS = re.compile(r"(?P<stem>.*)kernel_trace\.csv(?P<gz>\.gz)?")
 _NUMBER = re.compile(r"-?\d+")
+# Columns of every version, by domain; the reader fills in the others as not recorded.
+_TIMES = ("Correlation_Id", "Start_Timestamp", "End_Timestamp")
+_FUNCTION = ("Function", "Process_Id", "Thread_Id", *_TIMES)
 
 
 def is_kernel_trace(start: bytes) -> bool:
@@ -45,26 +58,34 @@ def is_kernel_trace(start: bytes) -> bool:
 def load_csv(path: Path) -> Capture:
     """Read a kernel trace and its neighbours. Raises BadDataError for a row that does not fit its header."""
     strings, problems = Strings(), list[str]()
-    kernels = _rows(path)
-    copies = _rows(_beside(path, "memory_copy_trace"))
-    calls = [row for name in ("hip_api_trace", "hip_runtime_api_trace") for row in _rows(_beside(path, name))]
-    agents = _agents([row["Agent_Id"] for row in kernels])
-    ops = [_kernel_table(path, kernels, agents, strings, problems)]
-    if copies:
-        ops.append(_copy_table(path, copies, agents, strings, problems))
-    api = _call_table(path, calls, strings, problems)
-    ids = _integers(path, kernels, "Dispatch_Id")
+    kernels = _Rows.of(path, ("Kernel_Name", "Agent_Id", "Dispatch_Id", *_TIMES))
+    copies = _Rows.of(_beside(path, "memory_copy_trace"), _TIMES)
+    calls = [_Rows.of(_beside(path, f"{domain}_trace"), _FUNCTION) for domain in _CALLS]
+    marks = _Rows.of(_beside(path, "marker_api_trace"), _FUNCTION)
+    devices = _devices(_Rows.of(_beside(path, "agent_info"), ("Node_Id", "Agent_Type")), kernels)
+    api = joined(
+        [filled(API_COLUMNS, len(rows.cells), _call_columns(rows, strings, problems)) for rows in calls],
+        API_COLUMNS,
+    )
+    ids = kernels.numbers("Dispatch_Id")
+    ordinals = {name: device.device for name, device in devices.items()}
     return Capture(
         source=path,
         collector="rocprofv3",
         version=None,
         schema="csv",
-        ops=concat([op.as_dict() for op in ops], OPS_COLUMNS),
+        ops=joined(
+            [
+                _kernel_table(kernels, ordinals, strings, problems),
+                _copy_table(copies, ordinals, strings, problems),
+            ],
+            OPS_COLUMNS,
+        ),
         api=api,
-        ranges=concat([], RANGE_COLUMNS),
-        sync=concat([], SYNC_COLUMNS),
+        ranges=_range_table(marks, strings, problems),
+        sync=joined([], SYNC_COLUMNS),
         strings=strings.texts,
-        devices=tuple(Device(device=index, name=agent) for agent, index in agents.items()),
+        devices=tuple(devices.values()),
         problems=[*problems, *repeated_dispatches(ids)],
         info={"vendor": "amd"},
         lacks=tuple(dispatch_lacks(0, ids, calls=len(api) > 0)),
@@ -80,14 +101,52 @@ def _beside(path: Path, domain: str) -> Path | None:
     return neighbour if neighbour.is_file() else None
 
 
-def _rows(path: Path | None) -> list[dict[str, str]]:
-    if path is None:
-        return []
-    with _opened(path) as file:
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of one file; none of a file that is not there."""
+
+    path: Path
+    cells: Sequence[dict[str, str]] = field(default_factory=list)
+
+    @staticmethod
+    def of(path: Path | None, needed: Sequence[str]) -> _Rows:
+        """Raises BadDataError without the columns `needed`, or for a row that does not fit the header."""
+        if path is None:
+            return _Rows(Path())
+        with _opened(path) as file:
+            try:
+                reader = csv.DictReader(file)
+                if absent := [name for name in needed if name not in (reader.fieldnames or ())]:
+                    raise BadDataError(
+                        f"no column {', '.join(absent)}: not what rocprofv3 writes", location=path
+                    )
+                return _Rows(path, list(_checked(path, reader)))
+            except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
+                raise BadDataError(f"not a CSV of rocprofv3: {error}", location=path) from error
+
+    def texts(self, column: str) -> list[str]:
+        return [row.get(column, "") for row in self.cells]
+
+    def numbers(self, column: str) -> np.ndarray:
+        """The column (n,) as integers; -1 where it is empty or not there."""
+        texts = [text.strip() for text in self.texts(column)]
+        if odd := next((text for text in texts if text and not _NUMBER.fullmatch(text)), None):
+            raise BadDataError(f"{column} is not a whole number: {odd[:40]!r}", location=self.path)
         try:
-            return list(_checked(path, csv.DictReader(file)))
-        except (csv.Error, UnicodeDecodeError, EOFError, OSError) as error:
-            raise BadDataError(f"not a CSV of rocprofv3: {error}", location=path) from error
+            return np.array([int(text) if text else -1 for text in texts], dtype=np.int64)
+        except OverflowError as error:
+            raise BadDataError(f"a number of {column} is too large", location=self.path) from error
+
+    def ids(self, column: str, id_of: Callable[[str], int]) -> np.ndarray:
+        return np.array([id_of(text) for text in self.texts(column)], dtype=np.int64)
+
+    def shared(self, role: str, problems: list[str]) -> Columns:
+        """Process, correlation and times (n,)."""
+        start, end = (self.numbers(name) for name in ("Start_Timestamp", "End_Timestamp"))
+        return sound_times(self.path, role, start, end, problems) | {
+            "process": np.zeros(len(self.cells), dtype=np.int32),
+            "corr": self.numbers("Correlation_Id"),
+        }
 
 
 def _opened(path: Path) -> IO[str]:
@@ -107,83 +166,74 @@ def _checked(path: Path, reader: csv.DictReader[str]) -> Iterator[dict[str, str]
         yield row
 
 
-def _integers(path: Path, rows: Sequence[dict[str, str]], column: str) -> np.ndarray:
-    """The column (n,) as integers; -1 where it is empty or not there."""
-    texts = [row.get(column, "").strip() for row in rows]
-    if odd := next((text for text in texts if text and not _NUMBER.fullmatch(text)), None):
-        raise BadDataError(f"{column} is not a whole number: {odd[:40]!r}", location=path)
-    try:
-        return np.array([int(text) if text else -1 for text in texts], dtype=np.int64)
-    except OverflowError as error:
-        raise BadDataError(f"a number of {column} is too large", location=path) from error
+def _devices(agents: _Rows, kernels: _Rows) -> dict[str, Device]:
+    """Agents, as the rows name them, and their GPUs: agents count the host's processors, too."""
+    gpus = [row for row in agents.cells if row["Agent_Type"] == "GPU"]
+    by_number = {int(row["Node_Id"]): row for row in gpus if _NUMBER.fullmatch(row["Node_Id"])}
+    ordered = sorted(set(kernels.texts("Agent_Id")), key=_agent_number)
+    if not all(_agent_number(name) in ([number] for number in by_number) for name in ordered):
+        return {name: Device(device=index, name=name) for index, name in enumerate(ordered)}
+    devices = {}
+    for index, (number, row) in enumerate(sorted(by_number.items())):
+        units, name = row.get("Cu_Count", ""), row.get("Product_Name") or f"Agent {number}"
+        devices[f"Agent {number}"] = Device(
+            device=index, name=name, num_sms=int(units) if units.isdecimal() and len(units) < 6 else None
+        )
+    return devices
 
 
-def _agents(names: Sequence[str]) -> dict[str, int]:
-    """Agent -> its device: agents count the host's processors, too, in the order of their numbers."""
-    ordered = sorted(set(names), key=lambda name: [int(digits) for digits in re.findall(r"\d+", name)])
-    return {name: index for index, name in enumerate(ordered)}
+def _agent_number(name: str) -> list[int]:
+    return [int(digits) for digits in re.findall(r"\d+", name)]
 
 
-def _shared(
-    path: Path, rows: Sequence[dict[str, str]], role: str, problems: list[str]
-) -> dict[str, np.ndarray]:
-    start_ns, end_ns = (_integers(path, rows, name) for name in ("Start_Timestamp", "End_Timestamp"))
-    return {
-        "process": np.zeros(len(rows), dtype=np.int32),
-        "corr": _integers(path, rows, "Correlation_Id"),
-        **sound_times(path, role, start_ns, end_ns, problems),
+def _kernel_table(rows: _Rows, ordinals: dict[str, int], strings: Strings, problems: list[str]) -> Table:
+    names = {"vgprs": "VGPR_Count", "accums": "Accum_VGPR_Count", "shared": "LDS_Block_Size"}
+    names |= {f"block_{axis.lower()}": f"Workgroup_Size_{axis}" for axis in "XYZ"}
+    names |= {f"items_{axis.lower()}": f"Grid_Size_{axis}" for axis in "XYZ"}
+    absent = np.full(len(rows.cells), -1)
+    sizes = {name: rows.numbers(column) for name, column in names.items()}
+    stream = rows.numbers("Stream_Id")
+    columns = {
+        **rows.shared("kernels", problems),
+        **kernel_columns({"static": absent, "graph": absent, "graph_node": absent, **sizes}),
+        "name_id": rows.ids("Kernel_Name", strings.id),
+        "device": rows.ids("Agent_Id", lambda agent: ordinals.get(agent, -1)),
+        "stream": np.where(stream >= 0, stream, rows.numbers("Queue_Id")),
+    }
+    return filled(OPS_COLUMNS, len(rows.cells), columns)
+
+
+def _copy_table(rows: _Rows, ordinals: dict[str, int], strings: Strings, problems: list[str]) -> Table:
+    names = [
+        direction or kind for direction, kind in zip(rows.texts("Direction"), rows.texts("Kind"), strict=True)
+    ]
+    name_id = np.array([strings.id(name) for name in names], dtype=np.int64)
+    target, origin = (
+        rows.ids(f"{end}_Agent_Id", lambda agent: ordinals.get(agent, -1))
+        for end in ("Destination", "Source")
+    )
+    columns = {
+        **rows.shared("copies", problems),
+        **copy_columns(strings.texts, name_id),
+        "name_id": name_id,
+        "device": np.where(target >= 0, target, np.maximum(origin, 0)),
+        "stream": rows.numbers("Stream_Id"),
+    }
+    return filled(OPS_COLUMNS, len(rows.cells), columns)
+
+
+def _call_columns(rows: _Rows, strings: Strings, problems: list[str]) -> Columns:
+    return rows.shared("calls", problems) | {
+        "name_id": rows.ids("Function", strings.id),
+        "pid": rows.numbers("Process_Id"),
+        "tid": rows.numbers("Thread_Id"),
     }
 
 
-def _kernel_table(
-    path: Path,
-    rows: Sequence[dict[str, str]],
-    agents: dict[str, int],
-    strings: Strings,
-    problems: list[str],
-) -> Table:
-    def number(column: str) -> np.ndarray:
-        return _integers(path, rows, column)
-
-    stream = number("Stream_Id")
-    sizes = {axis: (number(f"Workgroup_Size_{axis}"), number(f"Grid_Size_{axis}")) for axis in "XYZ"}
-    columns = _shared(path, rows, "kernels", problems) | {
-        "kind": np.full(len(rows), KERNEL),
-        "name_id": np.array([strings.id(row["Kernel_Name"]) for row in rows], dtype=np.int32),
-        "device": np.array([agents[row["Agent_Id"]] for row in rows], dtype=np.int32),
-        "stream": np.where(stream >= 0, stream, number("Queue_Id")),
-        "regs": narrow(number("VGPR_Count")),
-        "dynamic_smem_bytes": number("LDS_Block_Size"),
-        **{f"block_{axis.lower()}": narrow(block) for axis, (block, _) in sizes.items()},
-        **{f"grid_{axis.lower()}": blocks(items, block) for axis, (block, items) in sizes.items()},
-    }
-    return filled(OPS_COLUMNS, len(rows), columns)
-
-
-def _copy_table(
-    path: Path,
-    rows: Sequence[dict[str, str]],
-    agents: dict[str, int],
-    strings: Strings,
-    problems: list[str],
-) -> Table:
-    names = np.array([strings.id(row.get("Direction", "") or row.get("Kind", "")) for row in rows])
-    ends = [(row.get("Destination_Agent_Id", ""), row.get("Source_Agent_Id", "")) for row in rows]
-    device = [next((agents[agent] for agent in pair if agent in agents), 0) for pair in ends]
-    columns = _shared(path, rows, "copies", problems) | {
-        "kind": np.full(len(rows), MEMCPY),
-        "name_id": names.astype(np.int32),
-        "device": np.array(device, dtype=np.int32),
-        "stream": _integers(path, rows, "Stream_Id"),
-        **copy_columns(strings.texts, names),
-    }
-    return filled(OPS_COLUMNS, len(rows), columns)
-
-
-def _call_table(path: Path, rows: Sequence[dict[str, str]], strings: Strings, problems: list[str]) -> Table:
-    columns = _shared(path, rows, "HIP calls", problems) | {
-        "name_id": np.array([strings.id(row["Function"]) for row in rows], dtype=np.int32),
-        "pid": _integers(path, rows, "Process_Id"),
-        "tid": _integers(path, rows, "Thread_Id"),
-    }
-    return filled(API_COLUMNS, len(rows), columns)
+def _range_table(rows: _Rows, strings: Strings, problems: list[str]) -> Table:
+    """What the program marked: a row of the marker's core domain has its message as Function."""
+    ranges = filled(RANGE_COLUMNS, len(rows.cells), _call_columns(rows, strings, problems))
+    is_mark = np.isin(np.array(rows.texts("Domain"), dtype=object), MARKERS)
+    texts = [text for text, marks in zip(rows.texts("Function"), is_mark.tolist(), strict=True) if marks]
+    marked = marker_columns(strings, ((text, None) for text in texts))
+    return Table(ranges.where(is_mark).as_dict() | marked)

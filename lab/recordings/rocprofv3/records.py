@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Annotated, Any
 
@@ -120,46 +120,31 @@ class Process(msgspec.Struct, frozen=True):
 
 
 Columns = dict[str, np.ndarray]
-_OF: dict[str, dict[str, Callable[[Any], int]]] = {
-    "call": {
-        "start_ns": attrgetter("start_timestamp"),
-        "end_ns": attrgetter("end_timestamp"),
-        "kind": attrgetter("kind"),
-        "operation": attrgetter("operation"),
-        "tid": attrgetter("thread_id"),
-        "corr": attrgetter("correlation_id.internal"),
-    },
-    "dispatch": {
-        "start_ns": attrgetter("start_timestamp"),
-        "end_ns": attrgetter("end_timestamp"),
-        "corr": attrgetter("correlation_id.internal"),
-        "stream": attrgetter("stream_id.handle"),
-        "graph": attrgetter("graph_exec_id.handle"),
-        "graph_node": attrgetter("graph_node_id.handle"),
-        "agent": attrgetter("dispatch_info.agent_id.handle"),
-        "kernel": attrgetter("dispatch_info.kernel_id"),
-        "dispatch": attrgetter("dispatch_info.dispatch_id"),
-        "shared": attrgetter("dispatch_info.group_segment_size"),
-        "block_x": attrgetter("dispatch_info.workgroup_size.x"),
-        "block_y": attrgetter("dispatch_info.workgroup_size.y"),
-        "block_z": attrgetter("dispatch_info.workgroup_size.z"),
-        "items_x": attrgetter("dispatch_info.grid_size.x"),
-        "items_y": attrgetter("dispatch_info.grid_size.y"),
-        "items_z": attrgetter("dispatch_info.grid_size.z"),
-    },
-    "copy": {
-        "start_ns": attrgetter("start_timestamp"),
-        "end_ns": attrgetter("end_timestamp"),
-        "kind": attrgetter("kind"),
-        "operation": attrgetter("operation"),
-        "corr": attrgetter("correlation_id.internal"),
-        "stream": attrgetter("stream_id.handle"),
-        "graph": attrgetter("graph_exec_id.handle"),
-        "graph_node": attrgetter("graph_node_id.handle"),
-        "target": attrgetter("dst_agent_id.handle"),
-        "origin": attrgetter("src_agent_id.handle"),
-        "bytes": attrgetter("bytes_"),
-    },
+_TIMED = {
+    "start_ns": "start_timestamp",
+    "end_ns": "end_timestamp",
+    "corr": "correlation_id.internal",
+}
+_OF_STREAM = {
+    "stream": "stream_id.handle",
+    "graph": "graph_exec_id.handle",
+    "graph_node": "graph_node_id.handle",
+}
+_INFO = {
+    "agent": "agent_id.handle",
+    "kernel": "kernel_id",
+    "dispatch": "dispatch_id",
+    "shared": "group_segment_size",
+    **{f"block_{axis}": f"workgroup_size.{axis}" for axis in "xyz"},
+    **{f"items_{axis}": f"grid_size.{axis}" for axis in "xyz"},
+}
+_PATHS: dict[str, dict[str, str]] = {
+    "call": _TIMED | {"kind": "kind", "operation": "operation", "tid": "thread_id"},
+    "dispatch": _TIMED | _OF_STREAM | {name: f"dispatch_info.{path}" for name, path in _INFO.items()},
+    "copy": _TIMED
+    | _OF_STREAM
+    | {"kind": "kind", "operation": "operation", "bytes": "bytes_"}
+    | {"target": "dst_agent_id.handle", "origin": "src_agent_id.handle"},
 }
 CALLS = msgspec.json.Decoder(list[Call])
 DISPATCHES = msgspec.json.Decoder(list[Dispatch])
@@ -170,14 +155,15 @@ COUNTERS = msgspec.json.Decoder(list[Counter])
 SYMBOLS = msgspec.json.Decoder(list[Symbol])
 
 
-def columns_of(what: str, rows: Sequence[Any]) -> Columns:
-    """Columns (n,) of int64 of one piece's rows."""
+def columns_of(record: str, rows: Sequence[Any]) -> Columns:
+    """Columns (n,) of int64 of one piece's rows; record is `call`, `dispatch` or `copy`."""
     return {
-        name: np.fromiter(map(of, rows), dtype=np.int64, count=len(rows)) for name, of in _OF[what].items()
+        name: np.fromiter(map(attrgetter(path), rows), dtype=np.int64, count=len(rows))
+        for name, path in _PATHS[record].items()
     }
 
 
-def together(what: str, pieces: Sequence[Columns]) -> Columns:
+def together(record: str, pieces: Sequence[Columns]) -> Columns:
     """The columns of all pieces."""
     empty = np.empty(0, dtype=np.int64)
-    return {name: np.concatenate([empty, *(piece[name] for piece in pieces)]) for name in _OF[what]}
+    return {name: np.concatenate([empty, *(piece[name] for piece in pieces)]) for name in _PATHS[record]}

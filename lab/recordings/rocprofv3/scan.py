@@ -75,7 +75,7 @@ class Scan:
         try:
             return msgspec.json.decode(text, type=kind)
         except (ValueError, RecursionError) as error:
-            raise self.bad(f"not what rocprofv3 writes: {error}", self._at - len(text)) from error
+            raise self.bad(f"not what rocprofv3 writes: {error}", self._offset - len(text)) from error
 
     def skip(self) -> None:
         for _ in self._value_parts():
@@ -94,22 +94,22 @@ class Scan:
     def _piece(self, decoder: msgspec.json.Decoder[list[T]]) -> list[T]:
         while len(self._buffer) - self._next < CHUNK_BYTES and self._fill():
             pass
-        rest = self._buffer[self._next :]
-        if end := last_boundary(rest):
+        text = self._buffer[self._next :]
+        if end := last_boundary(text):
             try:
-                found = decoder.decode(b"[" + rest[:end] + b"]")
+                rows = decoder.decode(b"[" + text[:end] + b"]")
             except (ValueError, RecursionError):
                 pass  # The list ends before that place, or it lies inside an object.
             else:
                 self._next += end
-                return found
+                return rows
         end = self._whole_objects()
         try:
-            found = decoder.decode(b"[" + self._buffer[self._next : self._next + end] + b"]")
+            rows = decoder.decode(b"[" + self._buffer[self._next : self._next + end] + b"]")
         except (ValueError, RecursionError) as error:
             raise self.bad(f"rows that rocprofv3 does not write: {error}") from error
         self._next += end
-        return found
+        return rows
 
     def _whole_objects(self) -> int:
         """How many bytes the whole objects at the buffer's beginning take; reads on until there is one."""
@@ -130,22 +130,22 @@ class Scan:
                 raise self.bad(f"one object is larger than {LIMIT_BYTES >> 20} MiB")
             self._more()
 
-    def bad(self, what: str, at: int | None = None) -> BadDataError:
-        where = f"{self.path}, byte {self._at if at is None else at} of the text"
-        return BadDataError(what, location=where, fix="record or copy the file again")
+    def bad(self, problem: str, offset: int | None = None) -> BadDataError:
+        location = f"{self.path}, byte {self._offset if offset is None else offset} of the text"
+        return BadDataError(problem, location=location, fix="record or copy the file again")
 
     @property
-    def _at(self) -> int:
+    def _offset(self) -> int:
         return self._dropped + self._next
 
     def _text(self) -> bytes:
-        kept, size = [], 0
+        parts, size = [], 0
         for part in self._value_parts():
-            kept.append(part)
+            parts.append(part)
             size += len(part)
             if size > LIMIT_BYTES:
                 raise self.bad(f"one value is larger than {LIMIT_BYTES >> 20} MiB")
-        return b"".join(kept)
+        return b"".join(parts)
 
     def _value_parts(self) -> Iterator[bytes]:
         """The text of the next value, in parts that end outside of strings."""
@@ -213,9 +213,9 @@ class Scan:
         return bool(chunk)
 
 
-def _tokens(text: bytes, at: int) -> Iterator[re.Match[bytes]]:
-    """Strings and brackets, up to a string that does not end in `text`: brackets inside it are none."""
-    for token in _TOKEN.finditer(text, at):
+def _tokens(text: bytes, offset: int) -> Iterator[re.Match[bytes]]:
+    """Strings and brackets, up to a string that does not end in `text`: it may hold brackets."""
+    for token in _TOKEN.finditer(text, offset):
         if token.group() == b'"':
             return
         yield token

@@ -24,10 +24,11 @@ from lab.recordings.capture import (
     by_process,
     filled,
 )
-from lab.recordings.rocm import blocks, copy_columns, narrow, sound_times
+from lab.recordings.rocm import Columns, blocks, copy_columns, narrow, sound_times
 from lab.recordings.rpd.ranges import is_range, range_columns
 from lab.recordings.sqlite import Database, lookup
-from lab.recordings.tables import Table
+from lab.recordings.tables import NO_SYMBOL, Table
+from lab.stats.columns import per_distinct
 
 _WAIT = 9  # not a kind of `ops`: a barrier waits, it does not work
 _KINDS = (
@@ -83,7 +84,7 @@ def load(path: Path | str) -> Capture:
         devices=(),
         problems=problems,
         info={"vendor": "amd"},
-        processes=tuple(_local(one, strides) for one in processes),
+        processes=tuple(_local(process, strides) for process in processes),
     )
 
 
@@ -116,9 +117,9 @@ def _sensed_gpus(database: Database) -> list[int]:
     rows = database.connection.execute(
         f"SELECT DISTINCT deviceId FROM rocpd_monitor WHERE deviceType = 'gpu' LIMIT {_MOST_GPUS + 1}"
     )
-    found = [one for (one,) in rows]
-    sound = all(isinstance(one, int) and 0 <= one < _MOST_GPUS for one in found)
-    return sorted(found) if sound else []
+    gpus = [gpu for (gpu,) in rows]
+    sound = all(isinstance(gpu, int) and 0 <= gpu < _MOST_GPUS for gpu in gpus)
+    return sorted(gpus) if sound else []
 
 
 def _local(process: Process, strides: Strides) -> Process:
@@ -140,7 +141,7 @@ def _metadata(database: Database) -> dict[str, str]:
     return {str(tag): str(value) for tag, value in rows}
 
 
-def _texts(database: Database, calls: dict[str, np.ndarray]) -> dict[int, str]:
+def _texts(database: Database, calls: Columns) -> dict[int, str]:
     """Names, types, domains and categories by id; arguments may be many, and may hold paths."""
     of_ops = database.integers("rocpd_op", {"type": "opType_id"}, {"text": "description_id"})
     columns = [*of_ops.values(), calls["name"], calls["domain"], calls["category"]]
@@ -152,91 +153,89 @@ def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
-def _calls(database: Database) -> dict[str, np.ndarray]:
+def _calls(database: Database) -> Columns:
     needed = {name: name for name in ("id", "pid", "tid", "start", "end")} | {"name": "apiName_id"}
     optional = {"domain": "domain_id", "category": "category_id", "args": "args_id"}
-    found = database.integers("rocpd_api", needed, optional)
-    times = sound_times(database.path, "calls", found["start"], found["end"], database.problems)
-    return found | times
+    rows = database.integers("rocpd_api", needed, optional)
+    return rows | sound_times(database.path, "calls", rows["start"], rows["end"], database.problems)
 
 
 def _operations(
-    database: Database,
-    strings: Strings,
-    texts: dict[int, str],
-    calls: dict[str, np.ndarray],
-    strides: Strides,
+    database: Database, strings: Strings, texts: dict[int, str], calls: Columns, strides: Strides
 ) -> tuple[Table, Table]:
     """Kernels, copies and fills; and the barriers, which are waits."""
     needed = {"id": "id", "device": "gpuId", "start": "start", "end": "end", "type": "opType_id"}
-    found = database.integers("rocpd_op", needed, {"text": "description_id"})
-    times = sound_times(database.path, "operations", found["start"], found["end"], database.problems)
+    rows = database.integers("rocpd_op", needed, {"text": "description_id"})
     links = database.integers("rocpd_api_ops", {"op": "op_id", "api": "api_id"})
-    call = lookup(links["op"], links["api"], found["id"])
-    pid = lookup(calls["id"], calls["pid"], call)
-    device = np.where(strides.gpu > 0, found["device"] % max(strides.gpu, 1), found["device"])
-    kinds, names = _kinds_and_names(database, strings, texts, found)
-    shared = times | {"device": narrow(device), "pid": pid, "corr": call}
+    call = lookup(links["op"], links["api"], rows["id"])
+    device = np.where(strides.gpu > 0, rows["device"] % max(strides.gpu, 1), rows["device"])
+    kinds, names = _kinds_and_names(database, strings, texts, rows)
     launch = _launches(database, calls, texts, call)
+    stream = np.maximum(launch.pop("stream"), _streams(database, "rocpd_copyapi", call))
+    shared = sound_times(database.path, "operations", rows["start"], rows["end"], database.problems) | {
+        "device": narrow(device),
+        "pid": lookup(calls["id"], calls["pid"], call),
+        "corr": call,
+        "stream": stream,
+    }
     copy = database.integers("rocpd_copyapi", {"id": "api_ptr_id"}, {"size": "size"})
-    stream = np.maximum(launch["stream"], _streams(database, "rocpd_copyapi", call))
-    of_kernel = kinds == KERNEL
-    columns = (
-        shared
-        | {"kind": kinds, "name_id": names, "stream": stream}
-        | {"bytes": np.where(of_kernel, -1, lookup(copy["id"], copy["size"], call))}
-        | {name: np.where(of_kernel, column, -1) for name, column in launch.items() if name != "stream"}
-    )
-    for name, column in copy_columns(strings.texts, names).items():
-        columns[name] = np.where(kinds == MEMCPY, column, -1)
+    of_copy = copy_columns(strings.texts, names) | {"bytes": lookup(copy["id"], copy["size"], call)}
+    columns = {
+        **shared,
+        **{name: np.where(kinds == KERNEL, column, -1) for name, column in launch.items()},
+        **{name: np.where(kinds == MEMCPY, column, -1) for name, column in of_copy.items()},
+        "bytes": np.where(kinds == KERNEL, -1, of_copy["bytes"]),
+        "kind": kinds,
+        "name_id": names,
+    }
     ops = filled(OPS_COLUMNS, len(kinds), columns).where(kinds != _WAIT)
-    return ops, filled(SYNC_COLUMNS, len(kinds), shared | {"stream": stream}).where(kinds == _WAIT)
+    return ops, filled(SYNC_COLUMNS, len(kinds), shared).where(kinds == _WAIT)
 
 
 def _kinds_and_names(
-    database: Database, strings: Strings, texts: dict[int, str], found: dict[str, np.ndarray]
+    database: Database, strings: Strings, texts: dict[int, str], rows: Columns
 ) -> tuple[np.ndarray, np.ndarray]:
     """Kinds and string ids (n,): a kernel is named by its description, anything else by its type."""
-    both = np.stack([found["type"], found["text"]], axis=1)
-    used, which = np.unique(both, axis=0, return_inverse=True)
-    kinds, names, odd = [], [], set()
-    for kind_id, text_id in used.tolist():
-        kind, text = texts.get(kind_id, ""), texts.get(text_id, "")
-        known = next((number for number, pattern in _KINDS if re.match(pattern, kind)), None)
-        if known is None:
-            odd.add(kind)
-        if known == MEMCPY and text == "Fill":
-            known = MEMSET
-        known = KERNEL if known is None else known
-        kinds.append(known)
-        names.append(strings.id(text if known == KERNEL and text else kind or "operation"))
+    odd = set[str]()
+
+    def of_pair(pair: list[int]) -> tuple[int, int]:
+        label, text = (texts.get(text_id, "") for text_id in pair)
+        kind = next((number for number, pattern in _KINDS if re.match(pattern, label)), None)
+        if kind is None:
+            odd.add(label)
+        if kind == MEMCPY and text == "Fill":
+            kind = MEMSET
+        name = text if kind in (None, KERNEL) and text else label or "operation"
+        nameless = kind == KERNEL and not text
+        return KERNEL if kind is None else kind, strings.id(f"{name} {NO_SYMBOL}" if nameless else name)
+
+    kinds, names = per_distinct(np.stack([rows["type"], rows["text"]], axis=1), of_pair, width=2).T
     if odd:
         database.problems.append(
             f"{plural(len(odd), 'type')} of operations that lab does not know, counted as kernels: "
-            + ", ".join(repr(one[:40]) for one in sorted(odd)[:3])
+            + ", ".join(repr(label[:40]) for label in sorted(odd)[:3])
         )
-    which = which.reshape(-1)
-    return np.array(kinds, dtype=np.int8)[which], np.array(names, dtype=np.int32)[which]
+    return kinds, names
 
 
-def _launches(
-    database: Database, calls: dict[str, np.ndarray], texts: dict[int, str], call: np.ndarray
-) -> dict[str, np.ndarray]:
+def _launches(database: Database, calls: Columns, texts: dict[int, str], call: np.ndarray) -> Columns:
     """Geometry and stream (n,) of the call of each operation; -1 where there is none."""
-    sizes = {f"{kind}_{axis}": f"{theirs}{axis.upper()}" for kind, theirs in _SIZES for axis in "xyz"}
-    found = database.integers(
+    sizes = {f"{size}_{axis}": f"{column}{axis.upper()}" for size, column in _SIZES for axis in "xyz"}
+    rows = database.integers(
         "rocpd_kernelapi", {"id": "api_ptr_id"}, sizes | {"dynamic_smem_bytes": "groupSegmentSize"}
     )
-    items = [one for one, text in texts.items() if _COUNTS_ITEMS.match(text)]
-    counts_items = np.isin(lookup(calls["id"], calls["name"], found["id"]), items)
+    items = [text_id for text_id, text in texts.items() if _COUNTS_ITEMS.match(text)]
+    counts_items = np.isin(lookup(calls["id"], calls["name"], rows["id"]), items)
     # A graph launch has one row without data, for all of its kernels.
-    sized = (found["block_x"] > 0) & (found["grid_x"] > 0)
-    columns = {name: np.where(sized, narrow(found[name]), -1) for name in sizes}
+    sized = (rows["block_x"] > 0) & (rows["grid_x"] > 0)
+    columns = {name: narrow(rows[name]) for name in sizes}
+    columns["dynamic_smem_bytes"] = rows["dynamic_smem_bytes"]
     for axis in "xyz":
-        whole = blocks(found[f"grid_{axis}"], found[f"block_{axis}"])
-        columns[f"grid_{axis}"] = np.where(sized & counts_items, whole, columns[f"grid_{axis}"])
-    columns["dynamic_smem_bytes"] = np.where(sized, found["dynamic_smem_bytes"], -1)
-    per_call = {name: lookup(found["id"], column, call) for name, column in columns.items()}
+        num_blocks = blocks(rows[f"grid_{axis}"], rows[f"block_{axis}"])
+        columns[f"grid_{axis}"] = np.where(counts_items, num_blocks, columns[f"grid_{axis}"])
+    per_call = {
+        name: lookup(rows["id"], np.where(sized, column, -1), call) for name, column in columns.items()
+    }
     return per_call | {"stream": _streams(database, "rocpd_kernelapi", call)}
 
 
@@ -253,26 +252,25 @@ def _streams(database: Database, table: str, call: np.ndarray) -> np.ndarray:
 
 def _pointer(text: str) -> int:
     try:
-        found = int(text, 16) if len(text) <= 18 else -1
+        number = int(text, 16) if len(text) <= 18 else -1
     except ValueError:
         return -1
-    return found if 0 <= found < 1 << 62 else -1
+    return number if 0 <= number < 1 << 62 else -1
 
 
-def _api(
-    database: Database, strings: Strings, texts: dict[int, str], calls: dict[str, np.ndarray]
-) -> tuple[Table, Table]:
+def _api(database: Database, strings: Strings, texts: dict[int, str], calls: Columns) -> tuple[Table, Table]:
     """Calls of HIP and of the recorder itself; and ranges: markers, operators, what libraries noted."""
-    both = np.stack([calls["domain"], calls["name"]], axis=1)
-    used, which = np.unique(both, axis=0, return_inverse=True)
-    marks = [is_range(texts.get(domain, ""), texts.get(name, "")) for domain, name in used.tolist()]
-    names = [strings.id(texts.get(name, "")) for _, name in used.tolist()]
-    which = which.reshape(-1)
-    is_mark = np.array(marks, dtype=bool)[which]
+
+    def of_pair(pair: list[int]) -> tuple[int, bool]:
+        domain, name = (texts.get(text_id, "") for text_id in pair)
+        return strings.id(name), is_range(domain, name)
+
+    pairs = np.stack([calls["domain"], calls["name"]], axis=1)
+    names, marks = per_distinct(pairs, of_pair, width=2).T
+    is_mark = marks > 0
     shared = {name: calls[name] for name in ("start_ns", "end_ns", "pid", "tid")}
-    size = len(which)
-    call = shared | {"corr": calls["id"], "name_id": np.array(names, dtype=np.int32)[which]}
-    api = filled(API_COLUMNS, size, call).where(~is_mark)
+    call = shared | {"corr": calls["id"], "name_id": names}
+    api = filled(API_COLUMNS, len(names), call).where(~is_mark)
     rows = {name: column[is_mark] for name, column in calls.items()}
-    ranges = filled(RANGE_COLUMNS, size, shared).where(is_mark)
+    ranges = filled(RANGE_COLUMNS, len(names), shared).where(is_mark)
     return api, Table(ranges.as_dict() | range_columns(database, strings, texts, rows))

@@ -3,8 +3,8 @@
 A capture without GPU rows (gloo on a CPU) answers the same from its CPU ops; `device_of` says which.
 """
 
-from lab.recordings.views.collectives import DTYPE_BYTES, collective_instances
-from lab.recordings.views.gemms import GEMM_OPS, gemm_flops, gemm_instances
+from lab.recordings.views.collectives import collective_instances
+from lab.recordings.views.gemms import gemm_flops, gemm_instances
 from lab.recordings.views.launches import (
     device_of,
     kernel_steps,
@@ -20,8 +20,6 @@ from lab.recordings.views.timeline import COMM, COMP, MEMCOPY, classify, gpu_tim
 __all__ = [
     "COMM",
     "COMP",
-    "DTYPE_BYTES",
-    "GEMM_OPS",
     "MEMCOPY",
     "classify",
     "collective_instances",

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.perfmodel.dtypes import item_bytes
 from lab.recordings.capture import Capture, once
 from lab.recordings.communication import OPS, communication, kind_in
 from lab.recordings.owners import first_index
@@ -15,36 +16,6 @@ from lab.recordings.tables import Table
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.recordings.views.timeline import COMM, GLOO_PREFIX, classify, is_gloo
-
-DTYPE_BYTES = {
-    "double": 8,
-    "long": 8,
-    "long int": 8,
-    "complexfloat": 8,
-    "c10::complex<float>": 8,
-    "float": 4,
-    "int": 4,
-    "uint32": 4,
-    "half": 2,
-    "c10::half": 2,
-    "bfloat16": 2,
-    "c10::bfloat16": 2,
-    "short": 2,
-    "short int": 2,
-    "byte": 1,
-    "unsigned char": 1,
-    "char": 1,
-    "signed char": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "c10::float8_e4m3fn": 1,
-    "c10::float8_e5m2": 1,
-    "c10::float8_e4m3fnuz": 1,
-    "c10::float8_e5m2fnuz": 1,
-}
 
 
 @once
@@ -58,7 +29,7 @@ def collective_instances(trace: Capture) -> Table:
     """
     columns = _collectives_on_gpu(trace) if device_of(trace) == "gpu" else _collectives_on_cpu(trace)
     nelems = np.maximum(columns["in_nelems"], columns["out_nelems"])
-    sizes = np.array([DTYPE_BYTES.get(dtype.lower(), -1) for dtype in columns["dtype"]], dtype=np.int64)
+    sizes = np.array([item_bytes(dtype) or -1 for dtype in columns["dtype"]], dtype=np.int64)
     columns["msg_bytes"] = np.where((nelems >= 0) & (sizes > 0), nelems * sizes, -1)
     table = Table(columns)
     return table.take(np.argsort(table.ts_ns, kind="stable"))

@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
+from lab.perfmodel.calls import OpCall
+from lab.perfmodel.products import factor_indices, has_bias, is_product, product_flops, product_of
 from lab.recordings.capture import Capture, once
 from lab.recordings.owners import thread_nesting
-from lab.recordings.tables import MEMSET, Table
+from lab.recordings.tables import Table
 from lab.recordings.views.launches import device_of, link_ops, steps_at
-from lab.recordings.views.shapes import column_of, int_sizes, json_list
+from lab.recordings.views.shapes import column_of
 from lab.stats.columns import distinct_rows
 from lab.stats.intervals import spans, total
-
-# How many arguments stand before the two factors; linear and matmul count only where they are innermost.
-GEMM_OPS = {
-    "aten::mm": 0,
-    "aten::_int_mm": 0,
-    "aten::_scaled_mm": 0,
-    "aten::bmm": 0,
-    "aten::addmm": 1,
-    "aten::_addmm_activation": 1,
-    "aten::baddbmm": 1,
-    "aten::linear": 0,
-    "aten::matmul": 0,
-}
 
 
 @once
 def gemm_instances(trace: Capture) -> Table:
     """One row per executed GEMM op, in order of time.
 
-    Columns: op, M, N, K, B, bias, dtype, strides, transpose, ts_ns, dur_ns (union of its kernels and fills:
-    cuBLAS fills the workspace of a split-K product, and AMD does it by a kernel), rank, step, correlation (of
-    its first kernel, -1 on a CPU), kernels (names joined by ` ; `), op_row, tid.
+    Columns: op, M, N, K, B, bias, dtype, strides, transpose, ts_ns, dur_ns (union of its kernels; a
+    memset of cuBLAS' workspace is none of them), rank, step, correlation (of its first kernel, -1 on a CPU),
+    kernels (names joined by ` ; `), op_row, tid.
     transpose has a letter per factor: T where its last dimension is not the contiguous one. Sizes that
     were not recorded are -1.
     """
@@ -54,12 +42,11 @@ def gemm_instances(trace: Capture) -> Table:
 
 
 def gemm_flops(trace: Capture) -> np.ndarray:
-    """FLOPs (n,) of each row of `ranges` that is a GEMM: 2 M N K for each of a batch; -1 for others and for
-    unknown shapes."""
+    """FLOPs (n,) of each row of `ranges` that is a GEMM; -1 for others and for unknown shapes."""
     gemms = gemm_instances(trace)
-    sizes = [gemms.M, gemms.N, gemms.K, np.maximum(gemms.B, 1)]
-    known = (gemms.M > 0) & (gemms.N > 0) & (gemms.K > 0)
-    flop = 2.0 * np.prod(np.stack(sizes).astype(np.float64), axis=0)
+    b, m, n, k = (getattr(gemms, name).astype(np.float64) for name in "BMNK")
+    known = (b >= 0) & (m >= 0) & (n >= 0) & (k >= 0)
+    flop = product_flops(b, m, n, k, gemms.bias)
     flops = np.full(len(trace.ranges), -1, dtype=np.int64)
     rows = trace.operator_rows[gemms.op_row]
     flops[rows] = np.where(known & (flop < 2.0**62), flop, -1).astype(np.int64)
@@ -68,28 +55,22 @@ def gemm_flops(trace: Capture) -> np.ndarray:
 
 def _gemms_on_gpu(trace: Capture) -> dict[str, Any]:
     link = link_ops(trace)
-    is_gemm = np.array([*(text in GEMM_OPS for text in trace.strings), False])
-    is_kernel = trace.work
-    linked = np.flatnonzero((link >= 0) & (is_kernel | (trace.ops.kind == MEMSET)))
+    is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
+    linked = np.flatnonzero((link >= 0) & trace.work)
     rows = linked[is_gemm[trace.operators.name_id[link[linked]]]]
-    with_kernel = np.zeros(len(trace.operators), dtype=bool)
-    with_kernel[link[rows[is_kernel[rows]]]] = True
-    rows = rows[with_kernel[link[rows]]]
     rows = rows[np.lexsort((trace.ops.start_ns[rows], link[rows]))]
-    op_rows, first = np.unique(link[rows], return_index=True)
-    work = trace.ops.take(rows)
-    ran = rows[is_kernel[rows]]
-    first_kernel = np.searchsorted(link[ran], op_rows)
-    names = trace.text(trace.ops.name_id[ran])
+    op_rows, first_kernel = np.unique(link[rows], return_index=True)
+    kernels = trace.ops.take(rows)
+    names = trace.text(kernels.name_id)
     joined = names[first_kernel]
-    ends = np.append(first_kernel[1:], len(ran))
+    ends = np.append(first_kernel[1:], len(rows))
     for group in np.flatnonzero(ends - first_kernel > 1).tolist():
         joined[group] = " ; ".join(names[first_kernel[group] : ends[group]])
     return {
         "op_row": op_rows,
-        "ts_ns": work.start_ns[first],
-        "dur_ns": _covered_per_group(work.start_ns, work.dur_ns, first),
-        "correlation": trace.ops.corr[ran[first_kernel]],
+        "ts_ns": kernels.start_ns[first_kernel],
+        "dur_ns": _covered_per_group(kernels.start_ns, kernels.dur_ns, first_kernel),
+        "correlation": kernels.corr[first_kernel],
         "kernels": joined,
     }
 
@@ -115,7 +96,7 @@ def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, first: np.ndarray)
 
 
 def _gemms_on_cpu(trace: Capture) -> dict[str, Any]:
-    is_gemm = np.array([*(text in GEMM_OPS for text in trace.strings), False])
+    is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
     rows = np.flatnonzero(is_gemm[trace.operators.name_id])
     ops = trace.operators.take(rows)
     wraps = np.zeros(len(rows), dtype=bool)
@@ -146,35 +127,26 @@ _UNKNOWN_SHAPE: dict[str, Any] = {
 
 
 def _gemm_shape(op: str, dims: str, types: str, strides: str) -> dict[str, Any]:
-    """Sizes of one GEMM from what the profiler wrote about its arguments; unknown ones stay -1."""
-    first = GEMM_OPS[op]
-    shape = {**_UNKNOWN_SHAPE, "op": op, "bias": first == 1}
-    a, b = (int_sizes(item) for item in _pair(dims, first))
-    a_stride, b_stride = (int_sizes(item) for item in _pair(strides, first))
-    shape["dtype"] = str(_pair(types, first)[0] or "")
-    shape["strides"] = " ".join(str(tuple(stride)) for stride in (a_stride, b_stride) if stride)
-    shape["transpose"] = _letter(a_stride) + _letter(b_stride)
-    if op == "aten::linear":
-        b = b[::-1]
-        shape["bias"] = bool(int_sizes((json_list(dims) + [None] * 3)[2]))
-    if len(a) < 2 or len(b) < 2 or a[-1] != b[-2]:
-        return shape
-    rows_are_batch = op == "aten::linear" or (op == "aten::matmul" and len(b) == 2)
-    batch = 1 if rows_are_batch else math.prod(max(a[:-2], b[:-2], key=math.prod))
-    sizes = {"M": math.prod(a[:-1]) if rows_are_batch else a[-2], "N": b[-1], "K": a[-1], "B": batch}
-    # Columns are 64 bits wide; no tensor has more elements.
-    return shape | sizes if max(sizes.values()) < 2**63 else shape
+    """Describe one product by what the profiler wrote about its arguments; unknown sizes stay -1."""
+    call = OpCall.from_profiler(op, dims, types, strides)
+    left, right = factor_indices(op)
+    left_stride, right_stride = ([*(call.stride(index) or ())] for index in (left, right))
+    shape = {
+        **_UNKNOWN_SHAPE,
+        "op": op,
+        "bias": has_bias(call),
+        "dtype": call.dtype(left),
+        "strides": " ".join(str(tuple(stride)) for stride in (left_stride, right_stride) if stride),
+        "transpose": _letter(left_stride) + _letter(right_stride),
+    }
+    product = product_of(call)
+    return shape | ({name: getattr(product, name) for name in "BMNK"} if product else {})
 
 
 def _letter(stride: list[int]) -> str:
     if len(stride) < 2:
         return "?"
     return "T" if stride[-1] != 1 and stride[-2] == 1 else "N"
-
-
-def _pair(text: str, first: int) -> list[Any]:
-    items = json_list(text)[first : first + 2]
-    return items + [None] * (2 - len(items))
 
 
 def _string(trace: Capture, index: int) -> str:

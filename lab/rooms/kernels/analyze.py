@@ -1,18 +1,12 @@
-"""Sums over the catalogue: time by class, op, module and phase; matrix products against ceilings."""
+"""Sums over the catalogue: time by class, op, module and phase."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from lab.gpus.roofs import Roof
 from lab.rooms.kernels.catalogue.build import Catalogue
-from lab.rooms.kernels.catalogue.roofs import Work, product_of
-from lab.rooms.kernels.schema import Signature
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -63,36 +57,6 @@ def phases(frame: pd.DataFrame, forwards: dict[str, int], ranks: int) -> pd.Data
         )
     found: pd.DataFrame = pd.DataFrame(rows)
     return found
-
-
-def products(signatures: Sequence[Signature], roof: Roof | None) -> pd.DataFrame:
-    """One row per matrix product: FLOPs, least bytes, intensity, rate, share of its ceiling if known."""
-    pairs = [(one, product_of(one)) for one in signatures if one.dur_us.median > 0]
-    rows = [_product(one, work, roof) for one, work in pairs if work is not None]
-    found: pd.DataFrame = pd.DataFrame(rows, columns=_PRODUCT_COLUMNS.split())
-    return found
-
-
-_PRODUCT_COLUMNS = (
-    "sig_id kernel op phase dtype flop least_bytes intensity rate_tflops memory_gbps of_ceiling_percent "
-    "count dur_median_us"
-)
-
-
-def _product(one: Signature, work: Work, roof: Roof | None) -> dict[str, Any]:
-    rate = work.flops / one.dur_us.median * 1e6
-    ceiling = min(roof.flops(work.dtype), work.flops / work.bytes * roof.bytes_per_s) if roof else np.nan
-    return {
-        **{name: getattr(one, name) for name in ("sig_id", "kernel", "op", "phase", "count")},
-        "dtype": work.dtype,
-        "flop": work.flops,
-        "least_bytes": work.bytes,
-        "intensity": work.flops / work.bytes,
-        "rate_tflops": rate / 1e12,
-        "memory_gbps": work.bytes / one.dur_us.median / 1e3,
-        "of_ceiling_percent": 100 * rate / ceiling,
-        "dur_median_us": one.dur_us.median,
-    }
 
 
 def sources(found: Catalogue) -> pd.DataFrame:

@@ -37,6 +37,7 @@ READERS = {
         "A chart of compute, communication and copies by stream.",
     ),
     "cpp": ("lab.rooms.kernels.cpp.cli:cpp", "A C++ program that replays the catalogue."),
+    "energy": ("lab.rooms.kernels.energy.log_cli:energy_of_log", "Joules of a power log over a window."),
     "audit": ("lab.rooms.kernels.audit.cli:audit", "Refuse impossible numbers, with the reason."),
 }
 

@@ -35,6 +35,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     num_gpus: int = 0
     capabilities: tuple[tuple[int, int], ...] = ()
     mem_bytes: tuple[int, ...] = ()
+    host_mem_bytes: int | None = None  # available to this process; None: not known
     names: tuple[str, ...] = ()
     has_dtensor: bool = True
     world_size: int = 1
@@ -110,6 +111,23 @@ def check_memory(config: KernelsConfig, name: str, mem_bytes: int | None, *, on_
     )
 
 
+def check_host_memory(config: KernelsConfig, mem_bytes: int | None, *, on_gpu: bool) -> None:
+    """Raise UsageError if the host cannot hold what is loaded on it: CPU runs, and every rank's whole model.
+
+    Ranks of tensor parallel load on the CPU and shard after; Linux would kill one of them minutes later.
+    """
+    model = known(config.model)
+    if model is None or mem_bytes is None or (on_gpu and config.tp == 1):
+        return
+    needed = config.tp * num_params(model.config) * bytes_per_param(config, on_gpu) * OVERHEAD
+    if needed > mem_bytes:
+        raise UsageError(
+            f"{config.model} on {plural(config.tp, 'rank')} needs {needed / GIB:.1f} GiB of host memory, "
+            f"{mem_bytes / GIB:.1f} GiB are available",
+            fix="a smaller model (bloom-560m, tiny-bloom), fewer ranks, or a GPU",
+        )
+
+
 def bytes_per_param(config: KernelsConfig, on_gpu: bool) -> float:
     if config.eight_bit:
         return 1.0
@@ -129,6 +147,7 @@ def refuse_here(config: KernelsConfig, facts: Facts, *, wants_gpu: bool) -> None
         _check_eight_bit(facts)
     if wants_gpu:
         _check_gpus(config, facts)
+    check_host_memory(config, facts.host_mem_bytes, on_gpu=wants_gpu)
 
 
 def _check_transformers(facts: Facts) -> None:

@@ -1,4 +1,4 @@
-"""What the measured steps of one capture did, as tables: phases, classes of kernels, kernels.
+"""What the measured steps of one capture did, as tables: phases, classes of kernels, kernels, attention.
 
 Four times that are never mixed: the sum of kernel times, the time the GPU was busy (union), the span from
 the first start to the last end, and the wall time of the range on the host. Warm-up steps are left out;
@@ -7,16 +7,17 @@ means and standard deviations are over the measured steps.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lab.recordings.names import short_name
 from lab.rooms.nsys import flops
-from lab.rooms.nsys.attention import part_table, with_durations
 from lab.rooms.nsys.flops import ModelSpec
-from lab.rooms.nsys.measured import PHASES, STEP, Recording, class_of
+from lab.rooms.nsys.measured import MASK, PARTS, PHASES, SOFTMAX, STEP, Recording, class_of
 from lab.rooms.nsys.steps import sample_sd, step_figures, summed
 
 MATMUL_CLASSES = ("gemm", "gemv")
@@ -25,19 +26,13 @@ PHASE_COLUMNS = [
     *["kernels", "copies_and_fills", "same_in_all_steps", "gap_ms", "idle_percent"],
     *["matmul_ms", "matmul_percent", "matmuls", "splitk_reductions", "gflop", "matmul_tflops"],
 ]
-
 CLASS_COLUMNS = ["phase", "class", "ms", "sd_ms", "percent", "launches"]
-
 KERNEL_COLUMNS = [
-    "phase",
-    "kernel",
-    "class",
-    "launches",
-    "same_in_all_steps",
-    "ms",
-    "percent",
-    "mean_us",
-    "name",
+    *["phase", "kernel", "class", "launches", "same_in_all_steps", "ms", "percent", "mean_us", "name"],
+]
+PART_COLUMNS = [
+    *["part", "ranges", "kernels", "us_per_layer", "sd_us", "matmul_us_per_layer", "matmuls_per_layer"],
+    *["flop", "least_bytes", "tflops", "gb_per_s"],
 ]
 
 
@@ -56,10 +51,10 @@ def tables_of(
 ) -> CellTables:
     """All tables of a cell. `dtype` is that of its products; spec and batch may be unknown."""
     return CellTables(
-        phases=with_flop(phase_table(recording), spec, batch, context),
-        classes=class_table(recording),
-        kernels=kernel_table(recording),
-        parts=part_table(recording, spec, batch, context, dtype),
+        phases=_with_flop(phase_table(recording), spec, batch, context),
+        classes=_class_table(recording),
+        kernels=_kernel_table(recording),
+        parts=_part_table(recording, spec, batch, context, dtype),
     )
 
 
@@ -67,14 +62,14 @@ def phase_table(recording: Recording) -> pd.DataFrame:
     """A row per phase that the capture has, and one for the whole step; columns PHASE_COLUMNS."""
     rows = []
     for phase in (*PHASES, STEP):
-        found = recording.ranges[recording.ranges["name"] == phase]
-        if len(found):
-            rows.append({"phase": phase, **_phase_row(recording, phase, found)})
+        ranges = recording.ranges[recording.ranges["name"] == phase]
+        if len(ranges):
+            rows.append({"phase": phase, **_phase_row(recording, phase, ranges)})
     table: pd.DataFrame = pd.DataFrame(rows, columns=PHASE_COLUMNS)
     return table
 
 
-def with_flop(phases: pd.DataFrame, spec: ModelSpec | None, batch: int | None, context: int) -> pd.DataFrame:
+def _with_flop(phases: pd.DataFrame, spec: ModelSpec | None, batch: int | None, context: int) -> pd.DataFrame:
     """The phases with the FLOPs of their matrix products, from the model's shape, and the rate achieved."""
     if spec is None or batch is None or phases.empty:
         return phases
@@ -83,13 +78,13 @@ def with_flop(phases: pd.DataFrame, spec: ModelSpec | None, batch: int | None, c
     }
     gflop = phases["phase"].map({**per_phase, STEP: sum(per_phase.values())})
     rate: pd.Series = gflop / phases["matmul_ms"].astype(float)
-    known: pd.DataFrame = phases.assign(gflop=gflop, matmul_tflops=rate.where(gflop > 0))
-    return known
+    table: pd.DataFrame = phases.assign(gflop=gflop, matmul_tflops=rate.where(gflop > 0))
+    return table
 
 
-def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[str, object]:
+def _phase_row(recording: Recording, phase: str, ranges: pd.DataFrame) -> dict[str, object]:
     steps = recording.steps
-    wall_ns = found.groupby("step")["own_ns"].sum().reindex(steps).fillna(0).to_numpy()
+    wall_ns = ranges.groupby("step")["own_ns"].sum().reindex(steps).fillna(0).to_numpy()
     row = {"steps": len(steps), "wall_ms": wall_ns.mean() / 1e6, "wall_sd_ms": sample_sd(wall_ns) / 1e6}
     if not recording.has_kernels:  # unknown rather than 0, which would mean an idle GPU
         return row
@@ -108,7 +103,7 @@ def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[st
         "kernel_ms": kernel_ms,
         "kernel_sd_ms": sample_sd(figures.kernel_ns) / 1e6,
         "kernels": figures.kernels.mean(),
-        "copies_and_fills": figures.others.mean(),
+        "copies_and_fills": figures.copies_and_fills.mean(),
         "same_in_all_steps": figures.same_launches and bool((matmuls == matmuls[:1]).all()),
         "gap_ms": (figures.span_ns - figures.busy_ns).mean() / 1e6,
         "idle_percent": 100 * (1 - figures.busy_ns.mean() / wall_ns.mean()) if wall_ns.mean() else np.nan,
@@ -121,66 +116,120 @@ def _phase_row(recording: Recording, phase: str, found: pd.DataFrame) -> dict[st
 
 def of_phase(ops: pd.DataFrame, phase: str) -> pd.DataFrame:
     """The operations of a phase; all of them for the whole step."""
-    found: pd.DataFrame = ops if phase == STEP else ops[ops["phase"] == phase]
-    return found
+    rows: pd.DataFrame = ops if phase == STEP else ops[ops["phase"] == phase]
+    return rows
 
 
-def class_table(recording: Recording) -> pd.DataFrame:
+def _class_table(recording: Recording) -> pd.DataFrame:
     """Kernel time by class, for each phase and for the whole step; columns CLASS_COLUMNS, costliest first."""
-    rows: list[pd.DataFrame] = []
-    for phase, kernels, steps in _kernels_by_phase(recording):
-        per_step = kernels.groupby(["class", "step"])["dur_ns"].sum().unstack("step").reindex(columns=steps)
-        per_step = per_step.fillna(0)
+    tables = []
+    for phase, kernels in _kernels_by_phase(recording):
+        per_step = _per_step(kernels.groupby(["class", "step"])["dur_ns"].sum(), recording)
         ms = per_step.mean(axis=1) / 1e6
-        rows.append(
-            pd.DataFrame(
-                {
-                    "phase": phase,
-                    "class": ms.index,
-                    "ms": ms.to_numpy(),
-                    "sd_ms": per_step.apply(sample_sd, axis=1).to_numpy() / 1e6,
-                    "percent": (100 * ms / ms.sum()).to_numpy(),
-                    "launches": (kernels.groupby("class").size().reindex(ms.index) / len(steps)).to_numpy(),
-                }
-            ).sort_values("ms", ascending=False)
-        )
-    return _stacked(rows, CLASS_COLUMNS)
+        columns = {
+            "phase": phase,
+            "class": ms.index,
+            "ms": ms.to_numpy(),
+            "sd_ms": per_step.apply(sample_sd, axis=1).to_numpy() / 1e6,
+            "percent": (100 * ms / ms.sum()).to_numpy(),
+            "launches": (kernels.groupby("class").size().reindex(ms.index) / len(recording.steps)).to_numpy(),
+        }
+        tables.append(pd.DataFrame(columns))
+    return _costliest_first(tables, CLASS_COLUMNS)
 
 
-def kernel_table(recording: Recording) -> pd.DataFrame:
+def _kernel_table(recording: Recording) -> pd.DataFrame:
     """Kernel time by name, for each phase and for the whole step; columns KERNEL_COLUMNS, costliest first."""
-    rows: list[pd.DataFrame] = []
-    for phase, kernels, steps in _kernels_by_phase(recording):
-        groups = kernels.groupby("name")["dur_ns"]
-        counts = kernels.groupby(["name", "step"]).size().unstack("step").reindex(columns=steps).fillna(0)
-        ms = groups.sum() / len(steps) / 1e6
-        names = list(ms.index)
-        rows.append(
-            pd.DataFrame(
-                {
-                    "phase": phase,
-                    "kernel": [short_name(name) for name in names],
-                    "class": [class_of(name) for name in names],
-                    "launches": counts.loc[names].mean(axis=1).to_numpy(),
-                    "same_in_all_steps": (counts.loc[names].nunique(axis=1) == 1).to_numpy(),
-                    "ms": ms.to_numpy(),
-                    "percent": (100 * ms / ms.sum()).to_numpy(),
-                    "mean_us": groups.mean().to_numpy() / 1e3,
-                    "name": names,
-                }
-            ).sort_values("ms", ascending=False)
-        )
-    return _stacked(rows, KERNEL_COLUMNS)
+    tables = []
+    for phase, kernels in _kernels_by_phase(recording):
+        by_name = kernels.groupby("name")["dur_ns"]
+        ms = by_name.sum() / len(recording.steps) / 1e6
+        counts = _per_step(kernels.groupby(["name", "step"]).size(), recording).loc[ms.index]
+        columns = {
+            "phase": phase,
+            "kernel": [short_name(name) for name in ms.index],
+            "class": [class_of(name) for name in ms.index],
+            "launches": counts.mean(axis=1).to_numpy(),
+            "same_in_all_steps": (counts.nunique(axis=1) == 1).to_numpy(),
+            "ms": ms.to_numpy(),
+            "percent": (100 * ms / ms.sum()).to_numpy(),
+            "mean_us": by_name.mean().to_numpy() / 1e3,
+            "name": ms.index,
+        }
+        tables.append(pd.DataFrame(columns))
+    return _costliest_first(tables, KERNEL_COLUMNS)
 
 
-def _kernels_by_phase(recording: Recording) -> list[tuple[str, pd.DataFrame, list[int]]]:
-    kernels = with_durations(recording.ops[recording.ops["kernel"]]) if len(recording.ops) else recording.ops
-    found = [(phase, of_phase(kernels, phase), recording.steps) for phase in (*PHASES, STEP)]
-    return [(phase, rows, steps) for phase, rows, steps in found if len(rows)]
+def _kernels_by_phase(recording: Recording) -> Iterable[tuple[str, pd.DataFrame]]:
+    kernels = _kernels(recording)
+    rows_by_phase = ((phase, of_phase(kernels, phase)) for phase in (*PHASES, STEP))
+    return ((phase, rows) for phase, rows in rows_by_phase if len(rows))
 
 
-def _stacked(rows: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
-    frame: pd.DataFrame = (
-        pd.concat(rows, ignore_index=True)[columns] if rows else pd.DataFrame(columns=columns)
+def _kernels(recording: Recording) -> pd.DataFrame:
+    """The kernels of the measured steps, with `dur_ns`."""
+    kernels = recording.ops[recording.ops["kernel"].astype(bool)]
+    timed: pd.DataFrame = kernels.assign(dur_ns=kernels["end_ns"] - kernels["start_ns"])
+    return timed
+
+
+def _per_step(grouped: pd.Series, recording: Recording) -> pd.DataFrame:
+    """A figure by (group, step) as groups x all measured steps."""
+    table: pd.DataFrame = grouped.unstack("step").reindex(columns=recording.steps).fillna(0)
+    return table
+
+
+def _costliest_first(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
+    tables = [table.sort_values("ms", ascending=False) for table in tables]
+    joined: pd.DataFrame = (
+        pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame(columns=columns)
     )
-    return frame
+    return joined
+
+
+def _part_table(
+    recording: Recording, spec: ModelSpec | None, batch: int | None, context: int, dtype: str
+) -> pd.DataFrame:
+    """Attention's parts in the forward pass, per layer: all kernels of a range, and its GEMM alone."""
+    num_steps, rows = len(recording.steps), []
+    all_kernels = _kernels(recording)
+    for part in PARTS:
+        ranges = int((recording.ranges["name"] == part).sum())
+        if not ranges or not recording.has_kernels:
+            continue
+        kernels = all_kernels[all_kernels["part"] == part]
+        matmuls = kernels[kernels["class"] == "gemm"]
+        per_step_ns = summed(kernels["dur_ns"].to_numpy(), kernels["step"].to_numpy(), num_steps)
+        row = {
+            "part": part,
+            "ranges": ranges / max(1, num_steps),
+            "kernels": len(kernels) / ranges,
+            "us_per_layer": kernels["dur_ns"].sum() / ranges / 1e3,
+            "sd_us": sample_sd(per_step_ns * num_steps / ranges / 1e3),
+            "matmul_us_per_layer": matmuls["dur_ns"].sum() / ranges / 1e3 if len(matmuls) else np.nan,
+            "matmuls_per_layer": len(matmuls) / ranges,
+        }
+        if spec is not None and batch is not None and part != MASK:
+            fused = bool((kernels["class"] == "softmax").any())
+            row |= _rates(row, spec, batch, context, dtype, fused=fused)
+        rows.append(row)
+    table: pd.DataFrame = pd.DataFrame(rows, columns=PART_COLUMNS)
+    return table
+
+
+def _rates(
+    row: dict[str, Any], spec: ModelSpec, batch: int, context: int, dtype: str, *, fused: bool
+) -> dict[str, float]:
+    """FLOPs and minimum bytes of a part, and the rates achieved."""
+    if row["part"] == SOFTMAX:
+        flop = flops.softmax_flop(spec, batch, context)
+        moved = flops.softmax_bytes(spec, batch, context, fused=fused)
+        seconds = row["us_per_layer"] / 1e6
+    else:
+        flop = flops.scores_flop(spec, batch, context)
+        moved = flops.scores_bytes(spec, batch, context, flops.width(dtype))
+        seconds = row["matmul_us_per_layer"] / 1e6
+    rates: dict[str, float] = {"flop": flop, "least_bytes": moved}
+    if seconds > 0:
+        rates |= {"tflops": flop / seconds / 1e12, "gb_per_s": moved / seconds / 1e9}
+    return rates

@@ -9,57 +9,57 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lab.terminal.group import LazyGroup
-from lab.terminal.options import choice, option, options_of, seed
+from lab.terminal.options import choice, option, options_of, seed, with_options
 
 if TYPE_CHECKING:
     from lab.core.plan import Experiment
 
+CELLS = with_options(
+    click.option(
+        *("-p", "--part", "parts"),
+        metavar="a,b,...",
+        help="Questions to answer: a to e, or all (four contexts each).",
+    ),
+    click.option(
+        *("--model-size", "model_sizes"),
+        metavar="SIZE,...",
+        help="small, medium, large, xl, 2.7B, tiny or all. [default: all five with GPUs; tiny without]",
+    ),
+    click.option(
+        *("--context-length", "context_lengths"),
+        metavar="N,...",
+        help="Tokens. [default: 512 with GPUs, 128 without]",
+    ),
+    click.option(
+        *("--profile-type", "profile_types"),
+        metavar="TYPE,...",
+        help="forward, forward_backward, training. [default: what the parts need]",
+    ),
+)
+WORKLOAD = with_options(
+    option("--batch-size", type=click.IntRange(min=1), default=4, help="Sequences per pass."),
+    option("--warmup-steps", type=click.IntRange(min=0), default=5, help="Steps before recording."),
+    option("--measure-steps", type=click.IntRange(min=1), default=10, help="Recorded steps."),
+    option(
+        *("--use-annotated-attention/--plain-attention", "annotated_attention"),
+        default=True,
+        help="Ranges inside attention (part e needs them).",
+    ),
+    choice("--softmax", "plain fused", "The course's softmax of five kernels, or torch's of one."),
+    click.option("--fused-qkv", is_flag=True, help="One GEMM for query, key and value."),
+    choice("--dtype", "fp32 tf32 bf16 fp16", "Type of the matrix products; bf16 and fp16 by autocast."),
+    seed(0, "Seed of weights and tokens."),
+)
+
 
 @click.command("nsys")
-@click.option(
-    "-p",
-    "--part",
-    "parts",
-    metavar="a,b,...",
-    help="Questions to answer: a to e, or all (four contexts each).",
-)
-@click.option(
-    "--model-size",
-    "model_sizes",
-    metavar="SIZE,...",
-    help="small, medium, large, xl, 2.7B, tiny or all. [default: all five with GPUs; tiny without]",
-)
-@click.option(
-    "--context-length",
-    "context_lengths",
-    metavar="N,...",
-    help="Tokens. [default: 512 with GPUs, 128 without]",
-)
-@click.option(
-    "--profile-type",
-    "profile_types",
-    metavar="TYPE,...",
-    help="forward, forward_backward, training. [default: what the parts need]",
-)
-@option("--batch-size", type=click.IntRange(min=1), default=4, help="Sequences per pass.")
-@option("--warmup-steps", type=click.IntRange(min=0), default=5, help="Steps before recording.")
-@option("--measure-steps", type=click.IntRange(min=1), default=10, help="Recorded steps.")
-@option(
-    "--use-annotated-attention/--plain-attention",
-    "annotated_attention",
-    default=True,
-    help="Ranges inside attention (part e needs them).",
-)
-@choice("--softmax", "plain fused", "The course's softmax of five kernels, or torch's of one.")
-@click.option("--fused-qkv", is_flag=True, help="One GEMM for query, key and value.")
-@choice("--dtype", "fp32 tf32 bf16 fp16", "Type of the matrix products; bf16 and fp16 by autocast.")
-@seed(0, "Seed of weights and tokens.")
+@CELLS
+@WORKLOAD
 @choice("--collector", "auto nsys kineto", "auto: nsys where it works, else torch.profiler.")
 @option("--twin/--no-twin", default=True, help="Time the same steps without a profiler too.")
 @click.option("--keep-original", is_flag=True, help="Keep the .nsys-rep: it holds the process's environment.")
 @option(
-    "--pause",
-    "pause_s",
+    *("--pause", "pause_s"),
     type=click.FloatRange(min=0),
     default=1.0,
     help="Pause in seconds before each process on GPUs.",
@@ -79,9 +79,8 @@ def run_nsys(ctx: click.Context, /, **flags: Any) -> Experiment:
     def make_plan(site: Site, root: Path) -> Plan:
         return plan(config, site, root, skip_existing=skip_existing)
 
-    return Experiment(
-        "nsys", make_plan, msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing)
-    )
+    options = msgspec.structs.replace(options_of(ctx), skip_existing=skip_existing)
+    return Experiment("nsys", make_plan, options)
 
 
 def config_of(flags: dict[str, Any]) -> Any:
@@ -97,11 +96,13 @@ def config_of(flags: dict[str, Any]) -> Any:
         "context_lengths": parse_int_list,
         "profile_types": config.parse_types,
     }
-    lists = {name: tuple(read(flags[name])) for name, read in readers.items() if flags[name]}
-    of_workload = set(config.WorkloadConfig.__struct_fields__)
-    rest = {name: value for name, value in flags.items() if name not in {*readers, *of_workload}}
-    given = {"workload": {name: flags[name] for name in of_workload}, **lists, **rest}
-    return msgspec.convert(given, config.NsysConfig)
+    values = {
+        name: tuple(readers[name](value)) if name in readers else value
+        for name, value in flags.items()
+        if value or name not in readers
+    }
+    workload = {name: values.pop(name) for name in config.WorkloadConfig.__struct_fields__}
+    return msgspec.convert({"workload": workload, **values}, config.NsysConfig)
 
 
 COMMANDS = {

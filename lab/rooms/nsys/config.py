@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Sequence
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -28,25 +28,21 @@ QUESTIONS = {
     "d": "How does the share of matrix products change from inference to a whole training step?",
     "e": "How do softmax and matrix products inside attention compare in time and in FLOPs?",
 }
-
-
-def _help(text: str, **limits: Any) -> msgspec.Meta:
-    return msgspec.Meta(description=text, **limits)
+Count = Annotated[int, msgspec.Meta(ge=1)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class WorkloadConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one measured process does, besides its size, context and profile type."""
 
-    batch_size: Annotated[int, _help("sequences per pass", ge=1)] = 4
-    warmup_steps: Annotated[int, _help("steps before anything is measured", ge=0)] = 5
-    measure_steps: Annotated[int, _help("measured steps", ge=1)] = 10
-    annotated_attention: Annotated[bool, _help("ranges inside attention")] = True
-    softmax: Annotated[
-        Literal["plain", "fused"], _help("plain: max, subtract, exp, sum, divide; fused: torch.softmax")
-    ] = "plain"
-    fused_qkv: Annotated[bool, _help("one GEMM for query, key and value")] = False
-    dtype: Annotated[Literal["fp32", "tf32", "bf16", "fp16"], _help("bf16 and fp16 by autocast")] = "fp32"
-    seed: Annotated[int, _help("seed of weights and tokens", ge=0)] = 0
+    batch_size: Count = 4
+    warmup_steps: CountOrNone = 5
+    measure_steps: Count = 10
+    annotated_attention: bool = True  # ranges inside attention
+    softmax: Literal["plain", "fused"] = "plain"  # max, subtract, exp, sum, divide; or torch.softmax
+    fused_qkv: bool = False  # one GEMM for query, key and value
+    dtype: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"  # bf16 and fp16 by autocast
+    seed: CountOrNone = 0  # of weights and tokens
 
 
 class NsysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,10 +53,10 @@ class NsysConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     context_lengths: tuple[Annotated[int, msgspec.Meta(ge=2)], ...] = ()  # (): 512 with GPUs, 128 without
     profile_types: tuple[ProfileType, ...] = ()  # (): those the parts need
     collector: Literal["auto", "nsys", "kineto"] = "auto"
-    twin: Annotated[bool, _help("time the same steps without a profiler too")] = True
-    keep_original: Annotated[bool, _help("keep nsys' own .nsys-rep, which holds the environment")] = False
-    pause_s: Annotated[float, _help("pause before each process on GPUs, s", ge=0)] = 1.0
-    step_timeout_s: Annotated[float, _help("limit of one process, s", gt=0)] = 900.0
+    twin: bool = True  # time the same steps without a profiler too
+    keep_original: bool = False  # nsys' own .nsys-rep, which holds the environment
+    pause_s: Annotated[float, msgspec.Meta(ge=0)] = 1.0  # before each process on GPUs
+    step_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 900.0  # of one process
     workload: WorkloadConfig = WorkloadConfig()
 
 
@@ -78,53 +74,48 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """`a,b` or `b_c` or `all` -> parts in order. Raises UsageError for an unknown one."""
-    wanted = [part for word in text.replace("_", ",").split(",") if (part := word.strip().lower())]
-    if wanted == ["all"]:
-        return tuple(PART_TYPES)
-    unknown = [part for part in wanted if part not in PART_TYPES]
-    if unknown or not wanted:
-        raise UsageError(
-            f"unknown part {unknown[0]!r}" if unknown else "no part given",
-            fix=f"one or more of {', '.join(PART_TYPES)}, or all",
-        )
-    return tuple(part for part in PART_TYPES if part in wanted)
+    """`a,b` or `b_c` or `all` -> parts in order. Raises UsageError for an unknown one, or for none."""
+    names = _parse_names(text.replace("_", ",").lower(), "part", PART_TYPES, tuple(PART_TYPES))
+    if not names:
+        raise UsageError("no part given", fix=f"one or more of {', '.join(PART_TYPES)}, or all")
+    return tuple(sorted(names))
 
 
 def parse_sizes(text: str) -> tuple[str, ...]:
     """`small,medium` or `all` -> sizes, each once. Raises UsageError for an unknown one."""
-    wanted = [word.strip() for word in text.split(",") if word.strip()]
-    if wanted == ["all"]:
-        return PUBLISHED
-    for name in wanted:
-        if name not in SIZES:
-            raise UsageError(f"unknown model size {name!r}", fix=f"one of: {', '.join(SIZES)}, or all")
-    return tuple(dict.fromkeys(wanted))
+    return _parse_names(text, "model size", SIZES, PUBLISHED)
 
 
 def parse_types(text: str) -> tuple[ProfileType, ...]:
-    """`forward,training` -> profile types in order. Raises UsageError for an unknown one."""
-    wanted = {word.strip() for word in text.split(",") if word.strip()}
-    unknown = sorted(wanted - set(TYPES))
-    if unknown:
-        raise UsageError(f"unknown profile type {unknown[0]!r}", fix=f"one of: {', '.join(TYPES)}")
-    return tuple(kind for kind in TYPES if kind in wanted)
+    """`forward,training` or `all` -> profile types in order. Raises UsageError for an unknown one."""
+    names = _parse_names(text, "profile type", TYPES, TYPES)
+    return tuple(kind for kind in TYPES if kind in names)
+
+
+def _parse_names(
+    text: str, noun: str, choices: Collection[str], all_names: tuple[str, ...]
+) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name for word in text.split(",") if (name := word.strip())))
+    if names == ("all",):
+        return all_names
+    if unknown := [name for name in names if name not in choices]:
+        raise UsageError(f"unknown {noun} {unknown[0]!r}", fix=f"one of: {', '.join(choices)}, or all")
+    return names
 
 
 def resolved(config: NsysConfig, *, on_gpu: bool) -> NsysConfig:
     """The configuration with every empty choice filled, from the parts and from whether there is a GPU."""
-    everything = config.parts == tuple(PART_TYPES)
     parts = config.parts or (() if config.profile_types else tuple(PART_TYPES))
     types = config.profile_types or tuple(
         kind for kind in TYPES if any(kind in PART_TYPES[part] for part in parts)
     )
-    contexts = CONTEXTS if everything and on_gpu else (512,) if on_gpu else (128,)
+    contexts = CONTEXTS if config.parts == tuple(PART_TYPES) else (512,)
     return msgspec.structs.replace(
         config,
         parts=parts or tuple(part for part in PART_TYPES if set(PART_TYPES[part]) & set(types)),
         profile_types=types,
         model_sizes=config.model_sizes or (PUBLISHED if on_gpu else ("tiny",)),
-        context_lengths=config.context_lengths or contexts,
+        context_lengths=config.context_lengths or (contexts if on_gpu else (128,)),
     )
 
 

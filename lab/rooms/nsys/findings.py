@@ -19,25 +19,32 @@ from lab.recordings.processes import process_label, single_processes
 from lab.recordings.projection import PhaseNames, project
 from lab.report.provenance import provenance
 from lab.rooms.nsys.analyze import tables_of
-from lab.rooms.nsys.answers.answer import Answer, CellData
-from lab.rooms.nsys.answers.attention import part_e
-from lab.rooms.nsys.answers.kernels import part_b, part_c
-from lab.rooms.nsys.answers.questions import answers_of
-from lab.rooms.nsys.answers.timing import part_a
-from lab.rooms.nsys.answers.training import part_d
-from lab.rooms.nsys.config import PART_TYPES, TYPES, Cell, ProfileType, parts_of
+from lab.rooms.nsys.answers.answer import CellData
+from lab.rooms.nsys.answers.questions import all_answers, answers_of_one, cell_parts
+from lab.rooms.nsys.captures.stats.reports import write_reports
+from lab.rooms.nsys.config import PART_TYPES, TYPES, Cell, ProfileType
 from lab.rooms.nsys.flops import ModelSpec
-from lab.rooms.nsys.layout import Found, find_cells
+from lab.rooms.nsys.layout import CellFiles, find_cells, published_name
 from lab.rooms.nsys.measured import Recording
 from lab.rooms.nsys.recording import recording_of
 from lab.rooms.nsys.report.page import Findings, report
-from lab.rooms.nsys.report.published import write_reports
-from lab.rooms.nsys.report.results import Results, cell_row
+from lab.rooms.nsys.report.tables import Results, cell_row
 from lab.rooms.nsys.report.verdict import write_summary
 
 PROBLEMS = ["cell", "file", "what", "fix"]
 NO_STEPS = "the capture has no range `step_N`"
 TREE = Path("results") / "nsight_profiles"
+REPORTS = (
+    "cuda_gpu_kern_sum",
+    "cuda_api_sum",
+    "cuda_gpu_mem_time_sum",
+    "cuda_gpu_mem_size_sum",
+    "nvtx_sum",
+    "nvtx_gpu_proj_sum",
+    "nvtx_kern_sum",
+)
+
+Keep = Callable[[CellFiles, Capture], None]
 
 
 def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[str], None]) -> Findings:
@@ -45,55 +52,66 @@ def analyse_nsys(folder: Path, out: Path, run: Run | None, progress: Callable[[s
 
     Raises MissingError where there is no cell at all.
     """
-    found = merged(find_cells(folder), planned(run))
-    if not found:
+    paths: list[Path] = []
+
+    def write_stats(files: CellFiles, capture: Capture) -> None:
+        """Write nsys' own reports into the published tree; one without data is left out."""
+        projection = project(capture, "nsys")
+        for part_folder, base in dict.fromkeys(
+            published_name(files.cell, part) for part in cell_parts(files.cell)
+        ):
+            paths.extend(
+                write_reports(projection, REPORTS, out / TREE / "stats_reports" / part_folder, base)[0]
+            )
+
+    results = results_of_folder(folder, run, progress, write_stats)
+    parts = run.manifest.config.get("parts") if run else None
+    if parts:
+        results = replace(results, answers=[answer for answer in results.answers if answer.part in parts])
+    findings = write_page_of(results, folder, out, run)
+    findings.files.append(write_summary(results, findings.verdict, out / TREE / "ANALYSIS_SUMMARY.txt"))
+    findings.files.extend(paths)
+    return findings
+
+
+def write_page_of(results: Results, path: Path, out: Path, run: Run | None) -> Findings:
+    """Tables, figures and page of a run, a folder or a file, in `out`."""
+    manifest = run.manifest if run else None
+    kind = manifest.kind.value if manifest else "measured"
+    title = f"Nsys {path.resolve().name}"
+    return report(results, out=out, title=title, provenance=provenance(path, manifest), kind=kind)
+
+
+def results_of_folder(
+    folder: Path,
+    run: Run | None,
+    progress: Callable[[str], None] = lambda _: None,
+    keep: Keep = lambda *_: None,
+) -> Results:
+    """Read and answer cell by cell; an unreadable cell is a row with its reason. keep gets every capture.
+
+    Raises MissingError where there is no cell at all.
+    """
+    cells = merged(find_cells(folder), planned(run))
+    if not cells:
         raise MissingError(
             "no captures of the nsys room in this folder",
             location=folder,
             fix="record some with lab run nsys; for a single file use lab nsys answers FILE",
         )
-    reports: list[Path] = []
-
-    def keep(one: Found, capture: Capture) -> None:
-        reports.extend(write_reports(one, capture, cell_parts(one.cell), out / TREE / "stats_reports"))
-
-    results = results_of(found, outcomes(run), folder, progress, keep)
-    asked = run.manifest.config.get("parts") if run else None
-    if asked:
-        results = replace(results, answers=[answer for answer in results.answers if answer.part in asked])
-    manifest = run.manifest if run else None
-    done = report(
-        results,
-        out=out,
-        title=f"Nsys {folder.resolve().name}",
-        provenance=provenance(folder, manifest),
-        kind=manifest.kind.value if manifest else "measured",
-    )
-    done.files.append(write_summary(results, done.verdict, out / TREE / "ANALYSIS_SUMMARY.txt"))
-    done.files.extend(reports)
-    return done
-
-
-def results_of(
-    found: Sequence[Found],
-    ended: dict[str, Outcome],
-    folder: Path,
-    progress: Callable[[str], None],
-    keep: Callable[[Found, Capture], None] = lambda *_: None,
-) -> Results:
-    """Read and answer cell by cell; an unreadable cell is a row with its reason. keep gets every capture."""
+    outcomes = _outcomes(run)
     data: list[CellData] = []
     rows: list[dict[str, object]] = []
     problems: list[dict[str, str]] = []
-    for number, one in enumerate(found, start=1):
-        for cell, reason in read_cell(one, folder, problems, keep):
+    for number, files in enumerate(cells, start=1):
+        for cell, reason in _read_cell(files, folder, problems, keep):
             data.append(cell)
-            rows.append(cell_row(cell, *outcome_of(cell, ended.get(one.cell.name.lower()), reason)))
-        progress(f"  {number} of {len(found)}: {one.label}")
+            rows.append(cell_row(cell, *outcome_of(cell, outcomes.get(files.cell.name.lower()), reason)))
+        progress(f"  {number} of {len(cells)}: {files.label}")
     return Results(pd.DataFrame(rows), data, all_answers(data), pd.DataFrame(problems, columns=PROBLEMS))
 
 
-def results_of_one(
+def results_of_file(
     path: Path, spec: ModelSpec | None, context: int, batch: int, names: PhaseNames | None = None
 ) -> Results:
     """One capture by itself, each process of it a cell; its phases determine the profile type.
@@ -103,128 +121,82 @@ def results_of_one(
     data: list[CellData] = []
     problems: list[dict[str, str]] = []
     rows: list[dict[str, object]] = []
-    for process, recording in recordings_of(load_capture(path), names):
-        size, kind = spec.name if spec else path.name, _type_of(recording)
-        found = _of_process(
-            Found(
-                cell=Cell(size=size, context=context, type=kind, parts=tuple(PART_TYPES)),
-                capture=path,
-                spec=spec,
-                batch=batch if spec else None,
-            ),
-            process,
+    for process, recording in _recordings_of(load_capture(path), names):
+        phases = set(recording.ranges["name"])
+        kind: ProfileType = "forward_backward" if "backward" in phases else "forward"
+        cell = Cell(
+            size=spec.name if spec else path.name,
+            context=context,
+            type="training" if "optimizer_step" in phases else kind,
+            parts=tuple(PART_TYPES),
         )
-        cell = CellData(found, recording, tables_of(recording, spec, found.batch, context, "fp32"))
-        problems += [_problem(cell, path.name, text) for text in _notes(recording)]
-        reason = "" if recording.steps else NO_STEPS
-        rows.append(cell_row(cell, *outcome_of(cell, None, reason)))
-        data.append(cell)
-    answers = sorted((answer for cell in data for answer in one_of_each(cell)), key=lambda one: one.part)
+        files = CellFiles(cell=cell, capture=path, spec=spec, batch=batch if spec else None)
+        cell_data = _with_tables(files, process, recording)
+        problems += _problems(cell_data, path.name, [])
+        rows.append(cell_row(cell_data, *outcome_of(cell_data, None, "" if recording.steps else NO_STEPS)))
+        data.append(cell_data)
+    answers = sorted((answer for cell in data for answer in answers_of_one(cell)), key=lambda a: a.part)
     return Results(pd.DataFrame(rows), data, answers, pd.DataFrame(problems, columns=PROBLEMS))
 
 
-def _of_process(found: Found, process: str) -> Found:
-    """The cell of one process of several: no table or figure may put two into one place."""
-    if not process:
-        return found
-    cell = msgspec.structs.replace(found.cell, size=f"{found.cell.size}, {process}")
-    return msgspec.structs.replace(found, cell=cell)
-
-
-def _type_of(recording: Recording) -> ProfileType:
-    phases = set(recording.ranges["name"])
-    if "optimizer_step" in phases:
-        return "training"
-    return "forward_backward" if "backward" in phases else "forward"
-
-
-def recordings_of(capture: Capture, names: PhaseNames | None = None) -> list[tuple[str, Recording]]:
+def _recordings_of(capture: Capture, names: PhaseNames | None = None) -> list[tuple[str, Recording]]:
     """(what tells a process from the others, "" for the only one; its recording), for each process.
 
     Processes without a measured step are left out where another one has some.
     """
     names = names or PhaseNames()
-    found = [
-        (process_label(one.processes[0], index), _with_index(one, index, names))
-        for index, one in single_processes(capture).items()
-    ]
-    found = [one for one in found if one[1].steps] or found
-    return found if len(found) > 1 else [("", found[0][1])]
+    recordings = []
+    for index, single in single_processes(capture).items():
+        recording = recording_of(project(single, "full", names.pattern), names)
+        label = process_label(single.processes[0], index)
+        recordings.append((label, replace(recording, process_index=index)))
+    recordings = [pair for pair in recordings if pair[1].steps] or recordings
+    return recordings if len(recordings) > 1 else [("", recordings[0][1])]
 
 
-def _with_index(capture: Capture, index: int, names: PhaseNames) -> Recording:
-    recording = recording_of(project(capture, "full", names.pattern), names)
-    return replace(recording, process_index=index)
+def _with_tables(files: CellFiles, process: str, recording: Recording) -> CellData:
+    """A cell per process of several: no table or figure may put two into one place."""
+    tables = tables_of(recording, files.spec, files.batch, files.cell.context, files.dtype)
+    if process:
+        cell = msgspec.structs.replace(files.cell, size=f"{files.cell.size}, {process}")
+        files = msgspec.structs.replace(files, cell=cell)
+    return CellData(files, recording, tables)
 
 
-def _notes(recording: Recording) -> list[str]:
-    return [*recording.problems, *sentences(recording.lacks)]
+def _problems(cell: CellData, file: str, reasons: Sequence[str]) -> list[dict[str, str]]:
+    assert cell.recording is not None
+    texts = (*cell.recording.problems, *sentences(cell.recording.lacks), *reasons)
+    return [{"cell": cell.label, "file": file, "what": text, "fix": ""} for text in texts]
 
 
-def _problem(cell: CellData, file: str, text: str) -> dict[str, str]:
-    return {"cell": cell.label, "file": file, "what": text, "fix": ""}
-
-
-def one_of_each(cell: CellData) -> list[Answer]:
-    """The answers to all questions from one capture alone."""
-    if cell.recording is None or not cell.recording.steps:
-        return []
-    return [answer(cell, []) for answer in (part_a, part_b, part_c, part_d, part_e)]
-
-
-def read_cell(
-    found: Found, folder: Path, problems: list[dict[str, str]], keep: Callable[[Found, Capture], None]
+def _read_cell(
+    files: CellFiles, folder: Path, problems: list[dict[str, str]], keep: Keep
 ) -> list[tuple[CellData, str]]:
     """The cell with its tables, per process, and the reason where it has none; adds to `problems`."""
-    if found.capture is None or (found.result is not None and found.result.outcome != "ok"):
-        return [(CellData(found), "")]
-    asked = found.result.asked if found.result else None
-    name = _relative(found.capture, folder)
+    path = files.capture
+    if path is None or (files.result is not None and files.result.outcome != "ok"):
+        return [(CellData(files), "")]
+    name = path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
     try:
-        capture = load_capture(found.capture)
-        recordings = recordings_of(capture)
-        keep(found, capture)
+        capture = load_capture(path)
+        recordings = _recordings_of(capture)
+        keep(files, capture)
     except LabError as error:
-        problems.append({"cell": found.label, "file": name, "what": error.problem, "fix": error.fix or ""})
-        return [(CellData(found), error.problem)]
+        problem = {"cell": files.label, "file": name, "what": error.problem, "fix": error.fix or ""}
+        problems.append(problem)
+        return [(CellData(files), error.problem)]
     cells = []
     for process, recording in recordings:
-        dtype = asked.dtype if asked else "fp32"
-        tables = tables_of(recording, found.spec, found.batch, found.cell.context, dtype)
-        cell = CellData(_of_process(found, process), recording, tables)
+        cell = _with_tables(files, process, recording)
         reason = "" if recording.steps else f"no measured steps: {NO_STEPS}"
-        problems += [_problem(cell, name, text) for text in (*_notes(recording), *filter(None, [reason]))]
+        problems += _problems(cell, name, [reason] if reason else [])
         cells.append((cell, reason))
     return cells
 
 
-def all_answers(data: Sequence[CellData]) -> list[Answer]:
-    """Every answer of every cell, part by part."""
-    answers = [
-        answer
-        for cell in data
-        for answer in answers_of(cell, _siblings(cell, data), cell_parts(cell.found.cell))
-    ]
-    return sorted(answers, key=lambda answer: answer.part)
-
-
-def cell_parts(cell: Cell) -> tuple[str, ...]:
-    """The parts that this cell serves: those of its folder, otherwise all of its profile type."""
-    return cell.parts or parts_of(cell.type, tuple(PART_TYPES))
-
-
-def _siblings(cell: CellData, data: Sequence[CellData]) -> list[CellData]:
-    key = (cell.found.cell.size, cell.found.cell.context)
-    return [
-        other
-        for other in data
-        if other is not cell and (other.found.cell.size, other.found.cell.context) == key
-    ]
-
-
 def outcome_of(cell: CellData, step: Outcome | None, reason: str) -> tuple[str, str]:
     """The outcome of a cell as one of the room's words, and why."""
-    result = cell.found.result
+    result = cell.files.result
     if result is not None and result.outcome == "oom":
         return "oom", result.reason
     if cell.recording is not None and cell.recording.steps:
@@ -232,7 +204,7 @@ def outcome_of(cell: CellData, step: Outcome | None, reason: str) -> tuple[str, 
             return "ok", ""
         on_cpu = result is not None and result.asked.device == "cpu"
         return "no_gpu_data", "a CPU run has no kernels" if on_cpu else "no kernels"
-    if cell.found.capture is not None and reason:
+    if cell.files.capture is not None and reason:
         return "unreadable", reason
     if step is None:
         return "missing", "no capture"
@@ -242,32 +214,26 @@ def outcome_of(cell: CellData, step: Outcome | None, reason: str) -> tuple[str, 
 
 
 def planned(run: Run | None) -> list[Cell]:
-    """Every cell that the run was to record."""
+    """Every cell that the run was to record, by the labels that the plan gave its steps."""
     labels = [record.step.labels for record in run.manifest.steps] if run else []
+    kinds = {str(kind): kind for kind in TYPES}
     return [
-        Cell(size=str(label["size"]), context=int(label["context"]), type=type_named(str(label["type"])))
+        Cell(size=str(label["size"]), context=int(label["context"]), type=kinds[str(label["type"])])
         for label in labels
         if label.get("profiled")
     ]
 
 
-def type_named(text: str) -> ProfileType:
-    """The profile type with this name, which the plan wrote into the step's labels."""
-    return next(kind for kind in TYPES if kind == text)
-
-
-def outcomes(run: Run | None) -> dict[str, Outcome]:
+def _outcomes(run: Run | None) -> dict[str, Outcome]:
     """The outcome of every step that has ended, by its name."""
     records = run.manifest.steps if run else []
     return {record.step.name: record.outcome for record in records if record.outcome is not None}
 
 
-def merged(found: list[Found], wanted: Sequence[Cell]) -> list[Found]:
-    """The cells that were found and those that were planned, in the order of the plan if there is one."""
-    have = {one.cell.name: one for one in found}
-    named = [have.pop(cell.name, Found(cell=cell)) for cell in wanted]
-    return [*named, *(one for one in found if one.cell.name in have)] if wanted else found
-
-
-def _relative(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
+def merged(cells: list[CellFiles], wanted: Sequence[Cell]) -> list[CellFiles]:
+    """The recorded cells and those that were planned, in the order of the plan if there is one."""
+    if not wanted:
+        return cells
+    by_name = {files.cell.name: files for files in cells}
+    in_plan = [by_name.pop(cell.name, CellFiles(cell=cell)) for cell in wanted]
+    return [*in_plan, *by_name.values()]

@@ -90,6 +90,11 @@ def phase_flop(spec: ModelSpec, batch: int, tokens: int, phase: str) -> int:
     return {"forward": 1, "backward": 2}.get(phase, 0) * forward_flop(spec, batch, tokens)
 
 
+def width(dtype: str) -> int:
+    """Bytes of one value."""
+    return 2 if dtype in ("bf16", "fp16") else 4
+
+
 def softmax_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4, *, fused: bool) -> int:
     """Minimum bytes one layer's softmax moves: scores in and weights out; unfused, there are five passes.
 
@@ -104,58 +109,7 @@ def scores_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4) -> in
     return width * batch * spec.heads * (2 * tokens * spec.d_head + tokens**2)
 
 
-def linear_bytes(spec: ModelSpec, batch: int, tokens: int, width: int = 4) -> int:
-    """Minimum bytes of all linear layers and the head: weights and inputs in, results out."""
-    d, ff = spec.d_model, spec.d_ff
-    weights = spec.layers * (4 * d * d + 3 * d * ff) + spec.vocab * d
-    rows = spec.layers * (4 * 2 * d + 3 * (d + ff)) + d + spec.vocab
-    return width * (weights + batch * tokens * rows)
-
-
 def least_memory_bytes(spec: ModelSpec, profile_type: str) -> int:
     """A lower bound of the memory in use: weights, gradients and AdamW's moments, no activations."""
     copies = {"forward": 1, "forward_backward": 2, "training": 4}[profile_type]
     return 4 * copies * spec.params
-
-
-class Peaks(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU's ceilings: FLOP/s of the units that multiply in a dtype, bytes/s of its memory."""
-
-    flop_per_s: float
-    bytes_per_s: float | None
-    units: str
-
-
-# Compute capability -> (float32 lanes, dense bf16/fp16 tensor-core FLOPs per clock), per multiprocessor.
-# Source: the throughput table of the CUDA C++ programming guide, and the vendor's
-# architecture papers.
-_RATES = {
-    "6.0": (64, 0),
-    "6.1": (128, 0),
-    "7.0": (64, 1024),
-    "7.5": (64, 1024),
-    "8.0": (64, 2048),
-    "8.6": (128, 1024),
-    "8.9": (128, 1024),
-    "9.0": (128, 4096),
-    "10.0": (128, 8192),
-}
-_PAIRED = ("6.0",)  # P100's float32 lanes multiply two float16 values at once; GTX 10xx's (6.1) do not
-
-
-def peaks(
-    capability: str, sm_count: int, clock_hz: float, bytes_per_s: float | None, dtype: str
-) -> Peaks | None:
-    """The ceilings for products in `dtype` (fp32, tf32, bf16, fp16); None for an unknown GPU."""
-    if capability not in _RATES or not sm_count or not clock_hz:
-        return None
-    lanes, tensor = _RATES[capability]
-    if dtype in ("tf32", "bf16") and float(capability) < 8:
-        tensor = 0  # supported since Ampere
-    per_clock = {"fp32": 2 * lanes, "tf32": tensor // 2, "bf16": tensor, "fp16": tensor}[dtype]
-    units = "tensor cores" if per_clock and dtype != "fp32" else "plain float32 units"
-    if dtype == "fp16" and capability in _PAIRED:
-        per_clock, units = 4 * lanes, "plain units, two float16 values at once"
-    return Peaks(
-        flop_per_s=sm_count * (per_clock or 2 * lanes) * clock_hz, bytes_per_s=bytes_per_s, units=units
-    )

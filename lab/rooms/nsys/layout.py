@@ -5,53 +5,53 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from lab.errors import BadDataError
-from lab.rooms.nsys.config import Cell, ProfileType
+from lab.rooms.nsys.config import TYPES, Cell, ProfileType, spec_of
 from lab.rooms.nsys.flops import SIZES, ModelSpec
 
 CAPTURES = ("capture.sqlite", "capture.json.gz")
 ENDINGS = (".sqlite", ".json.gz", ".json", ".nsys-rep")
-_SIZE = r"(?P<size>small|medium|large|xl|2\.7B|tiny)"
-_TYPE = r"(?P<type>forward_backward|forward|training)"
-_MORE = r"(?:_ctx(?P<context>\d+))?"  # as `published_name` writes other contexts than the published one
-# Pattern of a published name -> its profile type, None where the name contains it.
-_PUBLISHED: tuple[tuple[re.Pattern[str], ProfileType | None], ...] = (
-    (re.compile(rf"{_SIZE}_forward_ctx(?P<context>\d+)"), "forward"),
-    (re.compile(rf"{_SIZE}_{_TYPE}_annotated{_MORE}"), None),
-    (re.compile(rf"{_SIZE}_{_TYPE}_step{_MORE}"), None),
-    (re.compile(rf"{_SIZE}_attention_analysis{_MORE}"), "forward"),
-    (re.compile(rf"{_SIZE}_ctx(?P<context>\d+)_{_TYPE}"), None),
-)
-_FOLDERS = {"part_a": ("a",), "part_b_c": ("b", "c"), "part_d": ("d",), "part_e": ("e",)}
-_BASES = {
-    "part_a": "{size}_forward_ctx{context}",
-    "part_b_c": "{size}_{type}_annotated{more}",
-    "part_d": "{size}_{type}_step{more}",
-    "part_e": "{size}_attention_analysis{more}",
-}
 PUBLISHED_CONTEXT = 512
 
 
+class Published(NamedTuple):
+    """A folder of the published tree: its parts, the names in it, their profile type where they lack it."""
+
+    folder: str
+    parts: tuple[str, ...]
+    template: str
+    type: ProfileType | None = None
+
+
+_PUBLISHED = (
+    Published("part_a", ("a",), "{size}_forward_ctx{context}", "forward"),
+    Published("part_b_c", ("b", "c"), "{size}_{type}_annotated{other_context}"),
+    Published("part_d", ("d",), "{size}_{type}_step{other_context}"),
+    Published("part_e", ("e",), "{size}_attention_analysis{other_context}", "forward"),
+    Published("", (), "{size}_ctx{context}_{type}"),
+)
+_GROUPS = {
+    "size": rf"(?P<size>{'|'.join(map(re.escape, SIZES))})",
+    "type": rf"(?P<type>{'|'.join(TYPES)})",
+    "context": r"(?P<context>\d+)",
+    "other_context": r"(?:_ctx(?P<context>\d+))?",
+}
+
+
 class CellSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload's flags, as recorded in its cell.json."""
+    """The flags of the workload that the analysis needs, as recorded in its cell.json."""
 
     model_size: str
     context_length: int
     profile_type: ProfileType
     batch_size: int = 4
-    warmup_steps: int = 5
-    measure_steps: int = 10
-    use_annotated_attention: bool = False
-    softmax: str = "plain"
     fused_qkv: bool = False
     dtype: str = "fp32"
     device: str = "cuda"
-    seed: int = 0
-    collector: str = "none"
 
 
 class CellResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,12 +61,10 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str
     params: int = 0
     device: dict[str, Any] = {}
-    versions: dict[str, Any] = {}
     steps: list[dict[str, float]] = []
     attention: dict[str, Any] = {}
     reason: str = ""
     peak_allocated_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
 
 
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,10 +72,9 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 
     collector: str
     reason: str | None = None
-    nsys_version: str | None = None
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class CellFiles(msgspec.Struct, frozen=True, kw_only=True):
     """A cell and its files.
 
     result and twin are the cell.json of the recorded and of the unprofiled process; None without one.
@@ -92,6 +89,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     batch: int | None = None
 
     @property
+    def dtype(self) -> str:
+        """Of the matrix products; fp32 where it was not recorded."""
+        return self.result.asked.dtype if self.result else "fp32"
+
+    @property
     def label(self) -> str:
         """`small ctx 512 forward`; for a capture in the published tree with the folder of its part, and for a
         single file of an unknown model its name and type."""
@@ -102,35 +104,30 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         return f"{label} ({folder})" if folder.startswith("part_") else label
 
 
-def find_cells(folder: Path) -> list[Found]:
+def find_cells(folder: Path) -> list[CellFiles]:
     """Every cell below `folder`, by size, context and type. Raises BadDataError for a damaged cell.json."""
-    ours = [found for path in sorted(folder.glob("captures/*/")) if (found := _of_lab(path))]
-    return sorted(ours or _published(folder), key=lambda found: _order(found.cell))
+    of_lab = [files for path in sorted(folder.glob("captures/*/")) if (files := _of_lab(path))]
+    return sorted(of_lab or _published(folder), key=_order)
 
 
-def published_name(cell: Cell, part: str) -> tuple[str, str]:
-    """Folder and base name of a cell's reports in the published tree, for one of its parts."""
-    folder = next(name for name, parts in _FOLDERS.items() if part in parts)
-    more = "" if cell.context == PUBLISHED_CONTEXT else f"_ctx{cell.context}"
-    base = _BASES[folder].format(size=cell.size, context=cell.context, type=cell.type, more=more)
-    return folder, base
+def _order(files: CellFiles) -> tuple[int, int, str]:
+    return list(SIZES).index(files.cell.size), files.cell.context, files.cell.type
 
 
-def _of_lab(folder: Path) -> Found | None:
+def _of_lab(folder: Path) -> CellFiles | None:
     result = read_json(folder / "cell.json", CellResult)
     twin = read_json(folder / "unprofiled" / "cell.json", CellResult)
-    known = result or twin
-    if known is None:
+    if result is None and twin is None:
         return None
-    asked = known.asked
-    spec = SIZES.get(asked.model_size)
-    return Found(
-        cell=Cell(size=asked.model_size, context=asked.context_length, type=asked.profile_type),
+    asked = (result or twin).asked
+    size = asked.model_size
+    return CellFiles(
+        cell=Cell(size=size, context=asked.context_length, type=asked.profile_type),
         capture=next((path for name in CAPTURES if (path := folder / name).is_file()), None),
         result=result,
         twin=twin,
         collected=read_json(folder / "collector.json", Collected),
-        spec=msgspec.structs.replace(spec, fused_qkv=asked.fused_qkv) if spec else None,
+        spec=spec_of(size, fused_qkv=asked.fused_qkv) if size in SIZES else None,
         batch=asked.batch_size,
     )
 
@@ -145,35 +142,36 @@ def read_json(path: Path, kind: type[Any]) -> Any:
         raise BadDataError(f"not a file that the workload wrote: {error}", location=path) from error
 
 
-def _published(folder: Path) -> Iterator[Found]:
+def _published(folder: Path) -> Iterator[CellFiles]:
     """Captures with published names; an export takes precedence over its .nsys-rep."""
-    seen: set[tuple[str, str]] = set()
+    parts = {published.folder: published.parts for published in _PUBLISHED}
+    names: set[tuple[Path, str]] = set()
     for root in (folder, folder / "nsight_profiles", folder / "results" / "nsight_profiles"):
         for ending in ENDINGS:
             for path in sorted([*root.glob(f"*{ending}"), *root.glob(f"part_*/*{ending}")]):
-                base = path.name[: -len(ending)]
-                cell = cell_of_name(base)
-                if cell and (str(path.parent), base) not in seen:
-                    seen.add((str(path.parent), base))
-                    parts = _FOLDERS.get(path.parent.name, ())
-                    yield Found(
-                        cell=msgspec.structs.replace(cell, parts=parts),
-                        capture=path,
-                        spec=SIZES[cell.size],
-                        batch=4,
-                    )
+                name = path.parent, path.name[: -len(ending)]
+                cell = cell_of_name(name[1])
+                if cell and name not in names:
+                    names.add(name)
+                    cell = msgspec.structs.replace(cell, parts=parts.get(path.parent.name, ()))
+                    yield CellFiles(cell=cell, capture=path, spec=SIZES[cell.size], batch=4)
+
+
+def published_name(cell: Cell, part: str) -> tuple[str, str]:
+    """Folder and base name of a cell's reports in the published tree, for one of its parts."""
+    published = next(published for published in _PUBLISHED if part in published.parts)
+    other_context = "" if cell.context == PUBLISHED_CONTEXT else f"_ctx{cell.context}"
+    values = {"size": cell.size, "type": cell.type, "context": cell.context, "other_context": other_context}
+    return published.folder, published.template.format(**values)
 
 
 def cell_of_name(base: str) -> Cell | None:
     """The cell with this published base name; None for any other name."""
-    for pattern, kind in _PUBLISHED:
-        if found := pattern.fullmatch(base):
-            groups = found.groupdict()
-            return Cell(
-                size=groups["size"],
-                context=int(groups.get("context") or PUBLISHED_CONTEXT),
-                type=kind or groups["type"],  # type: ignore[arg-type]
-            )
+    for published in _PUBLISHED:
+        if match := re.fullmatch(published.template.format(**_GROUPS), base):
+            groups = match.groupdict()
+            context = int(groups.get("context") or PUBLISHED_CONTEXT)
+            return Cell(size=groups["size"], context=context, type=published.type or groups["type"])
     return None
 
 
@@ -181,7 +179,3 @@ def stem_of(path: Path) -> str:
     """A capture's name without its ending."""
     ending = next((ending for ending in ENDINGS if path.name.endswith(ending)), "")
     return path.name.removesuffix(ending)
-
-
-def _order(cell: Cell) -> tuple[int, int, str]:
-    return list(SIZES).index(cell.size), cell.context, cell.type

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import pandas as pd
 
+from lab.perfmodel.boards import Board
 from lab.recordings.capture import Process
 from lab.recordings.lacks import Lack
 from lab.recordings.names import is_matmul, kernel_class
@@ -45,7 +45,7 @@ class Recording:
     collector: str = ""
     version: str = ""
     device: str = ""
-    gpu: dict[str, Any] = field(default_factory=dict)  # name, sm_count, clock_hz, ... as far as recorded
+    board: Board | None = None  # the data sheet of the first GPU
     outside_steps: int = 0
     ambiguous: int = 0
     problems: tuple[str, ...] = ()

@@ -25,62 +25,60 @@ def plan(config: NsysConfig, site: Site, root: Path, *, skip_existing: bool = Fa
             fix="--collector auto records with torch.profiler instead",
         )
     config = resolved(config, on_gpu=bool(site.gpus))
-    wanted = cells(config)
-    steps = tuple(step for cell in wanted for step in cell_steps(config, cell, site))
-    skipped = {
-        step.name: why
-        for cell in wanted
-        if (why := too_big(cell, site))
-        for step in cell_steps(config, cell, site)
-    }
+    steps: list[Step] = []
+    skipped: dict[str, str] = {}
+    for cell in cells(config):
+        of_cell = _cell_steps(config, cell, site)
+        steps += of_cell
+        if reason := _too_big(cell, site):
+            skipped |= {step.name: reason for step in of_cell}
     if skip_existing:
-        skipped |= {step.name: "its result is already there" for step in steps if _complete(root, step)}
-    text = msgspec.json.format(msgspec.json.encode(config)).decode() + "\n"
+        skipped |= {
+            step.name: "its result is already there"
+            for step in steps
+            if all((root / path).is_file() for path in step.expects)
+        }
     return Plan(
-        steps=steps,
-        inputs={CONFIG: text},
+        steps=tuple(steps),
+        inputs={CONFIG: msgspec.json.format(msgspec.json.encode(config)).decode() + "\n"},
         config=msgspec.to_builtins(config),
         skipped=skipped,
         notes=_notes(site),
     )
 
 
-def cell_steps(config: NsysConfig, cell: Cell, site: Site) -> list[Step]:
+def _cell_steps(config: NsysConfig, cell: Cell, site: Site) -> list[Step]:
     """The recorded process, and its twin without a profiler before it."""
-    folder = folder_of(cell)
-    recorded = _step(
-        config,
-        cell,
-        site,
-        cell.name.lower(),
-        folder,
-        (
-            "-m",
-            RECORDER,
-            "--collector",
-            config.collector,
-            *(("--keep-original",) if config.keep_original else ()),
-            "--out",
-            folder,
-            "--",
-        ),
-    )
+    folder = f"captures/{cell.name}"
+    twin = f"{folder}/unprofiled"
+    recorder = ["-m", RECORDER, "--collector", config.collector]
+    recorder += ["--keep-original"] if config.keep_original else []
+    recorded = _step(config, cell, site, folder, [*recorder, "--out", folder, "--"])
     if not config.twin:
         return [recorded]
-    folder = twin_of(cell)
-    name = f"{cell.name.lower()}_unprofiled"
-    return [_step(config, cell, site, name, folder, ("-m", WORKLOAD, "--out", folder)), recorded]
+    return [_step(config, cell, site, twin, ["-m", WORKLOAD, "--out", twin]), recorded]
 
 
-def folder_of(cell: Cell) -> str:
-    return f"captures/{cell.name}"
+def _step(config: NsysConfig, cell: Cell, site: Site, folder: str, program: list[str]) -> Step:
+    on_gpu, is_profiled = bool(site.gpus), RECORDER in program
+    return Step(
+        name=cell.name.lower() + ("" if is_profiled else "_unprofiled"),
+        folder=folder,
+        num_gpus=1 if on_gpu else 0,
+        argv=("python", "-u", *program, *_workload_arguments(config, cell, on_gpu=on_gpu)),
+        timeout_s=config.step_timeout_s,
+        settle_s=config.pause_s if on_gpu else 0.0,
+        expects=(f"{folder}/cell.json",),
+        labels={
+            "size": cell.size,
+            "context": cell.context,
+            "type": cell.type,
+            "profiled": int(is_profiled),
+        },
+    )
 
 
-def twin_of(cell: Cell) -> str:
-    return f"captures/{cell.name}/unprofiled"
-
-
-def workload_arguments(config: NsysConfig, cell: Cell, *, on_gpu: bool) -> tuple[str, ...]:
+def _workload_arguments(config: NsysConfig, cell: Cell, *, on_gpu: bool) -> list[str]:
     """The workload's own flags, named as in the published experiment."""
     workload = config.workload
     flags = {
@@ -95,52 +93,21 @@ def workload_arguments(config: NsysConfig, cell: Cell, *, on_gpu: bool) -> tuple
         "--seed": workload.seed,
         "--device": "cuda" if on_gpu else "cpu",
     }
-    switches = [
-        flag
-        for flag, on in (
-            ("--use-annotated-attention", workload.annotated_attention),
-            ("--fused-qkv", workload.fused_qkv),
-        )
-        if on
-    ]
-    return (*(str(word) for pair in flags.items() for word in pair), *switches)
+    switches = ["--use-annotated-attention"] if workload.annotated_attention else []
+    switches += ["--fused-qkv"] if workload.fused_qkv else []
+    return [*(str(word) for pair in flags.items() for word in pair), *switches]
 
 
-def too_big(cell: Cell, site: Site) -> str | None:
+def _too_big(cell: Cell, site: Site) -> str | None:
     """Why this cell cannot fit, from weights, gradients and moments alone; None if it may."""
     memory = min((gpu.mem_bytes for gpu in site.gpus if gpu.mem_bytes), default=None)
-    least = least_memory_bytes(SIZES[cell.size], cell.type)
-    if memory is None or least <= memory:
+    needed = least_memory_bytes(SIZES[cell.size], cell.type)
+    if memory is None or needed <= memory:
         return None
     return (
-        f"skipped_estimate: weights and optimizer alone need {least / 1e9:.1f} GB, "
+        f"skipped_estimate: weights and optimizer alone need {needed / 1e9:.1f} GB, "
         f"the GPU has {memory / 1e9:.1f} GB"
     )
-
-
-def _step(
-    config: NsysConfig, cell: Cell, site: Site, name: str, folder: str, program: tuple[str, ...]
-) -> Step:
-    on_gpu = bool(site.gpus)
-    return Step(
-        name=name,
-        folder=folder,
-        num_gpus=1 if on_gpu else 0,
-        argv=("python", "-u", *program, *workload_arguments(config, cell, on_gpu=on_gpu)),
-        timeout_s=config.step_timeout_s,
-        settle_s=config.pause_s if on_gpu else 0.0,
-        expects=(f"{folder}/cell.json",),
-        labels={
-            "size": cell.size,
-            "context": cell.context,
-            "type": cell.type,
-            "profiled": int(RECORDER in program),
-        },
-    )
-
-
-def _complete(root: Path, step: Step) -> bool:
-    return all((root / pattern).is_file() for pattern in step.expects)
 
 
 def _notes(site: Site) -> tuple[str, ...]:

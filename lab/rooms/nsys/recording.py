@@ -5,21 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from lab.recordings.capture import KERNEL, OP, Capture
+from lab.perfmodel.boards import board_of
+from lab.recordings.capture import KERNEL, OP
 from lab.recordings.phase_names import FORWARD, is_step
 from lab.recordings.projection import AMBIGUOUS, RULES, PhaseNames, Projection, offers
 from lab.recordings.projection.nest import nearest_ancestor
-from lab.rooms.nsys.cpu_ops import cpu_ops_of
-from lab.rooms.nsys.measured import (
-    OPS,
-    PARTS,
-    PHASES,
-    RANGES,
-    STEP,
-    Recording,
-    class_of,
-    normalised,
-)
+from lab.rooms.nsys.measured import OPS, PARTS, PHASES, RANGES, STEP, Recording, class_of, normalised
 
 
 def recording_of(projection: Projection, names: PhaseNames | None = None) -> Recording:
@@ -30,9 +21,12 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
     names = names or PhaseNames()
     capture = projection.capture
     steps = projection.steps
-    named = phase_rows(projection, steps, names)
+    named = _rows_by_name(projection, steps, names)
     ops = _ops_frame(projection, steps, named)
     inside = ops[ops["step"] >= 0].reset_index(drop=True)
+    device = next(iter(capture.devices), None)
+    board = board_of(device.name, device.num_sms) if device else None
+    offered = (offer.sentence for offer in offers(projection, names.pattern))
     return Recording(
         ops=inside,
         ranges=_ranges_frame(projection, steps, named),
@@ -41,48 +35,29 @@ def recording_of(projection: Projection, names: PhaseNames | None = None) -> Rec
         collector=capture.collector,
         version=capture.version or "",
         device=", ".join(dict.fromkeys(device.name for device in capture.devices)),
-        gpu=_gpu(capture),
+        board=board,
         outside_steps=int((ops["step"] < 0).sum()),
         ambiguous=int((projection.ops.rule == AMBIGUOUS).sum()),
-        problems=(
-            *capture.problems,
-            *projection.problems,
-            *(one.sentence for one in offers(projection, names.pattern)),
-        ),
+        problems=(*capture.problems, *projection.problems, *offered),
         lacks=capture.lacks,
         coverage=_coverage(inside),
-        cpu_ops=cpu_ops_of(capture, steps),
+        cpu_ops=_cpu_ops(projection, steps),
     )
 
 
-def _gpu(capture: Capture) -> dict[str, object]:
-    """The first GPU with the keys of cell.json; nsys records all, Kineto only the name."""
-    if not capture.devices:
-        return {}
-    first = capture.devices[0]
-    known = {
-        "name": first.name,
-        "capability": ".".join(map(str, first.compute)) if first.compute else None,
-        "sm_count": first.num_sms,
-        "clock_hz": first.clock_hz,
-        "bytes_per_s": first.bandwidth_bytes_per_s,
-    }
-    return {name: value for name, value in known.items() if value}
-
-
-def phase_rows(projection: Projection, steps: np.ndarray, names: PhaseNames) -> dict[str, np.ndarray]:
+def _rows_by_name(projection: Projection, steps: np.ndarray, names: PhaseNames) -> dict[str, np.ndarray]:
     """Rows of the phases' and of attention's parts' ranges, by the name of the phase or part.
 
     Without a range `forward` inside ranges `forward_step_N`, the step is the phase.
     """
     capture = projection.capture
-    wanted: dict[str, list[int]] = {name: [] for name in (*PHASES, *PARTS)}
+    ids: dict[str, list[int]] = {name: [] for name in (*PHASES, *PARTS)}
     for index, text in enumerate(capture.strings):
         name = names.phase_of(text) or normalised(text)
-        if name in wanted and not is_step(text):
-            wanted[name].append(index)
-    user = (capture.ranges.kind != OP) & (projection.instances.level >= 0)
-    rows = {name: np.flatnonzero(np.isin(capture.ranges.name_id, ids) & user) for name, ids in wanted.items()}
+        if name in ids and not is_step(text):
+            ids[name].append(index)
+    nested = (capture.ranges.kind != OP) & (projection.instances.level >= 0)
+    rows = {name: np.flatnonzero(np.isin(capture.ranges.name_id, ids[name]) & nested) for name in ids}
     if not len(rows[FORWARD]) and len(steps):
         texts = {normalised(capture.name(int(i))) for i in np.unique(capture.ranges.name_id[steps])}
         if all(text.startswith("forward_step") for text in texts):
@@ -115,16 +90,15 @@ def _owner_names(projection: Projection, names: tuple[str, ...], named: dict[str
     """For each operation the innermost of the ranges with these names around it, "" for none."""
     rows = np.concatenate([named[name] for name in names])
     labels = np.concatenate([np.full(len(named[name]), name, dtype=object) for name in names])
-    found: np.ndarray = np.append(labels, "")[projection.owners(rows)]
-    return found
+    owners: np.ndarray = np.append(labels, "")[projection.owners(rows)]
+    return owners
 
 
 def _ranges_frame(projection: Projection, steps: np.ndarray, named: dict[str, np.ndarray]) -> pd.DataFrame:
     """Host times of steps, phases and parts that lie in a measured step."""
     ranges = projection.capture.ranges
     step_of = _step_of_ranges(projection, steps)
-    whole, own_ns = _phases_alone(projection, {name: named[name] for name in PHASES})
-    found = [(STEP, steps), *whole.items(), *((name, named[name]) for name in PARTS)]
+    phases, own_ns = _phases_alone(projection, {name: named[name] for name in PHASES})
     frames = [
         pd.DataFrame(
             {
@@ -132,11 +106,11 @@ def _ranges_frame(projection: Projection, steps: np.ndarray, named: dict[str, np
                 "name": name,
                 "start_ns": ranges.start_ns[rows],
                 "end_ns": ranges.end_ns[rows],
-                "own_ns": own_ns[rows] if name in whole else ranges.end_ns[rows] - ranges.start_ns[rows],
+                "own_ns": own_ns[rows] if name in phases else ranges.end_ns[rows] - ranges.start_ns[rows],
             },
             columns=RANGES,
         )
-        for name, rows in found
+        for name, rows in [(STEP, steps), *phases.items(), *((name, named[name]) for name in PARTS)]
     ]
     frame: pd.DataFrame = pd.concat(frames, ignore_index=True)
     frame = frame[frame["step"] >= 0].sort_values("start_ns", kind="stable").reset_index(drop=True)
@@ -167,18 +141,48 @@ def _phases_alone(
     np.subtract.at(own_ns, top[above[changes]], (ranges.end_ns - ranges.start_ns)[rows[changes]])
     nested = np.zeros(len(ranges), dtype=bool)
     nested[rows] = (above >= 0) & ~changes
-    return {name: mine[~nested[mine]] for name, mine in named.items()}, own_ns
+    return {name: rows[~nested[rows]] for name, rows in named.items()}, own_ns
 
 
 def _step_of_ranges(projection: Projection, steps: np.ndarray) -> np.ndarray:
     """The index in `steps` of the step around each range (n,), its own for a step, -1 outside all."""
     index = np.full(len(projection.instances) + 1, -1, dtype=np.int64)
     index[steps] = np.arange(len(steps))
-    every = np.arange(len(projection.instances))
-    found: np.ndarray = index[nearest_ancestor(projection.instances.parent, every, index[:-1] >= 0)]
-    return found
+    rows = np.arange(len(projection.instances))
+    step_of: np.ndarray = index[nearest_ancestor(projection.instances.parent, rows, index[:-1] >= 0)]
+    return step_of
 
 
 def _coverage(ops: pd.DataFrame) -> dict[str, tuple[int, float]]:
-    took = ops["end_ns"] - ops["start_ns"]
-    return {str(rule): (len(rows), float(took[rows.index].sum() / 1e6)) for rule, rows in ops.groupby("rule")}
+    took_ns = ops["end_ns"] - ops["start_ns"]
+    return {
+        str(rule): (len(rows), float(took_ns[rows.index].sum() / 1e6)) for rule, rows in ops.groupby("rule")
+    }
+
+
+def _cpu_ops(projection: Projection, steps: np.ndarray) -> pd.DataFrame:
+    """Calls and self time per step of the framework's operators, costliest first; empty for nsys.
+
+    An operator is in the step in which it begins, on whichever thread.
+    """
+    capture = projection.capture
+    ranges, parents = capture.ranges, projection.instances.parent
+    order = steps[np.argsort(ranges.start_ns[steps])]
+    step = np.searchsorted(ranges.start_ns[order], ranges.start_ns, side="right") - 1
+    inside = (step >= 0) & (ranges.kind == OP)
+    inside[inside] &= ranges.start_ns[inside] < ranges.end_ns[order][step[inside]]
+    rows = np.flatnonzero(inside)
+    dur_ns = (ranges.end_ns - ranges.start_ns).astype(np.int64)
+    self_ns = dur_ns.copy()
+    child = np.flatnonzero((parents >= 0) & (ranges.kind == OP))
+    np.subtract.at(self_ns, parents[child], dur_ns[child])
+    calls = pd.DataFrame({"op": capture.text(ranges.name_id[rows]), "ns": self_ns[rows]})
+    grouped = calls.groupby("op")["ns"].agg(["size", "sum"]).sort_values("sum", ascending=False)
+    num_steps = max(1, len(steps))
+    columns = {
+        "op": grouped.index,
+        "calls": grouped["size"].to_numpy() / num_steps,
+        "self_ms": grouped["sum"].to_numpy() / num_steps / 1e6,
+    }
+    frame: pd.DataFrame = pd.DataFrame(columns)
+    return frame

@@ -17,7 +17,7 @@ class StepFigures:
     """Arrays (steps,): counts of kernels and of copies and fills; kernel time, time busy, and span, in ns."""
 
     kernels: np.ndarray
-    others: np.ndarray
+    copies_and_fills: np.ndarray
     kernel_ns: np.ndarray
     busy_ns: np.ndarray
     span_ns: np.ndarray
@@ -33,18 +33,18 @@ def step_figures(
     """Figures of operations (n,): `kernel` marks the kernels, `step` is the step of each, -1 outside."""
     inside = np.flatnonzero(step >= 0)
     start_ns, end_ns, step, kernel = start_ns[inside], end_ns[inside], step[inside], kernel[inside]
-    first = np.full(num_steps, np.iinfo(np.int64).max)
-    last = np.full(num_steps, np.iinfo(np.int64).min)
-    np.minimum.at(first, step, start_ns)
-    np.maximum.at(last, step, end_ns)
-    there = np.bincount(step, minlength=num_steps) > 0
+    first_ns = np.full(num_steps, np.iinfo(np.int64).max)
+    last_ns = np.full(num_steps, np.iinfo(np.int64).min)
+    np.minimum.at(first_ns, step, start_ns)
+    np.maximum.at(last_ns, step, end_ns)
+    has_ops = np.bincount(step, minlength=num_steps) > 0
     kernels = np.bincount(step[kernel], minlength=num_steps)
     return StepFigures(
         kernels=kernels,
-        others=np.bincount(step, minlength=num_steps) - kernels,
+        copies_and_fills=np.bincount(step, minlength=num_steps) - kernels,
         kernel_ns=summed(end_ns - start_ns, np.where(kernel, step, -1), num_steps),
         busy_ns=intervals.totals(np.stack([start_ns, end_ns], axis=1), step, num_steps),
-        span_ns=np.where(there, last - np.where(there, first, 0), 0),
+        span_ns=np.where(has_ops, last_ns - np.where(has_ops, first_ns, 0), 0),
     )
 
 

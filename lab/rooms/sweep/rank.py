@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lab.errors import BadDataError, LabError
+from lab.perfmodel.products import product_flops
 from lab.recordings import views
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import bound, busy_and_idle
@@ -160,4 +161,4 @@ def _tflops(shape: Mapping[str, Any], dur_us: float) -> float:
     b, m, n, k = (shape[name] for name in ("B", "M", "N", "K"))
     if min(b, m, n, k) < 0 or dur_us <= 0:
         return float("nan")
-    return float(b * m * n * (2 * k + bool(shape["bias"])) / dur_us / 1e6)
+    return float(product_flops(b, m, n, k, bool(shape["bias"])) / dur_us / 1e6)

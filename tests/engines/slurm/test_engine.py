@@ -156,9 +156,20 @@ def test_a_job_that_finds_another_lab_ends_in_words(tmp_path):
     assert "imports another lab than the one that its run names" in caught.value.stderr
 
 
-def test_extra_options_must_be_pairs():
-    with pytest.raises(UsageError, match="KEY=VALUE"):
-        step_parameters(SlurmOptions(extra=("=x",)), [Step(name="s", argv=("x",))], jobs=1)
+@pytest.mark.parametrize("extra, said", [("=x", "KEY=VALUE"), ("--time=5", "--time MINUTES")])
+def test_extra_options_must_be_pairs_without_the_time_limit(extra, said):
+    with pytest.raises(UsageError, match=said):
+        step_parameters(SlurmOptions(extra=(extra,)), [Step(name="s", argv=("x",))], jobs=1)
+
+
+def test_options_of_sbatch_replace_what_lab_asks_for_itself():
+    steps = [Step(name="s", argv=("x",), num_gpus=2, timeout_s=600)]
+    plain = step_parameters(SlurmOptions(), steps, jobs=1)
+    assert plain["slurm_time"] == 20 and plain["slurm_additional_parameters"] == {"gres": "gpu:2"}
+    options = SlurmOptions(time_min=90, extra=("gres=gpu:h100:2", "--partition=p", "requeue"))
+    asked = step_parameters(options, steps, jobs=1)
+    assert asked["slurm_time"] == 90
+    assert asked["slurm_additional_parameters"] == {"gres": "gpu:h100:2", "partition": "p", "requeue": True}
 
 
 # With one.
@@ -310,7 +321,7 @@ def test_a_killed_driver_leaves_jobs_that_the_next_one_takes_up(tmp_path):
     again = Run.open(run.root)
     ears = Ears()
     runner = StepRunner(again, SlurmEngine(SlurmOptions()), [ears], Stop(), no_lease)
-    assert runner.take_up() == 1
+    runner.take_up()
     assert outcome_of(again, "a").ok
     assert "a: done" in ears.lines
 
@@ -378,7 +389,9 @@ def test_a_preempted_job_starts_its_step_over_and_nothing_is_lost(tmp_path):
         if len(tries.read_text()) == 1: time.sleep(120)
     """
     run = a_run(tmp_path / "run", python("a", code))
-    working = threading.Thread(target=execute, args=(run,), kwargs={"ask": SlurmOptions(partition="gpu")})
+    working = threading.Thread(
+        target=execute, args=(run,), kwargs={"ask": SlurmOptions(extra=("partition=gpu",))}
+    )
     working.start()
     until(lambda: (run.root / "a" / "tries").exists())
     subprocess.run(
@@ -405,7 +418,7 @@ def test_gpus_that_the_node_does_not_show_are_an_error_with_its_name(tmp_path):
 def test_what_slurm_refuses_is_told_before_anything_is_lost(tmp_path):
     run = a_run(tmp_path / "run", python("a", "pass"))
     with pytest.raises(EngineError, match=r"(?i)partition"):
-        execute(run, ask=SlurmOptions(partition="nosuch"))
+        execute(run, ask=SlurmOptions(extra=("partition=nosuch",)))
 
 
 def _scontrol(*words: str) -> None:

@@ -41,6 +41,49 @@ def test_recorded_hangs_are_named(shared_data, tmp_path, folder, case, kind, ran
     assert found.missing == ()
 
 
+CASES = ("pipeline", "pp_dp", "subgroup_first", "subgroup_last", "subgroup_gloo", "tp_dp", "none")
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("case", [f"cases/ranks/hang_{case}" for case in CASES])
+def test_planted_hangs_accuse_who_waits_for_nobody(shared_data, case):
+    truth = json.loads((shared_data / "cases/ranks/truth.json").read_text())[case.rpartition("/")[2]]
+    (dumps,) = read_dumps(shared_data / case).values()
+    found = verdict_of(dumps)
+    assert (found.kind, list(found.ranks)) == (truth["class"], truth["culprits"])
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("case", ["never_sent", "both_recv"])
+def test_a_receive_without_its_send_accuses_the_sender(shared_data, case):
+    (dumps,) = read_dumps(shared_data / "ranks/pipeline_h200/hangs" / case).values()
+    found = verdict_of(dumps)
+    assert (found.kind, found.ranks, found.collective) == ("not_joined", (0,), "recv 1<-0")
+    assert "p2p_hang.py" in found.frame
+
+
+def transfer(seq: int, name: str, **more: Any) -> dict[str, Any]:
+    return entry(seq, f"nccl:{name}", is_p2p=True, p2p_seq_id=seq, **more)
+
+
+def test_receives_from_each_other_are_a_deadlock_and_both_sides_of_one_transfer_are_not(tmp_path):
+    groups = {"0": [0, 1, 2], "1": [0, 2]}  # numbers are those within the group: 1 is rank 2 in group 1
+    crossed = {0: [transfer(1, "recv 0<-1", group="1", **STARTED)], 1: []}
+    crossed[2] = [transfer(1, "recv 1<-0", group="1", **STARTED)]
+    found = made(tmp_path, crossed, groups)
+    assert (found.kind, found.ranks) == ("order_deadlock", (0, 2))
+    assert "rank 0 waits in group 1, recv 0<-1, for rank 2" in found.text
+    crossed[2] = [transfer(1, "send 1->0", group="1", **STARTED)]
+    found = made(tmp_path, crossed, groups)
+    assert (found.kind, found.ranks) == ("stuck_kernel", (0, 2)) and "started recv 0<-1" in found.text
+
+
+def test_a_batch_of_transfers_accuses_nobody(tmp_path):
+    batch = [transfer(1, "recv 0<-1", **SCHEDULED), transfer(2, "coalesced", **STARTED)]
+    found = made(tmp_path, {0: batch, 1: []}, {"0": [0, 1]})
+    assert (found.kind, found.ranks) == ("unknown", ()) and "partners are not recorded" in found.text
+
+
 @pytest.mark.data
 def test_a_folder_of_several_hangs_is_read_case_by_case_and_pickles_win(shared_data):
     found = read_dumps(shared_data / "ranks/flight_recorder_nccl")

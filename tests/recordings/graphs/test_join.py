@@ -351,7 +351,7 @@ def test_folders_list_their_captures_and_may_name_no_file_outside(tmp_path):
     ]
     (folder / "execution_details.json").write_text(json.dumps(rows))
     found, problems = load_sources([folder])
-    assert [(one.path.name, one.batch, one.mode) for one in found] == [("bs_4_rank0.json", 4, "FULL")]
+    assert [(one.path.name, one.batch) for one in found] == [("bs_4_rank0.json", 4)]
     assert len(problems) == 1 and "2 captures not in the folder" in problems[0]
 
 

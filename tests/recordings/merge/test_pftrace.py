@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lab.recordings.kineto import read_kineto
 from lab.recordings.merge import merge_pftrace
-from lab.recordings.merge.pftrace.lanes import lanes
+from lab.recordings.merge.pftrace.slices import lanes
 from tests.tracegen import BASE_NS, TraceWriter
 
 

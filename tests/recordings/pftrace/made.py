@@ -208,21 +208,3 @@ def _stage(made: Writer, start: int, dur: int, stage: int, corr: int) -> pb.GpuR
         if value or name.endswith("id"):
             one.extra_data.add(name=name, value=str(value))
     return one
-
-
-def rocm_trace() -> Writer:
-    """rocprofv3's categories, tracks and arguments: two kernels cut where they overlapped, a copy."""
-    made = Writer()
-    made.process(1, 77, "app")
-    made.track(2, "THREAD 1 (78)", parent=1)
-    made.track(3, "STREAM [ 4 ]", parent=1)
-    made.track(4, "COPY to AGENT [2] THREAD [1]", parent=1)
-    made.slice(2, 100, 150, "hip_api", "hipLaunchKernel", corr_id=9, tid=78)
-    made.slice(2, 160, 190, "hip_api", "hipLaunchKernel", corr_id=10, tid=78)
-    made.slice(2, 195, 199, "hip_api", "hipMemcpyAsync", corr_id=11, tid=78)
-    made.slice(2, 50, 500, "marker_api", "step_0", tid=78)
-    more = {"agent": 2, "VGPR_Count": 32, "LDS_Block_Size": 1024, "grid_size": 4096, "workgroup_size": 256}
-    made.slice(3, 200, 300, "kernel_dispatch", "gemm.kd", corr_id=9, stream_ID=4, **more)
-    made.slice(3, 300, 420, "kernel_dispatch", "relu.kd", corr_id=10, stream_ID=4, **more)
-    made.slice(4, 430, 440, "memory_copy", "MEMORY_COPY_HOST_TO_DEVICE", corr_id=11)
-    return made

@@ -1,4 +1,4 @@
-"""Begins and ends find each other, and times of the SDK's incremental clock become times."""
+"""Begins and ends find each other; messages decode alike alone and in lockstep."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import pytest
 
 pytest.importorskip("perfetto")
 
+from lab.errors import BadDataError
 from lab.recordings.pftrace.pairing import paired
 from lab.recordings.pftrace.trace import read_slices
-from lab.recordings.pftrace.wire import BadWire, fields, padded
+from lab.recordings.protobuf import BadWire, fields, padded
 from tests.recordings.pftrace.made import Writer
 
 
@@ -49,23 +50,12 @@ def test_events_without_a_partner_are_counted_and_cost_no_other_slice():
     assert slices_of(*events) == ([(1, 1, 2), (2, 4, 5)], 2, 1)
 
 
-def test_times_count_from_the_packet_before_where_the_clock_says_so(tmp_path):
+def test_a_clock_of_the_sequence_s_own_is_refused(tmp_path):
     made = Writer()
-    first = made.packet()
-    first.trace_packet_defaults.timestamp_clock_id = 64
-    for clock, ts, incremental in ((64, 1000, True), (6, 501_000, False)):
-        one = first.clock_snapshot.clocks.add()
-        one.clock_id, one.timestamp, one.is_incremental = clock, ts, incremental
-    made.thread(1, 0, 7)
+    made.packet().trace_packet_defaults.timestamp_clock_id = 64
     made.slice(1, 5, 20, "kernel", "k")
-    made.begin(1, 2000, "kernel", "absolute")
-    made.packets[-1].timestamp_clock_id = 6
-    made.end(1, 30)
-    slices = read_slices(made.write(tmp_path / "a"))
-    assert sorted(zip(slices.start_ns.tolist(), slices.end_ns.tolist(), strict=True)) == [
-        (2000, 501_055),
-        (501_005, 501_025),
-    ]
+    with pytest.raises(BadDataError, match="clock of the sequence's own \\(64\\)"):
+        read_slices(made.write(tmp_path / "a"))
 
 
 @pytest.mark.parametrize("count", [1, 100])

@@ -119,8 +119,6 @@ class Job:
             call_end=clocked(call),
             key=key,
             keys=tuple((f"aten::{name}", "", "", f"{name}_kernel", "1,1,1") for name in known),
-            op=key + 1,
-            ops=("", *(f"aten::{name}" for name in known)),
             steps=np.column_stack([steps[:, 0], clocked(steps[:, 1]), clocked(steps[:, 2])]),
             blocking_calls=clocked(np.array(lane.blocked, dtype=np.int64).reshape(-1, 2)),
             calls=np.column_stack([clocked(call - LAUNCH_US * US // 4), clocked(call)]),

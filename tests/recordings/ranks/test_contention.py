@@ -44,8 +44,6 @@ def _rank(rank: int, factor: float, cost: float, beside: bool) -> RankWork:
         call_end=start,
         key=key,
         keys=tuple(names),
-        op=key,
-        ops=("",),
         steps=np.empty((0, 3), dtype=np.int64),
         blocking_calls=NOTHING,
         calls=NOTHING,

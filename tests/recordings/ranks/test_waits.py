@@ -214,6 +214,6 @@ def test_a_wait_for_an_event_that_is_not_told_binds_after_the_latency_of_events(
     (one,) = explain([account_of(works)])
     held = [len(work.held) for work in works.values()]
     assert held == ([2 * (LAYERS + 1)] * 2 if seen else [0, 0])
-    waits = [sum(map(len, rank.other)) for step in one.steps for rank in step.ranks.values()]
+    waits = [sum(map(len, rank.awaited)) for step in one.steps for rank in step.ranks.values()]
     assert waits == ([LAYERS + 1] * 4 if seen else [0] * len(waits))
     assert one.notes == () if seen else one.notes or one.withheld

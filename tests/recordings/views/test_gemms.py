@@ -9,53 +9,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.perfmodel.products import is_product
 from lab.recordings import views
 from lab.recordings.kineto import read_kineto
-from lab.recordings.tables import KERNEL, MEMSET
+from lab.recordings.tables import KERNEL
 from lab.recordings.views import gemms
 from tests.recordings.views.made import read, two_steps
-from tests.tracegen import BASE_NS, TraceWriter
+from tests.tracegen import BASE_NS
 
 
-def test_gemms_carry_shape_step_and_the_union_of_their_kernels_and_fills(tmp_path):
+def test_gemms_carry_shape_step_and_the_union_of_their_kernels_without_fills(tmp_path):
     writer = two_steps()
     op = writer.gemm(4, 5, 6, 2000, 10)
     writer.kernel("splitk_reduce", 2005, 10, op=op, call_us=1997)
-    fill = {"External id": op, "device": 0, "stream": 7, "correlation": -1}
-    writer.event("gpu_memset", "Memset", 1900, 50, args=fill, pid=0, tid=7)
-    writer.event("gpu_memset", "Memset", 2010, 7, args=fill, pid=0, tid=7)  # 2 us beyond the kernels' end
+    lone = writer.op("aten::mm", 10, 5)
+    for owner, ts, dur in ((op, 1900, 50), (op, 2010, 7), (lone, 1800, 5)):
+        fill = {"External id": owner, "device": 0, "stream": 7, "correlation": 4242}
+        writer.event("gpu_memset", "Memset", ts, dur, args=fill, pid=0, tid=7)
     table = views.gemm_instances(read(writer, tmp_path))
-    assert table.dur_ns.tolist() == [10_000, 10_000, 67_000]
+    assert table.dur_ns.tolist() == [10_000, 10_000, 15_000]
     assert table.step.tolist() == [5, 6, -1]
     assert (table.M[2], table.N[2], table.K[2], table.B[2], table.transpose[2]) == (4, 5, 6, 1, "NN")
     assert table.kernels[2] == "nvjet_gemm ; splitk_reduce"
-    assert table.ts_ns[2] == BASE_NS + 1_900_000
-
-
-def test_a_fill_alone_is_no_gemm_and_the_correlation_is_a_kernels(tmp_path):
-    writer = TraceWriter()
-    op = writer.gemm(4, 5, 6, 2000, 10)
-    lone = writer.op("aten::mm", 10, 5)
-    for owner, ts in ((op, 1990), (lone, 1900)):
-        args = {"External id": owner, "device": 0, "stream": 7, "correlation": 4242}
-        writer.event("gpu_memset", "Memset", ts, 5, args=args, pid=0, tid=7)
-    table = views.gemm_instances(read(writer, tmp_path))
-    assert table.dur_ns.tolist() == [15_000]
-    assert table.correlation[0] not in (-1, 4242)
+    assert table.ts_ns[2] == BASE_NS + 2_000_000 and table.correlation[2] not in (-1, 4242)
 
 
 @pytest.mark.data
-def test_the_fills_of_a_real_rank_add_to_its_products(shared_data):
-    """Kernels and fills of a product do not overlap there, so their times add: 30.030258 + 0.092803 ms."""
+def test_the_products_of_a_real_rank_are_the_sum_of_their_kernels(shared_data):
+    """Kernels of a product do not overlap there, so their times add."""
     place = shared_data / "sweep_h200/256thread/nccl_28channels/torch_profiler/rank0/trace_step7.json.gz"
     trace = read_kineto(place)
     link = views.link_ops(trace)
-    is_gemm = np.array([*(text in views.GEMM_OPS for text in trace.strings), False])
-    of_gemm = (link >= 0) & is_gemm[trace.operators.name_id[link]]
-    parts = [trace.ops.dur_ns[of_gemm & (trace.ops.kind == kind)] for kind in (KERNEL, MEMSET)]
-    assert [(len(part), int(part.sum())) for part in parts] == [(154, 30_030_258), (72, 92_803)]
-    table = views.gemm_instances(trace)
-    assert int(table.dur_ns.sum()) == 30_030_258 + 92_803
+    is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
+    rows = (link >= 0) & is_gemm[trace.operators.name_id[link]] & (trace.ops.kind == KERNEL)
+    assert (rows.sum(), trace.ops.dur_ns[rows].sum()) == (154, 30_030_258)
+    assert int(views.gemm_instances(trace).dur_ns.sum()) == 30_030_258
 
 
 SHAPES = [
@@ -96,7 +84,7 @@ def test_the_time_of_each_group_is_the_union_of_its_spans(groups):
 def test_the_mi300_gemms_equal_tracelens(shared_data):
     gemm = views.gemm_instances(read_kineto(shared_data / "rocm/mi300_qwen1.5_0.5b.json.gz"))
     with (shared_data / "rocm/mi300_qwen1.5_0.5b_reference/GEMM.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["name"] in views.GEMM_OPS]
+        rows = [row for row in csv.DictReader(file) if is_product(row["name"])]
     assert rows
     for row in rows:
         sizes = [int(row[f"param: {name}"]) for name in ("B", "M", "N", "K")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from lab.errors import GpuError, MissingError, UsageError
@@ -71,6 +72,14 @@ def test_more_ranks_than_gpus_and_ranks_that_do_not_divide_the_heads_are_errors(
 
 def test_a_suitable_machine_is_not_refused():
     refuse_here(KernelsConfig(model="vicuna-7b"), H200, wants_gpu=True)
+
+
+def test_a_host_without_memory_for_all_ranks_is_named_before_anything_loads():
+    small = msgspec.structs.replace(H200, host_mem_bytes=40 * GIB)
+    error = refused_here(UsageError, small, KernelsConfig(model="vicuna-7b", tp=2), wants_gpu=False)
+    assert "57.7 GiB of host memory, 40.0 GiB" in error.problem
+    refuse_here(KernelsConfig(model="vicuna-7b"), small, wants_gpu=True)  # loads on the GPU
+    refuse_here(KernelsConfig(model="vicuna-7b"), small, wants_gpu=False)
 
 
 @pytest.mark.parametrize(

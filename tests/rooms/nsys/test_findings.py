@@ -17,7 +17,7 @@ from lab.rooms import room, room_of
 from lab.rooms.nsys.answers.answer import CellData
 from lab.rooms.nsys.config import Cell
 from lab.rooms.nsys.findings import analyse_nsys, merged, outcome_of, planned
-from lab.rooms.nsys.layout import Found, find_cells
+from lab.rooms.nsys.layout import CellFiles, find_cells
 from tests.conftest import ROOT
 from tests.rooms.nsys.made import truth, write_trace
 
@@ -123,7 +123,7 @@ def test_a_capture_that_is_broken_is_a_row_and_the_others_are_analysed(made, tmp
     assert done.lacking == ["tiny ctx 64 forward: unreadable: the file is empty (0 bytes)"]
     problems = pd.read_csv(tmp_path / "out" / "tables" / "problems.csv")
     assert list(problems["file"]) == ["captures/tiny_ctx64_forward/capture.json.gz"]
-    assert {answer.part for answer in done.answers if answer.given} == {"b", "d"}
+    assert {answer.part for answer in done.answers if answer.is_answered} == {"b", "d"}
 
 
 def test_a_capture_without_measured_steps_says_so(tmp_path):
@@ -158,14 +158,17 @@ def test_a_folder_without_captures_is_not_this_rooms(tmp_path):
     ],
 )
 def test_a_cell_that_left_nothing_has_the_outcome_of_its_step(step, word):
-    nothing = CellData(Found(cell=Cell(size="tiny", context=64, type="forward")))
+    nothing = CellData(CellFiles(cell=Cell(size="tiny", context=64, type="forward")))
     outcome, reason = outcome_of(nothing, step, "")
     assert outcome == word and reason
 
 
 def test_planned_cells_that_are_not_there_keep_their_place():
     wanted = [Cell(size="tiny", context=context, type="forward") for context in (64, 128, 256)]
-    have = [Found(cell=wanted[2], batch=4), Found(cell=Cell(size="small", context=64, type="training"))]
+    have = [
+        CellFiles(cell=wanted[2], batch=4),
+        CellFiles(cell=Cell(size="small", context=64, type="training")),
+    ]
     assert [one.cell.name for one in merged(have, wanted)] == [
         "tiny_ctx64_forward",
         "tiny_ctx128_forward",
@@ -231,7 +234,7 @@ def test_a_capture_of_nsys_on_an_h200_answers_with_every_check_held(tmp_path):
     (home / "cell.json").write_text(json.dumps({"asked": asked, "outcome": "ok"}))
     done = analyse_nsys(tmp_path / "rec", tmp_path / "out", None, quiet)
     checks = [check for answer in done.answers for check in answer.checks]
-    assert [answer.part for answer in done.answers if answer.given] == ["a", "b", "c", "e"]
+    assert [answer.part for answer in done.answers if answer.is_answered] == ["a", "b", "c", "e"]
     assert {check.state for check in checks} == {"ok", "not checked"}
     assert [check.name for check in checks if check.state == "not checked"] == [
         "Python's clock around the range agrees with it"

@@ -40,14 +40,14 @@ def events_of(path: Path, odd: Counter[str], *, salvage: bool) -> Iterator[list[
 
 
 def _decoded_one_by_one(pieces: EventPieces, piece: Piece, odd: Counter[str]) -> list[Event]:
-    found = elements(piece.text)
-    end = found.spans[-1][1] if found.spans else 0
+    parts = elements(piece.text)
+    end = parts.spans[-1][1] if parts.spans else 0
     if end < len(piece.text):
         pieces.give_back(end)
-    if found.stray >= 0:
+    if parts.stray >= 0:
         odd["text between events that is not an event"] += 1
     events = []
-    for start, stop in found.spans:
+    for start, stop in parts.spans:
         try:
             text = piece.text[start:stop].decode("utf-8", "replace")
             loose = json.loads(text, strict=False, parse_float=Decimal, parse_constant=lambda _: None)

@@ -26,21 +26,26 @@ def merge_json(
     operators. A trace that cannot be read is left out and named in problems; nothing is written if none can
     be read. The same input gives the same bytes. Raises StorageError where `target` cannot be written.
     """
-    found, problems = recordings(traces, salvage=salvage)
-    if not found:
+    ranks, problems = recordings(traces, salvage=salvage)
+    if not ranks:
         return Merged(None, (), (), 0, {}, {}, tuple(problems))
-    base_ns = min(one.base_ns for one in found)
-    shifts = {one.rank: one.base_ns - base_ns + (offsets_ns or {}).get(one.rank, 0) for one in found}
+    base_ns = min(recording.base_ns for recording in ranks)
+    shifts = {
+        recording.rank: recording.base_ns - base_ns + (offsets_ns or {}).get(recording.rank, 0)
+        for recording in ranks
+    }
     numbers = Counters()
     with packed(target) as file:
         file.write(b'{"traceEvents":[')
-        for one in found:
-            RankEvents(one, shifts[one.rank], numbers, cpu_ops=cpu_ops, salvage=salvage).write(file)
-        file.write(b"\n],\n" + ENCODER.encode(_document_frame(found, base_ns, shifts, numbers))[1:] + b"\n")
+        for recording in ranks:
+            RankEvents(recording, shifts[recording.rank], numbers, cpu_ops=cpu_ops, salvage=salvage).write(
+                file
+            )
+        file.write(b"\n],\n" + ENCODER.encode(_document_frame(ranks, base_ns, shifts, numbers))[1:] + b"\n")
     return Merged(
         path=target,
-        ranks=tuple(one.rank for one in found),
-        missing=absent(found),
+        ranks=tuple(recording.rank for recording in ranks),
+        missing=absent(ranks),
         written=numbers.written,
         dropped=dict(numbers.dropped),
         offsets_ns=shifts,
@@ -49,19 +54,21 @@ def merge_json(
 
 
 def _document_frame(
-    found: Sequence[Recording], base_ns: int, shifts: Mapping[int, int], numbers: Counters
+    ranks: Sequence[Recording], base_ns: int, shifts: Mapping[int, int], numbers: Counters
 ) -> dict[str, Any]:
     """The document around the events: properties of all ranks, and the offset of each."""
-    first = found[0].frame
-    kept: dict[str, Any] = {key: first[key] for key in ("schemaVersion", "deviceProperties") if key in first}
+    frame = ranks[0].frame
+    shared: dict[str, Any] = {
+        key: frame[key] for key in ("schemaVersion", "deviceProperties") if key in frame
+    }
     return {
         "displayTimeUnit": "ms",
-        **kept,
+        **shared,
         **({"baseTimeNanoseconds": base_ns} if base_ns else {}),
-        "distributedInfo": [one.frame.get("distributedInfo") for one in found],
+        "distributedInfo": [one.frame.get("distributedInfo") for one in ranks],
         "merged": {
-            "ranks": [one.rank for one in found],
-            "missing_ranks": list(absent(found)),
+            "ranks": [one.rank for one in ranks],
+            "missing_ranks": list(absent(ranks)),
             "offsets_ns": {str(rank): shift for rank, shift in shifts.items()},
             "left_out": dict(numbers.dropped),
         },

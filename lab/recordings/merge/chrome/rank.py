@@ -67,9 +67,9 @@ class RankEvents:
     """Writes one rank: a first pass collects rows, names and flows, a second one writes the events."""
 
     def __init__(
-        self, found: Recording, shift_ns: int, numbers: Counters, *, cpu_ops: bool, salvage: bool
+        self, recording: Recording, shift_ns: int, numbers: Counters, *, cpu_ops: bool, salvage: bool
     ) -> None:
-        self._path, self._rank, self._numbers = found.path, found.rank, numbers
+        self._path, self._rank, self._numbers = recording.path, recording.rank, numbers
         self._cpu_ops, self._salvage = cpu_ops, salvage
         self._shift_us = Decimal(shift_ns) / 1000
         self._id_offset = numbers.largest_id
@@ -103,9 +103,9 @@ class RankEvents:
             if phase in FLOWS:
                 key = category, bytes(event.get("id", NOTHING))
                 ends[key] = ends.get(key, 0) | FLOWS[phase]
-        whole = (key for key, seen in ends.items() if seen == BOTH_ENDS)
+        complete = (key for key, seen in ends.items() if seen == BOTH_ENDS)
         self._flows = {
-            key: _raw_number(number) for number, key in enumerate(whole, start=self._numbers.next_flow)
+            key: _raw_number(number) for number, key in enumerate(complete, start=self._numbers.next_flow)
         }
         self._numbers.next_flow += len(self._flows)
         self._place_unsure_rows()
@@ -115,10 +115,10 @@ class RankEvents:
         """Flows, and categories that occur on both sides, go where the other events of their row are."""
         gpus = {pid for on_gpu, pid, _ in self._rows if on_gpu}
         cpus = {pid for on_gpu, pid, _ in self._rows if not on_gpu}
-        known = set(self._rows)
+        sure = set(self._rows)
         for pid, tid in self._unsure:
-            beside = (True, pid, tid) in known or (pid in gpus and pid not in cpus)
-            self._unsure[pid, tid] = beside and (False, pid, tid) not in known
+            beside = (True, pid, tid) in sure or (pid in gpus and pid not in cpus)
+            self._unsure[pid, tid] = beside and (False, pid, tid) not in sure
             self._rows.setdefault((self._unsure[pid, tid], pid, tid))
 
     def _assign_numbers(self) -> None:
@@ -126,10 +126,10 @@ class RankEvents:
         gpus = sorted({pid for on_gpu, pid, _ in self._rows if on_gpu}, key=lambda pid: (len(pid), pid))
         cpus = dict.fromkeys(pid for on_gpu, pid, _ in self._rows if not on_gpu)
         ordered = sorted(cpus, key=lambda pid: not _INTEGER.fullmatch(pid))
-        first = RANK_PIDS * self._rank
-        self._pids = {(True, pid): _raw_number(first + index) for index, pid in enumerate(gpus)}
+        first_pid = RANK_PIDS * self._rank
+        self._pids = {(True, pid): _raw_number(first_pid + index) for index, pid in enumerate(gpus)}
         self._pids |= {
-            (False, pid): _raw_number(first + CPU_PIDS + index) for index, pid in enumerate(ordered)
+            (False, pid): _raw_number(first_pid + CPU_PIDS + index) for index, pid in enumerate(ordered)
         }
         texts = dict.fromkeys(tid for _, _, tid in self._rows if not _INTEGER.fullmatch(tid))
         self._tids = {tid: _raw_number(FIRST_TEXT_TID + index) for index, tid in enumerate(texts)}
@@ -189,19 +189,19 @@ class RankEvents:
             event["id"] = Raw(b'"r%d:%s"' % (self._rank, bytes(event["id"]).strip(b'"')))
         args = bytes(event.get("args", b"{}"))
         if args.startswith(b"{"):
-            rest = _IDS.sub(self._shift_id, args)[1:].lstrip()
-            gap = b"" if rest == b"}" else b","
-            event["args"] = Raw(b'{"rank":%d%s%s' % (self._rank, gap, rest))
+            members = _IDS.sub(self._shift_id, args)[1:].lstrip()
+            gap = b"" if members == b"}" else b","
+            event["args"] = Raw(b'{"rank":%d%s%s' % (self._rank, gap, members))
 
-    def _shift_id(self, found: re.Match[bytes]) -> bytes:
-        number = int(found[2])
+    def _shift_id(self, match: re.Match[bytes]) -> bytes:
+        number = int(match[2])
         if number > LARGEST_ID:
             self._numbers.odd["ids too large to be shifted, kept as recorded"] += 1
-            return found[0]
+            return match[0]
         number += self._id_offset
         if number > self._numbers.largest_id:
             self._numbers.largest_id = number
-        return found[1] + b"%d" % number
+        return match[1] + b"%d" % number
 
     def _on_gpu(self, category: bytes, pid: bytes, tid: bytes) -> bool:
         if category in GPU_CATEGORIES:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.errors import LabError
 from lab.recordings.merge.chrome.events import read_frame
+from lab.recordings.merge.output import Ranks
 
 
 @dataclass(frozen=True)
@@ -24,39 +24,31 @@ class Recording:
 def recordings(
     traces: Sequence[tuple[int | None, Path]], *, salvage: bool
 ) -> tuple[list[Recording], list[str]]:
-    """The readable traces by rank, a sentence for each other one. The rank in the trace takes precedence."""
-    found: dict[int, Recording] = {}
-    problems: list[str] = []
-    for named, path in traces:
-        try:
-            frame = read_frame(path, salvage=salvage)
-        except LabError as error:
-            problems.append(f"left out: {error.problem} ({error.location})")
-            continue
-        recorded = natural_number(distributed_info(frame).get("rank"))
-        rank = named if recorded is None else recorded
-        if rank is None:
-            rank = max(found, default=-1) + 1
-            problems.append(f"rank unknown, shown as rank {rank} ({path})")
-        if rank in found:
-            problems.append(f"left out: another trace is of rank {rank}, too ({path})")
-            continue
-        found[rank] = Recording(path, rank, natural_number(frame.get("baseTimeNanoseconds")) or 0, frame)
-    return [found[rank] for rank in sorted(found)], problems
+    """The readable traces by rank, a sentence for each other one."""
+    ranks = Ranks(
+        traces,
+        lambda path: read_frame(path, salvage=salvage),
+        lambda frame: natural_number(distributed_info(frame).get("rank")),
+    )
+    readable = [
+        Recording(path, rank, natural_number(frame.get("baseTimeNanoseconds")) or 0, frame)
+        for rank, path, frame in ranks
+    ]
+    return sorted(readable, key=lambda recording: recording.rank), ranks.problems
 
 
-def absent(found: Sequence[Recording]) -> tuple[int, ...]:
+def absent(present: Sequence[Recording]) -> tuple[int, ...]:
     """Ranks below the world's size that have no recording."""
     size = max(
-        (natural_number(distributed_info(one.frame).get("world_size")) or 0 for one in found), default=0
+        (natural_number(distributed_info(one.frame).get("world_size")) or 0 for one in present), default=0
     )
-    have = {one.rank for one in found}
+    have = {one.rank for one in present}
     return tuple(rank for rank in range(min(size, 1 << 16)) if rank not in have)
 
 
 def distributed_info(frame: Mapping[str, Any]) -> dict[str, Any]:
-    found = frame.get("distributedInfo")
-    return found if isinstance(found, dict) else {}
+    info = frame.get("distributedInfo")
+    return info if isinstance(info, dict) else {}
 
 
 def natural_number(value: Any) -> int | None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,20 +49,3 @@ def read_object(path: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise BadDataError("not a JSON object", location=path)
     return found
-
-
-def seconds_of(text: str) -> float:
-    """Seconds since the epoch of an ISO timestamp. Raises BadDataError."""
-    try:
-        return datetime.fromisoformat(text.strip()).timestamp()
-    except ValueError as error:
-        raise BadDataError(f"unparseable timestamp: {text!r}") from error
-
-
-def as_float(text: str) -> float | None:
-    """None if the text is not a number, or is NaN."""
-    try:
-        found = float(text)
-    except ValueError:
-        return None
-    return None if math.isnan(found) else found

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lab.core.words import plural
+from lab.power.readings import seconds_of
 from lab.recordings.names import kernel_class, short_name
 from lab.rooms.kernels.audit.check import Check, make_check
-from lab.rooms.kernels.audit.files import seconds_of
 
 WINDOW_SLACK = 0.05
 SAME_TIME = 0.02  # of the most common time

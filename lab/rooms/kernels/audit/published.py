@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.core.words import plural
+from lab.power.readings import seconds_of
 from lab.rooms.kernels.audit.check import Check, make_check, power_limit_checks
 from lab.rooms.kernels.audit.counts import no_runtime_calls, valid_csv
-from lab.rooms.kernels.audit.files import read_counts, read_object, seconds_of
+from lab.rooms.kernels.audit.files import read_counts, read_object
 from lab.rooms.kernels.audit.kernels import of_isolated
-from lab.rooms.kernels.audit.power_log import Span, of_power_log
+from lab.rooms.kernels.audit.power_log import PublishedRun, of_power_log
 from lab.rooms.kernels.energy.windows import FEWEST_UPDATES
 
 
@@ -37,16 +38,21 @@ def of_published(folder: Path, board_limit_w: float | None) -> list[Check]:
         of_model = [(name, one) for name, one in reports.items() if "model" in name[len("energy_report") :]]
         checks += of_model_energy(model, of_model, board_limit_w)
     for path in sorted(folder.glob("*power*.csv")):
-        checks += of_power_log(path, _spans(isolated, model), board_limit_w)
+        checks += of_power_log(path, _runs(isolated, model), board_limit_w)
     return checks
 
 
-def _spans(isolated: dict[str, Any] | None, model: dict[str, Any] | None) -> list[Span]:
+def _runs(isolated: dict[str, Any] | None, model: dict[str, Any] | None) -> list[PublishedRun]:
     named = (("the model's run", model), ("the isolated kernels", isolated))
     return [
-        Span(name, seconds_of(one["start_timestamp"]), seconds_of(one["end_timestamp"]))
-        for name, one in named
-        if one and "start_timestamp" in one
+        PublishedRun(
+            name,
+            seconds_of(timing["start_timestamp"]),
+            seconds_of(timing["end_timestamp"]),
+            float(timing["energy_joules"]) if "energy_joules" in timing else None,
+        )
+        for name, timing in named
+        if timing and "start_timestamp" in timing
     ]
 
 

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
+from lab.perfmodel.boards import board_of, matrix_rate
+from lab.perfmodel.calls import OpCall
+from lab.perfmodel.products import product_work
 from lab.rooms.kernels.audit.check import Check, make_check
 from lab.rooms.kernels.replay.args import ReplayPlan, Signature
 from lab.rooms.kernels.replay.proof.result import Result
 
-# Dense tensor-core TFLOP/s of fp16 and bf16 by the vendors' data sheets: the highest of all types above fp8.
-PEAK_TFLOPS = {
-    "H200": 989.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "A6000": 155.0,
-    "V100": 125.0,
-    "MI300X": 1307.0,
-    "GTX 1080 Ti": 11.4,
-}
-# Names of the two factors of a matrix product.
-FACTORS = {
-    "aten::mm": ("self", "mat2"),
-    "aten::bmm": ("self", "mat2"),
-    "aten::addmm": ("mat1", "mat2"),
-    "aten::baddbmm": ("batch1", "batch2"),
-}
-
 
 def of_replay(result: Result, plan: ReplayPlan) -> list[Check]:
-    """The GPU, the sum of all recorded time, and the fastest matrix product."""
+    """Check the GPU, the sum of all recorded time, and the rates of matrix products."""
     return [_same_gpu(result, plan), _accounted(result, plan), *_below_peak(result, plan)]
 
 
@@ -53,37 +36,44 @@ def _accounted(result: Result, plan: ReplayPlan) -> Check:
 
 
 def _below_peak(result: Result, plan: ReplayPlan) -> list[Check]:
-    """No GEMM is faster than the board: 2 M N K over its time against the data sheet.
-
-    Nothing for unknown GPUs.
-    """
-    peak = next((tflops for name, tflops in PEAK_TFLOPS.items() if name in result.device_name), None)
-    by_id = {signature.sig_id: signature for signature in plan.signatures}
-    fastest, what = 0.0, ""
-    for row in result.rows:
-        work = flop(by_id[row.sig_id])
-        if work and row.us and row.class_ in ("gemm", "gemv") and row.us["median"] > 0:
-            tflops = work / row.us["median"] / 1e6
-            if tflops > fastest:
-                fastest, what = tflops, f"{row.op} {row.kernel[:40]}"
-    if peak is None or not fastest:
+    """No product is faster than its board's data sheet in its own precision; unknown rates are named."""
+    name = "TFLOP/s below the board's peak"
+    board = board_of(result.device_name)
+    rates: list[tuple[float, float, float, str]] = []
+    for signature in plan.signatures:
+        work = product_work(call_of(signature))
+        rows = [row for row in result.rows if row.sig_id == signature.sig_id and row.us]
+        kernels = [row for row in rows if row.class_ in ("gemm", "gemv")]
+        dur_us = sum(row.us["median"] for row in kernels if row.us)
+        if work is None or dur_us <= 0:
+            continue
+        names = " ; ".join(row.kernel for row in kernels)
+        peak = board.flops_per_s(matrix_rate(board, work.dtype, names)) if board else None
+        if peak is None:
+            what = f"the rate of {names[:40]}" if board else f"the data sheet of {result.device_name}"
+            return [make_check(name, False, f"not checked: {what} is not known")]
+        tflops = work.flops / dur_us / 1e6
+        rates.append((tflops / peak * 1e12, tflops, peak / 1e12, f"{signature.op} {names[:40]}"))
+    if not rates:
         return []
+    share, tflops, peak_tflops, product = max(rates)
     return [
         make_check(
-            "TFLOP/s below the board's peak",
-            fastest > peak,
-            f"fastest: {fastest:.1f} of {peak:.0f} TFLOP/s, {what}",
-            tflops=round(fastest, 1),
-            peak=peak,
+            name,
+            share > 1,
+            f"nearest: {tflops:.1f} of {peak_tflops:.0f} TFLOP/s, {product}",
+            tflops=round(tflops, 1),
+            peak=peak_tflops,
         )
     ]
 
 
-def flop(signature: Signature) -> float:
-    """Floating-point operations of a matrix product, two per multiply-add; 0 for other ops."""
-    names = FACTORS.get(signature.op)
-    by_name = {arg.name: arg.tensor for arg in signature.args or () if arg.tensor}
-    if not names or any(name not in by_name for name in names):
-        return 0.0
-    a, b = (by_name[name].shape for name in names)
-    return 2.0 * math.prod(a) * b[-1] if a and b else 0.0
+def call_of(signature: Signature) -> OpCall:
+    """Return a replayed op and its arguments, in the schema's order, for the performance model."""
+    tensors = [arg.tensor for arg in signature.args or ()]
+    return OpCall(
+        signature.op,
+        [list(tensor.shape) if tensor else [] for tensor in tensors],
+        [tensor.dtype if tensor else "Scalar" for tensor in tensors],
+        [list(tensor.stride) if tensor and tensor.stride else [] for tensor in tensors],
+    )

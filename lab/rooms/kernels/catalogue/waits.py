@@ -22,9 +22,9 @@ def mark_waits(ranks: Sequence[RankData], launches: Sequence[Launch]) -> dict[tu
     sums: dict[tuple[int, int], float] = {}
     for work, call in zip(every.works, every.calls, strict=True):
         wait_us = (call.all_in - work.start[call.row]) / 1000
-        for at in np.flatnonzero((wait_us > 0) & (call.last != UNKNOWN)).tolist():
+        for at in np.flatnonzero((wait_us > 0) & (call.last_index != UNKNOWN)).tolist():
             by_row[work.rank, int(call.row[at])] = float(wait_us[at])
-            pair = work.rank, every.ranks[int(call.last[at])]
+            pair = work.rank, every.ranks[int(call.last_index[at])]
             sums[pair] = sums.get(pair, 0.0) + float(wait_us[at]) / 1000
     for launch in launches:
         launch.wait_us = by_row.get((launch.rank, launch.row), 0.0)

@@ -17,11 +17,19 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from lab.core.words import plural
 from lab.gpus.meters import Meter
+from lab.power.energy import (
+    HIGHEST_BOARD_W,
+    coverage_problems,
+    integrate,
+    sensor_problems,
+    stale_j,
+    valid_readings,
+)
 
-FEWEST_UPDATES = 20  # with fewer a window has no energy: one step more or less would be over 5 %
-LONGEST_SILENCE = 1 / FEWEST_UPDATES  # of a window: what fewer updates would leave between two of them
+FEWEST_UPDATES = 20  # of a counter: with fewer, one step more or less would be over 5 %
+LARGEST_LATE_SHARE = 0.1  # of a window's energy, that a slow power sensor may have moved over its ends
+GLITCH_FACTOR = 2.0  # a counter above this times the highest reading of power has jumped
 
 
 class Samples(msgspec.Struct):
@@ -126,30 +134,19 @@ def update_period_s(samples: Samples) -> float | None:
 
 
 def window(samples: Samples, start_s: float, end_s: float, progress: Progress | None = None) -> Window:
-    """The energy inside [start_s, end_s], between the counter's first and last step, or by integral."""
-    found = _counter_window(samples, start_s, end_s)
-    edges = (found.t0_s, found.t1_s) if found else (start_s, end_s)
-    integral, updates = integrate(samples, *edges)
-    if found is None:
-        found = Window(
-            t0_s=start_s,
-            t1_s=end_s,
-            updates=updates,
-            integral_j=integral,
-            method="integral of sampled power" if integral is not None else "none",
-            reason="" if integral is not None else _why_none(samples, start_s, end_s, updates),
-        )
-    else:
-        found.integral_j = integral
+    """The energy inside [start_s, end_s), between the counter's first and last step, or by integral."""
+    counted = _counter_window(samples, start_s, end_s)
+    doubt = _counter_doubt(samples, counted) if counted else ""
+    result = counted if counted and not doubt else Window(t0_s=start_s, t1_s=end_s)
+    integral_j, num_readings, why_none = _integral(samples, result.t0_s, result.t1_s)
+    result.integral_j = integral_j
+    if result.counter_j is None:
+        result.method = "integral of sampled power" if integral_j is not None else "none"
+        result.updates = num_readings
+        result.reason = "; ".join(filter(None, (doubt, why_none)))
     if progress is not None and progress.t_s:
-        found.launches = progress.at(found.t1_s) - progress.at(found.t0_s)
-    return found
-
-
-def _why_none(samples: Samples, start_s: float, end_s: float, updates: int) -> str:
-    if updates >= FEWEST_UPDATES:
-        return f"no reading of power for {silent_s(samples, start_s, end_s):.1f} of {end_s - start_s:.1f} s"
-    return f"{plural(updates, 'sensor update')}, {FEWEST_UPDATES} are needed"
+        result.launches = progress.at(result.t1_s) - progress.at(result.t0_s)
+    return result
 
 
 def _counter_window(samples: Samples, start_s: float, end_s: float) -> Window | None:
@@ -168,40 +165,33 @@ def _counter_window(samples: Samples, start_s: float, end_s: float) -> Window | 
     )
 
 
-def integrate(samples: Samples, start_s: float, end_s: float) -> tuple[float | None, int]:
-    """Trapezoid over the power sensor's updates with interpolated ends, and how many updates there were.
-
-    Repeated values are the same reading and are dropped. There is no result below FEWEST_UPDATES, nor where
-    the sensor gave no reading for longer than LONGEST_SILENCE of the window.
-    """
-    places = [i for i in steps(samples.t_s, samples.power_w) if samples.power_w[i] > 0]
-    inside = [i for i in places if start_s <= samples.t_s[i] <= end_s]
-    if len(inside) < FEWEST_UPDATES or silent_s(samples, start_s, end_s) > LONGEST_SILENCE * (
-        end_s - start_s
-    ):
-        return None, len(inside)
-    t = [start_s, *(samples.t_s[i] for i in inside), end_s]
-    p = [samples.power_w[i] for i in inside]
-    before = [i for i in places if samples.t_s[i] < start_s]
-    left = _between(samples, before[-1], inside[0], start_s) if before else p[0]
-    p = [left, *p, p[-1]]
-    area = sum((t[i + 1] - t[i]) * (p[i] + p[i + 1]) / 2 for i in range(len(t) - 1))
-    return area, len(inside)
+def _counter_doubt(samples: Samples, counted: Window) -> str:
+    """Say why a counter's joules cannot be: far more than its power sensor saw, or than any board draws."""
+    counter_w = watts(counted) or 0.0
+    readings = [power for power in samples.power_w if power > 0]
+    bound_w = GLITCH_FACTOR * max(readings) if readings else HIGHEST_BOARD_W
+    if counter_w <= bound_w:
+        return ""
+    highest = f"no reading of power is above {max(readings):.0f} W" if readings else "no board draws that"
+    return f"the counter's {counter_w:,.0f} W cannot be: {highest}"
 
 
-def silent_s(samples: Samples, start_s: float, end_s: float) -> float:
-    """The longest time inside a window without a reading of power."""
-    known = [
-        t
-        for t, power in zip(samples.t_s, samples.power_w, strict=False)
-        if start_s <= t <= end_s and power > 0
-    ]
-    return max(b - a for a, b in itertools.pairwise([start_s, *known, end_s]))
-
-
-def _between(samples: Samples, a: int, b: int, t_s: float) -> float:
-    share = (t_s - samples.t_s[a]) / (samples.t_s[b] - samples.t_s[a])
-    return samples.power_w[a] + share * (samples.power_w[b] - samples.power_w[a])
+def _integral(samples: Samples, start_s: float, end_s: float) -> tuple[float | None, int, str]:
+    """Joules by sampled power, how many readings lie inside, and why there are no joules."""
+    times, readings = valid_readings(samples.t_s, samples.power_w)
+    num_inside = sum(start_s <= t <= end_s for t in times)
+    problems = [*sensor_problems(readings), *coverage_problems(times, start_s, end_s)]
+    if problems:
+        return None, num_inside, problems[0]
+    joules = integrate(times, readings, start_s, end_s).joules
+    late_j = stale_j(times, readings, start_s, end_s)
+    if late_j > LARGEST_LATE_SHARE * joules:
+        return (
+            None,
+            num_inside,
+            f"the power sensor moves too rarely: up to {late_j:.0f} of {joules:.0f} J are late",
+        )
+    return joules, num_inside, ""
 
 
 def watts(window: Window | None) -> float | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from lab.core.plan import Findings
-from lab.gpus.roofs import roof_of
+from lab.perfmodel.boards import board_of
 from lab.recordings.gantt.bars import busy_table
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
@@ -20,6 +20,7 @@ from lab.rooms.kernels import analyze
 from lab.rooms.kernels.catalogue.build import Catalogue
 from lab.rooms.kernels.catalogue.gantt.bars import bars_of
 from lab.rooms.kernels.catalogue.gantt.tables import write_gantt
+from lab.rooms.kernels.catalogue.products import products
 from lab.rooms.kernels.energy.result import EnergyResult
 from lab.rooms.kernels.replay.proof.result import Result as ReplayResult
 from lab.rooms.kernels.report.energy import energy_section
@@ -127,7 +128,7 @@ def _tables(found: Catalogue) -> dict[str, pd.DataFrame]:
         "by_class": analyze.shares(frame, "class"),
         "by_op": analyze.shares(frame, "op"),
         "by_module": analyze.shares(frame, "module"),
-        "products": analyze.products(signatures.signatures, roof_of(signatures.gpu)),
+        "products": products(found, board_of(signatures.gpu, signatures.num_sms)),
         "argument_sources": analyze.sources(found),
     }
     return {name: table.assign(**found.marks) for name, table in tables.items()}

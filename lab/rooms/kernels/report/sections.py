@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lab.gpus.roofs import Roof, roof_of
+from lab.perfmodel.boards import Board, board_of, matrix_rate
 from lab.recordings.gantt.bars import Bars, head
 from lab.recordings.gantt.packed import packed
 from lab.report.figures import roofline, save, stacked_bars
@@ -56,35 +56,39 @@ def roof_section(found: Catalogue, products: pd.DataFrame, out: Path) -> list[Se
     """Matrix products under the GPU's data-sheet ceilings; nothing if there are no products."""
     if products.empty:
         return []
-    roof = roof_of(found.signatures.gpu)
+    board = board_of(found.signatures.gpu, found.signatures.num_sms)
     blocks: list[Block] = []
     if found.signatures.device == "gpu":
-        blocks.append(_roofline(products, roof, out))
-        if roof is None:
+        blocks.append(_roofline(products, board, out))
+        if board is None:
             gpu = found.signatures.gpu or "this GPU"
             blocks.append(Prose(f"No ceiling is drawn: lab has no data sheet of {gpu}."))
     rows = products.sort_values("count", ascending=False)
     blocks.append(Table(rows, "Matrix products", "tables/products.csv", open_rows=12))
-    return [Section("Matrix products" + (" against the GPU's ceilings" if roof else ""), blocks)]
+    return [Section("Matrix products" + (" against the GPU's ceilings" if board else ""), blocks)]
 
 
-def _roofline(products: pd.DataFrame, roof: Roof | None, out: Path) -> Figure:
+def _roofline(products: pd.DataFrame, board: Board | None, out: Path) -> Figure:
     series: dict[str, list[tuple[float, float, str]]] = {}
     for row in products.to_dict("records"):
         hover = f"{row['kernel']}: {row['rate_tflops']:.2f} TFLOP/s, {row['count']} times"
         point = (row["intensity"], row["rate_tflops"], hover)
         series.setdefault(str(row["phase"] or "all"), []).append(point)
-    roofs = {f"{roof.gpu}, data sheet": _ceilings(products, roof)} if roof else {}
+    roofs = _ceilings(products, board) if board else {}
     drawing = roofline(series, roofs=roofs, across="FLOP per byte (each factor read once)", axis="TFLOP/s")
     svg = save(drawing, out / "figures", "roofline")
     caption = "Matrix products: arithmetic intensity and the rate they reach."
     return Figure(svg, caption, "figures/roofline.png", "tables/products.csv")
 
 
-def _ceilings(products: pd.DataFrame, roof: Roof) -> tuple[float, float]:
-    """(TFLOP/s, TB/s): the half-precision rate if any product is in half precision."""
-    halves = any(dtype in ("float16", "bfloat16") for dtype in products["dtype"])
-    return (roof.half_flops if halves else roof.single_flops) / 1e12, roof.bytes_per_s / 1e12
+def _ceilings(products: pd.DataFrame, board: Board) -> dict[str, tuple[float, float]]:
+    """Name -> (TFLOP/s, TB/s) of each rate of the board that a product competes with."""
+    pairs = products[["dtype", "kernel"]].itertuples(index=False)
+    rates = {matrix_rate(board, dtype, kernels) for dtype, kernels in pairs}
+    return {
+        f"{board.names[0]}, {rate}, data sheet": (board.tflops[rate], board.tb_per_s)
+        for rate in sorted(filter(None, rates))
+    }
 
 
 def gantt_section(bars: Bars) -> Section:

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from lab.rooms.nan.watch.leaves import CACHE, Unseen, is_cache_name, is_tensor, leaves
-from lab.rooms.nan.watch.native.calls import reading, unpacked
 from lab.rooms.nan.watch.plain import FP8, as_counted, is_odd
 from lab.rooms.nan.watch.roles import IN, OUT
 
 Label = tuple[int, int, str]  # module, side, leaf
 Source = tuple[Any, ...]  # a place in the list, then keys into what is there
 Written = dict[tuple[int, str], int]
-Shapes = list[tuple[torch.Size, torch.dtype]]
+Shapes = Sequence[tuple[torch.Size, torch.dtype]]
 
 
 class Batch:
@@ -38,7 +37,7 @@ class Batch:
     fp8 = False  # something here is float8, in which a cast may have saturated
     put_out: np.ndarray | None = None
     open: list[int] | None = None
-    kept_shapes: Shapes | bytes | None = None  # as calls.c has them, until somebody asks
+    kept_shapes: Shapes | None = None  # once the tensors are gone
 
     def __init__(self, written: Written | None) -> None:
         self.tensors: Sequence[Tensor] = []
@@ -146,17 +145,13 @@ class Batch:
         return self.num_bytes
 
     def shapes(self) -> Shapes:
-        if isinstance(self.kept_shapes, bytes):
-            self.kept_shapes = unpacked(self.kept_shapes)
         return self.kept_shapes or [(tensor.shape, tensor.dtype) for tensor in self.tensors]
 
     def let_go(self) -> None:
         """Drop the tensors, but keep their shapes and types."""
         self.outputs()
         if self.kept_shapes is None:
-            short = reading() if self.tensors else None
-            packed = short.shapes([*self.tensors]) if short is not None else None
-            self.kept_shapes = packed or self.shapes()
+            self.kept_shapes = self.shapes()
         self.tensors = []
 
 

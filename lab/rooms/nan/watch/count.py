@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import isfinite
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +89,8 @@ class Counted:
     """The counts of a list of tensors, which a GPU may still be busy with."""
 
     by_gpu = False
-    layout: Any = None  # what equal lists of tensors share, their types too, where the counter knows it
+    # Shapes and types of the tensors, all of FORMATS, where the counter has them of an equal list.
+    shapes: Sequence[tuple[torch.Size, torch.dtype]] | None = None
 
     def __init__(self, rows: np.ndarray) -> None:
         self._rows = rows

@@ -17,7 +17,6 @@ from torch import Tensor
 from lab.rooms.nan.watch.count import FORMATS, KINDS, LOW, Counted, plain_counts, refuse_freed
 from lab.rooms.nan.watch.kernel import decode, has_pairs, piece_for, run
 from lab.rooms.nan.watch.launch import Copy, Launch, launch_of
-from lab.rooms.nan.watch.native.calls import Reading, reading
 
 DTYPE, SHAPE = attrgetter("dtype"), attrgetter("shape")
 MOST_LAYOUTS = 1024
@@ -34,52 +33,36 @@ class KernelCounter:
 
     def __init__(self) -> None:
         self._known: OrderedDict[Any, Known] = OrderedDict()
-        self._latest: dict[int, Known] = {}  # by how many tensors
 
     def __call__(self, tensors: Sequence[Tensor]) -> np.ndarray:
         return self.begin(tensors).rows()
 
     def begin(self, tensors: Sequence[Tensor]) -> Counted:
         """Launch all counts; wait only for tensors that the kernel cannot read."""
-        short, latest = reading(), self._latest.get(len(tensors))
-        if short is not None and latest is not None and latest.noted:
-            moved = short.moved([*tensors], latest.noted, LOW)
-            if moved is not None:
-                return self._launched(latest, np.frombuffer(moved, np.int64))
-        layout, pointers = _layout(tensors, short)
+        layout = _layout(tensors)
         known = self._known.get(layout)
-        if known is not None and (pointers := _as_before(tensors, pointers)) is not None:
-            if known.noted is None and short is not None:
-                known.noted = short.noted([*tensors]) or b""
-            return self._launched(known, pointers)
+        if known is not None and (pointers := _as_before(tensors)) is not None:
+            with contextlib.suppress(KeyError):  # another thread has dropped it
+                self._known.move_to_end(layout)
+            launched = Launched(len(tensors), known.launch(pointers), [], NO_ROWS)
+            launched.shapes = known.shapes
+            return launched
         refuse_freed(tensors)
         sizes, dtypes, devices = _about(tensors)
         groups, rest, found = _by_type(tensors, sizes, dtypes, devices)
         if groups and not rest:  # else some tensor was counted another way
-            self._known[layout] = Known(layout, len(tensors), groups)
+            self._known[layout] = Known([(one.shape, one.dtype) for one in tensors], groups)
             if len(self._known) > MOST_LAYOUTS:
                 self._known.popitem(last=False)
-                self._latest.clear()
         return Launched(len(tensors), found, rest, plain_counts([tensors[at] for at in rest]))
-
-    def _launched(self, known: Known, pointers: np.ndarray) -> Launched:
-        """The counts of tensors that differ from known ones in their addresses only."""
-        self._known.pop(known.layout, None)  # to the end, in steps that no other thread can make fail
-        self._known[known.layout] = known
-        self._latest[known.count] = known
-        launched = Launched(known.count, known.launch(pointers), [], NO_ROWS)
-        launched.layout = known.layout
-        return launched
 
 
 @dataclass
 class Known:
     """What equal lists of tensors have in common."""
 
-    layout: Any
-    count: int
+    shapes: list[tuple[torch.Size, torch.dtype]]
     groups: list[Group]
-    noted: bytes | None = None  # by what calls.c tells equal lists without a question to torch; b"": none
 
     def launch(self, pointers: np.ndarray) -> list[Found]:
         if len(self.groups) == 1:
@@ -237,21 +220,16 @@ def _about(tensors: Sequence[Tensor]) -> tuple[list[int], list[torch.dtype], lis
     return [*map(Tensor.numel, tensors)], [*map(DTYPE, tensors)], [*map(Tensor.get_device, tensors)]
 
 
-def _layout(tensors: Sequence[Tensor], short: Reading | None) -> tuple[Any, np.ndarray | None]:
-    """Shapes, types and devices, and the addresses of tensors that surely need no copy."""
-    found = short.described([*tensors]) if short is not None else None
-    if found is not None:
-        return found[0], np.frombuffer(found[1], np.int64)
-    _, dtypes, devices = _about(tensors)
-    return (*map(SHAPE, tensors), *dtypes, *devices), None
+def _layout(tensors: Sequence[Tensor]) -> Any:
+    """Shapes, types and devices."""
+    return (*map(SHAPE, tensors), *map(DTYPE, tensors), *map(Tensor.get_device, tensors))
 
 
-def _as_before(tensors: Sequence[Tensor], pointers: np.ndarray | None) -> np.ndarray | None:
+def _as_before(tensors: Sequence[Tensor]) -> np.ndarray | None:
     """The addresses if only these are new; None if a tensor now needs a copy or another way."""
-    if pointers is None:
-        if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
-            return None
-        pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
+    if not all(map(Tensor.is_contiguous, tensors)) or any(map(Tensor.is_neg, tensors)):
+        return None
+    pointers = np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
     if int(np.bitwise_or.reduce(pointers)) & 15:
         return None
     if int(pointers.min()) < LOW:

@@ -39,11 +39,7 @@ class Lane:
             None  # where the output of the whole forward is, if not in `written`
         )
         self.kept: list[tuple[Tensor, int]] = []  # of a forward counted at once: tensors and their versions
-        self.disarm: Callable[[Lane], None] | None = (
-            None  # of a forward whose calls take the short way: its end
-        )
         self._idle = self.forward
-        self.spare: Forward | None = None  # which nothing has touched: for the next
 
     def noted(self) -> Written:
         """How often tensors had been written when they passed, as far as that is noted."""
@@ -61,9 +57,6 @@ class Lane:
     def close(self) -> None:
         """The forward is over, whoever has it."""
         self.last = None
-        if self.disarm is not None:
-            self.disarm(self)
-            self.disarm = None
         self.events.clear()
         self.written.clear()
         self.inside, self.mode, self.forward = False, EVERYTHING, self._idle

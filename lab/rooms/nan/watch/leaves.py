@@ -21,14 +21,16 @@ from torch import Tensor, nn
 
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
 
-CACHES = (
-    "past_key_value",
-    "past_key_values",
-    "layer_past",
-    "kv_cache",
-    "cache",
-    "cache_params",
-    "memory_key_values",
+CACHES = frozenset(
+    (
+        "past_key_value",
+        "past_key_values",
+        "layer_past",
+        "kv_cache",
+        "cache",
+        "cache_params",
+        "memory_key_values",
+    )
 )
 CACHE = "a key/value cache"
 MASKS = re.compile(
@@ -50,8 +52,10 @@ SCALARS = (
 ROWS = (tuple, list, set, frozenset, KeysView, ValuesView, ItemsView)
 HARMLESS = (range, slice, type(...), type(NotImplemented), bytearray)  # of Python's own that hold no tensor
 MOST_STAYING = 1024
-# Types whose objects hold nothing that `leaves` looks into. calls.c looks here before it asks `as_passed`.
-STAYS = dict.fromkeys((Tensor, nn.Parameter, type(None), bool, int, float, complex, str, torch.Size), True)
+# Types whose objects hold nothing that `leaves` looks into. By id: a class may have no hash.
+STAYS: dict[int, type] = {
+    id(kind): kind for kind in (Tensor, nn.Parameter, type(None), bool, int, float, complex, str, torch.Size)
+}
 
 
 class Unseen:
@@ -178,29 +182,36 @@ def _held(value: Any) -> dict[str, Any] | None:
 @passes_on
 def as_passed(value: Any) -> Any:
     """The value as it is now: the program may later take something out of it, or put something in."""
-    try:
-        known = type(value) in STAYS
-    except Exception:  # a class without a hash
-        known = False
-    return value if known else _as_passed(value)
+    if id(type(value)) in STAYS or (type(value) is tuple and _all_stay(value)):
+        return value
+    return _as_passed(value)
 
 
 @passes_on
 def args_as_passed(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(map(as_passed, args))
+    return args if _all_stay(args) else tuple(map(as_passed, args))
 
 
 @passes_on
 def kwargs_as_passed(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Caches, which are looked into after the forward, stay what they are."""
-    return (
-        dict(zip(kwargs, map(_named_as_passed, kwargs, kwargs.values()), strict=True)) if kwargs else kwargs
-    )
+    for name, value in kwargs.items():
+        if id(type(value)) not in STAYS and name not in CACHES:
+            return dict(zip(kwargs, map(_named_as_passed, kwargs, kwargs.values()), strict=True))
+    return kwargs
+
+
+@passes_on
+def _all_stay(values: tuple[Any, ...]) -> bool:
+    for value in values:  # noqa: SIM110 - a generator is one frame more, at every call of every module
+        if id(type(value)) not in STAYS:
+            return False
+    return True
 
 
 @passes_on
 def _named_as_passed(name: str, value: Any) -> Any:
-    return value if is_cache_name(name) else as_passed(value)
+    return value if name in CACHES else as_passed(value)
 
 
 @hidden
@@ -232,7 +243,7 @@ def _copied_inside(value: Any, depth: int) -> Any:
 
 
 def _stays(kind: type) -> bool:
-    if kind in STAYS:
+    if id(kind) in STAYS:
         return True
     stays = (
         issubclass(kind, (Tensor, float, complex, type, *SCALARS))
@@ -243,7 +254,7 @@ def _stays(kind: type) -> bool:
         or kind.__module__ == "numpy"
     )
     if stays and len(STAYS) < MOST_STAYING:
-        STAYS[kind] = True
+        STAYS[id(kind)] = kind
     return stays
 
 

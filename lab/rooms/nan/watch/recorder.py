@@ -23,8 +23,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter as Tally
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from lab.core.words import plural
 from lab.errors import UsageError
 from lab.rooms.nan.watch import seam, versions
 from lab.rooms.nan.watch.batch import Batch
-from lab.rooms.nan.watch.count import Counted, Counter, beginning, clean_rows, reads_only
+from lab.rooms.nan.watch.count import Counted, Counter, beginning, reads_only
 from lab.rooms.nan.watch.deferred import Deferred
 from lab.rooms.nan.watch.forward import Forward, Seen
 from lab.rooms.nan.watch.lane import (
@@ -45,13 +44,10 @@ from lab.rooms.nan.watch.lane import (
     Lane,
     Lanes,
     blind,
-    is_capturing,
     recomputing,
 )
-from lab.rooms.nan.watch.leaves import CACHES, args_as_passed, as_passed, is_tensor, kwargs_as_passed
+from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, is_tensor, kwargs_as_passed
 from lab.rooms.nan.watch.modules import Modules
-from lab.rooms.nan.watch.native.calls import reading
-from lab.rooms.nan.watch.native.passing import looks
 from lab.rooms.nan.watch.phases import RECOMPUTE, phase_of
 from lab.rooms.nan.watch.plain import in_transform
 from lab.rooms.nan.watch.pool import PASSED
@@ -90,11 +86,6 @@ class Recorder(ABC):
         self._count = count
         self._begin_count, self._reads_only = beginning(count), reads_only(count)
         self._lock, self._numbers = threading.RLock(), itertools.count()
-        found = looks()
-        self._is_calm = found.calm if found is not None else _never
-        self._begins_calmly: Callable[[Any, Any], int] = _never
-        if found is not None:
-            self._begins_calmly = partial(found.calm_anywhere, is_capturing, dict.fromkeys(CACHES))
         self._lanes = Lanes(self._weigh)
         self._never_written: dict[str, bool] = {}  # by phase; once False it stays so
         self._templates: dict[str, Template | None] = {}
@@ -119,10 +110,6 @@ class Recorder(ABC):
 
     def take_clean(self, forward: Forward, batch: Batch) -> bool:
         """All of the forward was counted at once, and nothing is bad; whether that is all that is to know."""
-        return False
-
-    def is_over(self, lane: Lane, at: int, output: Any) -> bool:
-        """Whether a forward that has just returned is known to be clean, and all is done that follows."""
         return False
 
     @passes_on
@@ -232,58 +219,37 @@ class Recorder(ABC):
     def _attach_from(self, first: int) -> None:
         for at, module in enumerate(self.modules.all[first:], first):
             leaf = next(module.children(), None) is None
-            make, direct = self._around(at, leaf), (self._lanes, at, ~at, at + PASSED, leaf)
+            make, direct = self._around(at), (self._lanes, at, ~at, at + PASSED, leaf)
             seam.add(module, make, direct)
             self._makers.append((module, make, direct))
 
-    def _around(self, at: int, leaf: bool) -> seam.Make:
-        """What surrounds each call of a module: all that happens for every call of every module."""
-        gone, passed, lanes = ~at, at + PASSED, self._lanes
+    def _around(self, at: int) -> seam.Make:
+        """What surrounds a call that begins a forward, is not only collected, or that two watches see.
+
+        All other calls are collected in `seam`.
+        """
+        lanes = self._lanes
 
         def make(inner: seam.Call) -> seam.Call:
             @passes_on
             def watched(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
                 lane = lanes.lane
-                if lane.mode:
-                    return self._carefully(lane, at, inner, module, args, kwargs)
-                events = lane.events  # what follows stands in `seam` too, for a module that one watch sees
-                if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
-                    given = as_passed(args[0])
-                    try:
-                        output = inner(module, *args)
-                    except BaseException:  # what it took was seen; a checkpoint ends its repetition so, too
-                        events += (at, (given,), kwargs)
-                        raise
-                    events += (passed, given, as_passed(output))
-                else:
-                    events += (at, args_as_passed(args), kwargs_as_passed(kwargs))
-                    output = inner(module, *args, **kwargs)
-                    events += (gone, as_passed(output), None)
-                if len(events) > lane.weigh_at:
-                    self._weigh(lane)
+                if self._ended or lane.mode == ASIDE:
+                    return (
+                        inner(module, *args, **kwargs)
+                        if lane.path is None
+                        else _on_path(lane, at, inner, module, args, kwargs)
+                    )
+                if not lane.inside:
+                    return self._outermost(lane, at, inner, module, args, kwargs)
+                self._arrived(lane, at, args, kwargs)
+                output = inner(module, *args, **kwargs)
+                self._returned(lane, at, output)
                 return output
 
             return watched
 
         return make
-
-    @passes_on
-    def _carefully(
-        self, lane: Lane, at: int, inner: seam.Call, module: nn.Module, args: Any, kwargs: Any
-    ) -> Any:
-        """A call whose tensors' versions are noted, or that is counted at once, or that begins a forward."""
-        if self._ended or lane.mode == ASIDE:
-            return (
-                inner(module, *args, **kwargs)
-                if lane.path is None
-                else _on_path(lane, at, inner, module, args, kwargs)
-            )
-        if not lane.inside:
-            return self._outermost(lane, at, inner, module, args, kwargs)
-        self._arrived(lane, at, args, kwargs)
-        output = inner(module, *args, **kwargs)
-        self._returned(lane, at, output)
-        return output
 
     @hidden
     def _arrived(self, lane: Lane, at: int, args: Any, kwargs: Any) -> None:
@@ -300,8 +266,8 @@ class Recorder(ABC):
         lane.events += (at, args, kwargs)
         if lane.mode == EVERYTHING:
             self._absorb_safely(lane)
-            return
-        versions.note_call(args, kwargs, index, lane.written)
+        else:
+            versions.note_call(args, kwargs, index, lane.written)
 
     def _return(self, lane: Lane, at: int, output: Any) -> None:
         index = len(lane.events)
@@ -349,14 +315,9 @@ class Recorder(ABC):
     @passes_on
     def _open(self, lane: Lane, at: int, module: nn.Module, args: Any, kwargs: Any) -> str:
         """Begin a forward in this lane with its first call; why it cannot be seen, if so."""
-        calm = not (at or self._grown or self._at_once) and self._begins_calmly(args, kwargs)
-        if calm:
-            phase, length = phase_of(args, kwargs)
-            calm, mode = self._never_written.get(phase, False), NOTHING
-        if not calm:
-            why, phase, length, mode = self._way_of(at, args, kwargs)
-            if why:
-                return why
+        why, phase, length, mode = self._way_of(at, args, kwargs)
+        if why:
+            return why
         try:
             lane.forward = Forward(-1, phase, length)
             lane.inside, lane.mode = True, mode
@@ -364,13 +325,8 @@ class Recorder(ABC):
             template = self._templates.get(phase)
             light = template is not None and template.num_bytes * 16 < self.budget_bytes
             lane.weigh_at = sys.maxsize if light or length == 1 else WEIGH_EVERY
-            if mode == NOTHING:
-                seam.collects(self._lanes, lane)
             self.begins(lane.forward, module, args, kwargs)
-            if calm:
-                lane.events += (at, args_as_passed(args), kwargs_as_passed(kwargs))
-            else:
-                self._arrived(lane, at, args, kwargs)
+            self._arrived(lane, at, args, kwargs)
         except BaseException:  # a reaction stops the program here
             if lane.inside:
                 self._finish(lane, at, None, False)
@@ -479,57 +435,22 @@ class Recorder(ABC):
     def _absorb_by_template(self, lane: Lane) -> tuple[Batch, Counted] | None:
         """A whole forward by the template of its phase; None if it differs from it."""
         template = self._templates.get(lane.forward.phase)
-        if template is None:
-            return None
-        if template.shape is not None:
-            return self._absorb_as_matched(lane, template)
-        values = template.read(lane.events)
-        if values is None:
+        values = template.read(lane.events) if template is not None else None
+        if template is None or values is None:
             return None
         tensors = template.distinct(values)
-        if not template.reads(tensors):
-            return None
-        # On a GPU the count begins first, so that the GPU works while it is looked at.
-        counted = None
-        if not self._patient:
+        counted: Counted | None = None
+        if not self._patient:  # on a GPU the count begins first, so that the GPU works while it is looked at
             counted = quiet(self._begin_count, tensors, reads_only=self._reads_only)
+        shapes = counted.shapes if counted is not None else None
+        if shapes is None and not template.reads(tensors):
+            return None
         batch = template.confirm(values, tensors, lane.noted())
         if batch is None:
             return None
+        batch.kept_shapes = shapes
         template.tell(lane.forward, lane.events)
         return batch, counted if counted is not None else self._begin(batch, not lane.forward.caches)
-
-    def _absorb_as_matched(self, lane: Lane, template: Template) -> tuple[Batch, Counted] | None:
-        """The same, compared in C."""
-        forward, tensors = lane.forward, template.matched(lane.events)
-        if tensors is None:
-            return None
-        counted: Counted | None = None
-        if self.count_clean(tensors) == 0:
-            batch: Batch | None = template.batch(tensors, 0)
-            counted = Counted(clean_rows(len(tensors)))
-        else:
-            if not self._patient:  # a GPU works while they are looked at
-                counted = quiet(self._begin_count, tensors, reads_only=self._reads_only)
-            layout = counted.layout if counted is not None else None
-            known = template.reads(tensors, layout)
-            batch = self._confirmed(lane, template, tensors) if known else None
-            if batch is not None:
-                batch.kept_shapes = template.layouts.get(layout)
-        if batch is None:
-            return None
-        template.tell(forward, lane.events)
-        return batch, counted if counted is not None else self._begin(batch, not forward.caches)
-
-    def _confirmed(self, lane: Lane, template: Template, tensors: list[Tensor]) -> Batch | None:
-        found = reading()
-        if found is not None and found.unwritten(tensors):
-            return template.batch(tensors, 0)
-        return template.confirm_versions(tensors, lane.noted())
-
-    def count_clean(self, tensors: list[Tensor]) -> int:
-        """If a look in C is enough: how many of these were ever written, -1 if something may be bad."""
-        return -1
 
     def _note_writes(self, lane: Lane, batch: Batch) -> None:
         """Some tensors were written in place; say so, and choose how closely to look from now on."""
@@ -573,19 +494,9 @@ class Recorder(ABC):
                 batch.add_output(~at, first, call, self.modules.plain[~at][1], (index + 1,))
         return batch
 
-    @passes_on
+    @hidden
     def _finish(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
         """Whatever happens in here, the program goes on as it would have."""
-        try:
-            over = returned and lane.mode == NOTHING and self.is_over(lane, at, output)
-        except BaseException:
-            self._interrupted(lane)
-            raise
-        if not over:
-            self._finish_in_full(lane, at, output, returned)
-
-    @hidden
-    def _finish_in_full(self, lane: Lane, at: int, output: Any, returned: bool) -> None:
         try:
             self._count_in_full(lane, at, output, returned)
         except BaseException:
@@ -670,10 +581,6 @@ def _tensors_in(value: Any) -> list[Tensor]:
     kind = type(value)
     inside = [*value] if kind in (tuple, list) else [*value.values()] if kind is dict else [value]
     return [one for one in inside if is_tensor(one) and one.layout is torch.strided]
-
-
-def _never(*_: Any) -> int:
-    return 0
 
 
 @passes_on

@@ -1,4 +1,4 @@
-"""One patch of nn.Module.__call__, with a table of the modules that somebody watches.
+"""One patch of nn.Module.__call__, with a table of the modules that are watched.
 
 Nothing is put on a module, so copies, pickles and EMA carry nothing along; a module that is not in the table
 passes on. The patch is made by the first watch and taken back after the last one. A program that patched
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from lab.rooms.nan.watch.leaves import args_as_passed, as_passed, kwargs_as_passed
-from lab.rooms.nan.watch.native.calls import Calls, ordinary, seam_calls
-from lab.rooms.nan.watch.native.find import calls_library
+from lab.rooms.nan.watch.leaves import STAYS, args_as_passed, as_passed, kwargs_as_passed
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 Call = Callable[..., Any]  # (module, *args, **kwargs)
@@ -26,14 +23,12 @@ Direct = tuple[Any, int, int, int, bool]  # a watch's lanes; the module's number
 
 _is_compiling = getattr(getattr(torch, "compiler", None), "is_dynamo_compiling", None) or (lambda: False)
 _table: dict[int, Call] = {}
-# Modules that one watch sees: what it takes to see a call, without another frame of Python around each. The
-# last item is the module's class, if its `forward` may be called straight.
-_direct: dict[int, tuple[Any, int, int, int, bool, type[nn.Module] | None]] = {}
+_direct: dict[int, Direct] = {}  # modules that one watch sees: no second frame of Python around each call
 _makers: dict[int, list[Make]] = {}
 _directs: dict[Make, Direct] = {}
 _held: dict[int, nn.Module] = {}  # a watched module must not die, or its id may become another's
 _lock = threading.RLock()
-_state: dict[str, Any] = {"strangers": None, "calls": None}
+_state: dict[str, Any] = {"strangers": None}
 
 
 @passes_on
@@ -42,52 +37,41 @@ def _pass_on(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
 
 
 @passes_on
-def _in_python(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    """What `nn.Module.__call__` is while a watch lasts, where there is no C."""
+def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """What `nn.Module.__call__` is while a watch lasts. It runs for every call of every module."""
     if _is_compiling():  # dynamo reads this as True: a program that it traces holds no watch
         return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     key = id(self)
     direct = _direct.get(key)
     if direct is not None:
-        lanes, at, gone, passed, leaf, _ = direct
+        lanes, module, returned, passed, leaf = direct
         lane = lanes.lane
         if not lane.mode:
             events = lane.events
             if leaf and len(args) == 1 and not kwargs:  # nothing happens inside: call and return in one
-                given = as_passed(args[0])
+                value = args[0]
+                if id(type(value)) not in STAYS:
+                    value = as_passed(value)
                 try:
                     output = _state["original"](self, *args)
                 except BaseException:  # what it took was seen; a checkpoint ends its repetition so, too
-                    events += (at, (given,), kwargs)
+                    events += (module, (value,), kwargs)
                     raise
-                events += (passed, given, as_passed(output))
+                events += (passed, value, output if id(type(output)) in STAYS else as_passed(output))
             else:
-                events += (at, args_as_passed(args), kwargs_as_passed(kwargs))
+                events += (module, args_as_passed(args), kwargs_as_passed(kwargs))
                 output = _state["original"](self, *args, **kwargs)
-                events += (gone, as_passed(output), None)
+                events += (returned, output if id(type(output)) in STAYS else as_passed(output), None)
             if len(events) > lane.weigh_at:
                 lanes.weigh(lane)
             return output
     seen = _table.get(key)
-    if seen is not None:
-        return seen(self, *args, **kwargs)
-    if (strangers := _state["strangers"]) is not None and (seen := strangers(self)) is not None:
-        return seen(self, *args, **kwargs)
-    return _state["original"](self, *args, **kwargs)
+    if seen is None and (strangers := _state["strangers"]) is not None:
+        seen = strangers(self)
+    return (seen or _state["original"])(self, *args, **kwargs)
 
 
-@passes_on
-def _patched(self: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-    """What it is where there is C (`calls.c`), which since Python 3.12 is called without this frame."""
-    if _is_compiling():
-        return self._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-    return _state["calls"].called(self, *args, **kwargs)
-
-
-_OWN = (_in_python, _patched)
-
-
-def add(module: nn.Module, make: Make, direct: Direct | None = None) -> None:
+def add(module: nn.Module, make: Make, direct: Direct) -> None:
     """From now on calls of `module` go through `make(inner)`, the newest outermost.
 
     `direct`: while this is the only one, a call in a lane that notes nothing (mode 0) becomes events at once:
@@ -97,8 +81,7 @@ def add(module: nn.Module, make: Make, direct: Direct | None = None) -> None:
         if not _makers and _state["strangers"] is None:
             _open()
         _makers.setdefault(id(module), []).append(make)
-        if direct is not None:
-            _directs[make] = direct
+        _directs[make] = direct
         _held[id(module)] = module
         _rebuild(id(module))
 
@@ -106,8 +89,8 @@ def add(module: nn.Module, make: Make, direct: Direct | None = None) -> None:
 def remove(module: nn.Module, make: Make) -> None:
     """Take it out again, in any order; the last one takes the patch back."""
     with _lock:
-        left = _makers.get(id(module), [])
-        left[:] = [one for one in left if one is not make]
+        makers = _makers.get(id(module), [])
+        makers[:] = [maker for maker in makers if maker is not make]
         _directs.pop(make, None)
         _rebuild(id(module))
         _close_if_unused()
@@ -130,43 +113,17 @@ def known(module: nn.Module) -> Call | None:
 
 
 def is_open() -> bool:
-    return nn.Module.__call__ in _OWN
-
-
-@passes_on
-def collects(lanes: Any, lane: Any) -> None:
-    """A forward begins in this thread's lane that only collects: its calls may take the short way."""
-    if nn.Module.__call__ is not _in_python and (calls := _state["calls"]) is not None:
-        calls.arm(lanes, lane, lane.events, lane.weigh_at)
-        lane.disarm = calls.disarm
-
-
-def usual(lanes: Any, own: tuple[Any, ...] | None) -> None:
-    """What forwards in these lanes take that are as those before; None at their end."""
-    if (calls := _state["calls"]) is not None:
-        calls.usual(lanes, own)
+    return nn.Module.__call__ is _patched
 
 
 def _open() -> None:
-    if nn.Module.__call__ not in _OWN:
+    if not is_open():
         _state["original"] = nn.Module.__call__
-        calls = _calls()
-        if calls is not None:
-            calls.begin(_state["original"])
-        setattr(nn.Module, "__call__", _in_python if calls is None else _patched)  # noqa: B010 - for mypy
-
-
-def _calls() -> Calls | None:
-    if calls_library() is None:  # none, or the plain form is asked for
-        return None
-    if _state["calls"] is None:
-        _state["calls"] = seam_calls(_direct, _in_python, cast(FunctionType, _patched))
-    found: Calls | None = _state["calls"]
-    return found
+        setattr(nn.Module, "__call__", _patched)  # noqa: B010 - for mypy
 
 
 def _close_if_unused() -> None:
-    if not _makers and _state["strangers"] is None and nn.Module.__call__ in _OWN:
+    if not _makers and _state["strangers"] is None and is_open():
         setattr(nn.Module, "__call__", _state["original"])  # noqa: B010
 
 
@@ -174,14 +131,12 @@ def _rebuild(key: int) -> None:
     if not _makers.get(key):
         for table in (_table, _makers, _held, _direct):
             table.pop(key, None)
+        return
+    call: Call = _state["original"] if len(_makers[key]) == 1 else _pass_on
+    for make in _makers[key]:
+        call = make(call)
+    _table[key] = call
+    if len(_makers[key]) == 1:
+        _direct[key] = _directs[_makers[key][0]]
     else:
-        call: Call = _state["original"] if len(_makers[key]) == 1 else _pass_on
-        for make in _makers[key]:
-            call = make(call)
-        _table[key] = call
-        if len(_makers[key]) == 1 and (direct := _directs.get(_makers[key][0])) is not None:
-            _direct[key] = (*direct, ordinary(_held[key]))
-        else:
-            _direct.pop(key, None)
-    if (calls := _state["calls"]) is not None:
-        calls.changed()
+        _direct.pop(key, None)

@@ -8,13 +8,10 @@ comprehensions.
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter as Tally
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from operator import attrgetter, is_
 from typing import Any
 
@@ -22,19 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.batch import Batch, Label, Shapes, Source, Written
+from lab.rooms.nan.watch.batch import Batch, Label, Source, Written
 from lab.rooms.nan.watch.forward import Forward
-from lab.rooms.nan.watch.leaves import SCALARS, is_cache, is_cache_name
-from lab.rooms.nan.watch.native.calls import reading
+from lab.rooms.nan.watch.leaves import SCALARS, is_cache
 from lab.rooms.nan.watch.plain import REAL
 from lab.rooms.nan.watch.pool import Picker, Pool, picker, skipped
-from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
-# (shapes as calls.c reads them, events, places, distinct tensors), and what keeps all that these name.
-Shape = tuple[tuple[bytes, int, int, int], tuple[Any, ...]]
-ANY, TENSOR, AGAIN, FLOAT, OTHER, ROW, MAPPING = range(7)
 VERSION, DTYPE = attrgetter("_version"), attrgetter("dtype")
-MOST_LAYOUTS = 64
 
 
 @dataclass(frozen=True)
@@ -69,10 +60,6 @@ class Template:
     num_bytes: int
     fp8: bool
     dtypes: frozenset[torch.dtype]  # of the distinct ones, and all usual ones
-    shape: Shape | None  # the same for calls.c
-    compare: Callable[..., list[Tensor] | None]  # by that
-    # Of tensors that it reads, as their counter has them: their shapes and types.
-    layouts: dict[Any, Shapes] = field(default_factory=dict)
 
     @classmethod
     def of(cls, events: list[Any], forward: Forward, batch: Batch) -> Template | None:
@@ -98,7 +85,6 @@ class Template:
         leaves_of = [first_leaf[u] for u in range(len(batch.tensors))]
         distinct = [places[n] for n in leaves_of]
         again, first, others = _same(values, sources, distinct)
-        found = reading()
         return cls(
             events[::3],
             pool,
@@ -133,26 +119,11 @@ class Template:
             batch.bytes(),
             batch.fp8,
             REAL.union(map(DTYPE, batch.tensors)),
-            shape_of(events, batch.tensors) if found is not None else None,
-            found.matched if found is not None else _unknown,
         )
 
-    @passes_on
-    def matched(self, events: list[Any]) -> list[Tensor] | None:
-        """The distinct tensors of a forward that equals this one; None if it differs or C does not tell."""
-        return None if self.shape is None else self.compare(events, *self.shape[0])
-
-    def reads(self, tensors: Sequence[Tensor], layout: Any = None) -> bool:
-        """Whether these are of types that it has, or of usual ones.
-
-        `layout`, where it is known, says it of equal ones: to ask each takes a GPU's decode step 50 us.
-        """
-        if layout is not None and layout in self.layouts:
-            return True
-        found = self.dtypes.issuperset(map(DTYPE, tensors))
-        if found and layout is not None and len(self.layouts) < MOST_LAYOUTS:
-            self.layouts[layout] = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        return found
+    def reads(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are of types that it has, or of usual ones."""
+        return self.dtypes.issuperset(map(DTYPE, tensors))
 
     def read(self, events: list[Any]) -> list[Any] | None:
         """The pool of a forward that may equal this one; None if it differs.
@@ -198,7 +169,7 @@ class Template:
         return vars(batch)
 
     def confirm_versions(self, tensors: Sequence[Tensor], written: Written) -> Batch | None:
-        """These tensors, which `matched` found, as a batch; None if some were written after they passed."""
+        """These tensors as a batch; None if some were written after they passed."""
         versions = [*map(VERSION, tensors)]
         if any(versions) and not self._noted(versions, written):
             return None
@@ -212,73 +183,6 @@ class Template:
     def _noted(self, versions: list[int], written: Written) -> bool:
         """Whether everything that was ever written had been written before it passed."""
         return all(map(int.__eq__, versions, [written.get(leaf, 0) for leaf in self.first_leaves]))
-
-
-def _unknown(*_: Any) -> None:
-    return None
-
-
-def shape_of(events: Sequence[Any], tensors: Sequence[Tensor]) -> Shape | None:
-    """What calls.c compares an equal forward with; None for containers that do not give what they store."""
-    slots = {id(one): at for at, one in enumerate(tensors)}
-    shapes = _Shapes(slots, len(slots), set())
-    try:
-        parts = tuple(shapes.of(one) for at, one in enumerate(events) if at % 3)
-    except TypeError:
-        return None
-    heads = iter(events[::3])
-    words = (
-        word for at, one in enumerate(parts) for word in ((next(heads),) if not at % 2 else ()) + _words(one)
-    )
-    return (array("q", words).tobytes(), len(events) // 3, len(slots), len(tensors)), parts
-
-
-@dataclass(frozen=True)
-class _Shapes:
-    """Not a function in a function that calls itself: that circle would hold tensors till it is collected."""
-
-    slots: dict[int, int]  # by the id of what was met
-    tensors: int
-    met: set[int]
-
-    def of(self, value: Any, name: Any = None) -> tuple[Any, ...]:
-        kind = type(value)
-        if isinstance(name, str) and is_cache_name(name):
-            return ANY, kind, -1
-        if not isinstance(value, (Tensor, tuple, list, Mapping)):
-            return (FLOAT if isinstance(value, float) else ANY), kind, -1  # numpy's double is one, too
-        if id(value) in self.met:
-            return AGAIN, kind, self.slots[id(value)]
-        if kind is not tuple or value:  # there is one empty tuple for all of Python
-            self.met.add(id(value))
-        slot = self.slots.setdefault(id(value), len(self.slots))
-        if isinstance(value, Tensor):
-            return (TENSOR, kind, slot) if slot < self.tensors else (OTHER, kind, slot, value.dtype)
-        if not _as_stored(kind):
-            raise TypeError
-        if isinstance(value, Mapping):
-            return MAPPING, kind, slot, tuple(self.of(one, at) for at, one in value.items()), (*value,)
-        return ROW, kind, slot, tuple(map(self.of, value)), isinstance(value, list)
-
-
-def _words(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    """A shape as numbers, in the order in which calls.c reads them."""
-    kind, of, slot, *rest = shape
-    words = (kind, id(of), slot)
-    if kind == OTHER:
-        return (*words, id(rest[0]))
-    if kind == ROW:
-        return (*words, len(rest[0]), rest[1], *chain.from_iterable(map(_words, rest[0])))
-    if kind == MAPPING:
-        inside = ((id(name), *_words(one)) for one, name in zip(*rest, strict=True))
-        return (*words, len(rest[0]), *chain.from_iterable(inside))
-    return words
-
-
-def _as_stored(kind: type) -> bool:
-    """Whether what such a container gives is what lies in it: a subclass may compute it."""
-    ways = ((tuple, "__iter__"), (list, "__iter__"), (dict, "values"), (OrderedDict, "values"))
-    return any(issubclass(kind, base) and getattr(kind, way) is getattr(base, way) for base, way in ways)
 
 
 def _is_plain(value: Any) -> bool:

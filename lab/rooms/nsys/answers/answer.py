@@ -6,12 +6,13 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pandas as pd
 
 from lab.core.words import plural
 from lab.rooms.nsys.analyze import CellTables
-from lab.rooms.nsys.layout import CellResult, Found
+from lab.rooms.nsys.layout import CellFiles, CellResult
 from lab.rooms.nsys.measured import Recording
 from lab.rooms.nsys.steps import sample_sd, summed
 from lab.stats.means import Sample, mean_ci
@@ -19,46 +20,58 @@ from lab.stats.means import Sample, mean_ci
 OK, FAILED, OPEN = "ok", "failed", "not checked"
 
 
-@dataclass(frozen=True)
-class Check:
-    """What was expected, what was found, and whether they agree (`ok`, `failed`, `not checked`)."""
+class Check(msgspec.Struct, frozen=True, rename={"actual": "found"}):
+    """What was expected, what the recording has, and whether they agree (`ok`, `failed`, `not checked`)."""
 
     name: str
     state: str
     expected: str
-    found: str
+    actual: str
+
+    def line(self, *, with_state: bool = True) -> str:
+        """`[ok] name: expected 1, found 1`."""
+        state = f"[{self.state}] " if with_state else ""
+        return f"{state}{self.name}: expected {self.expected}, found {self.actual}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A sentence, the numbers in it, and its checks. `given` is false where the data cannot answer."""
+    """A sentence, the numbers in it, and its checks. `is_answered` is false where the data cannot answer."""
 
     part: str
     cell: str
     sentence: str
     values: dict[str, float | str] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
-    given: bool = True
+    is_answered: bool = True
 
     @property
     def state(self) -> str:
         """`failed` if a check failed, `no answer` without one, else `ok`."""
-        if not self.given:
+        if not self.is_answered:
             return "no answer"
-        return FAILED if any(one.state == FAILED for one in self.checks) else OK
+        return FAILED if any(check.state == FAILED for check in self.checks) else OK
 
 
 @dataclass(frozen=True)
 class CellData:
     """A cell with the recording and tables of one process; None without a readable capture."""
 
-    found: Found
+    files: CellFiles
     recording: Recording | None = None
     tables: CellTables | None = None
 
     @property
     def label(self) -> str:
-        return self.found.label
+        return self.files.label
+
+    @property
+    def size_and_context(self) -> tuple[str, int]:
+        return self.files.cell.size, self.files.cell.context
+
+    @property
+    def has_kernels(self) -> bool:
+        return self.recording is not None and self.recording.has_kernels
 
     def phase(self, name: str) -> pd.Series | None:
         """A phase's row; None where the capture has no such phase."""
@@ -68,33 +81,34 @@ class CellData:
         return rows.iloc[0] if len(rows) else None
 
 
-def no_answer(part: str, cell: CellData, why: str) -> Answer:
+def no_answer(part: str, cell: CellData, reason: str) -> Answer:
     """An answer that only states why the question is open."""
     if cell.recording is not None and not cell.recording.has_kernels:
-        why = "the capture has no GPU kernels (no_gpu_data): it was made on a CPU or without GPU tracing"
+        reason = "the capture has no GPU kernels (no_gpu_data): it was made on a CPU or without GPU tracing"
         if cell.recording.outside_steps:
             operations = plural(cell.recording.outside_steps, "GPU operation")
-            why = f"no step owns any of the {operations} recorded (no_gpu_data): their launches are unknown"
-    return Answer(part, cell.label, f"Cannot be answered: {why}.", given=False)
+            reason = (
+                f"no step owns any of the {operations} recorded (no_gpu_data): their launches are unknown"
+            )
+    return Answer(part, cell.label, f"Cannot be answered: {reason}.", is_answered=False)
 
 
-def check(name: str, passed: bool, expected: str, found: str) -> Check:
-    return Check(name, OK if passed else FAILED, expected, found)
+def check(name: str, passed: bool, expected: str, actual: str) -> Check:
+    return Check(name, OK if passed else FAILED, expected, actual)
 
 
 def spread(sample: Sample) -> str:
     """`2.58 ± 0.17 ms (n = 3)`: mean and standard deviation; without the latter for a single step."""
-    return f"{sample.mean:.2f}" + (
-        f" ± {sample.sd:.2f} ms (n = {sample.n})" if sample.n > 1 else " ms (n = 1)"
-    )
+    if sample.n == 1:
+        return f"{sample.mean:.2f} ms (n = 1)"
+    return f"{sample.mean:.2f} ± {sample.sd:.2f} ms (n = {sample.n})"
 
 
 def interval_values(name: str, unit: str, per_step: np.ndarray) -> dict[str, float | str]:
     """The 95 % interval of a mean over steps, as `name_low_unit` and `name_high_unit`; {} for one step."""
-    sample = Sample(float(per_step.mean()), sample_sd(per_step), len(per_step)) if len(per_step) else None
-    if sample is None or sample.n < 2:
+    if len(per_step) < 2:
         return {}
-    low, high = mean_ci(sample)
+    low, high = mean_ci(Sample(float(per_step.mean()), sample_sd(per_step), len(per_step)))
     return {f"{name}_low_{unit}": low, f"{name}_high_{unit}": high}
 
 
@@ -117,11 +131,4 @@ def python_sample(result: CellResult | None, phase: str) -> Sample | None:
     times = [step[f"{phase}_ms"] for step in result.steps if f"{phase}_ms" in step] if result else []
     if not times:
         return None
-    sd = statistics.stdev(times) if len(times) > 1 else 0.0
-    return Sample(sum(times) / len(times), sd, len(times))
-
-
-def python_ms(result: CellResult | None, phase: str) -> float | None:
-    """Mean ms of a phase by Python's clock; None where it was not timed."""
-    sample = python_sample(result, phase)
-    return sample.mean if sample else None
+    return Sample(sum(times) / len(times), statistics.stdev(times) if len(times) > 1 else 0.0, len(times))

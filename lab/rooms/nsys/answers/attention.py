@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
+from lab.perfmodel.boards import Board, board_of, matrix_rate
 from lab.rooms.nsys.answers.answer import (
     OPEN,
     Answer,
@@ -16,19 +17,19 @@ from lab.rooms.nsys.answers.answer import (
     kernel_ns_by_step,
     no_answer,
 )
-from lab.rooms.nsys.answers.ceilings import ceilings
 from lab.rooms.nsys.measured import FINAL, SCORES, SOFTMAX
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def part_e(cell: CellData, _: Sequence[CellData]) -> Answer:
     """Softmax beside attention's matrix products, per layer: time, FLOPs and the rates achieved."""
     assert cell.tables is not None
     rows = {row["part"]: row for _, row in cell.tables.parts.iterrows()}
-    if SOFTMAX not in rows or SCORES not in rows or not rows[SCORES]["matmul_us_per_layer"] > 0:
-        missing = "no GEMM in the range of the scores"
-        if SOFTMAX not in rows:
-            missing = "the capture has no ranges inside attention"
-        return no_answer("e", cell, missing)
+    if SOFTMAX not in rows:
+        return no_answer("e", cell, "the capture has no ranges inside attention")
+    if SCORES not in rows or not rows[SCORES]["matmul_us_per_layer"] > 0:
+        return no_answer("e", cell, "no GEMM in the range of the scores")
     softmax_us = float(rows[SOFTMAX]["us_per_layer"])
     scores_us = float(rows[SCORES]["matmul_us_per_layer"])
     values: dict[str, float | str] = {f"{part}_us": float(row["us_per_layer"]) for part, row in rows.items()}
@@ -42,49 +43,59 @@ def part_e(cell: CellData, _: Sequence[CellData]) -> Answer:
     if FINAL in rows:
         values["av_gemm_us"] = float(rows[FINAL]["matmul_us_per_layer"])
         sentence += f" (weights times values: {values['av_gemm_us']:.1f} µs)"
-    return Answer(
-        "e", cell.label, sentence + _by_flop(cell, rows, values), values, tuple(_checks_e(cell, rows))
-    )
+    sentence += _by_flop(cell, rows, values)
+    return Answer("e", cell.label, sentence, values, tuple(_checks(cell, rows)))
 
 
 def _by_flop(cell: CellData, rows: dict[str, pd.Series], values: dict[str, float | str]) -> str:
-    spec = cell.found.spec
-    if spec is None or pd.isna(rows[SOFTMAX]["flop"]):
+    if cell.files.spec is None or pd.isna(rows[SOFTMAX]["flop"]):
         return "; FLOPs are unknown without the model's shape."
     ratio = rows[SCORES]["flop"] / rows[SOFTMAX]["flop"]
-    values |= {
-        "flop_ratio": ratio,
-        "softmax_gb_per_s": rows[SOFTMAX]["gb_per_s"],
-        "qk_tflops": rows[SCORES]["tflops"],
-    }
     softmax, gemm = rows[SOFTMAX]["gb_per_s"], rows[SCORES]["tflops"]
+    values |= {"flop_ratio": ratio, "softmax_gb_per_s": softmax, "qk_tflops": gemm}
     of_memory = of_rate = ""
-    if (known := ceilings(cell)) is not None:
-        of_rate = f", {100 * gemm * 1e12 / known.flop_per_s:.0f} % of the {known.units}"
-        if known.bytes_per_s:
-            of_memory = f", {100 * softmax * 1e9 / known.bytes_per_s:.0f} % of the bandwidth"
+    if (board := _board(cell)) is not None:
+        of_memory = f", {100 * softmax * 1e9 / board.bytes_per_s:.0f} % of the board's"
+        rate = _rate(cell, board)
+        if peak := board.flops_per_s(rate):
+            of_rate = f", {100 * gemm * 1e12 / peak:.0f} % of the board's in {rate}"
     return (
         f", for 1/{ratio:.1f} of the FLOPs: softmax moves memory (at least {softmax:.0f} GB/s{of_memory}), "
         f"the GEMM computes ({gemm:.1f} TFLOP/s{of_rate})."
     )
 
 
-def _checks_e(cell: CellData, rows: dict[str, pd.Series]) -> Iterable[Check]:
+def _board(cell: CellData) -> Board | None:
+    """The data sheet of the GPU that was recorded, or that the workload saw."""
+    assert cell.recording is not None
+    device = cell.files.result.device if cell.files.result else {}
+    return cell.recording.board or board_of(str(device.get("name", "")), device.get("sm_count"))
+
+
+def _rate(cell: CellData, board: Board) -> str | None:
+    """The rate of the board that the scores' products compete with."""
+    assert cell.recording is not None
+    ops, dtype = cell.recording.ops, cell.files.dtype
+    if dtype == "tf32":
+        return "tf32" if "tf32" in board.tflops else "fp32"
+    kernels = ops["name"][(ops["part"] == SCORES) & (ops["class"] == "gemm")].unique()
+    # A kernel's name may not tell: float32 is what the workload computes in unless it is asked for TF32.
+    rate = matrix_rate(board, _DTYPES[dtype], " ".join(kernels))
+    return rate or ("fp32" if dtype == "fp32" else None)
+
+
+def _checks(cell: CellData, rows: dict[str, pd.Series]) -> Iterable[Check]:
     for part in (SCORES, FINAL):
         if part in rows:
-            found = rows[part]["matmuls_per_layer"]
-            yield check(f"one GEMM in every `{part}`", found == 1, "1", f"{found:g}")
-    spec = cell.found.spec
+            matmuls = rows[part]["matmuls_per_layer"]
+            yield check(f"one GEMM in every `{part}`", matmuls == 1, "1", f"{matmuls:g}")
+    name, spec = "ranges are as many as layers", cell.files.spec
     if spec is None:
-        yield Check("ranges are as many as layers", OPEN, "the model's shape", "unknown")
+        yield Check(name, OPEN, "the model's shape", "unknown")
         return
-    counts = {float(row["ranges"]) for row in rows.values()}
-    yield check("ranges are as many as layers", counts == {spec.layers}, str(spec.layers), _listed(counts))
+    counts = sorted({float(row["ranges"]) for row in rows.values()})
+    listed = ", ".join(f"{count:g}" for count in counts)
+    yield check(name, counts == [spec.layers], str(spec.layers), listed)
     ratio, due = rows[SCORES]["flop"] / rows[SOFTMAX]["flop"], 2 * spec.d_head / 5
-    yield check(
-        "FLOPs of QK^T over softmax are 2 d_head / 5", abs(ratio - due) < 1e-9, f"{due:g}", f"{ratio:g}"
-    )
-
-
-def _listed(values: Iterable[float]) -> str:
-    return ", ".join(f"{value:g}" for value in sorted(values))
+    name = "FLOPs of QK^T over softmax are 2 d_head / 5"
+    yield check(name, abs(ratio - due) < 1e-9, f"{due:g}", f"{ratio:g}")

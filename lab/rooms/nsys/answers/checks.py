@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 
 import pandas as pd
 
-from lab.rooms.nsys import flops
 from lab.rooms.nsys.analyze import of_phase
 from lab.rooms.nsys.answers.answer import OPEN, CellData, Check, check
 
@@ -16,18 +14,12 @@ AGREE = 0.05  # relative difference below which two clocks agree
 
 def times_nest(cell: CellData) -> tuple[Check, ...]:
     """busy <= span <= wall: every phase ends with a synchronisation inside its range."""
-    row = cell.phase("forward")
-    if row is None or cell.recording is None or not cell.recording.has_kernels:
-        return (Check("busy <= span <= wall", OPEN, "kernels", "none"),)
+    name, row = "busy <= span <= wall", cell.phase("forward")
+    if row is None or not cell.has_kernels:
+        return (Check(name, OPEN, "kernels", "none"),)
     passed = row.busy_ms <= row.span_ms * (1 + 1e-9) and row.span_ms <= row.wall_ms * (1 + 1e-3)
-    return (
-        check(
-            "busy <= span <= wall",
-            passed,
-            "in this order",
-            f"{row.busy_ms:.3f} <= {row.span_ms:.3f} <= {row.wall_ms:.3f} ms",
-        ),
-    )
+    times = f"{row.busy_ms:.3f} <= {row.span_ms:.3f} <= {row.wall_ms:.3f} ms"
+    return (check(name, passed, "in this order", times),)
 
 
 def clocks_agree(cell: CellData) -> Check:
@@ -36,14 +28,14 @@ def clocks_agree(cell: CellData) -> Check:
     The median over the steps, so that one interrupted step does not decide.
     """
     name = "Python's clock around the range agrees with it"
-    result, walls = cell.found.result, _walls_ms(cell)
-    python = [step["forward_ms"] for step in result.steps if "forward_ms" in step] if result else []
-    if not python or len(python) != len(walls):
-        return Check(name, OPEN, "one time in cell.json per step", f"{len(python)} and {len(walls)}")
-    range_ms = statistics.median(walls)
-    over = statistics.median(one - other for one, other in zip(python, walls, strict=True))
-    passed = -0.02 * range_ms <= over <= AGREE * range_ms + 0.2
-    return check(name, passed, f"{range_ms:.3f} ms", f"{range_ms + over:.3f} ms")
+    result, walls_ms = cell.files.result, _walls_ms(cell)
+    python_ms = [step["forward_ms"] for step in result.steps if "forward_ms" in step] if result else []
+    if not python_ms or len(python_ms) != len(walls_ms):
+        return Check(name, OPEN, "one time in cell.json per step", f"{len(python_ms)} and {len(walls_ms)}")
+    range_ms = statistics.median(walls_ms)
+    excess_ms = statistics.median(clock - wall for clock, wall in zip(python_ms, walls_ms, strict=True))
+    passed = -0.02 * range_ms <= excess_ms <= AGREE * range_ms + 0.2
+    return check(name, passed, f"{range_ms:.3f} ms", f"{range_ms + excess_ms:.3f} ms")
 
 
 def _walls_ms(cell: CellData) -> list[float]:
@@ -51,8 +43,7 @@ def _walls_ms(cell: CellData) -> list[float]:
     if cell.recording is None:
         return []
     rows = cell.recording.ranges[cell.recording.ranges["name"] == "forward"]
-    took = rows["own_ns"].groupby(rows["step"]).sum()
-    return [float(ns) / 1e6 for ns in took]
+    return [float(ns) / 1e6 for ns in rows["own_ns"].groupby(rows["step"]).sum()]
 
 
 def launches_repeat(cell: CellData, top: pd.Series) -> Check:
@@ -60,49 +51,41 @@ def launches_repeat(cell: CellData, top: pd.Series) -> Check:
     row = cell.phase("forward")
     assert row is not None and cell.recording is not None
     passed = bool(top.same_in_all_steps and row.same_in_all_steps)
-    found = f"{top.launches:g} of the top kernel, {row.kernels:g} in all"
+    counts = f"{top.launches:g} of the top kernel, {row.kernels:g} in all"
     if not passed:
         forward = of_phase(cell.recording.ops[cell.recording.ops["kernel"]], "forward")
-        own = forward[forward["name"] == top["name"]]
-        counts = [
-            (int((own["step"] == n).sum()), int((forward["step"] == n).sum())) for n in cell.recording.steps
+        of_top = forward["step"][forward["name"] == top["name"]]
+        by_step = [
+            f"{(of_top == step).sum()} of {(forward['step'] == step).sum()}" for step in cell.recording.steps
         ]
-        found = "by step: " + ", ".join(f"{of_top} of {every}" for of_top, every in counts)
-    return check("launches per pass are the same in every step", passed, "integers", found)
+        counts = f"by step: {', '.join(by_step)}"
+    return check("launches per pass are the same in every step", passed, "integers", counts)
 
 
-def gemm_counts(cell: CellData) -> tuple[Check, ...]:
+def gemm_counts(cell: CellData) -> list[Check]:
     """GEMM kernels against the model: 9 L + 1 forward, twice as many backward, split-K sums not counted."""
-    spec = cell.found.spec
-    due: dict[str, Callable[[flops.ModelSpec], int]] = {
-        "forward": lambda s: s.forward_gemms,
-        "backward": lambda s: s.backward_gemms,
-    }
-    checks = []
-    for phase, count in due.items():
+    spec, checks = cell.files.spec, []
+    due = {"forward": spec.forward_gemms, "backward": spec.backward_gemms} if spec else {}
+    for phase in ("forward", "backward"):
         row = cell.phase(phase)
         if row is None:
             continue
-        name = f"GEMMs of {phase} are the model's"
+        name, matmuls = f"GEMMs of {phase} are the model's", f"{row.matmuls:g}"
         if spec is None:
-            checks.append(Check(name, OPEN, "the model's shape", f"{row.matmuls:g}"))
+            checks.append(Check(name, OPEN, "the model's shape", matmuls))
         else:
-            checks.append(check(name, row.matmuls == count(spec), str(count(spec)), f"{row.matmuls:g}"))
-    return tuple(checks)
+            checks.append(check(name, row.matmuls == due[phase], str(due[phase]), matmuls))
+    return checks
 
 
 def every_kernel_has_a_phase(cell: CellData) -> Check:
     """Every kernel launched in a step belongs to exactly one phase."""
     assert cell.recording is not None
-    ops = cell.recording.ops
+    ops, ambiguous = cell.recording.ops, cell.recording.ambiguous
     kernels = ops[ops["kernel"]]
     outside = int((kernels["phase"] == "").sum())
-    found = f"{len(kernels) - outside} of {len(kernels)}"
-    if cell.recording.ambiguous:
-        found += f", {cell.recording.ambiguous} ambiguous"
-    return check(
-        "every kernel of a step has a phase",
-        outside == 0 and not cell.recording.ambiguous,
-        f"{len(kernels)} of {len(kernels)}",
-        found,
-    )
+    counts = f"{len(kernels) - outside} of {len(kernels)}"
+    if ambiguous:
+        counts += f", {ambiguous} ambiguous"
+    passed = outside == 0 and not ambiguous
+    return check("every kernel of a step has a phase", passed, f"{len(kernels)} of {len(kernels)}", counts)

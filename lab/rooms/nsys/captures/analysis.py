@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
+
 from lab.core.files import make_folder
 from lab.core.plan import Findings
 from lab.core.words import plural, printable
@@ -16,16 +18,17 @@ from lab.recordings.load import format_of, is_recording, load_capture, named_as_
 from lab.recordings.pool import raise_if_none_read
 from lab.recordings.processes import with_processes
 from lab.report.page import write_page
-from lab.report.parts import Files, Page, Section, Status, Table
+from lab.report.parts import Block, Files, Page, Section, Status, Table
 from lab.report.tables import write_csv
 from lab.rooms.nsys.captures.metrics import FORMAT, NO_TIMELINE, write_metrics
-from lab.rooms.nsys.captures.page import NO_KERNELS, Written, write_recording
-from lab.rooms.nsys.captures.summary import Summary, summaries
+from lab.rooms.nsys.captures.page import write_recording
+from lab.rooms.nsys.captures.summary import NO_KERNELS, Summary, summaries
 from lab.rooms.nsys.captures.summary_text import summaries_text
 from lab.terminal.part import PartOptions, phase_names, projections
 
-MOST_FILES = 256  # of a folder
+MAX_FILES = 256  # of a folder
 _SMALL_JSON = 1 << 16  # bytes below which a JSON file is searched for events before it counts as a trace
+_MARKS = (b"traceEvents", b"rocprofiler-sdk-tool")
 
 
 def holds_recordings(path: Path) -> bool:
@@ -46,10 +49,10 @@ def recordings_in(folder: Path) -> list[Path]:
     """
     paths = []
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or _other_json(path):
+        if path.name.startswith(".") or _is_other_json(path):
             continue
         try:
-            if is_recording(path) if path.is_dir() else _reads(path):
+            if is_recording(path) if path.is_dir() else _is_readable(path):
                 paths.append(path)
         except LabError:
             if named_as_recording(path):
@@ -57,19 +60,19 @@ def recordings_in(folder: Path) -> list[Path]:
     return paths
 
 
-def _reads(path: Path) -> bool:
+def _is_readable(path: Path) -> bool:
     kind = format_of(path)
     return kind.load is not None or kind.name == FORMAT
 
 
-def _other_json(path: Path) -> bool:
+def _is_other_json(path: Path) -> bool:
     """A small JSON file without events: a manifest, settings, results."""
     if path.suffix != ".json" or named_as_recording(path):
         return False
     if not path.is_file() or path.stat().st_size > _SMALL_JSON:
         return False
     text = path.read_bytes()
-    return b"traceEvents" not in text and b"rocprofiler-sdk-tool" not in text and text.lstrip()[:1] == b"{"
+    return not any(mark in text for mark in _MARKS) and text.lstrip()[:1] == b"{"
 
 
 def analyse_recordings(
@@ -82,14 +85,22 @@ def analyse_recordings(
     (MissingError).
     """
     if not path.is_dir() or is_recording(path):
-        return _one(path, out, need_phases=need_phases)
+        return _analyse_recording(path, out, need_phases=need_phases)
     paths = recordings_in(path)
-    if len(paths) > MOST_FILES:
-        raise MissingError(f"{len(paths)} recordings in one folder: more than {MOST_FILES}", location=path)
-    return _several(path, paths, out, progress, need_phases=need_phases)
+    if len(paths) > MAX_FILES:
+        raise MissingError(f"{len(paths)} recordings in one folder: more than {MAX_FILES}", location=path)
+    results: dict[str, Findings | LabError] = {}
+    for index, file in enumerate(paths, start=1):
+        progress(f"{index} of {len(paths)}: {file.name}")
+        try:
+            results[file.name] = _analyse_recording(file, out / file.name, need_phases=need_phases)
+        except LabError as error:
+            results[file.name] = error
+    raise_if_none_read(list(results.values()))
+    return _findings_of_folder(path, results, out)
 
 
-def _one(path: Path, out: Path, *, need_phases: bool) -> Findings:
+def _analyse_recording(path: Path, out: Path, *, need_phases: bool) -> Findings:
     if format_of(path).name == FORMAT:
         if need_phases:
             raise MissingError("counters without a timeline have no phases", location=path)
@@ -111,16 +122,16 @@ def _one(path: Path, out: Path, *, need_phases: bool) -> Findings:
         )
     make_folder(out)
     written = write_recording(capture, per_process, out)
-    lacking = sentences(holes(capture.lacks), processes=len(capture.processes))
-    if NO_KERNELS in written.unknown:
-        lacking.append(NO_KERNELS)
+    processes = len(capture.processes)
+    lacking = sentences(holes(capture.lacks), processes=processes)
+    text = summaries_text(per_process) if per_process else "\n".join(written.verdict) + "\n"
     return Findings(
         verdict=written.verdict,
         status=written.status,
         files=written.files,
-        terminal=_terminal(per_process, written),
-        lacking=lacking,
-        incomplete=sentences(counted(capture.lacks), processes=len(capture.processes)),
+        terminal=f"{printable(text)}{written.files[0]}",
+        lacking=lacking + [NO_KERNELS] * (NO_KERNELS in written.unknown),
+        incomplete=sentences(counted(capture.lacks), processes=processes),
     )
 
 
@@ -130,56 +141,36 @@ def _summaries(capture: Capture) -> list[Summary]:
         return []
     names = phase_names(())
     parts = projections(capture, "full", names, PartOptions(), captures=())
-    return summaries([(index, one) for index, one in parts if len(one.capture.ops)], names.pattern)
+    return summaries([(index, part) for index, part in parts if len(part.capture.ops)], names.pattern)
 
 
-def _terminal(per_process: list[Summary], written: Written) -> str:
-    text = summaries_text(per_process) if per_process else "\n".join(written.verdict) + "\n"
-    unknown = "".join(f"unknown: {one}\n" for one in written.unknown) if per_process else ""
-    return f"{printable(text)}{unknown}{written.files[0]}"
-
-
-def _several(
-    path: Path, paths: list[Path], out: Path, progress: Callable[[str], None], *, need_phases: bool
-) -> Findings:
-    """Each recording in a folder of its own, and a page that lists them."""
-    import pandas as pd
-
+def _findings_of_folder(folder: Path, results: dict[str, Findings | LabError], out: Path) -> Findings:
+    """The findings of every recording, and a page that lists them."""
     files: list[Path] = []
     lacking: list[str] = []
     incomplete: list[str] = []
     rows, entries = [], []
-    results: list[Findings | LabError] = []
-    for index, one in enumerate(paths, start=1):
-        progress(f"{index} of {len(paths)}: {one.name}")
-        try:
-            done = _one(one, out / one.name, need_phases=need_phases)
-        except LabError as error:
-            results.append(error)
-            lacking.append(f"{printable(one.name)}: {error.problem}")
-            rows.append({"recording": one.name, "verdict": "unreadable", "what": error.problem})
+    for name, findings in results.items():
+        if isinstance(findings, LabError):
+            lacking.append(f"{printable(name)}: {findings.problem}")
+            rows.append({"recording": name, "verdict": "unreadable", "what": findings.problem})
             continue
-        results.append(done)
-        files += done.files
-        lacking += [f"{printable(one.name)}: {text}" for text in done.lacking]
-        incomplete += [f"{printable(one.name)}: {text}" for text in done.incomplete]
-        entries.append((f"{one.name}/report.html", one.name))
-        rows.append({"recording": one.name, "verdict": done.status, "what": done.verdict[0]})
-    raise_if_none_read(results)
+        files += findings.files
+        lacking += [f"{printable(name)}: {text}" for text in findings.lacking]
+        incomplete += [f"{printable(name)}: {text}" for text in findings.incomplete]
+        entries.append((f"{name}/report.html", name))
+        rows.append({"recording": name, "verdict": findings.status, "what": findings.verdict[0]})
     table = pd.DataFrame(rows)
     status: Status = "warn" if lacking or incomplete else "ok"
-    verdict = [f"{plural(len(entries), 'recording')} of {len(paths)} analysed."]
+    verdict = [f"{plural(len(entries), 'recording')} of {len(results)} analysed."]
     csv = write_csv(table, out / "tables" / "recordings.csv")
+    blocks: list[Block] = [Files("A page each", entries), Table(table, "All", "tables/recordings.csv")]
     page = Page(
-        title=path.resolve().name,
+        title=folder.resolve().name,
         question="Which recordings are here, and are they complete?",
         verdict=verdict,
         status=status,
-        sections=[
-            Section(
-                "Recordings", [Files("A page each", entries), Table(table, "All", "tables/recordings.csv")]
-            )
-        ],
+        sections=[Section("Recordings", blocks)],
         room="recording",
     )
     files = [write_page(page, out / "report.html"), csv, *files]

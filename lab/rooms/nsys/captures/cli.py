@@ -19,15 +19,17 @@ if TYPE_CHECKING:
     from lab.recordings.projection import Projection
     from lab.rooms.nsys.captures.summary import Summary
 
+Parts = Sequence[tuple[int, "Projection"]]  # index of the process in the recording, its projection
+
 FILE = click.argument("file", type=click.Path(path_type=Path))
-ATTRIBUTION = ["full", "nsys"]
+ATTRIBUTION = click.Choice(["full", "nsys"])
 
 
 @click.command()
 @FILE
 @option(
     "--attribution",
-    type=click.Choice(ATTRIBUTION),
+    type=ATTRIBUTION,
     default="full",
     help="full: backward owns what autograd's thread launched; nsys: the rule of nsys' own reports.",
 )
@@ -61,7 +63,10 @@ def summary(
     require: str | None,
     **flags: Any,
 ) -> None:
-    """Phases, kernel classes, GPU busy and idle time of FILE, any recording; per process."""
+    """Phases, kernel classes, GPU busy and idle time of FILE, any recording; per process.
+
+    A recording without ranges has no phases: they are unknown, its kernels are not.
+    """
     from lab.errors import MissingError, needs
 
     part = part_options(flags)
@@ -70,33 +75,28 @@ def summary(
         from lab.rooms.nsys.captures.summary import summaries
         from lab.rooms.nsys.captures.summary_text import summaries_text
 
-        every = projections(file, attribution, names, part, captures=captures)
+        parts = projections(file, attribution, names, part, captures=captures)
     if scrubbed:
         _scrub(file, scrubbed, err=as_json)
-    used = [(index, one) for index, one in every if len(one.capture.ops)]
+    used = [(index, projection) for index, projection in parts if len(projection.capture.ops)]
     if not used:
+        contents = _contents([projection.capture for _, projection in parts])
         raise MissingError(
             "the capture has no GPU work to summarise",
             location=file,
-            fix=f"record on a GPU, with its kernels traced: {_contents([one.capture for _, one in every])}",
+            fix=f"record on a GPU, with its kernels traced: {contents}",
         )
     per_process = summaries(used, names.pattern)
     text = summaries_text(per_process)
-    missing = _write(used, text, out) if out else []
+    reasons = _write(used, text, out) if out else []
     click.echo(_json(per_process) if as_json else text, nl=as_json)
-    for line in _idle_processes(every):
+    for line in _idle_processes(parts):
         click.echo(line, err=True)
-    for reason in missing:
-        click.echo(f"not written: {reason}", err=True)
-    raise_for_lacks(_lacks(every), file, require=require)
-    _raise_for_captures([one for _, one in every], captures)
+    _say_not_written(reasons)
+    raise_for_lacks(_lacks(parts), file, require=require)
+    if captures:
+        _raise_for_origins(parts, file)
     _raise_for_bare_steps(per_process, file)
-    if not any(len(one.capture.ranges) for _, one in used):
-        raise MissingError(
-            "the capture has no ranges, so there are no phases",
-            location=file,
-            fix="record with NVTX or rocTX ranges (--trace=cuda,nvtx; --marker-trace) or record_function",
-        )
 
 
 def _scrub(file: Path, target: Path, *, err: bool) -> None:
@@ -113,25 +113,26 @@ def _scrub(file: Path, target: Path, *, err: bool) -> None:
 
 def _json(per_process: Sequence[Summary]) -> str:
     """One object; of several processes one in `processes` each."""
-    if len(per_process) == 1:
-        return json.dumps(per_process[0].as_json(), indent=1)
-    first = per_process[0]
-    about = {"source": first.source, "collector": first.collector, "version": first.version}
-    return json.dumps({**about, "processes": [one.as_json() for one in per_process]}, indent=1)
+    documents = [summary.as_json() for summary in per_process]
+    if len(documents) == 1:
+        return json.dumps(documents[0], indent=1)
+    about = {name: documents[0][name] for name in ("source", "collector", "version")}
+    return json.dumps({**about, "processes": documents}, indent=1)
 
 
-def _idle_processes(every: Sequence[tuple[int, Projection]]) -> list[str]:
+def _idle_processes(parts: Parts) -> list[str]:
     from lab.recordings.processes import process_label
 
+    captures = [(index, projection.capture) for index, projection in parts]
     return [
-        f"{process_label(one.capture.processes[0], index)}: no GPU work ({_contents([one.capture])})"
-        for index, one in every
-        if not len(one.capture.ops)
+        f"{process_label(capture.processes[0], index)}: no GPU work ({_contents([capture])})"
+        for index, capture in captures
+        if not len(capture.ops)
     ]
 
 
-def _lacks(every: Sequence[tuple[int, Projection]]) -> list[Lack]:
-    return list(dict.fromkeys(lack for _, one in every for lack in one.capture.lacks))
+def _lacks(parts: Parts) -> list[Lack]:
+    return list(dict.fromkeys(lack for _, projection in parts for lack in projection.capture.lacks))
 
 
 def _raise_for_bare_steps(per_process: Sequence[Summary], file: Path) -> None:
@@ -140,25 +141,24 @@ def _raise_for_bare_steps(per_process: Sequence[Summary], file: Path) -> None:
     from lab.core.words import plural
     from lab.errors import StepFailed
 
-    bare = [one for one in per_process if one.has_bare_steps]
-    if bare:
-        raise StepFailed(
-            f"of {plural(bare[0].left_out[0], 'GPU operation')} none is known to belong to a step",
-            location=file,
-            fix="record the API calls too: they say which step launched what",
-        )
+    for summary in per_process:
+        if summary.has_bare_steps:
+            raise StepFailed(
+                f"of {plural(summary.left_out[0], 'GPU operation')} none is known to belong to a step",
+                location=file,
+                fix="record the API calls too: they say which step launched what",
+            )
 
 
-def _raise_for_captures(every: Sequence[Projection], captures: tuple[Path, ...]) -> None:
-    """Raise StepFailed, once all is written, where a given capture did not serve."""
+def _raise_for_origins(parts: Parts, file: Path) -> None:
+    """Raises StepFailed, once all is written, where a capture of --capture did not serve."""
     from lab.errors import StepFailed
 
-    origins = [one.origins for one in every if one.origins is not None]
-    lines = list(dict.fromkeys(text for one in origins for text in one.problems)) if captures else []
+    origins = [projection.origins for _, projection in parts if projection.origins is not None]
+    lines = dict.fromkeys(text for origin in origins for text in origin.problems)
     if lines:
         raise StepFailed(
-            "written, but incomplete:\n" + "\n".join(f"  {line}" for line in lines),
-            location=every[0].capture.source,
+            "written, but incomplete:\n" + "\n".join(f"  {line}" for line in lines), location=file
         )
 
 
@@ -174,7 +174,7 @@ def _raise_for_captures(every: Sequence[Projection], captures: tuple[Path, ...])
 )
 @option(
     "--attribution",
-    type=click.Choice(ATTRIBUTION),
+    type=ATTRIBUTION,
     default="nsys",
     help="nsys: the numbers that nsys prints; full: backward owns its kernels.",
 )
@@ -194,6 +194,7 @@ def stats(
     """The reports of `nsys stats` for FILE, any recording, as CSV, computed without nsys."""
     from lab.core.files import write_atomic
     from lab.errors import MissingError, needs
+    from lab.recordings.integrity.words import integrity_lines
 
     part = part_options(flags)
     with needs("analysis"):
@@ -205,72 +206,64 @@ def stats(
         for name in names:
             check_name(name)
         parts = projections(file, attribution, phase_names(()), part, together=not each_process)
-    _say_lacks(_lacks(parts))
+    if lacks := _lacks(parts):  # on stderr, because stdout is CSV of nsys' own form
+        click.echo("\n".join(integrity_lines(lacks)), err=True)
     several = len(parts) > 1
-    if not several and len(parts[0][1].capture.processes) > 1:
-        count = len(parts[0][1].capture.processes)
-        click.echo(
-            f"{count} processes in one table, as nsys prints them; --each-process tells them apart", err=True
-        )
+    if not several and (count := len(parts[0][1].capture.processes)) > 1:
+        hint = "processes in one table, as nsys prints them; --each-process tells them apart"
+        click.echo(f"{count} {hint}", err=True)
     reasons: list[str] = []
     for index, projection in parts:
         absent = available(projection.capture) if reports == "all" or several else {}
-        reasons += [_reason(name, absent[name], projection, several) for name in names if absent.get(name)]
+        pid = projection.capture.processes[0].pid
         for name in names:
             if absent.get(name):
+                reasons.append(f"{name}{f', process {pid}' if several else ''}: {absent[name]}")
                 continue
-            made = report(name, projection)
-            whose = f"_process_{projection.capture.processes[0].pid or index}" if several else ""
+            table = report(name, projection)
+            suffix = f"_process_{pid or index}" if several else ""
             if out:
-                target = out / f"{file.name.split('.')[0]}{whose}_{name}.csv"
-                write_atomic(target, made.csv())
+                target = out / f"{file.name.split('.')[0]}{suffix}_{name}.csv"
+                write_atomic(target, table.csv())
                 click.echo(target)
             else:
-                heading = f"# {name}{whose.replace('_', ' ')}\n" if len(names) > 1 or several else ""
-                click.echo(heading + made.csv(), nl=bool(heading))
-            for problem in made.problems:
+                heading = f"# {name}{suffix.replace('_', ' ')}\n" if len(names) > 1 or several else ""
+                click.echo(heading + table.csv(), nl=bool(heading))
+            for problem in table.problems:
                 click.echo(f"{name}: {problem}", err=True)
-    for reason in reasons:
-        click.echo(f"not written: {reason}", err=True)
-    raise_for_lacks(_lacks(parts), file, require=require)
+    _say_not_written(reasons)
+    raise_for_lacks(lacks, file, require=require)
     if reasons:
         raise MissingError("no data for some reports:\n  " + "\n  ".join(reasons), location=file)
 
 
-def _reason(name: str, why: str, projection: Projection, several: bool) -> str:
-    return f"{name}{f', process {projection.capture.processes[0].pid}' if several else ''}: {why}"
-
-
-def _say_lacks(lacks: Sequence[Lack]) -> None:
-    """On stderr, because stdout is CSV of nsys' own form."""
-    from lab.recordings.integrity.words import integrity_lines
-
-    if lacks:
-        click.echo("\n".join(integrity_lines(lacks)), err=True)
+def _say_not_written(reasons: Sequence[str]) -> None:
+    for reason in reasons:
+        click.echo(f"not written: {reason}", err=True)
 
 
 def _contents(captures: Sequence[Capture]) -> str:
     from lab.core.words import plural
 
     tables = {"range": "ranges", "API call": "api", "wait": "sync"}
-    counts = {what: sum(len(getattr(one, name)) for one in captures) for what, name in tables.items()}
-    return "it has " + ", ".join(plural(count, what) for what, count in counts.items())
+    counts = {noun: sum(len(getattr(one, name)) for one in captures) for noun, name in tables.items()}
+    return "it has " + ", ".join(plural(count, noun) for noun, count in counts.items())
 
 
-def _write(used: Sequence[tuple[int, Projection]], text: str, out: Path) -> list[str]:
+def _write(used: Parts, text: str, out: Path) -> list[str]:
     """Write ANALYSIS_SUMMARY.txt and every report with data, per process if there are several.
 
     Returns why the others are missing.
     """
     from lab.core.files import write_atomic
-    from lab.rooms.nsys.captures.stats.reports import write_reports
+    from lab.rooms.nsys.captures.stats.reports import REPORTS, write_reports
 
     write_atomic(out / "ANALYSIS_SUMMARY.txt", text)
-    missing: list[str] = []
+    reasons: list[str] = []
     for index, projection in used:
-        pid = projection.capture.processes[0].pid
         folder = out / "stats_reports"
-        folder = folder / f"process_{pid or index}" if len(used) > 1 else folder
+        if len(used) > 1:
+            folder /= f"process_{projection.capture.processes[0].pid or index}"
         stem = projection.capture.source.name.split(".")[0]
-        missing += write_reports(projection, folder, stem)
-    return list(dict.fromkeys(missing))
+        reasons += write_reports(projection, REPORTS, folder, stem)[1]
+    return list(dict.fromkeys(reasons))

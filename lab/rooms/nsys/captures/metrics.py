@@ -38,63 +38,56 @@ def write_metrics(path: Path, out: Path) -> tuple[Written, str]:
     if not metrics.kernels:
         raise BadDataError("the database holds no kernels", location=path)
     make_folder(out)
+    peaks = [
+        {"workload": workload, "peak": name, "value": value}
+        for workload, values in metrics.peaks.items()
+        for name, value in values.items()
+    ]
     tables = {
         "kernel_metrics": pd.DataFrame(metrics.rows()),
         "metric_values": pd.DataFrame(metrics.value_rows()),
-        "roof_peaks": pd.DataFrame(
-            [
-                {"workload": workload, "peak": name, "value": value}
-                for workload, peaks in metrics.peaks.items()
-                for name, value in peaks.items()
-            ]
-        ),
+        "roof_peaks": pd.DataFrame(peaks),
     }
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
     shown = tables["kernel_metrics"][_SHOWN.split()].head(_TOP)
     shown = shown.assign(kernel=[short_name(name) for name in shown["kernel"]])
+    machine = {
+        f"{workload}, {name}": value
+        for workload, values in metrics.machine.items()
+        for name, value in values.items()
+    }
+    recorder = {"rocprof-compute": metrics.version or "unknown", "schema": metrics.schema or "unknown"}
+    costliest = Table(shown, "Costliest first", "tables/kernel_metrics.csv")
+    roof = Table(tables["roof_peaks"], "GB/s and GFLOP/s", "tables/roof_peaks.csv")
+    sentences = _sentences(metrics)
     page = Page(
         title=path.name,
         question="Which kernels cost most, and how far from the roof are they?",
-        verdict=_sentences(metrics),
+        verdict=sentences,
         status="warn",
-        sections=[
-            Section("Kernels", [Table(shown, "Costliest first", "tables/kernel_metrics.csv")]),
-            Section(
-                "Measured peaks", [Table(tables["roof_peaks"], "GB/s and GFLOP/s", "tables/roof_peaks.csv")]
-            ),
-        ],
-        provenance=provenance(path, None) | {"Recorder": _machine(metrics)},
+        sections=[Section("Kernels", [costliest]), Section("Measured peaks", [roof])],
+        provenance=provenance(path, None) | {"Recorder": recorder | machine},
         footnotes=list(metrics.problems),
         room="recording",
     )
     files = [write_page(page, out / "report.html"), *files]
-    lines = [*_sentences(metrics), terminal_table(shown, width=150), *metrics.problems, str(files[0])]
-    text = "\n".join(printable(line) for lines_of in lines for line in lines_of.splitlines())
-    return Written(files, _sentences(metrics), "warn"), text
+    lines = "\n".join([*sentences, terminal_table(shown, width=150), *metrics.problems, str(files[0])])
+    return Written(files, sentences, "warn"), "\n".join(map(printable, lines.splitlines()))
 
 
 def _sentences(metrics: Metrics) -> list[str]:
-    first, whole_ns = metrics.kernels[0], sum(one.dur_ns for one in metrics.kernels)
-    found = [NO_TIMELINE]
-    if whole_ns:
-        found.append(
-            f"{short_name(first.name)} costs most: {first.dur_ns / 1000:.1f} us in "
-            f"{plural(first.dispatches, 'dispatch')}, {first.dur_ns / whole_ns:.1%} of "
+    top, total_ns = metrics.kernels[0], sum(kernel.dur_ns for kernel in metrics.kernels)
+    sentences = [NO_TIMELINE]
+    if total_ns:
+        sentences.append(
+            f"{short_name(top.name)} costs most: {top.dur_ns / 1000:.1f} us in "
+            f"{plural(top.dispatches, 'dispatch')}, {top.dur_ns / total_ns:.1%} of "
             f"{plural(len(metrics.kernels), 'kernel')}."
         )
     row = metrics.rows()[0]
     if row["of_roof"] is not None:
-        found.append(
+        sentences.append(
             f"It runs at {row['gflop_per_s']:.1f} GFLOP/s, {row['of_roof']:.1%} of the "
             f"{row['roof_hbm_gflop_per_s']:.1f} GFLOP/s that the measured HBM bandwidth allows it."
         )
-    return found
-
-
-def _machine(metrics: Metrics) -> dict[str, str]:
-    tool = {"rocprof-compute": metrics.version or "unknown", "schema": metrics.schema or "unknown"}
-    return tool | {
-        f"{workload}, {name}": value
-        for workload, found in metrics.machine.items()
-        for name, value in found.items()
-    }
+    return sentences

@@ -26,7 +26,7 @@ from lab.report.parts import Block, Card, Page, Points, Prose, Section, Status, 
 from lab.report.provenance import provenance
 from lab.report.tables import write_csv
 from lab.report.terminal import number
-from lab.rooms.nsys.captures.summary import TOP, Summary
+from lab.rooms.nsys.captures.summary import TOP, Summary, unknowns
 from lab.rooms.nsys.captures.summary_text import TOOLS
 
 CAPTION = (
@@ -34,7 +34,6 @@ CAPTION = (
     "communication or copies; the darker a pixel, the busier it is. Scroll to zoom, drag to move, click for "
     "what is known of an operation. Keys: arrows, + and -, 0, n and p for the next and previous that fits."
 )
-NO_KERNELS = "no kernels were recorded: kernel times, shares and idle time cannot be known"
 
 
 @dataclass(frozen=True)
@@ -47,82 +46,79 @@ class Written:
     unknown: list[str] = field(default_factory=list)
 
 
-def write_recording(capture: Capture, found: Sequence[Summary], out: Path) -> Written:
+def write_recording(capture: Capture, per_process: Sequence[Summary], out: Path) -> Written:
     """report.html and tables/*.csv of one recording in `out`. Raises StorageError where it cannot write."""
     bars = bars_of_capture(project(capture, origins=with_origins(capture)[1])) if len(capture.ops) else None
-    tables = _tables(capture, found)
+    tables = _tables(capture, per_process)
     if bars is not None:
-        gantt = bar_table(bars).assign(bound=bound(capture.lacks, "gpu"))
+        gantt = _bar_table(bars).assign(bound=bound(capture.lacks, "gpu"))
         tables |= {"gantt": gantt, "busy": busy_table(bars, capture.lacks)}
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
     unknown = unknowns(capture)
-    verdict = _sentences(capture, found, unknown)
+    verdict = _sentences(capture, len(per_process), unknown)
     status: Status = "ok" if verdict_of(capture.lacks) == "complete" and not unknown else "warn"
+    recorder = {"tool": _tool(capture), "version": capture.version or "unknown"}
+    recorder |= {"schema": capture.schema or "none", **{name: str(v) for name, v in capture.info.items()}}
+    offers = [offer.sentence for summary in per_process for offer in summary.offers[:8]]
     page = Page(
         title=capture.source.name,
         question="What ran on the GPU, for how long, and is the recording complete?",
         verdict=verdict,
         status=status,
-        cards=_cards(capture, found),
-        sections=_sections(capture, found, tables, bars),
-        provenance=provenance(capture.source, None) | {"Recorder": _recorder(capture)},
-        footnotes=[*(offer.sentence for one in found for offer in one.offers[:8]), *capture.problems[:20]],
+        cards=_cards(capture, per_process),
+        sections=_sections(capture, per_process, tables, bars),
+        provenance=provenance(capture.source, None) | {"Recorder": recorder},
+        footnotes=[*offers, *capture.problems[:20]],
         room="recording",
     )
     return Written([write_page(page, out / "report.html"), *files], verdict, status, unknown)
 
 
-def unknowns(capture: Capture) -> list[str]:
-    """Sentences about the tables that are not there, and what therefore nobody can say."""
-    found = []
-    if not capture.kernels.any():
-        found.append(NO_KERNELS)
-    if not len(capture.ranges):
-        found.append("no ranges and no operators were recorded: phases cannot be known")
-    if not len(capture.api):
-        found.append("no API calls were recorded: who launched what cannot be known")
-    if len(capture.ops) and not (capture.ops.name_id >= 0).any():
-        found.append("no names were recorded (no StringIds): classes and kernels cannot be told apart")
-    return found
+def _tool(capture: Capture) -> str:
+    """The tool; of a Perfetto file the program that wrote it."""
+    tool = TOOLS.get(capture.collector, capture.collector)
+    return f"{capture.info['writer']} (Perfetto file)" if "writer" in capture.info else tool
 
 
-def _sentences(capture: Capture, found: Sequence[Summary], unknown: Sequence[str]) -> list[str]:
-    kernels = int(capture.kernels.sum())
-    dur_ns = (capture.ops.end_ns - capture.ops.start_ns)[capture.kernels]
-    processes = plural(max(len(found), 1), "process")
-    first = (
-        f"{marked(bound(capture.lacks, 'gpu'))}{plural(kernels, 'kernel')}, "
-        f"{int(dur_ns.sum()) / 1e6:,.3f} ms of kernel time, of {processes}, "
-        f"recorded by {_tool(capture)}."
+def _sentences(capture: Capture, num_processes: int, unknown: Sequence[str]) -> list[str]:
+    kernels = capture.ops.where(capture.kernels)
+    subject = (
+        f"{marked(bound(capture.lacks, 'gpu'))}{plural(len(kernels), 'kernel')}, "
+        f"{int((kernels.end_ns - kernels.start_ns).sum()) / 1e6:,.3f} ms of kernel time, "
+        f"of {plural(max(num_processes, 1), 'process')}, recorded by {_tool(capture)}."
     )
     axes = ", ".join(f"{axis} {verdict_of(capture.lacks, axis)}" for axis in AXES)
-    recording = f"The recording is {verdict_of(capture.lacks)} ({axes})."
-    untraced = [f"{lack.text[0].upper()}{lack.text[1:]}." for lack in capture.lacks if lack.untraced]
-    return [first, recording, *untraced, *(f"{one[0].upper()}{one[1:]}." for one in unknown)]
+    untraced = [lack.text for lack in capture.lacks if lack.untraced]
+    doubts = [f"{text[0].upper()}{text[1:]}." for text in (*untraced, *unknown)]
+    return [subject, f"The recording is {verdict_of(capture.lacks)} ({axes}).", *doubts]
 
 
-def _cards(capture: Capture, found: Sequence[Summary]) -> list[Card]:
+def _cards(capture: Capture, per_process: Sequence[Summary]) -> list[Card]:
     cards = [Card("recording", verdict_of(capture.lacks), "tables/integrity.csv")]
-    for one in found[:4]:
-        if one.phases and one.phases[0].kernels != (0,):
-            whole, where = one.phases[0], f" of {one.label}" if len(found) > 1 else ""
-            at_least = marked(bound(one.lacks, "gpu"))
-            steps = (
-                f"{at_least}mean of {plural(len(one.steps), 'step')}" if one.steps else f"{at_least}in all"
-            )
-            label = f"kernel time{where}"
-            cards.append(Card(label, number(whole.kernel_ms, 3), "tables/phases.csv", "ms", steps))
+    for summary in per_process[:4]:
+        step = summary.phases[0]
+        if step.kernels != (0,):
+            steps = f"mean of {plural(len(summary.steps), 'step')}" if summary.steps else "in all"
+            label = f"kernel time of {summary.label}" if len(per_process) > 1 else "kernel time"
+            note = marked(bound(summary.lacks, "gpu")) + steps
+            cards.append(Card(label, number(step.kernel_ms, 3), "tables/phases.csv", "ms", note))
     return cards
 
 
-def _tables(capture: Capture, found: Sequence[Summary]) -> dict[str, pd.DataFrame]:
+def _tables(capture: Capture, per_process: Sequence[Summary]) -> dict[str, pd.DataFrame]:
     """Tables by the name of their CSV; every row names its process."""
-    made = {
-        "phases": [row for one in found for row in _phase_rows(one)],
-        "classes": [row for one in found for row in _class_rows(one)],
-        "gpus": [row for one in found for row in _gpu_rows(one)],
+    tables = {}
+    makers = {
+        "phases": _phase_rows,
+        "classes": _class_rows,
+        "gpus": _gpu_rows,
+        "gpu_metrics": _metric_rows,
+        "unified_memory": _traffic_rows,
     }
-    tables = {name: pd.DataFrame(rows) for name, rows in made.items() if rows}
+    for name, rows_of in makers.items():
+        rows = [{"process": one.label, **row} for one in per_process for row in rows_of(one)]
+        if rows:
+            tables[name] = pd.DataFrame(rows)
     if len(capture.counters):
         tables["counters"] = _counter_table(capture)
     return tables | {
@@ -132,73 +128,91 @@ def _tables(capture: Capture, found: Sequence[Summary]) -> dict[str, pd.DataFram
     }
 
 
-def _phase_rows(one: Summary) -> list[dict[str, Any]]:
-    return [
-        {
-            "process": one.label,
-            "phase": "/".join(phase.path) or ("step" if one.steps else "the whole recording"),
-            "instances_per_step": phase.instances_per_step if phase.path or one.steps else None,
+def _path_text(summary: Summary, path: Sequence[str]) -> str:
+    return "/".join(path) or ("step" if summary.steps else "the whole recording")
+
+
+def _phase_rows(summary: Summary) -> list[dict[str, Any]]:
+    rows = []
+    for phase in summary.phases:
+        is_range = bool(phase.path or summary.steps)
+        row = {
+            "phase": _path_text(summary, phase.path),
+            "instances_per_step": phase.instances_per_step if is_range else None,
             "kernels": "-".join(map(str, sorted({min(phase.kernels), max(phase.kernels)}))),
             "kernel_ms": phase.kernel_ms,
-            "kernel_sd_ms": phase.kernel_sd_ms if len(one.steps) > 1 else None,
+            "kernel_sd_ms": phase.kernel_sd_ms if len(summary.steps) > 1 else None,
             "busy_ms": phase.busy_ms,
             "span_ms": phase.span_ms,
-            "host_ms": phase.host_ms if phase.path or one.steps else None,
+            "host_ms": phase.host_ms if is_range else None,
             "share_percent": None if phase.share is None else 100 * phase.share,
-            "bound": bound(one.lacks),
+            "bound": bound(summary.lacks),
         }
-        for phase in one.phases
-    ]
+        rows.append(row)
+    return rows
 
 
-def _class_rows(one: Summary) -> list[dict[str, Any]]:
+def _class_rows(summary: Summary) -> list[dict[str, Any]]:
     return [
         {
-            "process": one.label,
             "class": kind.name,
             "kernels": kind.kernels,
             "kernel_ms": kind.kernel_ms,
             "share_percent": 100 * kind.share,
-            "bound": bound(one.lacks, "gpu"),
+            "bound": bound(summary.lacks, "gpu"),
         }
-        for kind in one.classes
+        for kind in summary.classes
     ]
 
 
-def _gpu_rows(one: Summary) -> list[dict[str, Any]]:
+def _gpu_rows(summary: Summary) -> list[dict[str, Any]]:
     return [
         {
-            "process": one.label,
             "gpu": gpu.device,
             "name": gpu.name,
             "busy_ms": gpu.busy_ms,
             "idle_ms": gpu.idle_ms,
             "longest_gap_ms": gpu.longest_gap_ms,
-            "bound": busy_and_idle(one.lacks),
+            "bound": busy_and_idle(summary.lacks),
         }
-        for gpu in one.gpus
+        for gpu in summary.gpus
     ]
+
+
+def _metric_rows(summary: Summary) -> list[dict[str, Any]]:
+    metrics = summary.gpu_metrics or {"ranges": [], "kernels": []}
+    rows = [
+        *({"of": "range", "name": _path_text(summary, row["path"]), **row} for row in metrics["ranges"]),
+        *({"of": "kernel", **row} for row in metrics["kernels"]),
+    ]
+    return [{name: value for name, value in row.items() if name != "path"} for row in rows]
+
+
+def _traffic_rows(summary: Summary) -> list[dict[str, Any]]:
+    memory = summary.unified_memory
+    if memory is None:
+        return []
+    rows = [
+        {"phase": _path_text(summary, row["path"]), "per": "step" if summary.steps else "recording", **row}
+        for row in memory["ranges"]
+    ]
+    rows.append({"phase": "the whole recording", "per": "recording", **memory["in_all"]})
+    return [{name: value for name, value in row.items() if name != "path"} for row in rows]
 
 
 def _integrity_table(capture: Capture) -> pd.DataFrame:
     """What the recording lacks; with its columns also where that is nothing."""
     rows = [
-        {
-            "axis": lack.axis,
-            "place": lack.place,
-            "rule": lack.rule,
-            "process": _process_of(capture, lack.process),
-            "missing": lack.n,
-            "of": lack.of,
-            "share_percent": None if lack.share is None else 100 * lack.share,
-            "proven": not lack.unknown,
-            "what": lack.text,
-        }
+        (
+            *(lack.axis, lack.place, lack.rule, _process_of(capture, lack.process), lack.n, lack.of),
+            None if lack.share is None else 100 * lack.share,
+            *(not lack.unknown, lack.text),
+        )
         for lack in capture.lacks
     ]
     columns = ["axis", "place", "rule", "process", "missing", "of", "share_percent", "proven", "what"]
-    found: pd.DataFrame = pd.DataFrame(rows, columns=columns)
-    return found
+    table: pd.DataFrame = pd.DataFrame(rows, columns=columns)
+    return table
 
 
 def _process_of(capture: Capture, index: int) -> str:
@@ -207,27 +221,27 @@ def _process_of(capture: Capture, index: int) -> str:
 
 def _kernel_table(capture: Capture) -> pd.DataFrame:
     """Every kernel of every process by name, costliest first: count, ms, mean, share of its process."""
-    ops = capture.ops.where(capture.kernels)
+    ops, bounds = capture.ops.where(capture.kernels), _bounds(capture)
     keys = np.stack([ops.process, ops.name_id], axis=1).astype(np.int64)
-    used, which = np.unique(keys, axis=0, return_inverse=True)
-    dur_ms = np.bincount(which.ravel(), ops.end_ns - ops.start_ns, minlength=len(used)) / 1e6
-    counts = np.bincount(which.ravel(), minlength=len(used))
-    names = [capture.name(int(one)) or "(no name recorded)" for one in used[:, 1]]
+    used, group = np.unique(keys, axis=0, return_inverse=True)
+    dur_ms = np.bincount(group.ravel(), ops.end_ns - ops.start_ns, minlength=len(used)) / 1e6
+    counts = np.bincount(group.ravel(), minlength=len(used))
+    names = [capture.name(int(name)) or "(no name recorded)" for name in used[:, 1]]
+    processes = used[:, 0].tolist()
     table = pd.DataFrame(
         {
-            "process": [_process_of(capture, int(one)) for one in used[:, 0]],
+            "process": [_process_of(capture, index) for index in processes],
             "kernel": [short_name(name) for name in names],
             "class": [kernel_class(name) for name in names],
             "launches": counts,
             "kernel_ms": dur_ms,
             "mean_us": 1000 * dur_ms / np.maximum(counts, 1),
             "name": names,
+            "bound": [bounds[index] for index in processes],
         }
     )
-    bounds = _bounds(capture)
-    table["bound"] = [bounds[int(one)] for one in used[:, 0]]
-    whole = table.groupby("process")["kernel_ms"].transform("sum")
-    table.insert(6, "share_percent", 100 * table["kernel_ms"] / whole.where(whole > 0))
+    process_ms = table.groupby("process")["kernel_ms"].transform("sum")
+    table.insert(6, "share_percent", 100 * table["kernel_ms"] / process_ms.where(process_ms > 0))
     ordered: pd.DataFrame = table.sort_values(
         ["process", "kernel_ms"], ascending=[True, False], kind="stable"
     )
@@ -237,26 +251,25 @@ def _kernel_table(capture: Capture) -> pd.DataFrame:
 def _counter_table(capture: Capture) -> pd.DataFrame:
     """A row per process, kernel and counter: over the dispatches that measured it, by kernel time."""
     rows, bounds = capture.counters, _bounds(capture)
-    measured = np.maximum(rows.measured, 1)
     ops = capture.ops.where(capture.kernels)
-    used, which = np.unique(ops.name_id, return_inverse=True)
-    dur_ns = np.bincount(which.ravel(), ops.end_ns - ops.start_ns, minlength=len(used))
+    used, group = np.unique(ops.name_id, return_inverse=True)
+    dur_ns = np.bincount(group.ravel(), ops.end_ns - ops.start_ns, minlength=len(used))
     time_ns = dict(zip(used.tolist(), dur_ns.tolist(), strict=True))
-    names = capture.text(rows.name_id)
+    names, processes = capture.text(rows.name_id), rows.process.tolist()
     table = pd.DataFrame(
         {
-            "process": [_process_of(capture, int(one)) for one in rows.process],
+            "process": [_process_of(capture, index) for index in processes],
             "kernel": [short_name(name) for name in names],
             "counter": capture.text(rows.counter_id),
             "unit": capture.text(rows.unit_id),
             "dispatches": rows.measured,
-            "mean": rows.sum / measured,
+            "mean": rows.sum / np.maximum(rows.measured, 1),
             "min": rows.min,
             "max": rows.max,
             "sum": rows.sum,
             "name": names,
-            "bound": [bounds[int(one)] for one in rows.process],
-            "_time": [time_ns.get(int(one), 0) for one in rows.name_id],
+            "bound": [bounds[index] for index in processes],
+            "_time": [time_ns.get(name, 0) for name in rows.name_id.tolist()],
         }
     )
     by, ascending = ["process", "_time", "name", "counter"], [True, False, True, True]
@@ -269,16 +282,15 @@ def _process_table(capture: Capture) -> pd.DataFrame:
     rows, bounds = [], _bounds(capture, *AXES)
     for index in range(len(capture.processes)):
         ops = capture.ops.where(capture.ops.process == index)
-        rows.append(
-            {
-                "process": _process_of(capture, index),
-                "gpu_operations": len(ops),
-                "api_calls": int((capture.api.process == index).sum()),
-                "ranges": int((capture.ranges.process == index).sum()),
-                "span_ms": (int(ops.end_ns.max()) - int(ops.start_ns.min())) / 1e6 if len(ops) else None,
-                "bound": bounds[index],
-            }
-        )
+        row = {
+            "process": _process_of(capture, index),
+            "gpu_operations": len(ops),
+            "api_calls": int((capture.api.process == index).sum()),
+            "ranges": int((capture.ranges.process == index).sum()),
+            "span_ms": (int(ops.end_ns.max()) - int(ops.start_ns.min())) / 1e6 if len(ops) else None,
+            "bound": bounds[index],
+        }
+        rows.append(row)
     table: pd.DataFrame = pd.DataFrame(rows)
     return table
 
@@ -286,21 +298,19 @@ def _process_table(capture: Capture) -> pd.DataFrame:
 def _bounds(capture: Capture, *axes: Axis) -> dict[int, str]:
     """How to read counts and times of each process that rest on `axes` (the GPU's if none is named), by its
     index; of -1, those of no process."""
-    found = {}
-    for index in (*range(len(capture.processes)), -1):
-        mine = [one for one in capture.lacks if one.process in (-1, index)]
-        found[index] = bound(mine, *(axes or ("gpu",)))
-    return found
+    return {
+        index: bound([lack for lack in capture.lacks if lack.process in (-1, index)], *(axes or ("gpu",)))
+        for index in range(-1, len(capture.processes))
+    }
 
 
-def bar_table(bars: Bars) -> pd.DataFrame:
+def _bar_table(bars: Bars) -> pd.DataFrame:
     """One row per bar of the chart, with all that the chart knows of it."""
-    names = np.array(bars.names, dtype=object)
     families = np.array([name for name, _, _ in FAMILIES], dtype=object)
     texts = np.array([*bars.texts, ""], dtype=object)
     columns = {
         "row": np.array(bars.rows, dtype=object)[bars.row],
-        "name": names[bars.name],
+        "name": np.array(bars.names, dtype=object)[bars.name],
         "start_ms": bars.start_us / 1000,
         "dur_ms": bars.dur_us / 1000,
         "category": families[bars.family],
@@ -311,67 +321,62 @@ def bar_table(bars: Bars) -> pd.DataFrame:
 
 
 def _sections(
-    capture: Capture, found: Sequence[Summary], tables: dict[str, pd.DataFrame], bars: Bars | None
+    capture: Capture, per_process: Sequence[Summary], tables: dict[str, pd.DataFrame], bars: Bars | None
 ) -> list[Section]:
-    def table(name: str, caption: str, frame: pd.DataFrame | None = None) -> Table:
-        return Table(tables[name] if frame is None else frame, caption, f"tables/{name}.csv")
-
-    def few(name: str) -> pd.DataFrame:
-        frame = tables[name]
-        return frame if len(capture.processes) > 1 else frame.drop(columns="process", errors="ignore")
-
-    integrity: list[Block] = [Points(sentences(capture.lacks, processes=len(capture.processes)))]
-    if not capture.lacks:
-        integrity = [
-            Prose("Every launch has its rows, and every row its launch: nothing is known to be missing.")
-        ]
-    else:
-        integrity.append(table("integrity", "What the recording lacks, by rule"))
-    sections = [Section("Integrity", integrity)]
-    if "phases" in tables:
-        words = "Means over the measured steps; warm-up and what lies outside of steps are left out"
-        if not any(one.steps for one in found):
-            left = sum(one.warmup_left_out for one in found)
-            warmup = f"without {plural(left, 'operation')} of warm-up" if left else "with any warm-up in it"
-            words = f"No range is a step: the whole recording, {warmup}"
-        sections.append(Section("Phases", [table("phases", words, few("phases"))]))
-    if "classes" in tables:
-        steps = {len(one.steps) for one in found}
-        over = "all measured steps together" if max(steps, default=0) else "the whole recording"
-        caption = f"Kernel time by class, over {over}"
-        sections.append(Section("Kernel classes", [table("classes", caption, few("classes"))]))
-    if capture.kernels.any():
-        most = tables["kernels"].groupby("process", sort=False).head(TOP)
-        most = most.drop(columns=["name"] if len(capture.processes) > 1 else ["name", "process"])
-        caption = f"The {TOP} costliest kernels by name, over the whole recording; the CSV has all"
-        sections.append(
-            Section("Costliest kernels", [Table(most, caption, "tables/kernels.csv", open_rows=60)])
+    several = len(capture.processes) > 1
+    has_steps = any(summary.steps for summary in per_process)
+    over = "all measured steps together" if has_steps else "the whole recording"
+    phases = "Means over the measured steps; warm-up and what lies outside of steps are left out"
+    if not has_steps:
+        num_left_out = sum(summary.warmup_left_out for summary in per_process)
+        warmup = (
+            f"without {plural(num_left_out, 'operation')} of warm-up"
+            if num_left_out
+            else "with any warm-up in it"
         )
-    if "counters" in tables:
-        caption = "Hardware counters by kernel; a dispatch's value is the sum over instances of the block"
-        shown = few("counters").drop(columns="name")
-        sections.append(
-            Section("Counters", [Table(shown, caption, "tables/counters.csv", limit=300, open_rows=40)])
-        )
+        phases = f"No range is a step: the whole recording, {warmup}"
+    kernels = f"The {TOP} costliest kernels by name, over the whole recording; the CSV has all"
+    shown = {
+        name: frame
+        if several or name in ("busy", "integrity")
+        else frame.drop(columns="process", errors="ignore")
+        for name, frame in tables.items()
+    }
+    metrics = "Mean percent of the peak of the samples inside the GPU work of a range or kernel"
+    counters = "Hardware counters by kernel; a dispatch's value is the sum over instances of the block"
+    blocks: dict[str, list[Block]] = {
+        "Integrity": _integrity_blocks(capture, tables["integrity"]),
+        "Phases": _table_of(shown, "phases", phases),
+        "Kernel classes": _table_of(shown, "classes", f"Kernel time by class, over {over}"),
+        "Costliest kernels": _table_of(shown, "kernels", kernels, top=TOP, open_rows=60),
+        "GPU metrics": _table_of(shown, "gpu_metrics", metrics),
+        "Unified memory": _table_of(shown, "unified_memory", "MB that migrated, and page faults"),
+        "Counters": _table_of(shown, "counters", counters, open_rows=40),
+    }
     if bars is not None:
         chart = Timeline("gantt", packed(bars), CAPTION, "tables/gantt.csv")
-        sections.append(Section("Gantt", [chart, table("busy", "Times of each device")]))
-    if len(capture.processes) > 1:
-        sections.append(Section("Processes", [table("processes", "One row per process")]))
-    return sections
+        blocks["Gantt"] = [chart, *_table_of(shown, "busy", "Times of each device")]
+    if several:
+        blocks["Processes"] = _table_of(shown, "processes", "One row per process")
+    return [Section(title, parts) for title, parts in blocks.items() if parts]
 
 
-def _tool(capture: Capture) -> str:
-    """The tool; of a Perfetto file the program that wrote it."""
-    tool = TOOLS.get(capture.collector, capture.collector)
-    return f"{capture.info['writer']} (Perfetto file)" if "writer" in capture.info else tool
+def _integrity_blocks(capture: Capture, table: pd.DataFrame) -> list[Block]:
+    if not capture.lacks:
+        return [Prose("Every launch has its rows, and every row its launch: nothing is known to be missing.")]
+    points = Points(sentences(capture.lacks, processes=len(capture.processes)))
+    return [points, Table(table, "What the recording lacks, by rule", "tables/integrity.csv")]
 
 
-def _recorder(capture: Capture) -> dict[str, str]:
-    known = {
-        "tool": _tool(capture),
-        "version": capture.version or "unknown",
-        "schema": capture.schema or "none",
-        **capture.info,
-    }
-    return {name: str(value) for name, value in known.items()}
+def _table_of(
+    tables: dict[str, pd.DataFrame], name: str, caption: str, *, top: int | None = None, open_rows: int = 24
+) -> list[Block]:
+    """The table as a block, or no block without rows; of `top` rows per process. The CSV has all columns."""
+    frame = tables.get(name)
+    if frame is None or frame.empty:
+        return []
+    if top is not None:
+        frame = frame.groupby("process", sort=False).head(top) if "process" in frame else frame.head(top)
+    if name in ("kernels", "counters"):
+        frame = frame.drop(columns="name")
+    return [Table(frame, caption, f"tables/{name}.csv", open_rows=open_rows, limit=300)]

@@ -23,10 +23,12 @@ from lab.recordings.lacks import Lack
 from lab.recordings.names import CLASSES, is_matmul, kernel_class
 from lab.recordings.processes import process_label
 from lab.recordings.projection import PHASES, RULES, Offer, Projection, offers
+from lab.rooms.nsys.captures.hardware import gpu_metrics, unified_memory
 from lab.rooms.nsys.captures.phases import Phase, phases_of
 from lab.stats import intervals
 
 TOP = 12
+NO_KERNELS = "no kernels were recorded: kernel times, shares and idle time cannot be known"
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Gpu:
 @dataclass(frozen=True)
 class Summary:
     """The figures of a capture; rules: operations and ms by rule of attribution, over the whole capture;
-    replayed: kernels of graph replays by their operator at capture, replay_rules: how it was found."""
+    replayed: kernels of graph replays by their operator at capture, replay_rules: how it was found;
+    unknown: what was not recorded, and cannot be known therefore."""
 
     source: str
     collector: str
@@ -73,15 +76,18 @@ class Summary:
     rules: dict[str, tuple[int, float]]
     left_out: tuple[int, float]
     problems: tuple[str, ...]
-    lacks: tuple[Lack, ...] = ()
-    num_processes: int = 1
-    process: int = 0
-    pid: int | None = None
-    rank: int | None = None
-    label: str = ""
-    part: str = ""
-    offers: tuple[Offer, ...] = ()
-    warmup_left_out: int = 0
+    lacks: tuple[Lack, ...]
+    num_processes: int
+    process: int
+    pid: int | None
+    rank: int | None
+    label: str
+    part: str
+    offers: tuple[Offer, ...]
+    warmup_left_out: int
+    gpu_metrics: dict[str, Any] | None
+    unified_memory: dict[str, Any] | None
+    unknown: tuple[str, ...]
 
     @property
     def has_bare_steps(self) -> bool:
@@ -90,57 +96,43 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         """The figures; `bounds` says which of them are at least or at most what they say."""
-        found = {key: value for key, value in asdict(self).items() if key not in ("lacks", "num_processes")}
-        times, attributed = bound(self.lacks, "gpu"), bound(self.lacks)
-        idle = idle_bound(self.lacks).strip()
-        bounds = {
-            "kernels": times,
-            "kernel_ms": times,
-            "busy_ms": times,
-            "idle_ms": idle,
-            "phases": attributed,
-        }
-        return found | {"integrity": as_json(self.lacks), "bounds": bounds}
+        figures = {key: value for key, value in asdict(self).items() if key not in ("lacks", "num_processes")}
+        times = dict.fromkeys(("kernels", "kernel_ms", "busy_ms"), bound(self.lacks, "gpu"))
+        bounds = times | {"idle_ms": idle_bound(self.lacks).strip(), "phases": bound(self.lacks)}
+        return figures | {"integrity": as_json(self.lacks), "bounds": bounds}
 
 
 def summaries(
     projections: Sequence[tuple[int, Projection]], phases: re.Pattern[str] = PHASES
 ) -> list[Summary]:
     """One summary per process of a recording: (its index in the recording, its projection)."""
-    found = []
-    for index, projection in projections:
-        process = projection.capture.processes[0]
-        found.append(
-            replace(
-                summarise(projection, phases),
-                num_processes=len(projections),
-                process=index,
-                pid=process.pid,
-                rank=process.rank,
-                label=process_label(process, index),
-            )
-        )
-    return found
+    return [summarise(projection, phases, index, len(projections)) for index, projection in projections]
 
 
-def summarise(projection: Projection, phases: re.Pattern[str] = PHASES) -> Summary:
-    """The figures of one projected capture, in time linear in its rows (and the paths shown)."""
+def summarise(
+    projection: Projection, phases: re.Pattern[str] = PHASES, index: int = 0, num_processes: int = 1
+) -> Summary:
+    """The figures of one process, the index-th of several, in time linear in its rows and paths."""
     capture = projection.capture
-    frame, steps = _step_of_operations(projection)
-    measured = frame >= 0
-    kernels = measured & capture.kernels
+    process = capture.processes[0]
+    step_of_operation, steps = _step_of_operations(projection)
+    outside = step_of_operation < 0
+    kernels = ~outside & capture.kernels
     num_steps = max(len(steps), 1)
     dur_ns = capture.ops.end_ns - capture.ops.start_ns
-    outside = ~measured
     by_name = _shares(capture, capture.ops.name_id, kernels, num_steps)
+    costs = phases_of(projection, step_of_operation, steps)
+    rows_by_path = {path: rows for path, (_, rows) in costs.items()}
+    names = capture.text(capture.ops.name_id) if capture.device_events else np.empty(0)
+    top = {share.name: kernels & (names == share.name) for share in by_name[:TOP] if len(names)}
     return Summary(
         source=str(capture.source),
         collector=capture.collector,
         version=capture.version,
         schema=capture.schema,
         attribution=projection.attribution,
-        steps=tuple(capture.name(int(i)) for i in capture.ranges.name_id[steps]),
-        phases=phases_of(projection, frame, steps),
+        steps=tuple(capture.name(int(name)) for name in capture.ranges.name_id[steps]),
+        phases=tuple(phase for phase, _ in costs.values()),
         classes=_by_class(by_name),
         top=tuple(by_name[:TOP]),
         origins=_origins(projection, kernels, num_steps),
@@ -152,11 +144,32 @@ def summarise(projection: Projection, phases: re.Pattern[str] = PHASES) -> Summa
         left_out=(int(outside.sum()), int(dur_ns[outside].sum()) / 1e6),
         problems=(*capture.problems, *projection.problems),
         lacks=capture.lacks,
-        num_processes=len(capture.processes),
+        num_processes=num_processes,
+        process=index,
+        pid=process.pid,
+        rank=process.rank,
+        label=process_label(process, index),
         part=projection.part.text if projection.part else "",
         offers=offers(projection, phases),
         warmup_left_out=0 if len(steps) else int(outside.sum()),
+        gpu_metrics=gpu_metrics(projection, rows_by_path, step_of_operation, top),
+        unified_memory=unified_memory(projection, rows_by_path, num_steps),
+        unknown=tuple(unknowns(capture)),
     )
+
+
+def unknowns(capture: Capture) -> list[str]:
+    """Sentences about the tables that are not there, and what cannot be known therefore."""
+    sentences = []
+    if not capture.kernels.any():
+        sentences.append(NO_KERNELS)
+    if not len(capture.ranges):
+        sentences.append("no ranges and no operators were recorded: phases cannot be known")
+    if not len(capture.api):
+        sentences.append("no API calls were recorded: who launched what cannot be known")
+    if len(capture.ops) and not (capture.ops.name_id >= 0).any():
+        sentences.append("no names were recorded (no StringIds): classes and kernels cannot be told apart")
+    return sentences
 
 
 def _step_of_operations(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
@@ -167,49 +180,41 @@ def _step_of_operations(projection: Projection) -> tuple[np.ndarray, np.ndarray]
     steps = projection.steps
     if len(steps) == 0:
         warmup = projection.owners(projection.warmups) >= 0
-        whole = warmup.all()  # a warm-up by itself is what was asked for
-        return np.where(warmup & ~whole, -1, 0), steps
+        is_all_warmup = warmup.all()  # a warm-up by itself is what was asked for
+        return np.where(warmup & ~is_all_warmup, -1, 0), steps
     return projection.owners(steps), steps
 
 
 def _shares(capture: Capture, key: np.ndarray, mask: np.ndarray, num_steps: int) -> list[Share]:
     """Kernels in `mask` by the text of `key`, costliest first."""
     dur_ns = capture.ops.end_ns - capture.ops.start_ns
-    used, which = np.unique(key[mask], return_inverse=True)
-    total_ns = np.bincount(which, dur_ns[mask], minlength=len(used))
-    counts = np.bincount(which, minlength=len(used))
-    whole = total_ns.sum()
-    found = [
-        Share(
-            capture.name(int(name)),
-            int(n),
-            float(ns) / 1e6,
-            float(ns / whole) if whole else 0.0,
-            n / num_steps,
-        )
-        for name, n, ns in zip(used, counts, total_ns, strict=True)
-    ]
-    return sorted(found, key=lambda one: (-one.kernel_ms, one.name))
+    used, group = np.unique(key[mask], return_inverse=True)
+    total_ns = np.bincount(group, dur_ns[mask], minlength=len(used))
+    counts = np.bincount(group, minlength=len(used))
+    share = total_ns / (total_ns.sum() or 1)
+    columns = zip(used.tolist(), counts.tolist(), (total_ns / 1e6).tolist(), share.tolist(), strict=True)
+    shares = [Share(capture.name(name), n, ms, part, n / num_steps) for name, n, ms, part in columns]
+    return sorted(shares, key=lambda share: (-share.kernel_ms, share.name))
 
 
 def _matmul_share(by_name: Sequence[Share]) -> float | None:
-    """None where no kernel, or no kernel's name, was recorded: nobody knows which multiply."""
-    if not any(one.name for one in by_name):
+    """None where no kernel, or no kernel's name, was recorded: which multiply is unknown."""
+    if not any(share.name for share in by_name):
         return None
-    return sum(one.share for one in by_name if is_matmul(one.name))
+    return sum(share.share for share in by_name if is_matmul(share.name))
 
 
 def _by_class(by_name: list[Share]) -> tuple[Share, ...]:
-    found = []
+    classes = []
     for kind in CLASSES:
-        members = [one for one in by_name if kernel_class(one.name) == kind]
+        members = [share for share in by_name if kernel_class(share.name) == kind]
         if members:
             sums = {
-                key: sum(getattr(one, key) for one in members)
+                key: sum(getattr(share, key) for share in members)
                 for key in ("kernels", "kernel_ms", "share", "per_step")
             }
-            found.append(Share(name=kind, **sums))
-    return tuple(sorted(found, key=lambda one: -one.kernel_ms))
+            classes.append(Share(name=kind, **sums))
+    return tuple(sorted(classes, key=lambda share: -share.kernel_ms))
 
 
 def _origins(projection: Projection, kernels: np.ndarray, num_steps: int) -> tuple[Share, ...]:
@@ -235,12 +240,11 @@ def _replay_rules(projection: Projection) -> dict[str, tuple[int, float]]:
     origins, ops = projection.origins, projection.capture.ops
     if origins is None:
         return {}
-    found = {}
-    for index, rule in enumerate(GRAPH_RULES):
-        mine = origins.inside & (origins.rule == index)
-        if mine.any():
-            found[rule] = (int(mine.sum()), int((ops.end_ns - ops.start_ns)[mine].sum()) / 1e6)
-    return found
+    masks = {rule: origins.inside & (origins.rule == index) for index, rule in enumerate(GRAPH_RULES)}
+    dur_ns = ops.end_ns - ops.start_ns
+    return {
+        rule: (int(mask.sum()), int(dur_ns[mask].sum()) / 1e6) for rule, mask in masks.items() if mask.any()
+    }
 
 
 def _gpus(capture: Capture, warmup: np.ndarray) -> tuple[Gpu, ...]:

@@ -10,13 +10,11 @@ from lab.core import plan
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import counted, holes
 from lab.report.page import write_page
-from lab.report.parts import Block, Card, Page, Points, Prose, Section, Status, Table
+from lab.report.parts import Card, Page, Status
 from lab.report.tables import terminal_table, write_csv
-from lab.rooms.nsys.answers.answer import FAILED, OK, Answer
-from lab.rooms.nsys.config import QUESTIONS
-from lab.rooms.nsys.report.blocks import PILLS, attention_blocks, matrix_blocks, time_blocks
-from lab.rooms.nsys.report.results import Results, brief_cells
-from lab.rooms.nsys.report.tables import all_tables
+from lab.rooms.nsys.answers.answer import OK, Answer
+from lab.rooms.nsys.report.sections import sections
+from lab.rooms.nsys.report.tables import Results, all_tables
 from lab.rooms.nsys.report.verdict import verdict
 
 TITLE = "Where does the time of a Transformer go"
@@ -49,14 +47,15 @@ def report(
     """Write tables, figures, the summary and report.html below `out`, and say what they show."""
     tables = all_tables(results)
     files = [write_csv(frame, out / "tables" / f"{name}.csv") for name, frame in tables.items()]
-    sentences, status = verdict(results), status_of(results)
+    text, lacking, incomplete = verdict(results), _lacking(results), _incomplete(results)
+    status = _status(results, lacking)
     page = Page(
         title=title,
         question=TITLE + "?",
-        verdict=sentences,
+        verdict=text,
         status=status,
-        cards=_cards(results, tables),
-        sections=_sections(results, tables, out / "figures"),
+        cards=_cards(results, tables["checks"]),
+        sections=sections(results, tables, out / "figures"),
         provenance=provenance,
         footnotes=FOOTNOTES,
         room="nsys",
@@ -64,122 +63,53 @@ def report(
     )
     files += [out / png for png in page.pictures]
     files.append(write_page(page, out / "report.html"))
-    terminal = "\n\n".join(
-        ["\n".join(sentences), terminal_table(brief_cells(results.cells)), f"report: {files[-1]}"]
-    )
-    return Findings(
-        sentences,
-        status,
-        files,
-        terminal,
-        missing_cells(results),
-        incomplete(results),
-        answers=results.answers,
-    )
+    terminal = "\n\n".join(["\n".join(text), terminal_table(results.brief_cells), f"report: {files[-1]}"])
+    return Findings(text, status, files, terminal, lacking, incomplete, answers=results.answers)
 
 
-def incomplete(results: Results) -> list[str]:
+def _incomplete(results: Results) -> list[str]:
     """One sentence per finding about the recording of each cell."""
-    recorded = [(cell.label, cell.recording) for cell in results.data]
-    return [f"{name}: {text}" for name, one in recorded if one for text in sentences(counted(one.lacks))]
-
-
-def missing_cells(results: Results) -> list[str]:
-    """Cells without a result, and holes in the recordings of the others."""
-    bad = results.cells[~results.cells["outcome"].isin(RESULT)]
-    absent = [
-        f"{row.cell}: {row.outcome}{f': {row.reason}' if row.reason else ''}" for row in bad.itertuples()
+    return [
+        f"{cell.label}: {sentence}"
+        for cell in results.data
+        if cell.recording is not None
+        for sentence in sentences(counted(cell.recording.lacks))
     ]
-    return absent + [
+
+
+def _lacking(results: Results) -> list[str]:
+    """Cells without a result, and holes in the recordings of the others."""
+    absent = results.cells[~results.cells["outcome"].isin(RESULT)]
+    rows = [
+        f"{row.cell}: {row.outcome}{f': {row.reason}' if row.reason else ''}" for row in absent.itertuples()
+    ]
+    torn = [
         f"{cell.label}: {sentence}"
         for cell in results.data
         if cell.recording is not None
         for sentence in sentences(holes(cell.recording.lacks))
     ]
+    return rows + torn
 
 
-def status_of(results: Results) -> Status:
-    if not any(answer.given for answer in results.answers) and missing_cells(results):
+def _status(results: Results, lacking: list[str]) -> Status:
+    if lacking and not any(answer.is_answered for answer in results.answers):
         return "fail"
-    doubts = (
-        bool((results.cells["outcome"] != "ok").any()),
-        any(answer.state != OK for answer in results.answers),
-        len(results.problems) > 0,
-    )
-    return "warn" if any(doubts) else "ok"
+    all_ok = (results.cells["outcome"] == "ok").all() and results.problems.empty
+    return "ok" if all_ok and all(answer.state == OK for answer in results.answers) else "warn"
 
 
-def _cards(results: Results, tables: dict[str, pd.DataFrame]) -> list[Card]:
-    cells = results.cells
-    cards = [
-        Card("Cells recorded", f"{int((cells['outcome'] == 'ok').sum())} of {len(cells)}", "tables/cells.csv")
-    ]
-    for answer in reversed(results.answers):
-        if answer.part == "d" and answer.given:
-            share = float(answer.values["step_matmul_percent"])
-            cards.append(
-                Card("Matrix products, training step", f"{share:.1f}", "tables/values.csv", "%", answer.cell)
-            )
-            break
-    for answer in reversed(results.answers):
-        if answer.part == "e" and answer.given:
-            cards.append(
-                Card(
-                    "Softmax over QK^T",
-                    f"{float(answer.values['time_ratio']):.2f}",
-                    "tables/values.csv",
-                    "×",
-                    f"time per layer, {answer.cell}",
-                )
-            )
-            break
-    checks = tables["checks"]
+def _cards(results: Results, checks: pd.DataFrame) -> list[Card]:
+    recorded = f"{int((results.cells['outcome'] == 'ok').sum())} of {len(results.cells)}"
+    cards = [Card("Cells recorded", recorded, "tables/cells.csv")]
+    last_answers = {answer.part: answer for answer in results.answers if answer.is_answered}
+    if answer := last_answers.get("d"):
+        share = f"{float(answer.values['step_matmul_percent']):.1f}"
+        cards.append(Card("Matrix products, training step", share, "tables/values.csv", "%", answer.cell))
+    if answer := last_answers.get("e"):
+        ratio, note = f"{float(answer.values['time_ratio']):.2f}", f"time per layer, {answer.cell}"
+        cards.append(Card("Softmax over QK^T", ratio, "tables/values.csv", "×", note))
     if len(checks):
-        held = int((checks["state"] == OK).sum())
-        cards.append(Card("Self-checks that hold", f"{held} of {len(checks)}", "tables/checks.csv"))
+        passed = f"{int((checks['state'] == OK).sum())} of {len(checks)}"
+        cards.append(Card("Self-checks that hold", passed, "tables/checks.csv"))
     return cards
-
-
-def _sections(results: Results, tables: dict[str, pd.DataFrame], folder: Path) -> list[Section]:
-    found = [
-        Section("Answers", _answer_blocks(results, tables)),
-        Section("Sizes and contexts", matrix_blocks(results, folder)),
-        Section("Where the time goes", time_blocks(results, tables, folder)),
-        Section("Attention and ceilings", attention_blocks(results, tables, folder)),
-        Section(
-            "Self-checks",
-            [Table(tables["checks"], "Every check of every answer", "tables/checks.csv", pills=PILLS)]
-            if len(tables["checks"])
-            else [],
-        ),
-        Section(
-            "Problems",
-            [
-                Table(
-                    results.problems,
-                    "What could not be read, or looks wrong",
-                    "tables/problems.csv",
-                )
-            ]
-            if len(results.problems)
-            else [],
-        ),
-    ]
-    return [section for section in found if section.blocks]
-
-
-def _answer_blocks(results: Results, tables: dict[str, pd.DataFrame]) -> list[Block]:
-    blocks: list[Block] = []
-    for part, question in QUESTIONS.items():
-        given = [answer for answer in results.answers if answer.part == part]
-        if given:
-            blocks.append(Prose(f"({part}) {question}"))
-            blocks.append(Points([f"{a.cell}: {a.sentence}{_mark(a)}" for a in given[:12]]))
-    if len(tables["answers"]):
-        blocks.append(Table(tables["answers"], "All answers", "tables/answers.csv", pills=PILLS, open_rows=0))
-    return blocks
-
-
-def _mark(answer: Answer) -> str:
-    failed = [check.name for check in answer.checks if check.state == FAILED]
-    return f" A self-check failed: {'; '.join(failed)}." if failed else ""

@@ -1,4 +1,4 @@
-"""The measured Transformer, with plain attention and with a range around every part of attention.
+"""The measured Transformer, with a range around every part of attention.
 
 B = batch, T = tokens, d = width, h = heads, e = d / h, V = vocabulary. Pre-norm, RMSNorm, rotary positions,
 SwiGLU.
@@ -100,32 +100,17 @@ class RmsNorm(nn.Module):
 
 
 class Attention:
-    """Causal attention in plain steps; `calls` counts how often it ran."""
+    """Causal attention, each part under a range that the analysis looks for; `calls` counts how often it ran.
 
-    annotated = False
+    annotated: False for the same operations without the ranges.
+    """
 
-    def __init__(self, softmax: Softmax) -> None:
-        self.softmax, self.calls = softmax, 0
+    def __init__(self, softmax: str, mark: Mark, *, annotated: bool) -> None:
+        self.softmax, self.annotated, self.calls = SOFTMAX[softmax], annotated, 0
+        self.mark: Mark = mark if annotated else lambda name: contextlib.nullcontext()
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, future: Tensor) -> Tensor:
         """query, key, value [B, h, T, e]; future [T, T]: true where masked -> [B, h, T, e]."""
-        self.calls += 1
-        scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-        scores = scores.masked_fill(future, float("-inf"))
-        weights = self.softmax(scores)
-        return weights.to(value.dtype) @ value
-
-
-class AnnotatedAttention(Attention):
-    """The same operations in the same order, each under the range that the analysis looks for."""
-
-    annotated = True
-
-    def __init__(self, softmax: Softmax, mark: Mark) -> None:
-        super().__init__(softmax)
-        self.mark = mark
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, future: Tensor) -> Tensor:
         self.calls += 1
         with self.mark("scaled_dot_product_attention"):
             with self.mark("computing_attention_scores"):
@@ -136,11 +121,6 @@ class AnnotatedAttention(Attention):
                 weights = self.softmax(scores)
             with self.mark("final_matmul"):
                 return weights.to(value.dtype) @ value
-
-
-def make_attention(*, annotated: bool, softmax: str, mark: Mark) -> Attention:
-    chosen = SOFTMAX[softmax]
-    return AnnotatedAttention(chosen, mark) if annotated else Attention(chosen)
 
 
 def plain_softmax(x: Tensor) -> Tensor:
@@ -167,8 +147,8 @@ def rotary_tables(context: int, width: int) -> tuple[Tensor, Tensor]:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn each half-pair of x [B, h, T, e] by its token's angle."""
-    first, second = x.chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    left, right = x.chunk(2, dim=-1)
+    turned = torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
     return turned.to(x.dtype)
 
 
@@ -176,25 +156,6 @@ def loss_of(model: nn.Module, ids: Tensor) -> Tensor:
     """Cross entropy of predicting ids[:, 1:] from ids[:, :-1]; ids [B, T + 1] -> float32 scalar."""
     logits = model(ids[:, :-1])
     return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
-
-
-def attention_difference(
-    first: Attention, second: Attention, spec: ModelSpec, tokens: int, device: str
-) -> float:
-    """Largest difference of two attentions over output and gradients, on the same random inputs."""
-    generator = torch.Generator("cpu").manual_seed(1)
-    shape = (2, spec.heads, tokens, spec.d_head)
-    inputs = [torch.randn(shape, generator=generator).to(device) for _ in range(4)]
-    future = torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
-    results = []
-    for attention in (first, second):
-        before = attention.calls
-        factors = [x.clone().requires_grad_() for x in inputs[:3]]
-        mixed = attention(factors[0], factors[1], factors[2], future)
-        mixed.backward(inputs[3])  # type: ignore[no-untyped-call]
-        results.append([mixed.detach(), *(x.grad for x in factors if x.grad is not None)])
-        attention.calls = before
-    return max(float((x - y).abs().max()) for x, y in zip(*results, strict=True))
 
 
 def marker(*, nvtx: bool) -> Mark:

@@ -2,10 +2,9 @@
 
     python -m lab.rooms.nsys.workload.record --collector auto --out DIR -- --model-size small ...
 
-Under nsys the workload gets an allow-listed environment, because a capture holds all of it; the
-export is scrubbed before it takes its name, and nsys' own file is deleted (--keep-original keeps it). An
-exit code proves
-nothing: the export must hold kernels. LAB_NSYS names an nsys that is not on PATH.
+Under nsys the workload gets an allow-listed environment, because a capture holds all of it; the export is
+scrubbed before it takes its name, and nsys' own file is deleted (--keep-original keeps it). An exit code
+proves nothing: the export must hold kernels. LAB_NSYS names an nsys that is not on PATH.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,49 +28,20 @@ from lab.errors import LabError, MissingError, StepFailed
 from lab.recordings.nsys.scrub import scrub
 from lab.secrets import is_secret
 
-WORKLOAD = "lab.rooms.nsys.workload"
+WORKLOAD = (sys.executable, "-u", "-m", "lab.rooms.nsys.workload")
 CAPTURE = "capture.sqlite"
 DRAFT = ".nsys_capture"
-LEFT = (CAPTURE, "capture.json.gz", "capture.nsys-rep", "cell.json", "collector.json")
+RESULTS = (CAPTURE, "capture.json.gz", "capture.nsys-rep", "cell.json", "collector.json")
 # No CPU samples, no context switches: those need privileges that a container should not have. Graphs node
 # by node.
-FLAGS = (
-    "--trace=cuda,nvtx",
-    "--sample=none",
-    "--cpuctxsw=none",
-    "--cuda-graph-trace=node",
-    "--capture-range=cudaProfilerApi",
-    "--capture-range-end=stop",
-    "--force-overwrite=true",
-    "--export=sqlite",
-)
-ALLOWED = (
-    "PATH",
-    "HOME",
-    "USER",
-    "LOGNAME",
-    "LANG",
-    "LC_",
-    "TMPDIR",
-    "TERM",
-    "LD_LIBRARY_PATH",
-    "PYTHON",
-    "VIRTUAL_ENV",
-    "CUDA_",
-    "NVIDIA_",
-    "CUBLAS_",
-    "CUDNN_",
-    "NCCL_",
-    "TORCH",
-    "PYTORCH_",
-    "TRITON_",
-    "OMP_",
-    "MKL_",
-    "XDG_CACHE_HOME",
-    "LAB_",
-    "NSYS_",
-    "QUADD_",
-)
+FLAGS = """
+--trace=cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace=node --capture-range=cudaProfilerApi
+--capture-range-end=stop --force-overwrite=true --export=sqlite
+"""
+ALLOWED = """
+PATH HOME USER LOGNAME LANG LC_ TMPDIR TERM LD_LIBRARY_PATH PYTHON VIRTUAL_ENV CUDA_ NVIDIA_ CUBLAS_ CUDNN_
+NCCL_ TORCH PYTORCH_ TRITON_ OMP_ MKL_ XDG_CACHE_HOME LAB_ NSYS_ QUADD_
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -88,44 +58,43 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Our own flags, and after `--` the workload's."""
-    at = argv.index("--") if "--" in argv else len(argv)
+    """The recorder's flags, and after `--` the workload's."""
+    end = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(prog="lab.rooms.nsys.workload.record")
     parser.add_argument("--collector", choices=["auto", "nsys", "kineto"], default="auto")
     parser.add_argument("--keep-original", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
-    return parser.parse_args(argv[:at]), argv[at + 1 :]
+    return parser.parse_args(argv[:end]), argv[end + 1 :]
 
 
 def record(options: argparse.Namespace, arguments: list[str]) -> int:
     """Record with nsys if allowed; under `auto` torch.profiler takes over and states the reason."""
     # Files of an earlier attempt must not pass for this one's, nor an unscrubbed draft of a killed one stay.
-    for left in [*(options.out / name for name in LEFT), *options.out.glob(f"{DRAFT}*")]:
-        left.unlink(missing_ok=True)
-    why_not = reason_against_nsys(options.collector, arguments)
-    if why_not is None:
-        why_not = record_with_nsys(options, arguments)
-        if why_not is None:
+    for path in [*(options.out / name for name in RESULTS), *options.out.glob(f"{DRAFT}*")]:
+        path.unlink(missing_ok=True)
+    reason = _reason_against_nsys(options.collector, arguments)
+    if reason is None:
+        reason = _record_with_nsys(options, arguments)
+        if reason is None:
             return 0
         if options.collector == "nsys":
             raise StepFailed(
-                f"nsys could not record: {why_not}", fix="--collector auto falls back to torch.profiler"
+                f"nsys could not record: {reason}", fix="--collector auto falls back to torch.profiler"
             )
-        print(f"lab: nsys could not record ({why_not}); torch.profiler records instead", file=sys.stderr)
-    write_collector(options.out, "kineto", why_not)
+        print(f"lab: nsys could not record ({reason}); torch.profiler records instead", file=sys.stderr)
+    _write_collector(options.out, "kineto", reason)
     sys.stderr.flush()
-    command = [sys.executable, "-u", "-m", WORKLOAD, *arguments, "--collector", "kineto"]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run([*WORKLOAD, *arguments, "--collector", "kineto"], check=False).returncode
 
 
-def reason_against_nsys(asked: str, arguments: Sequence[str]) -> str | None:
+def _reason_against_nsys(collector: str, arguments: Sequence[str]) -> str | None:
     """Why torch.profiler records from the start; None if nsys does. Raises MissingError if it must."""
-    if asked == "kineto":
+    if collector == "kineto":
         return "torch.profiler was requested"
-    if value_of("--device", arguments) == "cpu":
+    if ("--device", "cpu") in pairwise(arguments):
         return "nsys records GPUs; this is a CPU run"
-    if find_nsys() is None:
-        if asked == "nsys":
+    if _find_nsys() is None:
+        if collector == "nsys":
             raise MissingError(
                 "nsys not found", fix="use the image cuda, put nsys on PATH, or set LAB_NSYS to its path"
             )
@@ -133,52 +102,50 @@ def reason_against_nsys(asked: str, arguments: Sequence[str]) -> str | None:
     return None
 
 
-def find_nsys() -> str | None:
+def _find_nsys() -> str | None:
     return shutil.which(os.environ.get("LAB_NSYS") or "nsys")
 
 
-def value_of(flag: str, arguments: Sequence[str]) -> str | None:
-    return arguments[arguments.index(flag) + 1] if flag in arguments[:-1] else None
-
-
-def record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str | None:
+def _record_with_nsys(options: argparse.Namespace, arguments: list[str]) -> str | None:
     """Why nsys failed; None if its capture is in `options.out`, or the cell ran out of memory."""
-    draft, nsys = options.out / DRAFT, str(find_nsys())
+    draft, nsys = options.out / DRAFT, str(_find_nsys())
     command = [
         nsys,
         "profile",
-        *FLAGS,
+        *FLAGS.split(),
         f"--output={draft}",
-        sys.executable,
-        "-u",
-        "-m",
-        WORKLOAD,
+        *WORKLOAD,
         *arguments,
         "--collector",
         "nsys",
     ]
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(tuple(ALLOWED.split())) and not is_secret(name)
+    }
     try:
-        code = subprocess.run(command, env=allowed(os.environ), check=False).returncode
-        outcome = outcome_of(options.out)
-        if outcome is None:
+        code = subprocess.run(command, env=environment, check=False).returncode
+        cell = options.out / "cell.json"
+        if not cell.exists():
             return f"the process under it left no result and exit code {code}"
-        why_not = None if outcome == "oom" else take_in(draft, options)
-        if why_not is None:
-            write_collector(options.out, "nsys", None, nsys)
-        return why_not
+        is_oom = msgspec.json.decode(cell.read_bytes())["outcome"] == "oom"
+        reason = None if is_oom else _take_in(draft, options)
+        if reason is None:
+            _write_collector(options.out, "nsys", None, _version_of(nsys))
+        return reason
     finally:
-        for left in options.out.glob(f"{DRAFT}*"):
-            left.unlink()
+        for path in options.out.glob(f"{DRAFT}*"):
+            path.unlink()
 
 
-def take_in(draft: Path, options: argparse.Namespace) -> str | None:
+def _take_in(draft: Path, options: argparse.Namespace) -> str | None:
     """Scrub nsys' export and give it its name; returns why it cannot be used, or None."""
-    export = draft.with_name(f"{DRAFT}.sqlite")
-    report = draft.with_name(f"{DRAFT}.nsys-rep")
+    export, report = (draft.with_name(f"{DRAFT}.{ending}") for ending in ("sqlite", "nsys-rep"))
     if not export.exists():
-        left = sorted(path.name.removeprefix(DRAFT) for path in options.out.glob(f"{DRAFT}*"))
-        return f"it left no SQLite export{f', only {left}' if left else ''}"
-    if not count_kernels(export):
+        endings = sorted(path.name.removeprefix(DRAFT) for path in options.out.glob(f"{DRAFT}*"))
+        return f"it left no SQLite export{f', only {endings}' if endings else ''}"
+    if not _has_kernels(export):
         return "its export holds no kernels"
     scrub(export, options.out / CAPTURE)
     if report.exists() and options.keep_original:
@@ -186,42 +153,27 @@ def take_in(draft: Path, options: argparse.Namespace) -> str | None:
     return None
 
 
-def count_kernels(export: Path) -> int:
-    """Rows of the kernel table; 0 without such a table or database."""
+def _has_kernels(export: Path) -> bool:
+    """Whether the kernel table has a row; False without such a table or database."""
     with contextlib.closing(sqlite3.connect(f"file:{export}?mode=ro", uri=True)) as database:
         try:
-            (count,) = database.execute("SELECT COUNT(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
+            rows = database.execute("SELECT 1 FROM CUPTI_ACTIVITY_KIND_KERNEL LIMIT 1").fetchall()
         except sqlite3.DatabaseError:
-            return 0
-    return int(count)
+            return False
+    return bool(rows)
 
 
-def outcome_of(out: Path) -> str | None:
-    """The outcome that the workload recorded; None without one."""
-    path = out / "cell.json"
-    return msgspec.json.decode(path.read_bytes())["outcome"] if path.exists() else None
-
-
-def allowed(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that programs need; all others stay out of the capture."""
-    return {
-        name: value for name, value in environment.items() if name.startswith(ALLOWED) and not is_secret(name)
-    }
-
-
-def write_collector(out: Path, name: str, reason: str | None, nsys: str | None = None) -> None:
+def _write_collector(out: Path, name: str, reason: str | None, version: str | None = None) -> None:
     """Write `collector.json`: the collector, its version, and why it is not nsys."""
-    content: dict[str, Any] = {"collector": name, "reason": reason, "nsys_version": version_of(nsys)}
+    content: Mapping[str, str | None] = {"collector": name, "reason": reason, "nsys_version": version}
     write_atomic(out / "collector.json", msgspec.json.format(msgspec.json.encode(content)) + b"\n")
 
 
-def version_of(nsys: str | None) -> str | None:
+def _version_of(nsys: str) -> str | None:
     """The line that `nsys --version` prints."""
-    if nsys is None:
-        return None
-    done = subprocess.run([nsys, "--version"], capture_output=True, text=True, check=False, timeout=60)
-    lines = done.stdout.strip().splitlines()
-    return lines[-1] if lines else None
+    command = [nsys, "--version"]
+    output = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+    return output.strip().splitlines()[-1] if output.strip() else None
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lab.core import compiled as compiled_module
 from lab.core.native import READER, C
 from lab.errors import MissingError
 from lab.recordings.kineto import read_kineto
@@ -81,7 +80,7 @@ def test_a_library_that_does_not_load_is_named(fresh, tmp_path):
 
 def in_package(fresh, folder: Path) -> Path:
     """Where the wheel's library would be."""
-    fresh.setattr(compiled_module, "PACKAGED", folder)
+    fresh.setattr("lab.core.native.PACKAGED", folder)
     return folder / C.file_name(native.LIBRARY.source)
 
 

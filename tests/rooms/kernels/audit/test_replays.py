@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from lab.perfmodel.products import product_work
 from lab.rooms.kernels.audit.check import OK, REFUSED
-from lab.rooms.kernels.audit.replays import flop, of_replay
+from lab.rooms.kernels.audit.replays import call_of, of_replay
 from lab.rooms.kernels.replay.args import Arg, Signature, TensorArg
 from lab.rooms.kernels.replay.proof.evaluate import evaluate
 from tests.rooms.kernels.replay.made import GEMM, REDUCE, a_plan, a_raw
@@ -20,7 +21,7 @@ def test_an_impossible_gemm_is_refused():
         args=(Arg(name="self", tensor=shape), Arg(name="mat2", tensor=shape)),
         launches=(GEMM, REDUCE),
     )
-    assert flop(call) == 2e9
+    assert product_work(call_of(call)).flops == 2e9
     plan = a_plan()
     plan.signatures = (call, plan.signatures[1])
     checks = {check.name: check for check in of_replay(evaluate(plan, a_raw()), plan)}

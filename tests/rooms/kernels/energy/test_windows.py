@@ -13,7 +13,6 @@ from lab.errors import GpuError
 from lab.rooms.kernels.energy.windows import (
     Progress,
     Sampler,
-    integrate,
     update_period_s,
     window,
 )
@@ -57,10 +56,30 @@ def test_both_ways_agree_on_a_steady_load():
     assert window(sampled(lambda t: 400.0), 1.0, 9.0).ratio == pytest.approx(1.0, abs=0.01)
 
 
-def test_a_sensor_with_too_few_updates_gives_no_energy_and_never_zero():
-    found = window(sampled(lambda t: 100.0, counter=False, update=1.0), 1.0, 9.0)
-    assert found.energy_j is None and found.method == "none"
-    assert "20 are needed" in found.reason
+def test_a_sensor_that_moves_rarely_gives_no_energy_of_a_load_that_changes_and_never_zero():
+    found = window(sampled(lambda t: 100.0 + 50 * t, counter=False, update=1.0), 1.0, 9.0)
+    assert found.energy_j is None and found.method == "none" and "moves too rarely" in found.reason
+    steady = window(sampled(lambda t: 100.0, counter=False, update=1.0), 1.0, 9.0)
+    assert steady.energy_j == pytest.approx(800, rel=1e-3)
+
+
+def test_a_steady_load_on_a_sensor_of_whole_watts_is_a_measurement():
+    samples = sampled(lambda t: 250.0 if t > 1 else 55.0, counter=False)
+    samples.power_w = [float(round(power)) for power in samples.power_w]
+    assert window(samples, 2.0, 9.0).energy_j == pytest.approx(250 * 7)
+    samples.power_w = [250.0] * len(samples.t_s)
+    assert "does not move" in window(samples, 2.0, 9.0).reason  # nor when the load came
+
+
+def test_a_counter_that_jumps_is_not_believed():
+    samples = sampled(lambda t: 200.0)
+    middle = len(samples.t_s) // 2
+    samples.energy_j = [j if at < middle else j + 22.5e6 for at, j in enumerate(samples.energy_j)]
+    found = window(samples, 1.0, 9.0)
+    assert found.method == "integral of sampled power" and found.energy_j == pytest.approx(1600, rel=1e-3)
+    assert "cannot be" in found.reason
+    samples.power_w = [NAN] * len(samples.t_s)
+    assert window(samples, 1.0, 9.0).energy_j is None
 
 
 def test_no_sensor_is_missing_and_not_zero_watts():
@@ -71,7 +90,7 @@ def test_zero_readings_of_the_power_sensor_are_dropped():
     samples = sampled(lambda t: 150.0, counter=False)
     for index in range(300, 1500, 100):
         samples.power_w[index] = 0.0
-    assert integrate(samples, 1.0, 9.0)[0] == pytest.approx(150 * 8, rel=0.01)
+    assert window(samples, 1.0, 9.0).energy_j == pytest.approx(150 * 8, rel=0.01)
 
 
 def test_the_period_of_the_counter_is_found():
@@ -132,4 +151,4 @@ def test_a_sensor_that_was_silent_is_not_bridged_by_a_straight_line():
     ]
     found = window(samples, 1.0, 9.0)
     assert found.energy_j is None and found.method == "none"
-    assert found.reason == "no reading of power for 3.0 of 8.0 s"
+    assert found.reason == "no reading for 3.01 of 8.00 s"

@@ -15,16 +15,9 @@ from torch import nn  # noqa: E402
 from transformers.modeling_outputs import BaseModelOutput  # noqa: E402
 
 from lab import nan  # noqa: E402
-from lab.rooms.nan.watch import seam  # noqa: E402
 from lab.rooms.nan.watch.leaves import kwargs_as_passed  # noqa: E402
 
 NAN, BAD_STEP = float("nan"), 4
-
-
-@pytest.fixture(params=["C", "Python"], autouse=True)
-def way(request, monkeypatch):
-    if request.param == "Python":
-        monkeypatch.setattr(seam, "_calls", lambda: None)
 
 
 class Gives(nn.Module):

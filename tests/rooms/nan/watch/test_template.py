@@ -12,16 +12,18 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
 from torch import nn  # noqa: E402
 
-import lab.nan  # noqa: E402
+from lab import nan  # noqa: E402
 from lab.rooms.nan.workload.generate import generate  # noqa: E402
 from tests.rooms.nan.watch.models import prompt, tiny  # noqa: E402
 from tests.rooms.nan.watch.test_recorder import NoTemplates  # noqa: E402
+
+NAN = float("nan")
 
 
 def test_a_forward_read_by_its_template_gives_what_reading_event_by_event_gives():
     model = tiny("auto")
     ids, mask = prompt()
-    slow, fast = lab.nan.watch(model), lab.nan.watch(model)
+    slow, fast = nan.watch(model), nan.watch(model)
     slow._templates = NoTemplates()
     generate(model, ids, mask, 5, slow)
     generate(model, ids, mask, 5, fast)
@@ -36,7 +38,7 @@ def test_a_forward_read_by_its_template_gives_what_reading_event_by_event_gives(
 
 def test_a_tensor_that_was_one_and_is_two_now_is_not_read_by_the_old_template():
     model = nn.Sequential(nn.Hardtanh(), nn.Dropout(0.5))
-    fast, slow = lab.nan.watch(model), lab.nan.watch(model)
+    fast, slow = nan.watch(model), nan.watch(model)
     slow._templates = NoTemplates()
     for w in (slow, fast):
         with torch.no_grad(), w:
@@ -61,7 +63,7 @@ def test_a_forward_with_another_structure_is_read_one_by_one_and_becomes_the_nex
             return (y, self.first(y)) if self.more else (y,)
 
     model = Grows()
-    with torch.no_grad(), lab.nan.watch(model, counter="plain") as w:
+    with torch.no_grad(), nan.watch(model, counter="plain") as w:
         for model.more, extra in [
             (False, None),
             (False, None),
@@ -103,7 +105,7 @@ def test_a_tensor_of_another_kind_in_the_place_of_a_usual_one_is_counted(kind, o
             return torch.nan_to_num(y) * 0
 
     model = Changes()
-    with getattr(lab.nan, observer)(model) as w:
+    with getattr(nan, observer)(model) as w:
         for model.number in range(8):
             model(torch.linspace(-1, 1, 16).view(4, 4))
     assert w.not_seen() == [] and w.status == ("clean" if bad_at is None else "bad")
@@ -125,10 +127,62 @@ def test_a_template_holds_no_tensor_of_its_forward():
     gc.collect()
     gc.disable()
     try:
-        with lab.nan.watch(model, on_bad=lambda step: None) as w, torch.no_grad():
+        with nan.watch(model, on_bad=lambda step: None) as w, torch.no_grad():
             for _ in range(3):  # the first is counted as it passes, the second makes the template
                 model(torch.ones(2, 4))
             assert w._templates["forward"] is not None and len(made) == 15
             assert not any(one() is not None for one in made)
     finally:
         gc.enable()
+
+
+class Shapes(nn.Module):
+    """Gives out what the test says."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.gives = lambda hidden: hidden
+
+    def forward(self, *args, **kwargs):
+        return self.gives(self.inner(args[0]))
+
+
+X = torch.ones(2, 2)
+SHARED = torch.ones(2)
+# What is called and given out at first, and then something that differs from it in one way only.
+DIFFERS = {
+    "another length": (lambda h: (h, SHARED), lambda h: (h, SHARED, X * NAN)),
+    "another name": (lambda h: {"a": h}, lambda h: {"b": h, "c": X * NAN}),
+    "another type": (lambda h: [h, 1.0], lambda h: [h, X * NAN]),
+    "a bad number of Python": (lambda h: [h, 1.0], lambda h: [h, NAN]),
+    "one tensor for two": (lambda h: [h, h.clone()], lambda h: [h * NAN] * 2),
+    "two tensors for one": (lambda h: [h, h], lambda h: [h, h * NAN]),
+    "whole numbers no longer": (lambda h: [h, torch.arange(2)], lambda h: [h, X * NAN]),
+    "a row no longer empty": (lambda h: (h, []), lambda h: (h, [X * NAN])),
+    "a mapping no longer empty": (lambda h: (h, {}), lambda h: (h, {"a": X * NAN})),
+    "one row for two": (lambda h: ((h,), (SHARED,)), lambda h: ((h,), (X * NAN,))),
+}
+
+
+@pytest.mark.parametrize("way", DIFFERS)
+def test_a_forward_that_differs_from_those_before_is_read_anew(way):
+    model, (before, then) = Shapes(), DIFFERS[way]
+    for around in (nan.watch, nan.guard):
+        with torch.no_grad(), around(model) as found:
+            model.gives = before
+            for _ in range(4):
+                model(X, mask=None, also=(X, [1]))
+            model.gives = then
+            model(X, mask=None, also=(X, [1]))
+            model.gives = before
+            model(X, mask=None, also=(X, [1]))
+        assert found.status == "bad", (way, around, found.not_seen())
+
+
+def test_an_empty_container_that_fills_is_read_anew():
+    model = Shapes()
+    with torch.no_grad(), nan.watch(model) as w:
+        for number in range(5):
+            model(X, also=([], {}) if number < 3 else ([X * NAN], {}))
+    assert w.status == "bad"

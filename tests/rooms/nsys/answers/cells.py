@@ -9,7 +9,7 @@ from lab.recordings.projection import project
 from lab.rooms.nsys.analyze import tables_of
 from lab.rooms.nsys.answers.answer import CellData
 from lab.rooms.nsys.config import Cell
-from lab.rooms.nsys.layout import CellResult, CellSettings, Found
+from lab.rooms.nsys.layout import CellFiles, CellResult, CellSettings
 from lab.rooms.nsys.recording import recording_of
 from tests.rooms.nsys.made import SPEC, write_trace
 
@@ -23,7 +23,7 @@ def told(kind, *forward_ms) -> CellResult:
 def cell(tmp_path, kind="training", *, spec=SPEC, python_ms=None, plain_ms=None, **more) -> CellData:
     path = write_trace(tmp_path / f"{kind}.json", kind, **more)
     recording = recording_of(project(load_capture(path)))
-    found = Found(
+    found = CellFiles(
         cell=Cell(size="tiny", context=64, type=kind),
         capture=path,
         spec=spec,

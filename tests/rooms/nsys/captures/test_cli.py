@@ -24,7 +24,7 @@ def test_summary_writes_the_text_and_every_report(trained, tmp_path):
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "ANALYSIS_SUMMARY.txt").read_text() in done.output
     made = {path.name for path in (tmp_path / "out" / "stats_reports").iterdir()}
-    absent = {"cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "osrt_sum", "nvtx_startend_sum"}
+    absent = {"cuda_gpu_mem_time_sum", "cuda_gpu_mem_size_sum", "osrt_sum"}
     assert made == {f"run_{name}.csv" for name in REPORTS.keys() - absent}
 
 
@@ -61,15 +61,27 @@ def test_each_way_to_fail_has_its_exit_code(trained, tmp_path, capsys):
         assert exit_code("summary", tmp_path / name) == 5
     assert exit_code("summary", tmp_path / "no_kernels.sqlite") == 4
     assert "it has 1 range, 0 API calls" in capsys.readouterr().err
-    assert exit_code("summary", tmp_path / "no_ranges.sqlite") == 4
-    said = capsys.readouterr()
-    assert "the whole capture" in said.out
-    assert "no ranges" in said.err
     assert exit_code("stats", tmp_path / "no_kernels.sqlite") == 4
     assert exit_code("stats", trained, "--report", "nonsense") == 2
     assert exit_code("summary", trained, "--phase", "(") == 2
     assert exit_code("stats", trained, "--report", "all") == 4
     assert exit_code("stats", trained) == 0
+
+
+def test_a_capture_without_ranges_has_kernels_and_one_exit_code_in_every_command(tmp_path, capsys):
+    export = Export()
+    export.launch("gemm_a", (1, 1), (0, 5), (10, 30))
+    path = export.write(tmp_path / "no_ranges.sqlite")
+    assert exit_code("summary", path) == 0
+    text = capsys.readouterr().out
+    assert "the whole capture" in text and "gemm_a" in text
+    assert "unknown: no ranges and no operators were recorded: phases cannot be known" in text
+    document = json.loads(call("summary", path, "--json").stdout)
+    assert document["unknown"] == ["no ranges and no operators were recorded: phases cannot be known"]
+    with pytest.raises(SystemExit) as caught:
+        main(["analyze", str(path), "-o", str(tmp_path / "page")])
+    assert caught.value.code == 0
+    assert exit_code("summary", path, "--range", "forward") == 4, "what was asked for is not there"
 
 
 def test_scrub_makes_a_copy_that_summary_reads_alike(trained, tmp_path):

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lab.rooms.nsys.answers.answer import Answer, Check
-from lab.rooms.nsys.report.results import Results
+from lab.rooms.nsys.report.tables import Results
 from lab.rooms.nsys.report.verdict import summary_text, verdict, write_summary
 
 NUMBERS = ["wall_ms", "plain_ms", "kernel_ms", "matmul_percent", "peak_mib"]
@@ -21,7 +21,7 @@ def results(*cells, answers=()):
 
 def answer(part, cell, *states, given=True):
     checks = tuple(Check(f"check {n}", state, f"want {n}", f"got {n}") for n, state in enumerate(states))
-    return Answer(part, cell, f"answer of {cell}", checks=checks, given=given)
+    return Answer(part, cell, f"answer of {cell}", checks=checks, is_answered=given)
 
 
 @pytest.mark.parametrize(

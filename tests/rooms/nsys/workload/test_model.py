@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from lab.rooms.nsys.config import spec_of  # noqa: E402
 from lab.rooms.nsys.flops import SIZES, ModelSpec  # noqa: E402
 from lab.rooms.nsys.workload import model as models  # noqa: E402
-from lab.rooms.nsys.workload.model import Transformer, attention_difference, loss_of, make_attention  # noqa: E402
+from lab.rooms.nsys.workload.model import Attention, Transformer, loss_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 TINY = SIZES["tiny"]
@@ -22,12 +22,12 @@ def quiet(name):
 
 
 def plain(softmax="plain"):
-    return make_attention(annotated=False, softmax=softmax, mark=quiet)
+    return Attention(softmax, quiet, annotated=False)
 
 
 def build(spec=TINY, context=8, **choices):
     chosen = {"annotated": True, "softmax": "plain", "mark": quiet, **choices}
-    return Transformer(spec, context, make_attention(**chosen)).fill(0)
+    return Transformer(spec, context, Attention(**chosen)).fill(0)
 
 
 @pytest.mark.parametrize("fused_qkv", [False, True])
@@ -44,10 +44,9 @@ def test_a_token_sees_no_later_one():
     assert same.tolist() == [True] * 5 + [False] * 3
 
 
-def test_annotated_attention_equals_the_plain_one_in_output_and_gradients():
-    for softmax in ("plain", "fused"):
-        annotated = make_attention(annotated=True, softmax=softmax, mark=quiet)
-        assert attention_difference(plain(softmax), annotated, TINY, 16, "cpu") == 0
+def test_ranges_change_no_output():
+    ids = torch.arange(8)[None]
+    assert torch.equal(build(annotated=True)(ids), build(annotated=False)(ids))
 
 
 def test_plain_attention_is_torchs_own_within_rounding():
@@ -57,12 +56,6 @@ def test_plain_attention_is_torchs_own_within_rounding():
     ours = plain()(query, key, value, future)
     theirs = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
     assert torch.allclose(ours, theirs, atol=1e-6)
-
-
-def test_a_difference_between_attentions_is_seen():
-    wrong = make_attention(annotated=True, softmax="plain", mark=quiet)
-    wrong.softmax = lambda x: torch.softmax(2 * x, -1)
-    assert attention_difference(plain(), wrong, TINY, 16, "cpu") > 1e-3
 
 
 def test_both_softmaxes_agree():

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.batch import Batch, Label
+from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.forward import Forward
 from lab.rooms.nan.watch.guard.gradients import Collector, Taken
-from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.roles import IN, OUT
-from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
+from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
 _PREHOOKS = hasattr(getattr(torch.autograd.graph, "Node", None), "register_prehook")  # since torch 2.0
 _current_node = getattr(torch._C, "_current_autograd_node", None)
@@ -47,8 +46,7 @@ class Border:
     hooked: bool = False  # the program has a hook on the tensor, which may change its gradient
 
 
-# A place among a forward's tensors, its border, and what carries its hook to a node (`_carrier`), or None.
-Planned = tuple[int, Border, Any]
+Planned = tuple[int, Border]  # an index among a forward's tensors, and its border
 Entered = tuple[Border, Any]  # a gradient that entered a module's output, and the node that it entered
 
 
@@ -67,16 +65,11 @@ class Borders:
     def attach(self, forward: Forward, batch: Batch) -> None:
         """Hook the nodes of what modules put out in these tensors."""
         tensors, plan = batch.tensors, self._plan(forward, batch)
-        if self._collector.passing is not None and type(tensors) is list:
-            left = self._collector.passing.looks.carried(tensors, plan)
-        else:
-            left = [(tensors[u], border) for u, border, _ in plan]
-        for tensor, border in left:
-            self.hook(tensor, border)
+        for u, border in plan:
+            self._hook(tensors[u], border)
 
-    @hidden
-    def hook(self, tensor: Tensor, border: Border) -> None:
-        """Take the gradients of this tensor, in which nothing of its plan says how."""
+    def _hook(self, tensor: Tensor, border: Border) -> None:
+        """Take the gradients of this tensor."""
         node = tensor.grad_fn
         if node is None:
             return
@@ -87,11 +80,6 @@ class Borders:
             node.register_prehook(partial(self._entered, border, number))
         else:
             self._hook_tensor(tensor, border)
-
-    def plan_of(self, labels: list[Label]) -> list[Planned] | None:
-        """The plan that all forwards with these labels share, if there is one."""
-        known, plan = self._plans.get(id(labels), (None, None))
-        return plan if known is labels else None
 
     def _plan(self, forward: Forward, batch: Batch) -> list[Planned]:
         """One per output; forwards read by one template share theirs."""
@@ -109,7 +97,7 @@ class Borders:
             if outs:
                 takers = [leaf for leaf in found if batch.labels[leaf][1] == IN]
                 border = self._border(forward, batch, outs, takers, batch.tensors[u])
-                plan.append((u, border, self._carrier(border) if shared else None))
+                plan.append((u, border))
         if shared:
             if len(self._plans) >= MOST_PLANS:
                 self._plans.clear()
@@ -137,25 +125,6 @@ class Borders:
             forward.is_one_part(),
         )
 
-    def _carrier(self, border: Border) -> Any:
-        """A tensor whose dict of hooks a node can share, so that no hook is made for each step's nodes.
-
-        For what the model gives out a hook for the node itself, which comes after those that the program puts
-        on the tensor once the forward is over. None where C has no short cut.
-        """
-        passing = self._collector.passing
-        if passing is None or not _PREHOOKS or border.output_nr:
-            return None
-        if border.root_leaf is not None:
-            return passing.began(partial(self._entered, border, 0), border, self.entered)
-        carrier = quiet(_no_numbers, None)
-        carrier._backward_hooks = {0: passing.entered(partial(self.enteredalone, border))}
-        return carrier
-
-    @passes_on
-    def enteredalone(self, border: Border, grad: Any) -> None:
-        self._entered(border, 0, (grad,))
-
     def _hook_tensor(self, tensor: Tensor, border: Border) -> None:
         """For torch before 2.0."""
         tensor.register_hook(lambda grad: self._entered(border, 0, (grad,)))  # type: ignore[no-untyped-call]
@@ -169,8 +138,6 @@ class Borders:
         try:
             entered, collector = self.entered, self._collector
             entered.append((border, _current_node() if _current_node is not None else None))
-            if collector.passing is not None and border.saved is None and collector.passing.passes(grad):
-                return
             try:
                 version = grad._version
             except RuntimeError:  # made in inference mode
@@ -284,10 +251,6 @@ class Borders:
         """Whether the program's own code takes this output too, past what the model gave out."""
         roots = self._roots()
         return entered[1] not in roots and entered[1] in self._reached(self.losses, stop=roots)
-
-
-def _no_numbers(_: None) -> Tensor:
-    return torch.empty(0, device="cpu")
 
 
 def _named(module: str) -> str:

@@ -5,28 +5,23 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lab.rooms.nan.watch import seam
 from lab.rooms.nan.watch.batch import Batch
 from lab.rooms.nan.watch.count import Counter, all_clean
 from lab.rooms.nan.watch.forward import Forward, Seen
-from lab.rooms.nan.watch.guard.borders import Border, Borders
+from lab.rooms.nan.watch.guard.borders import Borders
 from lab.rooms.nan.watch.guard.events import FROM_WEIGHTS, Event
-from lab.rooms.nan.watch.guard.gradients import Collector
-from lab.rooms.nan.watch.guard.headroom import FIRST_STEPS, SHARES, Headroom
+from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, named
-from lab.rooms.nan.watch.guard.parameters import ParameterHooks
 from lab.rooms.nan.watch.guard.ranks import Strategy
 from lab.rooms.nan.watch.guard.reactions import Reactions
-from lab.rooms.nan.watch.guard.scaling import Scaling
 from lab.rooms.nan.watch.guard.weights import Weights
 from lab.rooms.nan.watch.lane import Lane
-from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.phases import RECOMPUTE
 from lab.rooms.nan.watch.roles import Birth
 from lab.rooms.nan.watch.steps import Step
-from lab.rooms.nan.watch.template import Template
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 from lab.rooms.nan.watch.watch import Watch
 
@@ -37,10 +32,6 @@ MOST_LOST = 10_000  # steps with forwards that could not be counted, of which th
 FREE_PART = 4  # one part in so many of it may be held
 OVERWRITTEN = "tensors were overwritten in place before being counted"
 OUTSIDE = "the program itself calls it: the batch held it, or code between the model's modules made it"
-
-
-Plan = tuple[Template | None, Any]  # of equal forwards, and the plan of their borders
-UNPLANNED: Plan = None, None
 
 
 class Listener(Protocol):
@@ -75,15 +66,11 @@ class GuardedWatch(Watch):
         borders: Borders,
         headroom: Headroom,
         listener: Listener,
-        passing: Passing | None = None,
     ) -> None:
         super().__init__(model, counter=count, keep_rows=False, check_weights=True)
         self._journal, self._borders, self._headroom = journal, borders, headroom
         self._listener = listener
-        self._clean = passing.cleaning("forward") if passing is not None else lambda _: -1
-        self._whole = passing.whole("forward") if passing is not None else _unknown
         self.lost: dict[int, str] = {}  # steps with a forward that could not be counted -> why
-        self._plans: dict[str, Plan] = {}  # by phase
         # Each forward is looked at when it ends: before the program can write to anything.
         self._patient, self._reacts = False, listener.reacts
         self._least_budget, self._ask_at = self.budget_bytes, FIRST_ASKED
@@ -100,52 +87,6 @@ class GuardedWatch(Watch):
             self._journal.within(self._ask_for_memory)
         self._journal.within(self._listener.forward_begins, forward, module, args, kwargs)
 
-    @passes_on
-    def is_over(self, lane: Lane, at: int, output: Any) -> bool:
-        """Whether it equals the one before, all of it clean: there is nothing to read out or to explain."""
-        forward, events, step = lane.forward, lane.events, self._journal.step
-        template, plan = self._plans.get(forward.phase, UNPLANNED)
-        if (
-            template is None
-            or template is not self._templates.get(forward.phase)
-            or forward.saved is not None
-            or forward.failed
-            or forward._parts
-            or self._waiting
-            or (step not in self._headroom.calm and self._headroom.due(step))
-        ):
-            return False
-        end = len(events)
-        events += (~at, output, None)
-        tensors = template.matched(events)
-        left = self._whole(tensors, plan) if tensors is not None else None
-        if left is None:
-            del events[end:]
-            return False
-        self.hook_left(left)
-        lane.close()
-        self.forwards += 1
-        next(self._numbers)
-        self._journal.within(self._listener.forward_ends, forward)
-        return True
-
-    @passes_on
-    def hook_left(self, left: list[tuple[Tensor, Border]]) -> None:
-        """The outputs whose nodes got no hook on the short way."""
-        for tensor, border in left:
-            self._journal.within(self._borders.hook, tensor, border)
-
-    def goes_usual_ways(self, scaling: Scaling, collector: Collector, parameters: ParameterHooks) -> None:
-        """From now on forwards that are as those before go through calls.c from begin to end."""
-        told = self._listener, self._journal, self._headroom, scaling, collector, parameters, self._borders
-        asked = parameters.counted, self._numbers, self._is_calm, self._whole, Forward
-        phases, limits = ("forward", "prefill", "decode"), (FIRST_STEPS, SHARES, MOST_BORDERS)
-        seam.usual(self._lanes, (self, *map(vars, (self, *told)), *asked, *phases, *limits))
-
-    def detach(self) -> None:
-        seam.usual(self._lanes, None)
-        super().detach()
-
     def _take_one(self, forward: Forward) -> None:
         unknown = self.unknown
         super()._take_one(forward)
@@ -160,18 +101,6 @@ class GuardedWatch(Watch):
         if len(self.lost) < MOST_LOST:
             self.lost[self._journal.step] = why
         return super()._aside(lane, why, inner, module, args, kwargs)
-
-    def _learn_plan(self, forward: Forward, batch: Batch) -> None:
-        """Forwards that equal this one may be over at once, if there is no more to note of each."""
-        template = self._templates.get(forward.phase)
-        if template is None or template.labels is not batch.labels or forward.phase == RECOMPUTE:
-            return
-        plan = self._borders.plan_of(batch.labels)
-        if plan is not None and template.shape is not None and not template.fp8 and not template.unseen:
-            self._plans[forward.phase] = template, plan
-
-    def count_clean(self, tensors: list[Tensor]) -> int:
-        return self._clean(tensors)
 
     def take_clean(self, forward: Forward, batch: Batch) -> bool:
         if batch.fp8:
@@ -199,7 +128,6 @@ class GuardedWatch(Watch):
             given_out = [one for one, out in zip(batch.tensors, batch.outputs(), strict=True) if out]
             self._journal.safely(self._headroom.sample, "activation", given_out)
         self._journal.within(self._borders.attach, forward, batch)
-        self._learn_plan(forward, batch)
 
     def ends(self, forward: Forward) -> None:
         self._journal.within(self._listener.forward_ends, forward)
@@ -232,10 +160,6 @@ class GuardedWatch(Watch):
 
     def module_called(self, name: str) -> nn.Module | None:
         return self.modules.named(name)
-
-
-def _unknown(*_: Any) -> None:
-    return None
 
 
 class BadForwards:

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from lab.rooms.nan.watch.count import Counted
 from lab.rooms.nan.watch.guard.journal import Journal
-from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.plain import all_plain, as_counted, is_odd
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.unseen_by_compile import hidden, passes_on
@@ -92,10 +91,9 @@ class Collector:
         journal: Journal,
         *,
         reads_only: bool = False,
-        passing: Passing | None = None,
     ) -> None:
         self._begin, self._journal, self._lock = begin, journal, threading.RLock()
-        self._reads_only, self.passing = reads_only, passing
+        self._reads_only = reads_only
         self._every: list[_List] = []
         self.lists = _Lists(self._every)
         self._held: list[tuple[int, list[Passed]]] = []  # in order of time, with the tick they came before
@@ -137,14 +135,12 @@ class Collector:
     @passes_on
     def here(self) -> int:
         """How many tensors this thread has taken so far."""
-        counted = self.passing.passed(False) if self.passing is not None else 0
-        return counted + self.lists.own.taken
+        return self.lists.own.taken
 
     @hidden
     def anywhere(self) -> int:
         """How many tensors all threads have taken so far."""
-        counted = self.passing.passed(True) if self.passing is not None else 0
-        return counted + sum(one.taken for one in self._every)
+        return sum(one.taken for one in self._every)
 
     @hidden
     def mark(self) -> None:

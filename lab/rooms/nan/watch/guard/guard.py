@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from lab.rooms.nan.watch.guard.events import Event, GuardStep, corrected, first_
 from lab.rooms.nan.watch.guard.forwards import MOST_BORDERS, BadForwards, GuardedWatch
 from lab.rooms.nan.watch.guard.gradient_events import GradientEvents
 from lab.rooms.nan.watch.guard.gradients import Collector
-from lab.rooms.nan.watch.guard.headroom import FIRST_STEPS, SHARES, Headroom
+from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, named
 from lab.rooms.nan.watch.guard.losses import Losses
 from lab.rooms.nan.watch.guard.parameters import ParameterHooks
@@ -38,9 +37,8 @@ from lab.rooms.nan.watch.guard.record import write
 from lab.rooms.nan.watch.guard.scalers import scalers
 from lab.rooms.nan.watch.guard.scaling import Scaling, is_enabled, leaves_out
 from lab.rooms.nan.watch.guard.surrounded import Surrounded
-from lab.rooms.nan.watch.guard.updates import SQUARES, parameters_of, state_tensors
-from lab.rooms.nan.watch.guard.weights import READ_EVERY, READ_FIRST, Weights
-from lab.rooms.nan.watch.native.passing import Passing, looks
+from lab.rooms.nan.watch.guard.updates import parameters_of, state_tensors
+from lab.rooms.nan.watch.guard.weights import Weights
 from lab.rooms.nan.watch.phases import RECOMPUTE
 from lab.rooms.nan.watch.plain import is_unbuilt
 from lab.rooms.nan.watch.shared import after_update, backwards, before_update, rehooked
@@ -85,15 +83,12 @@ class Guard:
         device = next((one.device for one in model.parameters()), torch.device("cpu"))
         self._on_gpu = on_gpu = device.type == "cuda"
         self.counter, count = self._chosen(device, counter)
-        self.passing = passing = self.headroom.passing = self._short_cuts(device, counter)
-        self.collector = Collector(beginning(count), journal, reads_only=reads_only(count), passing=passing)
+        self.collector = Collector(beginning(count), journal, reads_only=reads_only(count))
         self.borders = Borders(self.collector)
-        self.watch = GuardedWatch(model, count, journal, self.borders, self.headroom, self, passing)
+        self.watch = GuardedWatch(model, count, journal, self.borders, self.headroom, self)
         self.borders.names = self.watch.modules.names
         self.losses = Losses(journal, self.collector, self.scaling, self.borders, on_gpu=on_gpu)
-        self.weights = Weights(
-            model, count, journal, self.headroom, _as_list(optimizer), on_gpu=on_gpu, passing=passing
-        )
+        self.weights = Weights(model, count, journal, self.headroom, _as_list(optimizer), on_gpu=on_gpu)
         self.weights.updating = lambda: self._begins_with[0]
         self.parameters = ParameterHooks(model, journal, self.collector, self.weights, self.strategy)
         self.gradients = GradientEvents(
@@ -118,12 +113,6 @@ class Guard:
         )
         self.reactions.watch = self.watch
         self._bad_forwards = BadForwards(self.watch, journal, self.weights, self.reactions, self.strategy)
-        self._usual: Callable[[Any], list[Tensor] | None] = lambda _: None
-        self._around_update: tuple[Callable[..., None], ...] = self._before_update, self._after_update
-        if passing is not None and not self.strategy.reduces:
-            known = self.weights.names, self.weights.versions_after, self.parameters.counted
-            self._usual = partial(passing.looks.usual, *known)
-            self._around_update = self._short_around_update(passing)
         self._handles: list[Any] = []
         self._updated_by: set[int] = set()  # the optimizers of the step that has just ended
         self._begun_at: dict[int, int] = {}  # optimizer -> the step in which its update began
@@ -147,23 +136,6 @@ class Guard:
         count.reads_only = in_c  # type: ignore[attr-defined]
         return name, count
 
-    def _short_cuts(self, device: torch.device, counter: str | None) -> Passing | None:
-        """On a CPU, unless a way of counting was asked for, clean tensors are looked at in C alone."""
-        found = looks() if device.type == "cpu" and counter is None else None
-        return Passing(found) if found is not None else None
-
-    def _short_around_update(self, passing: Passing) -> tuple[Callable[..., None], ...]:
-        """The same around an update, in C as long as there is nothing to say."""
-        common = vars(self), vars(self.journal), vars(self.collector)
-        versions = self.weights.versions_after
-        known = vars(self.parameters), self.weights.names, versions, self.parameters.counted
-        around = map(vars, (self.weights, self.headroom, self.scaling, self.borders))
-        limits: Any = READ_FIRST, READ_EVERY, WRITE_EVERY, FIRST_STEPS, SHARES, (None, [])
-        return (
-            passing.update_begins(self._before_update, *common, *known),
-            passing.update_ended(self._after_update, *common, *around, versions, SQUARES, *limits),
-        )
-
     # Entering and leaving
 
     def __enter__(self) -> Guard:
@@ -173,8 +145,6 @@ class Guard:
         self.weights.learn_names()
         self._unbuilt = any(map(is_unbuilt, self.model.parameters()))
         self.watch.__enter__()
-        if self.passing is not None and before_update.exists and self.on_bad != "replay":
-            self.watch.goes_usual_ways(self.scaling, self.collector, self.parameters)
         self.journal.safely(self.weights.begin, self.watch.weights, self.watch.sentinels)
         self.journal.safely(self._attach)
         return self
@@ -192,18 +162,16 @@ class Guard:
 
     def _end(self) -> None:
         self.journal.ended = self.borders.ended = True
-        if self.passing is not None:
-            self.passing.end()
         for handle in self._handles:
             self.journal.safely(handle.remove)
         self._handles.clear()
         self._begins_with = None, []
         self.parameters.remove()
         self.reactions.forget()
-        before_update.remove(self._around_update[0])
-        after_update.remove(self._around_update[1])
+        before_update.remove(self._before_update)
+        after_update.remove(self._after_update)
         rehooked.take_off()
-        backwards.remove(*self.losses.around)
+        backwards.remove(self.losses.begins, self.losses.ended)
         scalers.remove(self)
         self.watch.__exit__()
         self.journal.safely(self.settle)
@@ -212,8 +180,8 @@ class Guard:
     def _attach(self) -> None:
         self.parameters.attach()
         if before_update.exists:
-            before_update.add(self._around_update[0])
-            after_update.add(self._around_update[1])
+            before_update.add(self._before_update)
+            after_update.add(self._after_update)
             rehooked.put_on()
         else:
             self.note(
@@ -222,7 +190,7 @@ class Guard:
             )
             kinds = {type(one) for one in self.weights.optimizers}
             self._handles += [Surrounded(kind, self._before_update, self._after_update) for kind in kinds]
-        backwards.add(*self.losses.around)
+        backwards.add(self.losses.begins, self.losses.ended)
         scalers.add(self, self.scaling.scaler)
 
     # What it found
@@ -240,8 +208,6 @@ class Guard:
     @property
     def seen(self) -> Tally[str]:
         """Tensors looked at, by stage."""
-        for stage, count in self.passing.take_seen() if self.passing is not None else ():
-            self.journal.seen[self.parameters.stage if stage == "param_grads" else stage] += count
         return self.journal.seen
 
     @property
@@ -418,23 +384,10 @@ class Guard:
     def _before_update(self, optimizer: Any, *_: Any) -> None:
         if self.journal.ended:
             return
-        parameters = self._usual(optimizer)
-        if parameters is None:
-            self._before_another(optimizer)
-            return
-        self.parameters.last = None
-        self._goes_on(optimizer)
-        self._begins_with = optimizer, parameters
-        if self.reacts:
-            self._settle_safely()
-            self.journal.within(self._decide_by, optimizer, self.step)
-            self.reactions.before_update(self.journal.open.get(self.step))
-        elif self.collector.waits:
-            self._settle_safely()
+        self._before_step(optimizer)
 
     @hidden
-    def _before_another(self, optimizer: Any) -> None:
-        """An update by an optimizer of any kind, of weights and gradients in any state."""
+    def _before_step(self, optimizer: Any) -> None:
         parameters = parameters_of(optimizer)
         if self._is_ours(optimizer, parameters):
             self._goes_on(optimizer)
@@ -520,7 +473,7 @@ class Guard:
 
     @passes_on
     def _end_step(self, optimizer: Any) -> None:
-        if self.headroom.latest or self.journal.step not in self.headroom.calm:
+        if self.headroom.has_points(self.journal.step):
             self._note_magnitudes(optimizer)
         self.journal.step += 1
         self._forward_since_update = False
@@ -534,9 +487,8 @@ class Guard:
 
     @hidden
     def _note_magnitudes(self, optimizer: Any) -> None:
-        if self.headroom.has_points(self.journal.step):
-            states = (one for _, one in state_tensors(optimizer) if one.dim())
-            self.journal.within(self.headroom.step_ends, self, states)
+        states = (one for _, one in state_tensors(optimizer) if one.dim())
+        self.journal.within(self.headroom.step_ends, self, states)
 
     @hidden
     def _settle_safely(self) -> None:
@@ -601,8 +553,6 @@ class Guard:
     def _left_out(self, scaler: Any, optimizer: int) -> None:
         """A scaler left out the update of an optimizer, in a step of its own or in one of several."""
         self.settle()
-        if self.passing is not None:
-            self.passing.forget_peaks()
         if self._updated_by and not self._forward_since_update and optimizer not in self._updated_by:
             self.journal.step -= 1
         else:

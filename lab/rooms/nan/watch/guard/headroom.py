@@ -7,7 +7,6 @@ from the counts; the shares come from a sample every few steps. They are of the 
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.unseen_by_compile import passes_on
 
@@ -77,34 +75,13 @@ class Headroom:
 
     def __init__(self, every: int) -> None:
         self.every, self.magnitudes_every = every, max(1, every // MAGNITUDES)
-        self.passing: Passing | None = None  # which keeps the points of steps in which nothing else was due
-        self._highest: dict[tuple[str, str], float] = {}
+        self.peaks: dict[tuple[str, str], float] = {}  # the largest magnitude of each class so far
         self.shares: dict[tuple[str, str], list[Shares]] = {}
         self.sampled_at = -1  # step of the newest shares
         self.latest: dict[tuple[str, str], float] = defaultdict(float)  # magnitudes of this step
-        self.calm = range(0 if every else sys.maxsize)  # the coming steps in which nothing is due
-        self._line: dict[tuple[str, str], deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=KEPT))
-
-    @property
-    def peaks(self) -> dict[tuple[str, str], float]:
-        """The largest magnitude of each class so far."""
-        self._take_points()
-        return self._highest
-
-    @property
-    def _points(self) -> dict[tuple[str, str], deque[tuple[int, float]]]:
-        self._take_points()
-        return self._line
-
-    def _take_points(self) -> None:
-        """Take in what steps left on the short way."""
-        for step, peaks in self.passing.take_points() if self.passing is not None else ():
-            self._add_points(step, _by_class(peaks))
-
-    def _add_points(self, step: int, largest: dict[tuple[str, str], float]) -> None:
-        for key, one in largest.items():
-            self._highest[key] = max(self._highest.get(key, 0.0), one)
-            self._line[key].append((step, math.log2(one)))
+        # (step, log2 of its largest magnitude) of each class
+        self._points: dict[tuple[str, str], deque[tuple[int, float]]]
+        self._points = defaultdict(lambda: deque(maxlen=KEPT))
 
     def met(self, stage: str, dtype: str, largest: float) -> None:
         """A tensor of this stage and type passed, with this largest finite magnitude."""
@@ -129,19 +106,9 @@ class Headroom:
         else:
             self.met_all([(stage, one) for one in dtypes], largest)
 
+    @passes_on
     def has_points(self, step: int) -> bool:
-        """Take in what passed on the short way; whether there is anything to keep at the end of this step."""
-        passing = self.passing
-        if passing is not None:
-            if self.magnitudes_due(step):
-                self._take_points()
-                for key, largest in _by_class(passing.take_peaks()).items():
-                    self.latest[key] = max(self.latest[key], largest)
-            elif self.every and (step + 1) % self.magnitudes_every == 0:
-                passing.forget_peaks()
-        if self.every and step > FIRST_STEPS:
-            every = self.magnitudes_every, self.every * SHARES
-            self.calm = range(step + 1, min(step + one - step % one for one in every) - 1)
+        """Whether there is anything to keep at the end of this step."""
         return bool(self.latest) or self.due(step)
 
     @passes_on
@@ -162,8 +129,9 @@ class Headroom:
             self.sample("optimizer", states)
             self.sample("weight", guard.model.parameters())
             self.sample("gradient", (one.grad for one in guard.model.parameters() if one.grad is not None))
-        self._take_points()
-        self._add_points(guard.step, self.latest)
+        for key, largest in self.latest.items():
+            self.peaks[key] = max(self.peaks.get(key, 0.0), largest)
+            self._points[key].append((guard.step, math.log2(largest)))
         self.latest.clear()
 
     def sample(self, kind: str, tensors: Iterable[Tensor]) -> None:
@@ -200,16 +168,6 @@ class Headroom:
                         f"({trend.bits_per_step:+.3f} bits per step, r2 {trend.fit:.2f})"
                     )
         return found
-
-
-def _by_class(peaks: Iterable[tuple[str, str, float]]) -> dict[tuple[str, str], float]:
-    """The largest magnitude of each class among those of stages."""
-    found: dict[tuple[str, str], float] = {}
-    for stage, dtype, largest in peaks:
-        if stage in CLASS:
-            key = CLASS[stage], dtype
-            found[key] = max(found.get(key, 0.0), largest)
-    return found
 
 
 def _sampled(tensors: Sequence[Tensor]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -35,16 +34,9 @@ class Losses:
         self._journal, self._collector, self._scaling = journal, collector, scaling
         # On a GPU gradients come in autograd's own threads.
         self._passed = collector.anywhere if on_gpu or _OLD else collector.here
-        self._clean = collector.passing.cleaning("loss") if collector.passing is not None else None
         self._looks_for_scaler = 0  # 1: one scales of which it is not known whether it is this model's
         self._used: dict[int, ref[Any]] = {}  # those scalers, by id
         self._borders = borders
-        self.around: tuple[Callable[..., Any], Callable[..., Any]] = self.begins, self.ended
-        passing = collector.passing
-        if passing is not None and not (on_gpu or _OLD or TAKES_OFF):
-            own = vars(collector), vars(journal)
-            begins = passing.loss_begins(self.begins, *own, vars(self))
-            self.around = begins, passing.loss_ended(self.ended, *own, borders.losses, MOST_LOSSES)
 
     @passes_on
     def begins(self, tensors: Any) -> Begun | None:
@@ -78,14 +70,12 @@ class Losses:
                 return
             if len(begun) > 2:
                 self._meet(begun[2])
-            # One look is enough for a clean one: magnitudes of losses are of no interest.
             one = [*tensors] if isinstance(tensors, (tuple, list)) else [tensors]
             if len(self._borders.losses) < MOST_LOSSES:
                 for tensor in one:
                     if (node := getattr(tensor, "grad_fn", None)) is not None:
                         self._borders.losses.append(node)
-            if self._clean is None or self._clean(one) < 0:
-                self._take(one, begun[0])
+            self._take(one, begun[0])
             if self._collector.waits:
                 self._collector.flush()
         except Exception as error:

@@ -43,10 +43,6 @@ class ParameterHooks:
         self._kept_nodes: list[Any] = []
         self._hooked: dict[int, ref[Tensor]] = {}  # by id: one that is gone may leave its id to another
         self.counted: dict[int, Identity] = {}  # weight -> its gradient that was counted last
-        passing = collector.passing
-        self._hook_made = (
-            passing.accumulated(self._accumulated, self.counted) if passing else self._accumulated
-        )
         self.last: tuple[Tensor, Tensor] | None = None  # the last weight whose gradient came, and that
         self._stay = True  # gradients stay where they accumulated: no update inside of backward frees them
 
@@ -76,7 +72,7 @@ class ParameterHooks:
     def _hook(self, parameter: Tensor) -> None:
         register = getattr(parameter, "register_post_accumulate_grad_hook", None)
         if register is not None:
-            self._handles.append(register(self._hook_made))
+            self._handles.append(register(self._accumulated))
             return
         with torch.enable_grad():
             expanded: Any = parameter.expand_as(parameter).grad_fn
@@ -119,13 +115,6 @@ class ParameterHooks:
     def before_update(self, parameters: list[Tensor]) -> None:
         """The gradients that the update will use, where they are no longer those that were counted."""
         self.last = None
-        passing = self._collector.passing
-        if (
-            passing is not None
-            and not self._strategy.reduces
-            and passing.looks.as_counted(parameters, self.counted)
-        ):
-            return
         used = [one for one in parameters if one.grad is not None]
         grads: list[Any] = [one.grad for one in used]
         now = [*zip(map(ref, grads), versions_of(grads), map(_address, grads), strict=True)]

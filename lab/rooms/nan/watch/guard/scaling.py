@@ -22,7 +22,7 @@ MOST_SKIPPED = 0.05
 ENOUGH_STEPS = 200
 MOST_IN_A_ROW = 6  # from 65536 that is below 1024; a new run finds its scale in two or three
 PRODUCT = "MulBackward0"
-LINEAR = (  # as passing.c has them
+LINEAR = (
     PRODUCT,
     "DivBackward0",
     "AddBackward0",

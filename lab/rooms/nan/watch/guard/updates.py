@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import LBFGS
 
 from lab.rooms.nan.watch.leaves import Unseen, leaves
-from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.plain import ORDINARY, REAL, all_plain, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 
@@ -25,7 +24,7 @@ Label = TypeVar("Label")
 SHARED = 0  # in place of a weight's id: a state of all weights
 MOST_OF_ONE = 10_000  # tensors that are kept of one weight
 SMALL, KIND = 1 << 18, attrgetter("dtype", "device")
-SQUARES = dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum"), True)
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
 
 
 def state_tensors(optimizer: Any, unread: set[str] | None = None) -> Iterator[tuple[State, Tensor]]:
@@ -65,11 +64,11 @@ def parameters_of(optimizer: Any) -> list[Tensor]:
     return [one for group in getattr(optimizer, "param_groups", ()) for one in group.get("params", ())]
 
 
-def negative_squares(states: Sequence[tuple[State, Tensor]], passing: Passing | None = None) -> list[State]:
+def negative_squares(states: Sequence[tuple[State, Tensor]]) -> list[State]:
     """States that are sums of squares and yet below zero: finite, and the next update is not."""
     real = [(state, one) for state, one in states if one.is_floating_point() and one.numel()]
     squares = [(state, one) for state, one in real if state[1] in SQUARES]
-    if not squares or (passing and passing.looks.none_below_zero([one for _, one in squares])):
+    if not squares:
         return []
     lows = quiet(_lowest, [one for _, one in squares])
     return [state for (state, _), low in zip(squares, lows, strict=True) if low < 0]

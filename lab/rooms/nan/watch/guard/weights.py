@@ -23,7 +23,6 @@ from lab.rooms.nan.watch.guard.events import WORDS, Event
 from lab.rooms.nan.watch.guard.headroom import Headroom
 from lab.rooms.nan.watch.guard.journal import Journal, owner
 from lab.rooms.nan.watch.guard.updates import (
-    SQUARES,
     Named,
     State,
     named_weights,
@@ -34,7 +33,6 @@ from lab.rooms.nan.watch.guard.updates import (
     state_tensors,
     why_not_finite,
 )
-from lab.rooms.nan.watch.native.passing import Passing
 from lab.rooms.nan.watch.plain import ORDINARY, as_counted, is_unbuilt
 from lab.rooms.nan.watch.quiet import quiet
 from lab.rooms.nan.watch.shared import new_module
@@ -59,10 +57,9 @@ class Weights:
         optimizers: list[Any],
         *,
         on_gpu: bool,
-        passing: Passing | None = None,
     ) -> None:
         self._model, self._count, self._journal = model, count, journal
-        self._headroom, self._on_gpu, self._passing = headroom, on_gpu, passing
+        self._headroom, self._on_gpu = headroom, on_gpu
         self.optimizers = optimizers  # those given to the guard
         self._known: dict[int, ref[Tensor]] = {}  # weights that have names, by id
         self.names: dict[int, str] = {}
@@ -114,8 +111,6 @@ class Weights:
 
     def before_update(self, parameters: list[Tensor]) -> None:
         """Notice what other code has written since the last update."""
-        if self._passing is not None and self._passing.looks.unwritten(parameters, self.versions_after):
-            return
         now, after = versions_of(parameters), self.versions_after
         if now == [*map(after.get, map(id, parameters))]:
             return
@@ -130,8 +125,7 @@ class Weights:
         self.updated_by(optimizer)
         if read_already or self.updates <= READ_FIRST or (self.updates - 1) % READ_EVERY == 0:
             self._journal.safely(self.read)
-        if self._passing is None or not self._passing.looks.note_versions(parameters, self.versions_after):
-            self._note_versions(parameters)
+        self._note_versions(parameters)
 
     @hidden
     def _note_versions(self, parameters: list[Tensor]) -> None:
@@ -183,9 +177,7 @@ class Weights:
         """State and weights after the updates since the last reading; at the moment `late` if not at once."""
         if not self._since_read:
             self._updated_at, self._updated_step = self._journal.now(), self._journal.step
-        by, modules = self._updated_by.values(), [*self._walk()]
-        if self._passing is None or not self._passing.sound(SQUARES, by, modules):
-            self._read(late, buffers)
+        self._read(late, buffers)
         self.reads += self._since_read > 0
         self._since_read = 0
         self._updated_by.clear()
@@ -210,7 +202,7 @@ class Weights:
             self._judge_states(states, rows)
             self._judge_weights(weights, rows[len(states) :], late=late, buffers=buffers)
         if late >= 0 or not self._on_gpu:
-            for label in negative_squares(states, self._passing):
+            for label in negative_squares(states):
                 if label[1] != "sum" or self._is_of_adagrad(label[0]):
                     name = state_name(label, self.names)
                     self._event("opt_state", name, None, None, why="a sum of squares is below zero")

@@ -1,4 +1,4 @@
-"""The libraries of this folder: those of a platform wheel, else compiled once by this machine's compiler."""
+"""The library of counts.c: that of a platform wheel, else compiled once by this machine's compiler."""
 
 from __future__ import annotations
 
@@ -17,15 +17,4 @@ def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
 
 
 LIBRARY = Library(Path(__file__).with_name("counts.c"), _typed)
-library = LIBRARY.get
-# Its functions take and give objects of Python: see `passing`.
-PASSING = Library(Path(__file__).with_name("passing.c"), lambda found: found)
-passing_library = PASSING.get
-CALLS = Library(Path(__file__).with_name("calls.c"), lambda found: found)
-calls_library = CALLS.get
-
-
-def library_state() -> str:
-    """Which form is in use, and why, for `lab doctor`."""
-    counts, passing, calls = LIBRARY.state(), PASSING.state(), CALLS.state()
-    return counts if counts == passing == calls else f"counts {counts}; hooks {passing}; calls {calls}"
+library, library_state = LIBRARY.get, LIBRARY.state

@@ -1,16 +1,17 @@
-"""Kernels by range and by launching thread."""
+"""Kernels by range and by launching thread, and every operation of the GPU."""
 
 from __future__ import annotations
 
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from lab.recordings.capture import KERNEL, MEMORY_KINDS, Capture
 from lab.recordings.projection import Projection
 from lab.recordings.tables import Table
 from lab.rooms.nsys.captures.stats.ranges import range_labels, range_styles
-from lab.rooms.nsys.captures.stats.sums import api_names
+from lab.rooms.nsys.captures.stats.sums import api_names, operation_names
 from lab.rooms.nsys.captures.stats.table import (
     SPREAD,
     Labels,
@@ -18,10 +19,50 @@ from lab.rooms.nsys.captures.stats.table import (
     grouped,
     groups_of,
     labelled,
+    megabytes,
     numbers,
+    recorded_numbers,
+    rounded,
     table_of,
     unattributed_note,
 )
+
+_GEOMETRY = {
+    "GrdX": "grid_x",
+    "GrdY": "grid_y",
+    "GrdZ": "grid_z",
+    "BlkX": "block_x",
+    "BlkY": "block_y",
+    "BlkZ": "block_z",
+    "Reg/Trd": "regs",
+}
+_MEMORY = {"StcSMem (MB)": "static_smem_bytes", "DymSMem (MB)": "dynamic_smem_bytes"}
+
+
+def range_kernel_sum(name: str, projection: Projection) -> Report:
+    capture = projection.capture
+    op, row = _kernel_range_pairs(projection)
+    labels, styles = _or_none(range_labels(capture), row), _or_none(range_styles(capture), row)
+    launch_tid = np.append(capture.api.tid, -1)[projection.ops.api]
+    tid = np.where(row >= 0, np.append(capture.ranges.tid, -1)[row], launch_tid[op])
+    pid, kernel = capture.ops.pid[op], capture.ops.name_id[op]
+    dur_ns = capture.ops.end_ns[op] - capture.ops.start_ns[op]
+    groups = grouped(dur_ns, labels.codes, styles.codes, pid, tid, kernel)
+    distinct = groups_of(groups.of_row, row)[0] if len(row) else np.empty(0, dtype=np.int64)
+    instances = np.bincount(groups.of_row[distinct][row[distinct] >= 0], minlength=len(groups.total))
+
+    def key(group: int) -> tuple[Any, ...]:
+        i = groups.first_row[group]
+        return (labels[i], styles[i], pid[i], tid[i], -groups.total[group], capture.name(kernel[i]))
+
+    lines = []
+    for group in sorted(range(len(groups.total)), key=key):
+        i = groups.first_row[group]
+        thread = [labels[i], styles[i], str(pid[i]), str(tid[i]) if tid[i] >= 0 else ""]
+        figures = [instances[group], groups.count[group], groups.total[group]]
+        lines.append([*thread, *map(str, figures), *groups.spread(group), capture.name(kernel[i])])
+    header = ["NVTX Range", "Style", "PID", "TID", "NVTX Inst", "Kern Inst", "Total Time (ns)"]
+    return Report(name, [*header, *SPREAD, "Kernel Name"], lines, unattributed_note(projection))
 
 
 def _kernel_range_pairs(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
@@ -29,12 +70,12 @@ def _kernel_range_pairs(projection: Projection) -> tuple[np.ndarray, np.ndarray]
     kernels = np.flatnonzero(projection.capture.kernels)
     ops, rows = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     for start in (projection.ops.range, projection.ops.inherited):
-        op, at = kernels, start[kernels]
-        while len(op := op[at >= 0]):
-            at = at[at >= 0]
+        op, row = kernels, start[kernels]
+        while len(op := op[row >= 0]):
+            row = row[row >= 0]
             ops.append(op)
-            rows.append(at)
-            at = projection.instances.parent[at]
+            rows.append(row)
+            row = projection.instances.parent[row]
     in_loose = projection.capture.kernels[projection.loose.op]
     ops.append(projection.loose.op[in_loose])
     rows.append(projection.loose.range[in_loose])
@@ -43,46 +84,10 @@ def _kernel_range_pairs(projection: Projection) -> tuple[np.ndarray, np.ndarray]
     return np.concatenate([op, alone]), np.concatenate([row, np.full(len(alone), -1)])
 
 
-def range_kernel_sum(name: str, projection: Projection) -> Report:
-    capture = projection.capture
-    op, row = _kernel_range_pairs(projection)
-    labels, styles = _or_none(range_labels(capture), row), _or_none(range_styles(capture), row)
-    tid = np.where(row >= 0, np.append(capture.ranges.tid, -1)[row], _launch_tid(projection)[op])
-    pid, kernel = capture.ops.pid[op], capture.ops.name_id[op]
-    dur_ns = capture.ops.end_ns[op] - capture.ops.start_ns[op]
-    groups = grouped(dur_ns, labels.codes, styles.codes, pid, tid, kernel)
-    distinct = groups_of(groups.of_row, row)[0] if len(row) else np.empty(0, dtype=np.int64)
-    instances = np.bincount(groups.of_row[distinct][row[distinct] >= 0], minlength=len(groups.total))
-    at = groups.first
-
-    def key(group: int) -> tuple[Any, ...]:
-        one = at[group]
-        return (labels[one], styles[one], pid[one], tid[one], -groups.total[group], capture.name(kernel[one]))
-
-    shown = []
-    for group in sorted(range(len(groups.total)), key=key):
-        one = at[group]
-        whose = [labels[one], styles[one], str(pid[one]), str(tid[one]) if tid[one] >= 0 else ""]
-        figures = [instances[group], groups.count[group], groups.total[group]]
-        shown.append([*whose, *map(str, figures), *groups.spread(group), capture.name(kernel[one])])
-    header = [
-        "NVTX Range",
-        "Style",
-        "PID",
-        "TID",
-        "NVTX Inst",
-        "Kern Inst",
-        "Total Time (ns)",
-        *SPREAD,
-        "Kernel Name",
-    ]
-    return Report(name, header, shown, unattributed_note(projection))
-
-
-def _launch_tid(projection: Projection) -> np.ndarray:
-    """Thread (n,) that launched each operation, -1 where the call was not recorded."""
-    tids: np.ndarray = np.append(projection.capture.api.tid, -1)[projection.ops.api]
-    return tids
+def _or_none(labels: Labels, rows: np.ndarray) -> Labels:
+    """Those of `rows`, "" for row -1."""
+    codes = np.append(labels.codes, len(labels.texts))
+    return Labels(np.append(labels.texts, ""), codes[rows])
 
 
 def execution_sum(name: str, projection: Projection) -> Report:
@@ -91,73 +96,76 @@ def execution_sum(name: str, projection: Projection) -> Report:
     ops, api = capture.ops.take(rows), capture.api.take(projection.ops.api[rows])
     calls = api_names(capture, api.name_id)
     keys = (ops.pid, api.tid, ops.device, calls.codes, ops.name_id)
-    queued = ops.start_ns - api.end_ns
+    queued_ns = ops.start_ns - api.end_ns
     times = {
         "T": np.maximum(ops.end_ns, api.end_ns) - api.start_ns,
         "A": api.end_ns - api.start_ns,
-        "Q": queued,
+        "Q": queued_ns,
         "K": ops.end_ns - ops.start_ns,
     }
     groups = {letter: grouped(values, *keys) for letter, values in times.items()}
-    waits = {
-        group: queued[(groups["Q"].of_row == group) & (queued > 0)] for group in range(len(groups["T"].total))
-    }
-    shown = []
-    for group in sorted(waits, key=lambda group: (-groups["T"].avg[group], groups["T"].first[group])):
-        one, wait = groups["T"].first[group], waits[group]
-        count = groups["T"].count[group]
+    total = groups["T"]
+    waits = {group: queued_ns[(total.of_row == group) & (queued_ns > 0)] for group in range(len(total.total))}
+    lines = []
+    for group in sorted(waits, key=lambda group: (-total.avg[group], total.first_row[group])):
+        i, wait = total.first_row[group], waits[group]
         spread = grouped(wait, np.zeros_like(wait)).spread(0) if len(wait) else ["", "", "", "", "0.0"]
-        figures = [groups["T"].spread(group), groups["A"].spread(group), spread, groups["K"].spread(group)]
-        whose = [ops.pid[one], api.tid[one], ops.device[one], count, len(wait)]
-        shown.append(
-            [*map(str, whose), *chain.from_iterable(figures), calls[one], capture.name(ops.name_id[one])]
-        )
+        figures = [total.spread(group), groups["A"].spread(group), spread, groups["K"].spread(group)]
+        thread = [ops.pid[i], api.tid[i], ops.device[i], total.count[group], len(wait)]
+        kernel = capture.name(ops.name_id[i])
+        lines.append([*map(str, thread), *chain.from_iterable(figures), calls[i], kernel])
     header = ["PID", "TID", "DevId", "Count", "QCount", *(letter + key for letter in times for key in SPREAD)]
-    return Report(name, [*header, "API Name", "Kernel Name"], shown, unattributed_note(projection))
+    return Report(name, [*header, "API Name", "Kernel Name"], lines, unattributed_note(projection))
 
 
-def execution_trace(name: str, projection: Projection) -> Report:
-    """Every kernel with its call, by the call's start; the queue is the time between, if there was any."""
+def gpu_trace(name: str, projection: Projection) -> Report:
+    """Every operation of the GPU, by its start."""
     capture = projection.capture
-    rows = np.flatnonzero(capture.kernels & (projection.ops.api >= 0))
-    rows = rows[np.lexsort((capture.ops.start_ns[rows], capture.api.start_ns[projection.ops.api[rows]]))]
-    ops, api = capture.ops.take(rows), capture.api.take(projection.ops.api[rows])
-    queued = ops.start_ns - api.end_ns
-    columns = {
-        "API Start (ns)": numbers(api.start_ns),
-        "API Dur (ns)": numbers(api.end_ns - api.start_ns),
-        "Queue Start (ns)": _where(queued > 0, api.end_ns),
-        "Queue Dur (ns)": _where(queued > 0, queued),
-        "Kernel Start (ns)": numbers(ops.start_ns),
-        "Kernel Dur (ns)": numbers(ops.end_ns - ops.start_ns),
-        "Total Dur (ns)": numbers(np.maximum(ops.end_ns, api.end_ns) - api.start_ns),
-        "PID": numbers(ops.pid),
-        "TID": numbers(api.tid),
-        "DevId": numbers(ops.device),
-        "API Function": api_names(capture, api.name_id).column().tolist(),
-        "GridXYZ": _sizes(ops, "grid"),
-        "BlockXYZ": _sizes(ops, "block"),
-        "Kernel Name": capture.text(ops.name_id).tolist(),
+    order = np.lexsort((capture.ops.end_ns, capture.ops.start_ns))
+    ops = capture.ops.take(order)
+    is_kernel = ops.kind == KERNEL
+    of_kernels = {
+        title: np.where(is_kernel, getattr(ops, column), -1)
+        for title, column in (_GEOMETRY | _MEMORY).items()
     }
-    return table_of(name, columns, unattributed_note(projection))
+    columns = {
+        "Start (ns)": numbers(ops.start_ns),
+        "Duration (ns)": numbers(ops.end_ns - ops.start_ns),
+        "CorrId": recorded_numbers(ops.corr),
+        **{title: recorded_numbers(of_kernels[title]) for title in _GEOMETRY},
+        **{title: megabytes(of_kernels[title]) for title in _MEMORY},
+        **_copies(ops, ~is_kernel),
+        "Device": _devices(capture, ops),
+        "Ctx": recorded_numbers(ops.context),
+        "GreenCtx": recorded_numbers(np.where(ops.green_context > 0, ops.green_context, -1)),
+        "Strm": recorded_numbers(ops.stream),
+        "Name": operation_names(capture).take(order).column(),
+    }
+    return table_of(name, columns)
 
 
-def _where(shown: np.ndarray, values: np.ndarray) -> list[str]:
-    texts = zip(numbers(values), shown.tolist(), strict=True)
-    return [text if is_shown else "" for text, is_shown in texts]
+def _copies(ops: Table, is_copy: np.ndarray) -> dict[str, list[str]]:
+    """Size, rate and memories of copies and fills; "" for kernels."""
+
+    def rate(size: int, dur_ns: int) -> str:
+        return rounded(size * (10**9 // dur_ns) / 1e6, 3) if dur_ns > 0 and size >= 0 else ""
+
+    def memory(kind: np.ndarray) -> list[str]:
+        return labelled(lambda code: MEMORY_KINDS.get(code, ""), np.where(is_copy, kind, -1)).column()
+
+    size = np.where(is_copy, ops.bytes, -1)
+    return {
+        "Bytes (MB)": megabytes(size),
+        "Throughput (MB/s)": labelled(rate, size, np.where(is_copy, ops.end_ns - ops.start_ns, -1)).column(),
+        "SrcMemKd": memory(ops.src_kind),
+        "DstMemKd": memory(ops.dst_kind),
+    }
 
 
-def _or_none(labels: Labels, rows: np.ndarray) -> Labels:
-    """Those of `rows`, "" for row -1."""
-    codes = np.append(labels.codes, len(labels.texts))
-    return Labels(np.append(labels.texts, ""), codes[rows])
+def _devices(capture: Capture, ops: Table) -> list[str]:
+    names = {(device.pid, device.device): f"{device.name} ({device.device})" for device in capture.devices}
 
+    def text(pid: int, device: int) -> str:
+        return names.get((pid, device)) or names.get((-1, device)) or str(device)
 
-def _sizes(ops: Table, name: str) -> list[str]:
-    """`  16    1    1` of each row (n,), as nsys writes it; "" where it was not recorded."""
-
-    def text(*size: int) -> str:
-        return "".join(f"{one:4d} " for one in size)[:-1] if min(size) >= 0 else ""
-
-    found = labelled(text, *(getattr(ops, f"{name}_{axis}") for axis in "xyz"))
-    return cast("list[str]", found.column().tolist())
+    return labelled(text, ops.pid, ops.device).column()

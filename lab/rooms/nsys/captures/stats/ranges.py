@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 
 from lab.recordings.capture import START_END, Capture
@@ -19,6 +17,12 @@ from lab.rooms.nsys.captures.stats.table import (
     share_table,
     table_of,
 )
+
+_PROJECTED = [
+    *["Range", "Style", "Total Proj Time (ns)", "Total Range Time (ns)", "Range Instances"],
+    *["Proj Avg (ns)", "Proj Med (ns)", "Proj Min (ns)", "Proj Max (ns)", "Proj StdDev (ns)"],
+    *["Total GPU Ops", "Avg GPU Ops", "Avg Range Lvl", "Avg Num Child"],
+]
 
 
 def range_labels(capture: Capture) -> Labels:
@@ -38,18 +42,18 @@ def range_styles(capture: Capture) -> Labels:
 def range_sum(name: str, projection: Projection) -> Report:
     capture = projection.capture
     labels, styles = range_labels(capture), range_styles(capture)
-    style = {"nvtx_pushpop_sum": "PushPop", "nvtx_startend_sum": "StartEnd"}.get(name)
-    counts = np.ones(len(labels.codes), dtype=bool) if projection.part is None else projection.part.ranges
-    keep = np.flatnonzero(counts & (styles.column() == style) if style else counts)
-    ranges, labels, styles = capture.ranges.take(keep), labels.take(keep), styles.take(keep)
+    mask = np.ones(len(capture.ranges), dtype=bool) if projection.part is None else projection.part.ranges
+    only_push_pop = name == "nvtx_pushpop_sum"
+    rows = np.flatnonzero(mask & (capture.ranges.kind != START_END) if only_push_pop else mask)
+    ranges, labels, styles = capture.ranges.take(rows), labels.take(rows), styles.take(rows)
     groups = grouped(ranges.end_ns - ranges.start_ns, labels.codes, styles.codes)
-    shown = ["Range"] if style else ["Style", "Range"]
+    heads = ["Range"] if only_push_pop else ["Style", "Range"]
 
     def label(group: int) -> list[str]:
-        row = groups.first[group]
-        return [styles[row], labels[row]][-len(shown) :]
+        row = groups.first_row[group]
+        return [styles[row], labels[row]][-len(heads) :]
 
-    return share_table(name, "Instances", shown, groups, label)
+    return share_table(name, "Instances", heads, groups, label)
 
 
 def _projected_rows(projection: Projection) -> tuple[np.ndarray, np.ndarray]:
@@ -67,61 +71,50 @@ def projected_sum(name: str, projection: Projection) -> Report:
     capture, instances = projection.capture, projection.instances
     rows, children = _projected_rows(projection)
     labels, styles = range_labels(capture).take(rows), range_styles(capture).take(rows)
-    span = instances.last_ns[rows] - instances.first_ns[rows]
-    groups = grouped(span, labels.codes, styles.codes)
-    host = capture.ranges.end_ns[rows] - capture.ranges.start_ns[rows]
-    sums = {
-        key: np.bincount(groups.of_row, values)
-        for key, values in {
-            "host": host,
-            "ops": instances.num_ops[rows],
-            "level": np.maximum(instances.level[rows], 0),
-            "children": children[rows],
-        }.items()
-    }
+    groups = grouped(instances.last_ns[rows] - instances.first_ns[rows], labels.codes, styles.codes)
+    host_ns = np.bincount(groups.of_row, capture.ranges.end_ns[rows] - capture.ranges.start_ns[rows])
+    sums = [
+        np.bincount(groups.of_row, values)
+        for values in (instances.num_ops[rows], np.maximum(instances.level[rows], 0), children[rows])
+    ]
 
     def label(group: int) -> list[str]:
-        return [labels[groups.first[group]], styles[groups.first[group]]]
+        return [labels[groups.first_row[group]], styles[groups.first_row[group]]]
 
-    shown = []
+    lines = []
     for group in by_total(groups, label):
         count = groups.count[group]
-        means = [rounded(sums[key][group] / count, 1) for key in ("ops", "level", "children")]
-        figures = [str(groups.total[group]), str(int(sums["host"][group])), str(count), *groups.spread(group)]
-        shown.append([*label(group), *figures, str(int(sums["ops"][group])), *means])
-    header = [
-        "Range",
-        "Style",
-        "Total Proj Time (ns)",
-        "Total Range Time (ns)",
-        "Range Instances",
-        "Proj Avg (ns)",
-        "Proj Med (ns)",
-        "Proj Min (ns)",
-        "Proj Max (ns)",
-        "Proj StdDev (ns)",
-        "Total GPU Ops",
-        "Avg GPU Ops",
-        "Avg Range Lvl",
-        "Avg Num Child",
-    ]
-    return Report(name, header, shown)
+        times = [str(groups.total[group]), str(int(host_ns[group])), str(count), *groups.spread(group)]
+        means = [rounded(summed[group] / count, 1) for summed in sums]
+        lines.append([*label(group), *times, str(int(sums[0][group])), *means])
+    return Report(name, _PROJECTED, lines)
 
 
 def projected_trace(name: str, projection: Projection) -> Report:
     capture, instances = projection.capture, projection.instances
     ranges = capture.ranges
     rows, children = _projected_rows(projection)
-    ids = numbers(range_ids(capture))
-    parents, stacks = _stacks(instances.parent, ids)
-    start_ns, first_ns = ranges.start_ns[rows], instances.first_ns[rows]
+    # nsys' id of a range is its row in NVTX_EVENTS; without one, its position in the capture, from 1.
+    ids = numbers(np.where(ranges.row >= 0, ranges.row, np.arange(len(ranges)) + 1))
+    parents = instances.parent.tolist()
+    stacks = {-1: ""}  # row -> `:outermost:...:own id`, made from the parent's
+
+    def stack(row: int) -> str:
+        missing = []
+        while row not in stacks:
+            missing.append(row)
+            row = parents[row]
+        for inner in reversed(missing):
+            stacks[inner] = f"{stacks[parents[inner]]}:{ids[inner]}"
+        return stacks[missing[0]] if missing else stacks[row]
+
     columns = {
-        "Name": range_labels(capture).take(rows).column().tolist(),
-        "Projected Start (ns)": numbers(first_ns),
-        "Projected Duration (ns)": numbers(instances.last_ns[rows] - first_ns),
-        "Orig Start (ns)": numbers(start_ns),
-        "Orig Duration (ns)": numbers(ranges.end_ns[rows] - start_ns),
-        "Style": range_styles(capture).take(rows).column().tolist(),
+        "Name": range_labels(capture).take(rows).column(),
+        "Projected Start (ns)": numbers(instances.first_ns[rows]),
+        "Projected Duration (ns)": numbers(instances.last_ns[rows] - instances.first_ns[rows]),
+        "Orig Start (ns)": numbers(ranges.start_ns[rows]),
+        "Orig Duration (ns)": numbers(ranges.end_ns[rows] - ranges.start_ns[rows]),
+        "Style": range_styles(capture).take(rows).column(),
         "PID": numbers(ranges.pid[rows]),
         "TID": numbers(ranges.tid[rows]),
         "NumGPUOps": numbers(instances.num_ops[rows]),
@@ -129,31 +122,6 @@ def projected_trace(name: str, projection: Projection) -> Report:
         "NumChild": numbers(children[rows]),
         "RangeId": [ids[row] for row in rows.tolist()],
         "ParentId": [ids[parents[row]] if parents[row] >= 0 else "" for row in rows.tolist()],
-        "RangeStack": [stacks(row) for row in rows.tolist()],
+        "RangeStack": [stack(row) for row in rows.tolist()],
     }
     return table_of(name, columns)
-
-
-def range_ids(capture: Capture) -> np.ndarray:
-    """nsys' id (n,) of each range: its row in NVTX_EVENTS, otherwise its position in the capture, from 1."""
-    own = capture.ranges.row
-    ids: np.ndarray = np.where(own >= 0, own, np.arange(len(own)) + 1)
-    return ids
-
-
-def _stacks(parent: np.ndarray, ids: Sequence[str]) -> tuple[list[int], Callable[[int], str]]:
-    """The parent of each range; and how to ask for `:outermost:...:own id`, made from the parent's."""
-    parents = parent.tolist()
-    made: dict[int, str] = {}
-
-    def stack(row: int) -> str:
-        above = []
-        while row >= 0 and row not in made:
-            above.append(row)
-            row = parents[row]
-        text = made[row] if row >= 0 else ""
-        for one in reversed(above):
-            made[one] = text = f"{text}:{ids[one]}"
-        return text
-
-    return parents, stack

@@ -2,30 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from lab.core.files import write_atomic
 from lab.errors import MissingError, UsageError
-from lab.recordings.capture import MEMCPY, MEMSET, START_END, Capture
+from lab.recordings.capture import MEMCPY, MEMSET, Capture
 from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import AXES, Axis
 from lab.recordings.projection import Projection
-from lab.rooms.nsys.captures.stats.kernels import execution_sum, execution_trace, range_kernel_sum
-from lab.rooms.nsys.captures.stats.operations import gpu_trace
+from lab.rooms.nsys.captures.stats.kernels import execution_sum, gpu_trace, range_kernel_sum
 from lab.rooms.nsys.captures.stats.ranges import projected_sum, projected_trace, range_sum
-from lab.rooms.nsys.captures.stats.sums import (
-    api_gpu_sum,
-    api_sum,
-    gpu_sum,
-    kernel_sum,
-    memory_size,
-    memory_time,
-    os_sum,
-)
+from lab.rooms.nsys.captures.stats.sums import api_sum, kernel_sum, memory_size, memory_time, os_sum
 from lab.rooms.nsys.captures.stats.table import Report
+
+
+class Kind(NamedTuple):
+    """What makes a report, what it needs (a key of REASONS each), the axes its figures rest on (none: of the
+    OS alone)."""
+
+    make: Callable[[str, Projection], Report]
+    needs: tuple[str, ...]
+    axes: tuple[Axis, ...]
+
+
+REASONS: dict[str, str] = {
+    "kernels": "the capture has no kernels",
+    "copies": "the capture has no copies and no fills",
+    "calls": "the capture has no CUDA API calls",
+    "ranges": "the capture has no ranges",
+    "ops": "the capture has no GPU work",
+    "osrt": "the capture has no calls of the OS runtime (nsys: --trace=osrt)",
+}
+REPORTS = {
+    "cuda_gpu_kern_sum": Kind(kernel_sum, ("kernels",), ("gpu",)),
+    "cuda_api_sum": Kind(api_sum, ("calls",), ("host",)),
+    "osrt_sum": Kind(os_sum, ("osrt",), ()),
+    "cuda_gpu_mem_time_sum": Kind(memory_time, ("copies",), ("gpu",)),
+    "cuda_gpu_mem_size_sum": Kind(memory_size, ("copies",), ("gpu",)),
+    "nvtx_sum": Kind(range_sum, ("ranges",), ("ops",)),
+    "nvtx_pushpop_sum": Kind(range_sum, ("ranges",), ("ops",)),
+    "nvtx_gpu_proj_sum": Kind(projected_sum, ("ranges", "ops"), AXES),
+    "nvtx_gpu_proj_trace": Kind(projected_trace, ("ranges", "ops"), AXES),
+    "nvtx_kern_sum": Kind(range_kernel_sum, ("kernels",), AXES),
+    "cuda_gpu_trace": Kind(gpu_trace, ("ops",), ("gpu",)),
+    "cuda_kern_exec_sum": Kind(execution_sum, ("kernels", "calls"), ("gpu", "host")),
+}
 
 
 def report(name: str, projection: Projection) -> Report:
@@ -36,12 +61,12 @@ def report(name: str, projection: Projection) -> Report:
     report is about.
     """
     check_name(name)
-    make, why_not, axes = REPORTS[name]
-    if reason := why_not(projection.capture):
+    if reason := available(projection.capture)[name]:
         raise MissingError(f"{name}: {reason}", location=projection.capture.source)
-    made = make(name, projection)
-    lost = bool(axes) and bound(projection.capture.lacks, *axes)
-    return made.with_column("Bound", str(lost)) if lost else made
+    kind = REPORTS[name]
+    table = kind.make(name, projection)
+    lost = bound(projection.capture.lacks, *kind.axes) if kind.axes else ""
+    return table.with_column("Bound", lost) if lost else table
 
 
 def check_name(name: str) -> None:
@@ -52,79 +77,30 @@ def check_name(name: str) -> None:
 
 def available(capture: Capture) -> dict[str, str]:
     """For each report "", or why this capture has no data for it."""
-    return {name: why_not(capture) for name, (_, why_not, _) in REPORTS.items()}
+    is_there = {
+        "kernels": capture.kernels.any(),
+        "copies": np.isin(capture.ops.kind, (MEMCPY, MEMSET)).any(),
+        "calls": len(capture.api),
+        "ranges": len(capture.ranges),
+        "ops": len(capture.ops),
+        "osrt": len(capture.osrt),
+    }
+    return {
+        name: next((REASONS[need] for need in kind.needs if not is_there[need]), "")
+        for name, kind in REPORTS.items()
+    }
 
 
-def write_reports(projection: Projection, folder: Path, stem: str) -> list[str]:
-    """Write `{stem}_{report}.csv` for every report with data; returns why the others are missing."""
-    missing = []
-    for name, reason in available(projection.capture).items():
-        if reason:
-            missing.append(f"{name}: {reason}")
+def write_reports(
+    projection: Projection, names: Iterable[str], folder: Path, stem: str
+) -> tuple[list[Path], list[str]]:
+    """Write `{stem}_{report}.csv` for every report with data; the files, and why the others are missing."""
+    files, reasons = [], []
+    absent = available(projection.capture)
+    for name in names:
+        if absent[name]:
+            reasons.append(f"{name}: {absent[name]}")
         else:
-            write_atomic(folder / f"{stem}_{name}.csv", report(name, projection).csv())
-    return missing
-
-
-def _no_kernels(capture: Capture) -> str:
-    return "" if capture.kernels.any() else "the capture has no kernels"
-
-
-def _no_copies(capture: Capture) -> str:
-    has_any = np.isin(capture.ops.kind, (MEMCPY, MEMSET)).any()
-    return "" if has_any else "the capture has no copies and no fills"
-
-
-def _no_calls(capture: Capture) -> str:
-    return "" if len(capture.api) else "the capture has no CUDA API calls"
-
-
-def _no_ranges(capture: Capture) -> str:
-    return "" if len(capture.ranges) else "the capture has no ranges"
-
-
-def _no_ranges_or_ops(capture: Capture) -> str:
-    return _no_ranges(capture) or ("" if len(capture.ops) else "the capture has no GPU work")
-
-
-def _no_ops(capture: Capture) -> str:
-    return "" if len(capture.ops) else "the capture has no GPU work"
-
-
-def _no_os_calls(capture: Capture) -> str:
-    return "" if len(capture.osrt) else "the capture has no calls of the OS runtime (nsys: --trace=osrt)"
-
-
-def _no_start_end(capture: Capture) -> str:
-    return "" if (capture.ranges.kind == START_END).any() else "the capture has no start/end ranges"
-
-
-def _no_calls_and_ops(capture: Capture) -> str:
-    return "" if len(capture.api) or len(capture.ops) else "the capture has no CUDA API calls and no GPU work"
-
-
-def _no_joined_kernels(capture: Capture) -> str:
-    return _no_kernels(capture) or _no_calls(capture)
-
-
-GPU: tuple[Axis, ...] = ("gpu",)
-JOINED: tuple[Axis, ...] = ("gpu", "host")
-# What makes it, why it cannot be made, and the axes that its figures rest on (none: of the OS alone).
-REPORTS: dict[str, tuple[Callable[[str, Projection], Report], Callable[[Capture], str], tuple[Axis, ...]]] = {
-    "cuda_gpu_kern_sum": (kernel_sum, _no_kernels, GPU),
-    "cuda_gpu_sum": (gpu_sum, _no_ops, GPU),
-    "cuda_api_sum": (api_sum, _no_calls, ("host",)),
-    "cuda_api_gpu_sum": (api_gpu_sum, _no_calls_and_ops, JOINED),
-    "osrt_sum": (os_sum, _no_os_calls, ()),
-    "cuda_gpu_mem_time_sum": (memory_time, _no_copies, GPU),
-    "cuda_gpu_mem_size_sum": (memory_size, _no_copies, GPU),
-    "nvtx_sum": (range_sum, _no_ranges, ("ops",)),
-    "nvtx_pushpop_sum": (range_sum, _no_ranges, ("ops",)),
-    "nvtx_startend_sum": (range_sum, _no_start_end, ("ops",)),
-    "nvtx_gpu_proj_sum": (projected_sum, _no_ranges_or_ops, AXES),
-    "nvtx_gpu_proj_trace": (projected_trace, _no_ranges_or_ops, AXES),
-    "nvtx_kern_sum": (range_kernel_sum, _no_kernels, AXES),
-    "cuda_gpu_trace": (gpu_trace, _no_ops, GPU),
-    "cuda_kern_exec_sum": (execution_sum, _no_joined_kernels, JOINED),
-    "cuda_kern_exec_trace": (execution_trace, _no_joined_kernels, JOINED),
-}
+            files.append(folder / f"{stem}_{name}.csv")
+            write_atomic(files[-1], report(name, projection).csv())
+    return files, reasons

@@ -24,15 +24,16 @@ _VERSION = re.compile(r"_v\d{4}$")  # nsys strips versions of four digits only
 def kernel_sum(name: str, projection: Projection) -> Report:
     capture = projection.capture
     ops = capture.ops.where(capture.kernels)
-    groups = grouped(ops.end_ns - ops.start_ns, ops.name_id)
-    return share_table(
-        name, "Instances", ["Name"], groups, lambda group: [capture.name(ops.name_id[groups.first[group]])]
-    )
+    names = labelled(capture.name, ops.name_id)
+    return _sum_by_name(name, "Instances", "Name", ops.end_ns - ops.start_ns, names)
 
 
 def api_sum(name: str, projection: Projection) -> Report:
-    dur_ns, names = _calls(projection)
-    return _sum_by_label(name, "Num Calls", ["Name"], [("", dur_ns, names)])
+    calls = projection.capture.api
+    if projection.part is not None:
+        calls = calls.where(projection.part.api)
+    names = api_names(projection.capture, calls.name_id)
+    return _sum_by_name(name, "Num Calls", "Name", calls.end_ns - calls.start_ns, names)
 
 
 def os_sum(name: str, projection: Projection) -> Report:
@@ -40,56 +41,40 @@ def os_sum(name: str, projection: Projection) -> Report:
     if projection.part is not None:
         calls = calls.where(projection.part.osrt)
     names = labelled(projection.capture.name, calls.name_id)
-    return _sum_by_label(name, "Num Calls", ["Name"], [("", calls.end_ns - calls.start_ns, names)])
+    return _sum_by_name(name, "Num Calls", "Name", calls.end_ns - calls.start_ns, names)
 
 
-def gpu_sum(name: str, projection: Projection) -> Report:
-    return _sum_by_label(name, "Instances", ["Category", "Operation"], _gpu_work(projection))
+def memory_time(name: str, projection: Projection) -> Report:
+    rows, names = _memory_ops(projection)
+    ops = projection.capture.ops.take(rows)
+    return _sum_by_name(name, "Count", "Operation", ops.end_ns - ops.start_ns, names)
 
 
-def api_gpu_sum(name: str, projection: Projection) -> Report:
-    kinds = [("CUDA_API", *_calls(projection)), *_gpu_work(projection)]
-    return _sum_by_label(name, "Instances", ["Category", "Operation"], kinds)
+def _sum_by_name(name: str, counted: str, heading: str, dur_ns: np.ndarray, names: Labels) -> Report:
+    groups = grouped(dur_ns, names.codes)
+    return share_table(name, counted, [heading], groups, lambda group: [names[groups.first_row[group]]])
 
 
-def _calls(projection: Projection) -> tuple[np.ndarray, Labels]:
-    """Duration and nsys' name (n,) of each API call that counts."""
-    api = projection.capture.api
-    if projection.part is not None:
-        api = api.where(projection.part.api)
-    return api.end_ns - api.start_ns, api_names(projection.capture, api.name_id)
+def memory_size(name: str, projection: Projection) -> Report:
+    rows, names = _memory_ops(projection)
+    groups = grouped(np.maximum(projection.capture.ops.bytes[rows], 0), names.codes)
+    lines = []
+    for group in by_total(groups, lambda group: [names[groups.first_row[group]]]):
+        total = rounded(groups.total[group] / 1e6, 3)
+        spread = groups.spread(group, 3, 1_000_000)
+        lines.append([total, str(groups.count[group]), *spread, names[groups.first_row[group]]])
+    spread_heads = [f"{word} (MB)" for word in ("Avg", "Med", "Min", "Max", "StdDev")]
+    return Report(name, ["Total (MB)", "Count", *spread_heads, "Operation"], lines)
 
 
-def _gpu_work(projection: Projection) -> list[tuple[str, np.ndarray, Labels]]:
-    """(nsys' category, durations, names) of kernels, and of copies and fills."""
-    ops = projection.capture.ops
-    dur_ns, names = ops.end_ns - ops.start_ns, operation_names(projection.capture)
-    memory = np.flatnonzero(np.isin(ops.kind, (MEMCPY, MEMSET)))
-    kernels = np.flatnonzero(projection.capture.kernels)
-    kinds = {"CUDA_KERNEL": kernels, "MEMORY_OPER": memory}
-    return [(kind, dur_ns[rows], names.take(rows)) for kind, rows in kinds.items()]
-
-
-def _sum_by_label(
-    name: str, counted: str, last: list[str], kinds: list[tuple[str, np.ndarray, Labels]]
-) -> Report:
-    """Durations (n,) by kind and name (n,); `last` has one column for the name, or two with the kind."""
-    kind = np.concatenate([np.full(len(durations), at) for at, (_, durations, _) in enumerate(kinds)])
-    dur_ns = np.concatenate([durations for _, durations, _ in kinds])
-    codes = np.concatenate([names.codes for _, _, names in kinds])
-    groups = grouped(dur_ns, kind, codes)
-
-    def label(group: int) -> list[str]:
-        row = groups.first[group]
-        title, _, names = kinds[kind[row]]
-        return [title, names.texts[codes[row]]][-len(last) :]
-
-    return share_table(name, counted, last, groups, label)
+def _memory_ops(projection: Projection) -> tuple[np.ndarray, Labels]:
+    rows = np.flatnonzero(np.isin(projection.capture.ops.kind, (MEMCPY, MEMSET)))
+    return rows, operation_names(projection.capture).take(rows)
 
 
 def api_names(capture: Capture, name_id: np.ndarray) -> Labels:
     """nsys' name of each API call (n,) by its string id."""
-    return labelled(lambda one: _VERSION.sub("", capture.name(one)), name_id)
+    return labelled(lambda index: _VERSION.sub("", capture.name(index)), name_id)
 
 
 def operation_names(capture: Capture) -> Labels:
@@ -104,39 +89,3 @@ def operation_names(capture: Capture) -> Labels:
         return capture.name(name_id)
 
     return labelled(text, capture.ops.kind, capture.ops.copy_kind, capture.ops.name_id)
-
-
-def _memory_ops(projection: Projection) -> tuple[np.ndarray, Labels]:
-    rows = np.flatnonzero(np.isin(projection.capture.ops.kind, (MEMCPY, MEMSET)))
-    return rows, operation_names(projection.capture).take(rows)
-
-
-def memory_time(name: str, projection: Projection) -> Report:
-    rows, names = _memory_ops(projection)
-    ops = projection.capture.ops.take(rows)
-    groups = grouped(ops.end_ns - ops.start_ns, names.codes)
-    return share_table(name, "Count", ["Operation"], groups, lambda group: [names[groups.first[group]]])
-
-
-def memory_size(name: str, projection: Projection) -> Report:
-    rows, names = _memory_ops(projection)
-    groups = grouped(np.maximum(projection.capture.ops.bytes[rows], 0), names.codes)
-    shown = []
-    for group in by_total(groups, lambda group: [names[groups.first[group]]]):
-        figures = [
-            rounded(groups.total[group] / 1e6, 3),
-            str(groups.count[group]),
-            *groups.spread(group, 3, 1_000_000),
-        ]
-        shown.append([*figures, names[groups.first[group]]])
-    header = [
-        "Total (MB)",
-        "Count",
-        "Avg (MB)",
-        "Med (MB)",
-        "Min (MB)",
-        "Max (MB)",
-        "StdDev (MB)",
-        "Operation",
-    ]
-    return Report(name, header, shown)

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_HALF_UP, Decimal
-from typing import cast
 
 import numpy as np
 
@@ -53,9 +52,9 @@ def _harmless(cell: str) -> str:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Rows (n,) of one kind, grouped: `first`, a row of each group; the figures of its values, each (g,)."""
+    """Rows (n,) of one kind, grouped: `first_row` of each group; the figures of its values, each (g,)."""
 
-    first: np.ndarray
+    first_row: np.ndarray
     of_row: np.ndarray
     total: np.ndarray
     count: np.ndarray
@@ -83,7 +82,7 @@ def grouped(values: np.ndarray, *keys: np.ndarray) -> _Groups:
     if len(values) == 0:
         none = np.empty(0, dtype=np.int64)
         return _Groups(none, none, none, none, none, none, none, none, none)
-    first, of_row = groups_of(*keys)
+    first_row, of_row = groups_of(*keys)
     ordered = values[np.lexsort((values, of_row))]
     count = np.bincount(of_row)
     start = np.cumsum(count) - count
@@ -91,7 +90,7 @@ def grouped(values: np.ndarray, *keys: np.ndarray) -> _Groups:
     avg = total / count
     squares = np.add.reduceat((ordered - np.repeat(avg, count)) ** 2, start)
     return _Groups(
-        first=first,
+        first_row=first_row,
         of_row=of_row,
         total=total,
         count=count,
@@ -113,22 +112,12 @@ def groups_of(*keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             (_, code), (_, values) = _sorted_groups(code), _sorted_groups(values)
             low, span, width = 0, int(code.max()) + 1, int(values.max()) + 1
         code, span = code * width + (values - low), span * width
-    return _counted_groups(code, span) if span <= 4 * len(code) else _sorted_groups(code)
-
-
-def _counted_groups(code: np.ndarray, span: int) -> tuple[np.ndarray, np.ndarray]:
-    """Without a sort, where codes are below a small number."""
-    first = np.full(span, -1, dtype=np.int64)
-    first[code[::-1]] = np.arange(len(code) - 1, -1, -1)
-    used = np.flatnonzero(first >= 0)
-    group = np.empty(span, dtype=np.int64)
-    group[used] = np.arange(len(used))
-    return first[used], group[code]
+    return _sorted_groups(code)
 
 
 def _sorted_groups(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    _, first, group = np.unique(code, return_index=True, return_inverse=True)
-    return first, group.ravel()
+    _, first_row, group = np.unique(code, return_index=True, return_inverse=True)
+    return first_row, group.ravel()
 
 
 @dataclass(frozen=True)
@@ -145,9 +134,9 @@ class Labels:
     def take(self, rows: np.ndarray) -> Labels:
         return Labels(self.texts, self.codes[rows])
 
-    def column(self) -> np.ndarray:
-        """The texts (n,) as objects."""
-        column: np.ndarray = self.texts[self.codes]
+    def column(self) -> list[str]:
+        """The texts (n,)."""
+        column: list[str] = self.texts[self.codes].tolist()
         return column
 
 
@@ -155,29 +144,24 @@ def labelled(text_of: Callable[..., str], *keys: np.ndarray) -> Labels:
     """`text_of` the keys of each row (n,), asked once for equal ones; equal texts have equal codes."""
     if not len(keys[0]):
         return Labels(np.empty(0, dtype=object), np.empty(0, dtype=np.int64))
-    first, group = groups_of(*keys)
+    first_row, group = groups_of(*keys)
     codes: dict[str, int] = {}
-    found = [text_of(*one) for one in zip(*(key[first].tolist() for key in keys), strict=True)]
-    code_of = np.array([codes.setdefault(text, len(codes)) for text in found], dtype=np.int64)
+    texts = [text_of(*key) for key in zip(*(key[first_row].tolist() for key in keys), strict=True)]
+    code_of = np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64)
     return Labels(np.array(list(codes), dtype=object), code_of[group])
 
 
 def share_table(
-    name: str, counted: str, last: Sequence[str], groups: _Groups, labels: Callable[[int], list[str]]
+    name: str, counted: str, heads: Sequence[str], groups: _Groups, labels: Callable[[int], list[str]]
 ) -> Report:
     """Time (%), Total Time (ns), a count, the spread, labels: by total time, largest first."""
-    whole = groups.total.sum()
+    total_ns = groups.total.sum()
     rows = []
     for group in by_total(groups, labels):
-        share = 100 * groups.total[group] / whole if whole else 0.0
-        figures = [
-            rounded(share, 1),
-            str(groups.total[group]),
-            str(groups.count[group]),
-            *groups.spread(group),
-        ]
+        share = rounded(100 * groups.total[group] / total_ns if total_ns else 0.0, 1)
+        figures = [share, str(groups.total[group]), str(groups.count[group]), *groups.spread(group)]
         rows.append(figures + labels(group))
-    return Report(name, ["Time (%)", "Total Time (ns)", counted, *SPREAD, *last], rows)
+    return Report(name, ["Time (%)", "Total Time (ns)", counted, *SPREAD, *heads], rows)
 
 
 def by_total(groups: _Groups, labels: Callable[[int], list[str]]) -> list[int]:
@@ -189,15 +173,14 @@ def numbers(values: np.ndarray) -> list[str]:
     return list(map(str, values.tolist()))
 
 
-def known_numbers(values: np.ndarray) -> list[str]:
+def recorded_numbers(values: np.ndarray) -> list[str]:
     """The same, "" for what was not recorded."""
     return ["" if value < 0 else str(value) for value in values.tolist()]
 
 
 def megabytes(sizes: np.ndarray) -> list[str]:
     """Bytes (n,) as MB with three digits, "" for what was not recorded."""
-    found = labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes)
-    return cast("list[str]", found.column().tolist())
+    return labelled(lambda size: rounded(size / 1e6, 3) if size >= 0 else "", sizes).column()
 
 
 def table_of(name: str, columns: Mapping[str, Sequence[str]], problems: tuple[str, ...] = ()) -> Report:

@@ -6,7 +6,7 @@ import numpy as np
 
 from lab.recordings import views
 from lab.recordings.capture import Capture
-from lab.recordings.tables import KERNEL, MEMSET, Table
+from lab.recordings.tables import KERNEL, Table
 from lab.rooms.sweep.gemm.columns import FREE, FULL, NO_LAUNCH, PARTIAL
 from lab.rooms.sweep.gemm.sheets import families
 from lab.rooms.sweep.gemm.sheets.launches import Launches
@@ -22,7 +22,7 @@ FOUND_BY_KERNEL = ("GEMM", "triton", "other", "")
 def gemm_table(found: Launches, collectives: Table) -> Table:
     """One row per executed GEMM, in order of time: the columns of views.gemm_instances, and ours.
 
-    end_ns ends the op's last kernel or fill; [ts_ns, end_ns) is its window on the device. comm_ns and
+    end_ns ends the op's last kernel; [ts_ns, end_ns) is its window on the device. comm_ns and
     comm_share say how much of the window a collective of the same rank covers, overlap is free (nothing),
     full (90 % and more) or partial; other_ns is the time of other computing kernels inside the window. cold
     marks the first recorded step, unfinished a last one with fewer GEMMs. GEMM kernels without a GEMM op
@@ -59,16 +59,16 @@ def gemm_table(found: Launches, collectives: Table) -> Table:
 
 
 def _windows(found: Launches, gemm: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Where each GEMM's last kernel or fill ends (n,), and the sum of its kernels' time (n,)."""
+    """Where each GEMM's last kernel ends (n,), and the sum of its kernels' time (n,)."""
     trace = found.trace
     if views.device_of(trace) == "cpu":
         return gemm.ts_ns + gemm.dur_ns, gemm.dur_ns
-    rows = np.flatnonzero((found.launcher >= 0) & np.isin(trace.ops.kind, (KERNEL, MEMSET)))
+    rows = np.flatnonzero((found.launcher >= 0) & (trace.ops.kind == KERNEL))
     end_ns = np.zeros(len(found.launchers), dtype=np.int64)
     own_ns = np.zeros(len(found.launchers), dtype=np.int64)
     kernels = trace.ops.take(rows)
     np.maximum.at(end_ns, found.launcher[rows], kernels.end_ns)
-    np.add.at(own_ns, found.launcher[rows], np.where(kernels.kind == KERNEL, kernels.dur_ns, 0))
+    np.add.at(own_ns, found.launcher[rows], kernels.dur_ns)
     at = np.searchsorted(found.launchers, gemm.op_row)
     return end_ns[at], own_ns[at]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from lab.perfmodel.products import is_product
 from lab.recordings.names import gemm_library as family
-from lab.recordings.views import GEMM_OPS
 
 __all__ = ["category", "family"]
 
@@ -31,7 +31,7 @@ _KERNEL_CATEGORIES = [
 @lru_cache(maxsize=65536)  # a trace names a few hundred kernels, thousands of times
 def category(op: str, kernel: str) -> str:
     """The report's category of an op by its name, else by the first kernel that it launched."""
-    if op in GEMM_OPS:
+    if is_product(op):
         return "GEMM"
     for name, pattern in _CATEGORIES:
         if pattern.search(op):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings import views
+from lab.perfmodel.dtypes import item_bytes
 from lab.recordings.tables import Table
 from lab.stats.columns import column
 
@@ -47,4 +47,4 @@ def percent(part: np.ndarray, whole: float) -> np.ndarray:
 
 
 def dtype_bytes(dtypes: np.ndarray) -> np.ndarray:
-    return np.array([views.DTYPE_BYTES.get(str(dtype).lower(), np.nan) for dtype in dtypes], dtype=float)
+    return np.array([item_bytes(str(dtype)) or np.nan for dtype in dtypes], dtype=float)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import ast
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lab.recordings import views
+from lab.perfmodel.calls import OpCall
+from lab.perfmodel.dtypes import rate_name
+from lab.perfmodel.products import factor_indices, product_work
 from lab.recordings.tables import Table
-from lab.rooms.sweep.gemm.sheets.arguments import op_arguments, tuples
-from lab.rooms.sweep.gemm.sheets.figures import dtype_bytes, most_first, sheet
+from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, op_arguments
+from lab.rooms.sweep.gemm.sheets.figures import most_first, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
 from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.rooms.sweep.gemm.sheets.ops import S5, who
@@ -23,16 +25,6 @@ GEMM_GROUP = ["op", "B", "M", "N", "K", "bias", "strides", "dtype", "dims", "tra
 EXTRAS = column_names(
     "mad_us cv p5_us p95_us family num_kernel_names free_n free_median_us overlapped_n overlapped_median_us"
 )
-COMPUTE = {
-    "c10::BFloat16": "bf16",
-    "c10::Half": "fp16",
-    "float": "fp32",
-    "double": "fp64",
-    "signed char": "int8",
-    **dict.fromkeys(
-        ("c10::Float8_e4m3fn", "c10::Float8_e5m2", "c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz"), "fp8"
-    ),
-}
 
 
 def gemm_sheet(found: Launches, gemm: Table) -> Table:
@@ -45,7 +37,10 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
     n = len(first)
     shape = Table({name: getattr(gemm, name)[first] for name in GEMM_GROUP})
     arguments = op_arguments(found.trace, gemm.op_row[first])
-    gflops, moved_bytes = _work(shape, arguments)
+    calls = _calls(found, gemm.op_row[first])
+    works = [product_work(call) for call in calls]
+    gflops = np.array([work.flops / 1e9 if work else np.nan for work in works])
+    moved_bytes = np.array([work.num_bytes if work else np.nan for work in works])
     dur_us = gemm.dur_ns / 1000
     stats = grouped(dur_us, group, n, (5, 95))
     timed = dur_us > 0  # work in no time has no rate
@@ -59,7 +54,7 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
         {
             "name": shape.op,
             **{f"param: {name}": getattr(shape, name) for name in ("B", "M", "N", "K", "bias")},
-            **_factors(arguments, shape),
+            **_factors(calls, shape.transpose),
             "GFLOPS_first": gflops,
             "Data Moved (MB)_first": moved_bytes / 2**20,
             "FLOPS/Byte_first": gflops * 1e9 / moved_bytes,
@@ -70,7 +65,7 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
                     found.trace, found.trace.operators.pid[gemm.op_row[first]], tid
                 ).items()
             },
-            "Compute Spec": [f"matrix_{COMPUTE.get(dtype, dtype)}" for dtype in shape.dtype],
+            "Compute Spec": [f"matrix_{rate_name(dtype) or dtype}" for dtype in shape.dtype],
             **_gemm_details(found, gemm, group, n),
             **{f"{title}_first": column for title, column in arguments.items()},
             **{f"Kernel Time (µs)_{key}": stats[key] for key in (*S5, "sum")},
@@ -83,48 +78,24 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
     return most_first(found_rows, "Kernel Time (µs)_sum")
 
 
-def _work(shape: Table, arguments: dict[str, list[str]]) -> tuple[np.ndarray, np.ndarray]:
-    """GFLOP (n,) and bytes moved (n,) of each shape; NaN where a size is unknown.
-
-    2 B M N K operations and B M N more for a bias; bytes of A, B, C and the bias, all in A's dtype.
-    """
-    b, m, n, k = (getattr(shape, name).astype(float) for name in ("B", "M", "N", "K"))
-    known = np.where(m < 0, np.nan, 1.0)
-    bias = [_bias_elements(op, dims) for op, dims in zip(shape.op, arguments["Input Dims"], strict=True)]
-    has_bias = shape.bias.astype(bool)
-    gflops = b * m * n * (2 * k + has_bias) / 1e9
-    elements = b * (m * k + k * n + m * n) + np.where(has_bias, bias, 0)
-    return gflops * known, elements * dtype_bytes(shape.dtype) * known
+def _calls(found: Launches, op_rows: np.ndarray) -> list[OpCall]:
+    trace, ops = found.trace, found.trace.ops.take(op_rows)
+    columns = [trace.text(getattr(ops, name)) for name in ("name_id", *ARGUMENTS.values())]
+    return [OpCall.from_profiler(*texts) for texts in zip(*columns, strict=True)]
 
 
-def _bias_elements(op: str, dims: str) -> float:
-    """Elements of the bias: the argument before the factors, or the third one of linear."""
-    items = ast.literal_eval(dims) if dims else []
-    bias = (items + [None] * 3)[2 if op == "aten::linear" else 0]
-    return (
-        float(np.prod(bias)) if isinstance(bias, list) and all(isinstance(n, int) for n in bias) else np.nan
-    )
-
-
-def _factors(arguments: dict[str, list[str]], shape: Table) -> dict[str, list[str]]:
+def _factors(calls: Sequence[OpCall], transpose: np.ndarray) -> dict[str, list[str]]:
     """Columns stride_A, stride_B, dtype_A_B and transpose (of B and A, as a column-major BLAS sees them)."""
     columns: dict[str, list[str]] = {
         f"param: {name}": [] for name in ("stride_A", "stride_B", "dtype_A_B", "transpose")
     }
-    rows = zip(shape.op, shape.transpose, arguments["Input Strides"], arguments["Input type"], strict=True)
-    for op, letters, strides, types in rows:
-        first = views.GEMM_OPS.get(op, 0)
-        a, b = _two(strides, first)
-        columns["param: stride_A"].append(str(tuples(a)) if a else "")
-        columns["param: stride_B"].append(str(tuples(b)) if b else "")
-        columns["param: dtype_A_B"].append(str(tuple(_two(types, first))))
+    for call, letters in zip(calls, transpose, strict=True):
+        left, right = factor_indices(call.name)
+        columns["param: stride_A"].append(str(call.stride(left) or ""))
+        columns["param: stride_B"].append(str(call.stride(right) or ""))
+        columns["param: dtype_A_B"].append(str((call.dtype(left) or None, call.dtype(right) or None)))
         columns["param: transpose"].append(str(tuple(letter == "T" for letter in letters[::-1])))
     return columns
-
-
-def _two(text: str, first: int) -> list[Any]:
-    items = ast.literal_eval(text) if text else []
-    return [*items[first : first + 2], None, None][:2]
 
 
 def _gemm_details(found: Launches, gemm: Table, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from lab.rooms.sweep.gemm.sheets.figures import sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_summary, short_kernel_histogram, short_kernels_summary
 from lab.rooms.sweep.gemm.sheets.launches import Launches
 from lab.rooms.sweep.gemm.sheets.ops import ops_summary, ops_summary_by_category, ops_unique_args
-from lab.rooms.sweep.gemm.sheets.perf.sheets import perf_model_sheets
+from lab.rooms.sweep.gemm.sheets.perf_model import perf_model_sheets
 from lab.rooms.sweep.tables import column_names
 
 ROWS_OF_TIMELINE = column_names(

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from lab.perfmodel.dtypes import item_bytes
 from lab.recordings.pairing import Pairs
 from lab.recordings.tables import Table
-from lab.recordings.views import DTYPE_BYTES
 from lab.rooms.sweep.gemm.reading.pairs import index_of, of_rank, origin_ns, times_by_rank
 from lab.rooms.sweep.gemm.reading.rank import RankTables
 from lab.rooms.sweep.gemm.sheets.collectives import splits
@@ -164,5 +164,5 @@ def _known_stats(values: np.ndarray, group: np.ndarray, num_groups: int) -> dict
 
 
 def _dtype_mib(table: Table) -> np.ndarray:
-    sizes = [DTYPE_BYTES.get(str(name).lower(), np.nan) for name in table.dtype.tolist()]
+    sizes = [item_bytes(str(name)) or np.nan for name in table.dtype.tolist()]
     return np.array(sizes, dtype=float) / 2**20

@@ -97,11 +97,8 @@ def by_data(weight):
     weight.grad.data = torch.full_like(weight, NAN)
 
 
-@pytest.mark.parametrize("plain", [False, True], ids=["in C", "in Python"])
 @pytest.mark.parametrize("spoil", [by_hand, by_data])
-def test_a_gradient_put_in_place_of_the_counted_one_is_counted_before_the_update(spoil, plain, monkeypatch):
-    if plain:
-        monkeypatch.setattr("lab.rooms.nan.watch.guard.guard.looks", lambda: None)
+def test_a_gradient_put_in_place_of_the_counted_one_is_counted_before_the_update(spoil):
     for bad_step in (2, 3, 14):  # weights are read after each of the first updates, then after some
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

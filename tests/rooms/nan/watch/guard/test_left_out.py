@@ -16,9 +16,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from lab import nan  # noqa: E402
 from lab.rooms.nan.watch.watch import NonFiniteError  # noqa: E402
-from tests.rooms.nan.watch.guard.test_moved import ways  # noqa: E402, F401
+from tests.rooms.nan.watch.guard.test_calm_steps import Spoiler  # noqa: E402
 from tests.rooms.nan.watch.guard.test_scalers import HIGH, INF, NAN, loss_of, sgd  # noqa: E402
-from tests.rooms.nan.watch.guard.test_short_ways import Spoiler  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
 COUNT, BAD = 20, (0, 10)  # steps, and those whose gradients overflow

@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
 from lab.rooms.nan.watch.shared import before_update, new_module, new_parameter  # noqa: E402
-from tests.rooms.nan.watch.guard.test_short_ways import Spoiler  # noqa: E402
+from tests.rooms.nan.watch.guard.test_calm_steps import Spoiler  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
 NAN, CALM = float("nan"), 20
@@ -18,13 +18,6 @@ needs_hooks = pytest.mark.skipif(
     not (before_update.exists and new_module.exists and new_parameter.exists),
     reason="torch before 2.0 does not tell of these",
 )
-
-
-@pytest.fixture(params=["short ways", "long ways"], autouse=True)
-def ways(request, monkeypatch):
-    if request.param == "long ways":
-        for module in ("guard.guard", "recorder"):
-            monkeypatch.setattr(f"lab.rooms.nan.watch.{module}.looks", lambda: None)
 
 
 def blocks(count):

@@ -13,8 +13,7 @@ if not hasattr(torch.amp, "GradScaler"):
 from torch import nn  # noqa: E402
 
 from lab import nan  # noqa: E402
-from tests.rooms.nan.watch.guard.test_moved import ways  # noqa: E402, F401
-from tests.rooms.nan.watch.guard.test_short_ways import Spoiler  # noqa: E402
+from tests.rooms.nan.watch.guard.test_calm_steps import Spoiler  # noqa: E402
 from tests.rooms.nan.watch.zoo_clean import small, x  # noqa: E402
 
 NAN, INF = float("nan"), float("inf")

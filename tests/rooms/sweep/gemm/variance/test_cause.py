@@ -49,7 +49,7 @@ def test_a_sweep_without_a_collective_has_rows_and_says_so(tmp_path):
 # Free -> overlapped medians in us, fills included, instances of each, of 256 threads 28 channels, all ranks.
 GOLDEN = {
     (4096, 2048, 8192, "(8192, 1) (1, 8192)"): (165.1, 308.3, 12, 84),
-    (4096, 8192, 2048, "(2048, 1) (1, 2048)"): (181.633, 228.592, 12, 84),
+    (4096, 8192, 2048, "(2048, 1) (1, 2048)"): (180.897, 227.6, 12, 84),
 }
 
 
@@ -67,7 +67,7 @@ def test_the_h200_sweep_gives_its_golden_slowdowns(shared_data):
         ["M", "N", "K", "strides"]
     )
     row = at_42.loc[(4096, 8192, 2048, "(2048, 1) (1, 2048)")]
-    assert (row["free_median_us"], row["overlapped_median_us"]) == pytest.approx((179.26, 262.83), abs=0.1)
+    assert (row["free_median_us"], row["overlapped_median_us"]) == pytest.approx((178.5, 262.0), abs=0.1)
     assert effects["ci_low"].min() > 1
     # What the overlap and the rank share goes to neither alone.
     weighted = (causes["overlap_share"] * causes["time_spread_us2"]).sum() / causes["time_spread_us2"].sum()

@@ -1,0 +1,107 @@
+"""Boards by their data sheets (boards.toml), and which of a board's rates a kernel competes with."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from lab.perfmodel.dtypes import dtype_name, rate_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# With fewer multiprocessors than this share of the board's, a device is a part of it (MIG slice, CPX mode).
+_WHOLE_BOARD_SHARE = 0.9
+# What kernels' names say of the units they use: cuBLAS and cutlass write tf32 or s1688gemm for TF32, simt or
+# sgemm for vector units; Tensile writes the matrix instruction (`_MI16x16x4`), with MX for TF32.
+_TF32 = re.compile(r"tf32|xf32|_MX_|_s1688gemm", re.IGNORECASE)
+_MATRIX_AMD = re.compile(r"_MI\d+x\d+x\d+")
+_VECTOR = re.compile(r"simt|sgemm|gemv|gemmSN|dot_kernel|splitKreduce", re.IGNORECASE)
+_HALF_ACCUMULATED = re.compile(r"(^|_)hgemm|_h(884|1688|16816)gemm", re.IGNORECASE)
+
+
+class Board(msgspec.Struct, frozen=True):
+    """One device by its data sheet: dense TFLOP/s by rate (see boards.toml), TB/s of memory, the source."""
+
+    names: tuple[str, ...]
+    multiprocessors: int
+    tflops: dict[str, float]
+    tb_per_s: float
+    source: str
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.tb_per_s * 1e12
+
+    def flops_per_s(self, rate: str | None) -> float | None:
+        """Return the peak of a rate in FLOP/s; None if the sheet has none."""
+        tflops = self.tflops.get(rate) if rate else None
+        return None if tflops is None else tflops * 1e12
+
+    @property
+    def has_matrix_units(self) -> bool:
+        return "fp16" in self.tflops
+
+
+@functools.cache
+def boards() -> Mapping[str, Board]:
+    """Every known device by its name in lower case."""
+    text = Path(__file__).with_name("boards.toml").read_text()
+    rows = msgspec.convert(tomllib.loads(text)["board"], list[Board])
+    return {name.lower(): board for board in rows for name in board.names}
+
+
+def board_of(device_name: str, multiprocessors: int | None = None) -> Board | None:
+    """Return the data sheet of a device, None if it is unknown or only a part of a board.
+
+    device_name: as torch or the vendor's tool prints it; "NVIDIA H100 NVL" is another than
+    "NVIDIA H100 80GB HBM3".
+    multiprocessors: SMs or compute units that the device reported, if they were recorded.
+    """
+    board = boards().get(device_name.strip().lower())
+    if board and multiprocessors and multiprocessors < _WHOLE_BOARD_SHARE * board.multiprocessors:
+        return None
+    return board
+
+
+def matrix_rate(board: Board, dtype: str, kernels: str) -> str | None:
+    """Name the rate of `board` that a matrix product competes with; None where its kernels do not tell.
+
+    dtype: of the factors, in any recorder's spelling; kernels: names of the kernels that ran. float32 factors
+    run on vector units or as TF32 on matrix units, which only the kernel's name tells; float16 without
+    matrix units is widened to float32 (`maxwell_fp16_sgemm`) or computed by packed halves (`hgemm`).
+    """
+    rate = rate_name(dtype)
+    if rate == "fp32":
+        return _float32_rate(board, kernels)
+    if rate == "fp64":
+        return "fp64_matrix" if "fp64_matrix" in board.tflops else "fp64"
+    if rate in ("fp16", "bf16") and not board.has_matrix_units:
+        halves = rate == "fp16" and _HALF_ACCUMULATED.search(kernels)
+        return "fp16_vector" if halves else "fp32"
+    if rate == "fp16" and "fp16_acc16" in board.tflops and _HALF_ACCUMULATED.search(kernels):
+        return "fp16_acc16"
+    return rate if rate in board.tflops else None
+
+
+def _float32_rate(board: Board, kernels: str) -> str | None:
+    if "tf32" in board.tflops and _TF32.search(kernels):
+        return "tf32"
+    if _MATRIX_AMD.search(kernels):
+        return "fp32_matrix" if "fp32_matrix" in board.tflops else None
+    if "tf32" not in board.tflops and "fp32_matrix" not in board.tflops:
+        return "fp32"
+    return "fp32" if _VECTOR.search(kernels) else None
+
+
+def vector_rate(board: Board, dtype: str) -> str | None:
+    """Name the rate of elementwise work: halves are computed in float32 (torch's opmath)."""
+    rate = "fp64" if dtype_name(dtype) == "float64" else "fp32"
+    return rate if rate in board.tflops else None

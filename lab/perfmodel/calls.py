@@ -1,0 +1,126 @@
+"""One recorded call of an op, as the models of `ops` and `products` read it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lab.perfmodel.dtypes import item_bytes, rate_name
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of one op: FLOPs, least bytes (each tensor once), the kind it belongs to, its parameters.
+
+    unit: matrix or vector; dtype as the recorder spells it.
+    """
+
+    kind: str
+    params: dict[str, Any]
+    flops: float
+    num_bytes: float
+    unit: str
+    dtype: str
+
+    @property
+    def spec(self) -> str:
+        return f"{self.unit}_{rate_name(self.dtype) or self.dtype}"
+
+
+class OpCall:
+    """The name and arguments of one op. What was not recorded, or is not a shape, reads as None.
+
+    shapes, strides: a list of ints per tensor argument, anything else for other arguments; dtypes: a text per
+    argument; values: the concrete inputs as texts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shapes: Sequence[Any],
+        dtypes: Sequence[Any],
+        strides: Sequence[Any] = (),
+        values: Sequence[Any] = (),
+    ) -> None:
+        self.name = name
+        self._shapes, self._dtypes, self._strides, self._values = shapes, dtypes, strides, values
+
+    @classmethod
+    def from_profiler(cls, name: str, dims: str, types: str, strides: str = "", concrete: str = "") -> OpCall:
+        """Read the JSON texts of torch.profiler: Input Dims, Input type, Input Strides, Concrete Inputs."""
+        return cls(name, *(_listed(text) for text in (dims, types, strides, concrete)))
+
+    def shape(self, index: int) -> Shape | None:
+        """Return the sizes of argument `index`, () for a scalar, None if it is absent or not a tensor."""
+        sizes = _item(self._shapes, index)
+        if not isinstance(sizes, (list, tuple)) or not all(isinstance(n, int) and n >= 0 for n in sizes):
+            return None
+        return tuple(sizes) if self.dtype(index) not in ("", "ScalarList", "TensorList") else None
+
+    def tensor(self, index: int) -> Shape | None:
+        """Return the sizes of argument `index` where it is a tensor with axes, else None."""
+        return self.shape(index) or None
+
+    def dtype(self, index: int) -> str:
+        text = _item(self._dtypes, index)
+        return text if isinstance(text, str) else ""
+
+    def stride(self, index: int) -> Shape | None:
+        steps = _item(self._strides, index)
+        return _as_tuple(steps) if isinstance(steps, (list, tuple)) else None
+
+    def value(self, index: int) -> str:
+        text = _item(self._values, index)
+        return text if isinstance(text, str) else ""
+
+    def numbers(self, index: int) -> tuple[int, ...]:
+        """Return the integers of a list argument, `[1, 1]`, or of a single one; () if there are none."""
+        text = self.value(index).strip("[]() ")
+        parts = [part.strip() for part in text.split(",")] if text else []
+        return tuple(int(part) for part in parts) if all(_is_int(part) for part in parts) else ()
+
+    def flag(self, index: int) -> bool:
+        return self.value(index).lower() in ("true", "1")
+
+    def element_bytes(self, index: int) -> int:
+        """Return bytes per element of argument `index`; 0 where its type is unknown."""
+        return item_bytes(self.dtype(index))
+
+    def touched(self, index: int) -> int:
+        """Count the distinct elements of argument `index`: an expanded axis (stride 0) is read once."""
+        shape = self.shape(index) or ()
+        steps = self.stride(index) or ()
+        if len(steps) != len(shape):
+            return math.prod(shape)
+        return math.prod(size for size, step in zip(shape, steps, strict=True) if step != 0)
+
+
+def count(shape: Sequence[int]) -> int:
+    return math.prod(shape)
+
+
+def _listed(text: str) -> list[Any]:
+    value = json.loads(text) if text else []
+    return value if isinstance(value, list) else []
+
+
+def _item(values: Sequence[Any], index: int) -> Any:
+    return values[index] if index < len(values) else None
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def _is_int(text: str) -> bool:
+    return text.lstrip("-").isdecimal() and len(text) < 20
+
+
+def names(text: str) -> frozenset[str]:
+    """Split a table of names written as one text."""
+    return frozenset(text.split())

@@ -1,0 +1,65 @@
+"""FLOPs and least bytes of mixtures of experts, grouped products and selective scans."""
+
+from __future__ import annotations
+
+from lab.perfmodel.calls import OpCall, Work, count
+
+# vLLM, SGLang and aiter: hidden [T, H], w1 [E, 2 I, H], w2 [E, H, I], weights [T, k], expert ids [T, k], ...
+EXPERTS = frozenset(
+    [
+        "vllm::inplace_fused_experts",
+        "vllm::outplace_fused_experts",
+        "sglang::inplace_fused_experts",
+        "sglang::outplace_fused_experts",
+        "aiter::fused_moe_",
+    ]
+)
+# (u [B, D, L], delta, A [D, N], B, C, D, z, ...): mamba_ssm's kernel, and vLLM's copy of it.
+SELECTIVE_SCANS = frozenset(("_C::selective_scan_fwd", "mamba_ssm::selective_scan_fwd"))
+_SCAN_FLOPS = (
+    9  # per state and token: exp(delta A) 2, delta B u 2, the recurrence 2 and the sum over states 2, 1 more
+)
+
+
+def grouped_work(call: OpCall) -> Work | None:
+    """Return the work of a product per group: [rows, K] or [G, M, K] by [G, K, N], or rows by rows."""
+    a, b = call.tensor(0), call.tensor(1)
+    if a is None or b is None or len(a) < 2 or len(b) < 2 or not call.element_bytes(0):
+        return None
+    offsets = call.tensor(4) if "scaled" in call.name else call.tensor(2)
+    groups = a[0] if len(a) == 3 else b[0] if len(b) == 3 else count(offsets or (0,))
+    m, k, n = count(a[:-1]), a[-1], b[-1]
+    # Rows by rows: every group sums over its part of K, and each has an [M, N] of its own.
+    out = groups * m * n if len(a) == len(b) == 2 else m * n
+    num_bytes = (count(a) + count(b) + out) * call.element_bytes(0)
+    params = {"G": groups, "M": m, "N": n, "K": k}
+    return Work("GroupedGEMM", params, 2 * m * n * k, num_bytes, "matrix", call.dtype(0))
+
+
+def experts_work(call: OpCall) -> Work | None:
+    """Return the work of all experts' two products: each token goes through k of them.
+
+    Bytes: the weights of as many experts as there can be pairs of token and expert, the tokens in and out.
+    """
+    hidden, w1, w2, ids = (call.tensor(index) for index in (0, 1, 2, 4))
+    if hidden is None or w1 is None or w2 is None or ids is None or len(w1) != 3 or len(w2) != 3:
+        return None
+    pairs = count(ids)
+    flops = 2 * pairs * (count(w1[1:]) + count(w2[1:]))
+    used = min(w1[0], pairs) / w1[0] if w1[0] else 0.0
+    num_bytes = used * (count(w1) + count(w2)) * call.element_bytes(1) + 2 * count(
+        hidden
+    ) * call.element_bytes(0)
+    params = {"T": hidden[0], "H": hidden[-1], "E": w1[0], "I": w2[-1], "top_k": ids[-1]}
+    return Work("MoE", params, flops, num_bytes, "matrix", call.dtype(1)) if call.element_bytes(1) else None
+
+
+def selective_scan_work(call: OpCall) -> Work | None:
+    """Return the work of Mamba's scan over L tokens with N states per channel, as state-spaces/mamba does."""
+    u, a = call.tensor(0), call.tensor(2)
+    if u is None or a is None or len(a) != 2 or not call.element_bytes(0):
+        return None
+    flops = count(u) * (_SCAN_FLOPS * a[1] + sum(call.tensor(index) is not None for index in (5, 6)))
+    elements = 3 * count(u) + sum(count(call.tensor(index) or (0,)) for index in (3, 4, 6))
+    params = {"shape": u, "states": a[1]}
+    return Work("Scan", params, flops, elements * call.element_bytes(0), "vector", call.dtype(0))

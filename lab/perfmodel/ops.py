@@ -1,0 +1,243 @@
+"""FLOPs and least bytes of an op by its arguments; None where an argument that this needs was not recorded.
+
+Counts follow TraceLens (AMD-AGI/TraceLens) where it has them: attention, convolutions and products in files
+of their own; one FLOP per element of an elementwise op or reduction, five per element of a norm or softmax.
+Bytes: every tensor once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from lab.perfmodel.attention import ATTENTION, attention_work
+from lab.perfmodel.calls import OpCall, Shape, Work, count, names
+from lab.perfmodel.convolution import CONVOLUTIONS, convolution_work
+from lab.perfmodel.dtypes import item_bytes
+from lab.perfmodel.experts import EXPERTS, SELECTIVE_SCANS, experts_work, grouped_work, selective_scan_work
+from lab.perfmodel.products import is_product, product_work
+
+# FLOPs per element.
+_SOFTMAX_FLOPS, _SOFTMAX_BACKWARD_FLOPS, _NORM_FLOPS = 5, 4, 5
+# The normalised input 2, its sums with the gradient 3, the gradients of weight and bias 3, of the input 4.
+_NORM_BACKWARD_FLOPS = 12
+_UNARY = names(
+    "copy pow silu neg rsqrt abs exp exp2 log log2 sqrt sin cos tanh sigmoid relu gelu erf "
+    "reciprocal clamp clamp_min clamp_max hardswish leaky_relu square"
+)
+_BINARY = names(
+    "add sub mul div maximum minimum silu_backward gelu_backward threshold_backward tanh_backward "
+    "sigmoid_backward"
+)
+_REDUCE = names("mean sum max min amax amin prod argmax argmin norm var std logsumexp")
+_SOFTMAX = names("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data")
+_GROUPED = names("_grouped_mm _scaled_grouped_mm")
+# Norms -> index of weight and bias (-1: it has none).
+_NORMS = {
+    "native_layer_norm": (2, 3),
+    "native_batch_norm": (1, 2),
+    "cudnn_batch_norm": (1, 2),
+    "miopen_batch_norm": (1, 2),
+    "native_group_norm": (1, 2),
+    "_fused_rms_norm": (2, -1),
+}
+_NORMS_BACKWARD = names(
+    "native_layer_norm_backward native_batch_norm_backward native_group_norm_backward "
+    "cudnn_batch_norm_backward miopen_batch_norm_backward _fused_rms_norm_backward"
+)
+_TRAINING_FLAG = {"native_batch_norm": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5}
+_IN_PLACE = re.compile(r"(?<=[a-z0-9])_$")
+Model = Callable[[OpCall], "Work | None"]
+
+
+def work_of(call: OpCall) -> Work | None:
+    """Return the work of one op, None where no model covers it or an argument is unknown."""
+    model = _model(call.name)
+    return model(call) if model else None
+
+
+def has_model(op: str) -> bool:
+    """Tell whether there is a model for an op of this name."""
+    return _model(op) is not None
+
+
+def _model(op: str) -> Model | None:
+    if is_product(op):
+        return product_work
+    by_full_name: tuple[tuple[Any, Model], ...] = (
+        (ATTENTION, attention_work),
+        (CONVOLUTIONS, convolution_work),
+        (EXPERTS, experts_work),
+        (SELECTIVE_SCANS, selective_scan_work),
+    )
+    for ops, model in by_full_name:
+        if op in ops:
+            return model
+    if not op.startswith("aten::"):
+        return None
+    by_aten_name: tuple[tuple[Any, Model], ...] = (
+        (_NORMS, _norm),
+        (_NORMS_BACKWARD, _norm_backward),
+        (_GROUPED, grouped_work),
+        (_SOFTMAX, _softmax),
+        (_UNARY, _unary),
+        (_BINARY, _binary),
+        (_REDUCE, _reduction),
+        (("index_select",), _index_select),
+        (("embedding_dense_backward",), _embedding_backward),
+    )
+    aten_name = _aten_name(op)
+    return next((model for ops, model in by_aten_name if aten_name in ops), None)
+
+
+def _aten_name(op: str) -> str:
+    """Return `mul` for aten::mul and aten::mul_."""
+    return _IN_PLACE.sub("", op.removeprefix("aten::"))
+
+
+def _norm(call: OpCall) -> Work | None:
+    name = _aten_name(call.name)
+    weight_index, bias_index = _NORMS[name]
+    x, weight = call.tensor(0), call.tensor(weight_index)
+    bias = call.tensor(bias_index) if bias_index >= 0 else None
+    if x is None or not call.element_bytes(0):
+        return None
+    num_parameters = sum(count(tensor) for tensor in (weight, bias) if tensor)
+    channel_axis = 1 if name in _TRAINING_FLAG and len(x) > 1 else -1
+    params = {
+        "op_shape": x,
+        "dtype_in_out": (call.dtype(0), None),
+        "stride_input": call.stride(0),
+        "stride_output": None,
+        "num_channels": count(weight) if weight else x[channel_axis],
+        "has_bias": bias is not None,
+        "is_affine": weight is not None,
+        "is_training": call.flag(_TRAINING_FLAG[name]) if name in _TRAINING_FLAG else True,
+    }
+    num_bytes = (2 * count(x) + num_parameters) * call.element_bytes(0)
+    return Work("Normalization", params, _NORM_FLOPS * count(x), num_bytes, "vector", call.dtype(0))
+
+
+def _norm_backward(call: OpCall) -> Work | None:
+    """Gradient and input are read, the input's gradient is written."""
+    x = call.tensor(0)
+    if x is None or call.tensor(1) != x or not call.element_bytes(0):
+        return None
+    num_bytes = 3 * count(x) * call.element_bytes(0)
+    return Work(
+        "NORM_bwd", {"op_shape": x}, _NORM_BACKWARD_FLOPS * count(x), num_bytes, "vector", call.dtype(0)
+    )
+
+
+def _unary(call: OpCall) -> Work | None:
+    x = call.shape(0)
+    if x is None or not call.element_bytes(0):
+        return None
+    out_dtype, out_stride = None, None
+    if _aten_name(call.name) == "copy":
+        out_dtype, out_stride = call.dtype(1), call.stride(1)
+        if not item_bytes(out_dtype):
+            return None
+    params = {
+        "op_shape": x,
+        "dtype_in_out": (call.dtype(0), out_dtype),
+        "stride_input": call.stride(0),
+        "stride_output": out_stride,
+    }
+    num_bytes = count(x) * (call.element_bytes(0) + item_bytes(out_dtype or call.dtype(0)))
+    return Work("UnaryElementwise", params, count(x), num_bytes, "vector", call.dtype(0))
+
+
+def _binary(call: OpCall) -> Work | None:
+    a, b = call.shape(0), call.shape(1)
+    if a is None or b is None or not call.element_bytes(0):
+        return None
+    out = _broadcast(a, b)
+    if out is None:
+        return None
+    # A scalar does not widen the result; of two tensors the wider type is the result's.
+    wider = max((0, 1) if a and b else (0,) if a else (1,), key=call.element_bytes)
+    num_bytes = (
+        count(a) * call.element_bytes(0)
+        + count(b) * call.element_bytes(1)
+        + count(out) * call.element_bytes(wider)
+    )
+    params = {
+        "shape_in1": a,
+        "shape_in2": b,
+        "dtype_in1_in2_out": (call.dtype(0), call.dtype(1), None),
+        "stride_input1": call.stride(0),
+        "stride_input2": call.stride(1),
+        "stride_output": None,
+    }
+    return Work("BinaryElementwise", params, count(out), num_bytes, "vector", call.dtype(0))
+
+
+def _broadcast(a: Shape, b: Shape) -> Shape | None:
+    """Return the shape of an elementwise result, None where the two do not fit."""
+    width = max(len(a), len(b))
+    pairs = list(zip(*((1,) * (width - len(shape)) + shape for shape in (a, b)), strict=True))
+    if any(x != y and 1 not in (x, y) for x, y in pairs):
+        return None
+    return tuple(y if x == 1 else x for x, y in pairs)
+
+
+def _reduction(call: OpCall) -> Work | None:
+    x = call.tensor(0)
+    if x is None or not call.element_bytes(0) or call.tensor(1):  # max of two tensors is not a reduction
+        return None
+    name = _aten_name(call.name)
+    axes = call.numbers(1 if name != "norm" else 2)
+    reduced_axes = {axis % len(x) for axis in axes if -len(x) <= axis < len(x)}
+    out = [size for axis, size in enumerate(x) if axis not in reduced_axes] if reduced_axes else []
+    return _reduced(call, "Reduce_fwd", name, count(x), count(out), 1, 1)
+
+
+def _softmax(call: OpCall) -> Work | None:
+    x = call.tensor(0)
+    if x is None or not call.element_bytes(0):
+        return None
+    backward = "backward" in call.name
+    flops = _SOFTMAX_BACKWARD_FLOPS if backward else _SOFTMAX_FLOPS
+    reduce_type = "log_softmax" if "log" in call.name else "softmax"
+    kind = "Reduce_bwd" if backward else "Reduce_fwd"
+    return _reduced(call, kind, reduce_type, count(x), count(x), flops, 2 if backward else 1)
+
+
+def _reduced(
+    call: OpCall, kind: str, reduce_type: str, num_in: int, num_out: int, flops: int, num_inputs: int
+) -> Work:
+    params = {
+        "num_input_elems": num_in,
+        "num_output_elems": num_out,
+        "dtype_in_out": (call.dtype(0), None),
+        "reduce_type": reduce_type,
+    }
+    num_bytes = (num_inputs * num_in + num_out) * call.element_bytes(0)
+    return Work(kind, params, flops * num_in, num_bytes, "vector", call.dtype(0))
+
+
+def _index_select(call: OpCall) -> Work | None:
+    """What an embedding launches: a row of the table is read and written per index; nothing is computed."""
+    x, axis, indices = call.tensor(0), call.numbers(1), call.shape(2)
+    if x is None or len(axis) != 1 or indices is None or not call.element_bytes(0):
+        return None
+    size = x[axis[0]] if -len(x) <= axis[0] < len(x) else 0
+    if not size:
+        return None
+    elements = count(x) // size * count(indices)
+    num_bytes = 2 * elements * call.element_bytes(0) + count(indices) * call.element_bytes(2)
+    params = {"op_shape": x, "axis": axis[0], "num_indices": count(indices)}
+    return Work("Index", params, 0, num_bytes, "vector", call.dtype(0))
+
+
+def _embedding_backward(call: OpCall) -> Work | None:
+    """Each row of the gradient is added to its index' row; the whole table's gradient is written."""
+    gradient, indices, rows = call.tensor(0), call.shape(1), call.numbers(2)
+    if gradient is None or indices is None or not rows or not call.element_bytes(0):
+        return None
+    params = {"num_embeddings": rows[0], "embedding_dim": gradient[-1], "num_indices": count(indices)}
+    elements = count(gradient) + rows[0] * gradient[-1]
+    num_bytes = elements * call.element_bytes(0) + count(indices) * call.element_bytes(1)
+    return Work("Embedding", params, count(gradient), num_bytes, "vector", call.dtype(0))

@@ -1,0 +1,1 @@
+"""Watts and joules: reading recorded power (`readings`) and integrating it with bounds (`energy`)."""

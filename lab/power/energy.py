@@ -1,0 +1,238 @@
+"""From readings of power to joules over a window, with the bounds that the truth lies in.
+
+A reading stands for the power at its time; between two readings the power lies between them. So the integral
+is the trapezoid, and its bounds take the lower and the higher of both. Equal readings are readings: a steady
+load on a sensor of whole watts changes rarely. Idle power is that of the log outside the window, and is
+subtracted with its own error. Where a log cannot answer there is a problem instead of a number.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from lab.core.words import plural
+from lab.power.readings import Readings
+
+LONGEST_SILENCE = 1 / 20  # of a window without a reading: what may have happened in it would be over 5 %
+FEWEST_READINGS = 20  # in a window: with fewer its ends alone are over 5 %
+HIGHEST_BOARD_W = 2000.0  # no single board draws more: such readings are in other units
+FEWEST_IDLE_READINGS = 5
+# Readings beside the window above this are of other work: that much, and this many W, over the log's lowest.
+BUSY_IDLE_FACTOR, BUSY_IDLE_W = 1.5, 15.0
+IDLE_MARGIN_S = 0.3  # beside a window: a host's clock and a sensor's lag smear the edge
+CLOCK_STEP_S = 0.5  # smaller steps are a daemon's corrections; readings are put in order
+STUCK_READINGS = 10  # equal readings over the whole log, idle and run: the sensor does not move
+
+
+class Energy(msgspec.Struct, kw_only=True):
+    """The energy of one GPU over a window, J; None where the log cannot tell it, and `problems` says why.
+
+    energy_j is net: idle_w times the window is subtracted from gross_j. low_j and high_j bound energy_j,
+    gross_low_j and gross_high_j the gross. samples: readings inside the window.
+    """
+
+    gpu: str
+    seconds: float
+    energy_j: float | None = None
+    low_j: float | None = None
+    high_j: float | None = None
+    gross_j: float | None = None
+    gross_low_j: float | None = None
+    gross_high_j: float | None = None
+    mean_w: float | None = None
+    idle_w: float | None = None
+    samples: int = 0
+    problems: list[str] = []
+
+
+class Integral(msgspec.Struct, frozen=True):
+    """Joules between two times, and what they would be with each gap's lower and higher reading."""
+
+    joules: float
+    low_j: float
+    high_j: float
+
+
+def energy_of(readings: Readings, start_s: float, end_s: float, idle_w: float | None = None) -> Energy:
+    """Return the energy over [start_s, end_s) with bounds; idle_w in place of the log's own idle power."""
+    result = Energy(gpu=readings.gpu, seconds=end_s - start_s)
+    times, watts = valid_readings(readings.t_s, readings.power_w)
+    result.problems = [*_clock_problems(readings), *sensor_problems(watts)]
+    if end_s <= start_s:
+        result.problems = [f"the window ends {start_s - end_s:g} s before it begins"]
+    if result.problems:
+        return result
+    result.samples = bisect.bisect_right(times, end_s) - bisect.bisect_left(times, start_s)
+    result.problems = coverage_problems(times, start_s, end_s)
+    if result.problems:
+        return result
+    gross = integrate(times, watts, start_s, end_s)
+    slack_j = (
+        stale_j(times, watts, start_s, end_s, readings.averaged_s) + _quantum_w(watts) / 2 * result.seconds
+    )
+    result.gross_j = gross.joules
+    result.gross_low_j = gross.low_j - slack_j
+    result.gross_high_j = gross.high_j + slack_j
+    result.mean_w = gross.joules / result.seconds
+    idle = (idle_w, idle_w, idle_w) if idle_w is not None else _idle_power(times, watts, start_s, end_s)
+    if idle is None:
+        result.problems = ["idle power is unknown: the log has too few idle readings beside the window"]
+        return result
+    result.idle_w = idle[1]
+    result.energy_j = result.gross_j - idle[1] * result.seconds
+    result.low_j = result.gross_low_j - idle[2] * result.seconds
+    result.high_j = result.gross_high_j - idle[0] * result.seconds
+    return result
+
+
+def valid_readings(t_s: Sequence[float], power_w: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Drop readings that the sensor did not give (NaN, 0), and order the rest by time."""
+    pairs = sorted((t, power) for t, power in zip(t_s, power_w, strict=False) if power > 0)
+    return [t for t, _ in pairs], [power for _, power in pairs]
+
+
+def coverage_problems(times: Sequence[float], start_s: float, end_s: float) -> list[str]:
+    """Say why readings at `times` (sorted, valid ones) do not cover a window; empty if they do."""
+    inside = [t for t in times if start_s <= t <= end_s]
+    if not times or start_s > times[-1]:
+        return (
+            [_apart("the log ends", start_s - times[-1], "before the window begins")]
+            if times
+            else ["no reading"]
+        )
+    if end_s < times[0]:
+        return [_apart("the log begins", times[0] - end_s, "after the window ends")]
+    silence_s = longest_silence(inside, start_s, end_s)
+    if silence_s > LONGEST_SILENCE * (end_s - start_s):
+        return [f"no reading for {silence_s:.2f} of {end_s - start_s:.2f} s"]
+    if len(inside) < FEWEST_READINGS:
+        return [f"{plural(len(inside), 'reading')} in the window, {FEWEST_READINGS} are needed"]
+    return []
+
+
+def longest_silence(inside: Sequence[float], start_s: float, end_s: float) -> float:
+    """Return the longest time within a window that no reading of it stands for."""
+    return max(later - earlier for earlier, later in itertools.pairwise([start_s, *inside, end_s]))
+
+
+def integrate(times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float) -> Integral:
+    """Integrate power between two times: the trapezoid with interpolated ends, and its bounds.
+
+    times: sorted, at least one of them in the window. Beyond the first and last reading power is held.
+    """
+    first_index, end_index = bisect.bisect_right(times, start_s), bisect.bisect_left(times, end_s)
+    knots = [
+        (start_s, _power_at(times, watts, start_s)),
+        *zip(times[first_index:end_index], watts[first_index:end_index], strict=True),
+        (end_s, _power_at(times, watts, end_s)),
+    ]
+    # The power at an end is only known to lie between its neighbours.
+    bounds = [
+        _neighbours(times, watts, start_s),
+        *((p, p) for _, p in knots[1:-1]),
+        _neighbours(times, watts, end_s),
+    ]
+    joules = low_j = high_j = 0.0
+    for index, ((t, power), (next_t, next_power)) in enumerate(itertools.pairwise(knots)):
+        span_s = next_t - t
+        joules += span_s * (power + next_power) / 2
+        low_j += span_s * min(bounds[index][0], bounds[index + 1][0])
+        high_j += span_s * max(bounds[index][1], bounds[index + 1][1])
+    return Integral(joules, low_j, high_j)
+
+
+def stale_j(
+    times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float, averaged_s: float = 0.0
+) -> float:
+    """Return how many joules the sensor's own delay may move over the ends of a window.
+
+    A sensor that moves every T seconds, or averages over T, is late by at most T; what it is late with is at
+    most the range of its readings. T is the time between changes where they come fast: a steady load changes
+    rarely.
+    """
+    changes = [times[index] for index in range(1, len(times)) if watts[index] != watts[index - 1]]
+    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(changes))
+    late_s = max(averaged_s, gaps[len(gaps) // 10] if gaps else 0.0)
+    inside = [power for t, power in zip(times, watts, strict=True) if start_s <= t <= end_s]
+    return late_s * (max(inside) - min(inside))
+
+
+def _power_at(times: Sequence[float], watts: Sequence[float], t_s: float) -> float:
+    right = bisect.bisect_left(times, t_s)
+    if right == 0 or right == len(times):
+        return watts[min(right, len(times) - 1)]
+    span_s = times[right] - times[right - 1]
+    share = (t_s - times[right - 1]) / span_s if span_s > 0 else 1.0
+    return watts[right - 1] + share * (watts[right] - watts[right - 1])
+
+
+def _neighbours(times: Sequence[float], watts: Sequence[float], t_s: float) -> tuple[float, float]:
+    right = bisect.bisect_left(times, t_s)
+    around = [watts[index] for index in (right - 1, right) if 0 <= index < len(times)]
+    return min(around), max(around)
+
+
+def _quantum_w(watts: Sequence[float]) -> float:
+    """Return the step of a coarse sensor: 1 W where every reading is a whole number, else 0."""
+    return 1.0 if all(power == math.floor(power) for power in watts) else 0.0
+
+
+def _idle_power(
+    times: Sequence[float], watts: Sequence[float], start_s: float, end_s: float
+) -> tuple[float, float, float] | None:
+    """Lowest, likeliest and highest idle power by the readings before and after the window."""
+    earlier = [w for t, w in zip(times, watts, strict=True) if t < start_s - IDLE_MARGIN_S]
+    later = [w for t, w in zip(times, watts, strict=True) if t > end_s + IDLE_MARGIN_S]
+    levels = [_level(side) for side in (earlier, later) if len(side) >= FEWEST_IDLE_READINGS]
+    if not levels:
+        return None
+    likeliest = statistics.fmean(level for level, _ in levels)
+    lowest = statistics.median(sorted(watts)[: max(1, len(watts) // 20)])
+    if likeliest > BUSY_IDLE_FACTOR * lowest + BUSY_IDLE_W:
+        return None
+    # A warm board leaks more than a cold one: with both sides the truth lies between them.
+    return (
+        min(level - error for level, error in levels),
+        likeliest,
+        max(level + error for level, error in levels),
+    )
+
+
+def _level(watts: Sequence[float]) -> tuple[float, float]:
+    """The median of readings and twice its standard error."""
+    middle = statistics.median(watts)
+    deviation = statistics.median(abs(power - middle) for power in watts) * 1.4826
+    return middle, 2 * 1.2533 * deviation / math.sqrt(len(watts))
+
+
+def _clock_problems(readings: Readings) -> list[str]:
+    """Where the clock was set back, a time in the window may have been twice."""
+    for index, (earlier, later) in enumerate(itertools.pairwise(readings.t_s)):
+        if later < earlier - CLOCK_STEP_S:
+            row = readings.rows[index + 1]
+            return [
+                f"the clock goes back by {earlier - later:.1f} s at line {row}: times after it are ambiguous"
+            ]
+    return []
+
+
+def sensor_problems(watts: Sequence[float]) -> list[str]:
+    """Say why readings are not those of a working sensor in watts; empty if they may be."""
+    if not watts:
+        return ["no reading of power"]
+    highest_w = max(watts)
+    if highest_w > HIGHEST_BOARD_W:
+        return [f"{highest_w:,.0f} W is more than any board draws: the log may be in milliwatts"]
+    if len(watts) >= STUCK_READINGS and min(watts) == highest_w:
+        return [f"every reading is {highest_w:g} W, idle or not: the sensor does not move"]
+    return []
+
+
+def _apart(event: str, seconds: float, side: str) -> str:
+    return f"{event} {seconds / 60:.0f} min {side}" if seconds > 120 else f"{event} {seconds:.1f} s {side}"

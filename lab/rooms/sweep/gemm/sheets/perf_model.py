@@ -1,0 +1,274 @@
+"""One row per op and arguments (`unified_perf_summary`), and one sheet per kind of op that a model knows.
+
+A kernel belongs to the innermost op around its launch that has a model, otherwise to the op that launched it:
+so attention's time is with attention, whatever it launches inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lab.perfmodel.boards import Board, board_of, matrix_rate, vector_rate
+from lab.perfmodel.calls import OpCall, Work
+from lab.perfmodel.ops import has_model, work_of
+from lab.recordings.capture import Capture
+from lab.recordings.tables import Table
+from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
+from lab.rooms.sweep.gemm.sheets.families import category
+from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
+from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
+from lab.rooms.sweep.gemm.sheets.launches import Launches, op_parents
+from lab.rooms.sweep.gemm.sheets.ops import S5, who
+from lab.rooms.sweep.tables import column_names
+from lab.stats.columns import objects
+from lab.stats.intervals import spans, totals
+from lab.stats.robust import grouped
+
+# TraceLens' sheets with a model of their own, by kind of work; a GEMM's is `gemms`.
+SHEETS = (
+    "SDPA_fwd",
+    "SDPA_bwd",
+    "CONV_fwd",
+    "CONV_bwd",
+    "Normalization",
+    "BinaryElementwise",
+    "UnaryElementwise",
+    "Reduce_fwd",
+    "Reduce_bwd",
+    "GroupedGEMM",
+)
+# Our columns: the least time by the GPU's data sheet, and how much of it the op reaches.
+ROOFS = column_names("compute_roof_us memory_roof_us bound_by percent_of_roof")
+TIMES, SPREAD = "Kernel Time (µs)", ("median", "min", "max")
+
+
+@dataclass(frozen=True)
+class _Instances:
+    """Every op that owns kernels: its row of ops (m,), its kernels' time (m,), each kernel's owner (n,)."""
+
+    rows: np.ndarray
+    time_us: np.ndarray
+    of_kernel: np.ndarray
+
+
+def perf_model_sheets(found: Launches) -> dict[str, Table]:
+    """unified_perf_summary and the sheets of SHEETS that have a row."""
+    trace = found.trace
+    mine = _instances(found)
+    ops = trace.operators.take(mine.rows)
+    keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
+    distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    works = [_work(trace, key) for key in distinct[:, :5].tolist()]
+    group = group.ravel()
+    board = _board(trace)
+    sheets = {"unified_perf_summary": _unified(found, mine, first, group, works, board)}
+    for name in SHEETS:
+        chosen = [at for at, work in enumerate(works) if work is not None and work.kind == name]
+        if chosen:
+            sheets[name] = _sheet(found, mine, first, group, works, chosen, board)
+    return sheets
+
+
+def _instances(found: Launches) -> _Instances:
+    ops, trace = found.trace.operators, found.trace
+    named = np.array([*(has_model(text) for text in trace.strings), False])
+    modelled = named[ops.name_id] if len(ops) else np.zeros(0, dtype=bool)
+    above = op_parents(trace)
+    owner = found.launchers.copy()
+    at = owner.copy()
+    open_ = np.flatnonzero(~modelled[at]) if len(at) else np.zeros(0, dtype=np.int64)
+    while len(open_):
+        at[open_] = above[at[open_]]
+        open_ = open_[at[open_] >= 0]
+        known = modelled[at[open_]]
+        owner[open_[known]] = at[open_[known]]
+        open_ = open_[~known]
+    rows, index = np.unique(owner, return_inverse=True)
+    linked = np.flatnonzero(found.launcher >= 0)
+    of_kernel = np.full(len(found.launcher), -1, dtype=np.int64)
+    of_kernel[linked] = index.ravel()[found.launcher[linked]]
+    every = spans(trace.ops.start_ns, trace.ops.dur_ns)
+    return _Instances(rows, totals(every[linked], of_kernel[linked], len(rows)) / 1000, of_kernel)
+
+
+def _work(trace: Capture, key: Sequence[int]) -> Work | None:
+    name, dims, types, strides, concrete = (trace.text(np.array([index]))[0] for index in key)
+    return work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
+
+
+def _unified(
+    found: Launches,
+    mine: _Instances,
+    first: np.ndarray,
+    group: np.ndarray,
+    works: Sequence[Work | None],
+    board: Board | None,
+) -> Table:
+    trace, n = found.trace, len(first)
+    ops = trace.operators.take(mine.rows[first])
+    stats = grouped(mine.time_us, group, n)
+    host = grouped(trace.operators.dur_ns[mine.rows] / 1000, group, n)
+    rates = _rates(mine.time_us, group, works)
+    details = kernel_details(found, _looked_up(group, mine.of_kernel), n)
+    found_rows = sheet(
+        {
+            "name": trace.text(ops.name_id),
+            "op category": _categories(found, mine, first),
+            **who(trace, ops.pid, ops.tid),
+            **{title: _readable(trace, getattr(ops, name)) for title, name in ARGUMENTS.items()},
+            "ex_UID": ops.external_id,
+            "operation_count": stats["count"],
+            "total_duration_us": host["sum"],
+            "mean_duration_us": host["mean"],
+            "std_duration_us": host["std"],
+            **_amounts(works),
+            "Compute Spec": [work.spec if work else "" for work in works],
+            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in ("mean", "std")},
+            **{f"{TIMES}_{key}": stats[key] for key in ("mean", "std", "sum")},
+            **{f"duration_us_{key}": host[key] for key in SPREAD},
+            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in SPREAD},
+            **{f"{TIMES}_{key}": stats[key] for key in SPREAD},
+            **details,
+            "perf_params": [str(work.params) if work else "" for work in works],
+            "has_perf_model": [work is not None for work in works],
+            **_roofs(works, details["kernel_details_summary"], stats["mean"], board),
+        }
+    )
+    columns = ranked(found_rows, f"{TIMES}_sum").as_dict()
+    return Table({name: columns[name] for name in [*(name for name in columns if name not in ROOFS), *ROOFS]})
+
+
+def _looked_up(values: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """values[index] (n,), -1 where index is."""
+    found: np.ndarray = np.append(values, -1)[index]
+    return found
+
+
+def _sheet(
+    found: Launches,
+    mine: _Instances,
+    first: np.ndarray,
+    group: np.ndarray,
+    works: Sequence[Work | None],
+    chosen: Sequence[int],
+    board: Board | None,
+) -> Table:
+    """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens."""
+    trace = found.trace
+    names = trace.text(trace.operators.name_id[mine.rows[first[list(chosen)]]])
+    number: dict[tuple[str, str], int] = {}
+    of_group = np.full(len(works), -1, dtype=np.int64)
+    leads: list[int] = []
+    for at, name in zip(chosen, names, strict=True):
+        work = works[at]
+        key = name, str(work.params if work else "")
+        if key not in number:
+            number[key] = len(number)
+            leads.append(at)
+        of_group[at] = number[key]
+    row = of_group[group]
+    kept = np.flatnonzero(row >= 0)
+    own = [work for at in leads if (work := works[at]) is not None]
+    n = len(own)
+    stats = grouped(mine.time_us[kept], row[kept], n)
+    rates = _rates(mine.time_us[kept], row[kept], own)
+    rows = mine.rows[first[leads]]
+    ops = trace.operators.take(rows)
+    details = kernel_details(found, _looked_up(row, mine.of_kernel), n)
+    found_rows = sheet(
+        {
+            "name": trace.text(ops.name_id),
+            **{f"param: {name}": _cells([work.params[name] for work in own]) for name in own[0].params},
+            **{f"{name}_first": values for name, values in _amounts(own).items()},
+            **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in S5},
+            **{f"{name}_first": column for name, column in who(trace, ops.pid, ops.tid).items()},
+            "Compute Spec": [work.spec for work in own],
+            "kernel_details__summarize_kernel_stats": details["kernel_details_summary"],
+            "trunc_kernel_details": details["trunc_kernel_details"],
+            **{f"{title}_first": column for title, column in op_arguments(trace, rows).items()},
+            **{f"{TIMES}_{key}": stats[key] for key in (*S5, "sum")},
+            "name_count": stats["count"],
+            "UID_first": ops.external_id,
+            **_roofs(own, details["kernel_details_summary"], stats["mean"], board),
+        }
+    )
+    return most_first(found_rows, f"{TIMES}_sum")
+
+
+def _categories(found: Launches, mine: _Instances, first: np.ndarray) -> np.ndarray:
+    """The report's category of each distinct op, by its name, else by the kernels that are its own."""
+    lead = np.full(len(mine.rows), -1, dtype=np.int64)
+    order = np.flatnonzero(mine.of_kernel >= 0)[::-1]
+    lead[mine.of_kernel[order]] = order
+    names = found.trace.text(found.trace.operators.name_id[mine.rows[first]])
+    kernels = found.trace.text(found.trace.ops.name_id[lead[first]])
+    return objects([category(name, kernel) for name, kernel in zip(names, kernels, strict=True)])
+
+
+def _readable(trace: Capture, ids: np.ndarray) -> np.ndarray:
+    return objects([as_tuple(text) for text in trace.text(ids)])
+
+
+def _cells(values: Sequence[Any]) -> list[Any]:
+    """Parameters as a table holds them: tuples and lists as texts."""
+    return [str(value) if isinstance(value, (tuple, list)) else value for value in values]
+
+
+def _amounts(works: Sequence[Work | None]) -> dict[str, np.ndarray]:
+    flops = np.array([work.flops if work else np.nan for work in works], dtype=float)
+    num_bytes = np.array([work.num_bytes if work else np.nan for work in works], dtype=float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        intensity = flops / num_bytes
+    return {"GFLOPS": flops / 1e9, "Data Moved (MB)": num_bytes / 2**20, "FLOPS/Byte": intensity}
+
+
+def _rates(
+    time_us: np.ndarray, group: np.ndarray, works: Sequence[Work | None]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Statistics over instances of TB/s and TFLOPS/s."""
+    flops = np.array([work.flops if work else np.nan for work in works], dtype=float)
+    num_bytes = np.array([work.num_bytes if work else np.nan for work in works], dtype=float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        seconds = np.where(time_us > 0, time_us, np.nan) * 1e-6
+        return {
+            "TB/s": grouped(num_bytes[group] / seconds / 1e12, group, len(works)),
+            "TFLOPS/s": grouped(flops[group] / seconds / 1e12, group, len(works)),
+        }
+
+
+def _board(trace: Capture) -> Board | None:
+    """The data sheet of the recording's first device."""
+    meta = trace.meta
+    return board_of(meta.devices[0], meta.num_sms[0] if meta.num_sms else None) if meta.devices else None
+
+
+def _roofs(
+    works: Sequence[Work | None], kernels: Sequence[str], mean_us: np.ndarray, board: Board | None
+) -> dict[str, Any]:
+    """The least times by arithmetic and by memory, which of them binds, and how much of it is reached.
+
+    NaN for an unknown board, for types that its data sheet has no rate for, and where the kernels' names do
+    not tell which of its units they use.
+    """
+    rows = []
+    for work, names, time_us in zip(works, kernels, mean_us.tolist(), strict=True):
+        peak = board.flops_per_s(_rate(work, board, names)) if work and board else None
+        if work is None or board is None or peak is None:
+            rows.append((np.nan, np.nan, "", np.nan))
+            continue
+        compute_us = work.flops / peak * 1e6
+        memory_us = work.num_bytes / board.bytes_per_s * 1e6
+        reached = 100 * max(compute_us, memory_us) / time_us if time_us > 0 else np.nan
+        bound = "compute" if compute_us >= memory_us else "memory"
+        rows.append((compute_us, memory_us, bound, reached))
+    return {name: [row[column] for row in rows] for column, name in enumerate(ROOFS)}
+
+
+def _rate(work: Work, board: Board, kernels: str) -> str | None:
+    if work.unit == "vector":
+        return vector_rate(board, work.dtype)
+    return matrix_rate(board, work.dtype, kernels)

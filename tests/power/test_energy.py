@@ -1,0 +1,129 @@
+"""Joules of planted power logs in closed form; what a log cannot tell is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lab.errors import BadDataError
+from lab.power.energy import energy_of
+from lab.power.readings import Readings, read_power_log, seconds_of
+
+BOX = "cases/box"
+_CASES = """
+clean_units clean_nounits seed_form two_gpus na_scattered na_over_run hole_over_run log_ends_early milliwatts
+stuck_sensor integer_watts plateau_then_step no_idle clock_set_back
+"""
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", _CASES.split())
+def test_the_energy_of_a_log_is_the_planted_one_or_refused(shared_data, name):
+    case = json.loads((shared_data / BOX / "truth.json").read_text())["energy"][name]
+    series = read_power_log(shared_data / BOX / case["file"])
+    for gpu, truth in zip(sorted(series), case["gpus"], strict=True):
+        energy = energy_of(series[gpu], seconds_of(case["from"]), seconds_of(case["to"]))
+        if case["expect"] == "refuse":
+            assert energy.problems and energy.energy_j is None
+            continue
+        assert energy.problems == [] and energy.low_j <= truth["net_j"] <= energy.high_j
+        assert energy.energy_j == pytest.approx(truth["net_j"], rel=case["tolerance"])
+        assert energy.gross_j == pytest.approx(truth["gross_j"], rel=case["tolerance"])
+        assert energy.idle_w == pytest.approx(truth["idle_w"], rel=0.02)
+
+
+@pytest.mark.data
+def test_the_command_prints_the_energy_and_fails_where_there_is_none(shared_data):
+    def run(file, *words):
+        command = [
+            sys.executable,
+            "-m",
+            "lab",
+            "kernels",
+            "energy",
+            shared_data / BOX / "energy" / file,
+            *words,
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    window = ("--from", "2026/03/04 09:15:30.250", "--to", "2026/03/04 09:15:44.250")
+    done = run("clean_units.csv", *window, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["energy_j"] == pytest.approx(3440.8, rel=0.02)
+    done = run("stuck_sensor.csv", *window)
+    assert done.returncode == 1 and "does not move" in done.stderr
+    assert run("clean_units.csv", *window, "--gpu", "3").returncode == 5
+
+
+def log_of(power, seconds=20.0, period=0.1, **fields):
+    times = [index * period for index in range(int(seconds / period))]
+    watts = [power(t) for t in times]
+    return Readings(gpu="0", t_s=times, power_w=watts, rows=[*range(len(times))], **fields)
+
+
+@given(st.floats(40, 400), st.floats(5, 30), st.floats(3.0, 8.0), st.floats(3.0, 9.0))
+def test_the_bounds_hold_the_truth_of_any_step_load(load_w, idle_w, start_s, length_s):
+    log = log_of(lambda t: load_w if start_s + 0.5 <= t < start_s + length_s - 0.5 else idle_w)
+    energy = energy_of(log, start_s, start_s + length_s)
+    truth = (load_w - idle_w) * (length_s - 1.0)
+    assert energy.low_j - 1e-6 <= truth <= energy.high_j + 1e-6
+    assert energy.gross_j - energy.energy_j == pytest.approx(idle_w * length_s)
+
+
+def test_work_beside_the_window_is_not_idle_and_a_given_idle_power_is_taken():
+    log = log_of(lambda t: 10.0 + t % 1 if t < 2 else 200.0 + t % 1)
+    assert "idle power is unknown" in energy_of(log, 8, 12).problems[0]
+    assert energy_of(log, 8, 12, idle_w=10.0).energy_j == pytest.approx(4 * 190.5, rel=0.01)
+
+
+def test_an_averaging_sensor_widens_the_bounds_by_its_window():
+    def load(t):
+        return 300.0 if 5.05 < t < 11 else 20.0 + t % 1
+
+    plain, averaged = (energy_of(log_of(load, averaged_s=s), 4, 12) for s in (0.0, 1.0))
+    assert averaged.high_j - averaged.low_j > plain.high_j - plain.low_j + 2 * 200
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "timestamp, uuid, power.draw.average [W]\n2026/03/04 09:15:30.250, GPU-a, 31.00 W\n",
+            {"GPU-a": 31.0},
+        ),
+        (
+            "# gpu pwr gtemp\n#Date Time gpu pwr\n#YYYYMMDD HH:MM:SS Idx W\n20260304 09:15:30 0 61\n",
+            {"0": 61.0},
+        ),
+        ("timestamp,gpu,power_mw\n1772615730.25,1,31000\n", {"1": 31.0}),
+        (
+            "timestamp,device,Average Graphics Package Power (W)\n2026-03-04 09:15:30,card0,92.0\n",
+            {"0": 92.0},
+        ),
+        (
+            '[{"gpu": 0, "timestamp": 1772615730, "power": {"socket_power": {"value": 90, "unit": "W"}}}]',
+            {"0": 90.0},
+        ),
+    ],
+)
+def test_tools_logs_are_read_with_their_units(tmp_path, text, expected):
+    path = tmp_path / "power.log"
+    path.write_text(text)
+    series = read_power_log(path)
+    assert {gpu: readings.power_w[0] for gpu, readings in series.items()} == expected
+    assert [round(readings.t_s[0]) for readings in series.values()] == [1772615730]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a,b\n1,2\n", "timestamp,power_w\nnever,3\n", "[", "timestamp,power_w\n"]
+)
+def test_what_is_not_a_power_log_is_refused_with_its_place(tmp_path, text):
+    path = tmp_path / "power.csv"
+    path.write_text(text)
+    with pytest.raises(BadDataError) as caught:
+        read_power_log(path)
+    assert "power.csv" in str(caught.value.location)

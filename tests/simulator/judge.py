@@ -1,0 +1,135 @@
+"""Whether each figure that lab prints is the truth, or is said to be in doubt: never silently different."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lab.recordings.tables import NO_SYMBOL
+from tests.simulator.figures import Answers, Figure
+from tests.simulator.truth import Truth
+
+# What a figure rests on; all others rest on the rows of the GPU alone.
+AXES = {"owner": ("gpu", "host", "ops"), "step": ("gpu", "host", "ops")}
+CONTRADICTIONS = ("K", "P", "U", "W", "Z")  # of rules: what cannot be, whatever else is lost
+TOLERANCE_MS = 2e-6
+
+
+def silent(
+    asked: Answers, truths: Sequence[Truth], idle_ms: Sequence[float], *, whole: bool, operators: bool
+) -> list[str]:
+    """A sentence per figure that differs from the truth though nothing says so, and per wrong exit code.
+
+    whole: the recording is undamaged: every figure has to be right, whatever the verdict. idle_ms: the true
+    idle time of each process between its first and last row in the recording, of which a bound speaks.
+    """
+    sentences = []
+    together = _together(truths)
+    for figure in [*asked.figures, *_absent(asked, together)]:
+        if (figure.name[0] == "owner" and not operators) or NO_SYMBOL in str(figure.name):
+            continue
+        right = _right(figure, together if figure.process is None else truths[figure.process])
+        if right is None or abs(figure.value - right) <= TOLERANCE_MS + 1e-9 * abs(right):
+            continue
+        if figure.name[0] == "idle_ms" and figure.bound:
+            right = idle_ms[figure.process or 0]
+        if whole or not (_in_doubt(asked, figure) and _bounded(figure, right)):
+            words = f"{figure.bound} {figure.value:.6f}".strip()
+            sentences.append(f"{figure.command}, {_words(figure)}: {words}, true {right:.6f}")
+    if whole and asked.verdict == "lossy":
+        sentences.append(f"undamaged, but called lossy: {[lack['text'] for lack in asked.lacks]}")
+    return sentences + _wrong_codes(asked)
+
+
+def _words(figure: Figure) -> str:
+    return " ".join(str(part)[:40] for part in figure.name)
+
+
+def _in_doubt(asked: Answers, figure: Figure) -> bool:
+    axes = AXES.get(figure.name[0], ("gpu",))
+    return any(lack["axis"] in axes and not lack["untraced"] for lack in asked.lacks)
+
+
+def _bounded(figure: Figure, right: float) -> bool:
+    """A bound is one; without the word, the verdict's doubt stands for itself."""
+    if figure.bound == "at least":
+        return figure.value <= right + TOLERANCE_MS
+    return figure.bound != "at most" or figure.value >= right - TOLERANCE_MS
+
+
+def _right(figure: Figure, truth: Truth) -> float | None:
+    """The true value; None where the truth has no such figure."""
+    name: tuple[Any, ...] = figure.name
+    if name[0] in ("name", "owner"):
+        groups: dict[Any, tuple[int, float]] = truth.by_name if name[0] == "name" else truth.by_owner
+        key = name[1] if name[0] == "name" else name[1:3]
+        return groups.get(key, (0, 0.0))[name[-1] == "ms"]
+    if name[0] == "kernel":
+        return truth.kernel_ms if name[1] == "ms" else truth.kernels
+    if name[0] != "step":
+        value: float = getattr(truth, name[0])
+        return value
+    steps = [truth.steps[number] for number in name[1] if number in truth.steps]
+    return sum(getattr(step, name[2]) for step in steps) / len(steps) if steps else None
+
+
+def _absent(asked: Answers, together: Truth) -> list[Figure]:
+    """Kernels and owners that a command does not name, though it names others: 0 launches."""
+    absent = []
+    for command, kind, groups in (
+        ("unique", "name", together.by_name),
+        ("unique", "owner", together.by_owner),
+        ("kernels.csv", "name", together.by_name),
+    ):
+        printed = {
+            figure.name[1:-1]
+            for figure in asked.figures
+            if (figure.command, figure.name[0]) == (command, kind)
+        }
+        if printed:
+            keys = [key if isinstance(key, tuple) else (key,) for key in groups]
+            absent += [Figure(command, (kind, *key, "launches"), 0) for key in keys if key not in printed]
+    return absent
+
+
+def _together(truths: Sequence[Truth]) -> Truth:
+    """All processes of a file: sums; times of several GPUs are not added up by any command."""
+    if len(truths) == 1:
+        return truths[0]
+
+    def sums(groups: Sequence[dict[Any, tuple[int, float]]]) -> dict[Any, tuple[int, float]]:
+        keys = dict.fromkeys(key for group in groups for key in group)
+        return {
+            key: (
+                sum(group.get(key, (0, 0))[0] for group in groups),
+                sum(group.get(key, (0, 0))[1] for group in groups),
+            )
+            for key in keys
+        }
+
+    return Truth(
+        **{
+            name: sum(getattr(truth, name) for truth in truths)
+            for name in ("rows", "row_ms", "kernels", "kernel_ms")
+        },
+        **dict.fromkeys(("busy_ms", "idle_ms", "span_ms", "tflop"), float("nan")),
+        by_name=sums([truth.by_name for truth in truths]),
+        by_owner=sums([truth.by_owner for truth in truths]),
+        steps={},
+    )
+
+
+def _wrong_codes(asked: Answers) -> list[str]:
+    """A hole or a contradiction is exit code 1 in every command that prints figures (`inspect` prints verdicts);
+    4 and 5 say that there is nothing to print."""
+    torn = [
+        lack["rule"]
+        for lack in asked.lacks
+        if lack["place"] in ("hole", "all") and (not lack["unknown"] or lack["rule"] in CONTRADICTIONS)
+    ]
+    expected = (1, 4, 5) if torn else (0, 4) if asked.verdict == "complete" else (0, 1, 4)
+    return [
+        f"{answer.command}: exit code {answer.code}, findings {torn}: {answer.stderr.strip()[-200:]}"
+        for answer in asked.answers
+        if answer.code not in expected and not answer.command.startswith("inspect")
+    ]
