@@ -243,6 +243,7 @@ class Meta:
 
     rank: int | None = None
     world_size: int | None = None
+    backend: str | None = None
     vendor: str = "none"
     devices: tuple[str, ...] = ()
     base_ns: int = 0

@@ -230,8 +230,7 @@ def _judged(
     sizes = _sizes(process, windows, more)
     lost: dict[Place, int] = {}
     expected = 0
-    open_rows: list[np.ndarray] = []
-    open_replays = 0
+    unproven: list[_Class] = []
     perhaps: list[int] = []
     for one, (missing, like) in zip(classes, _compared(process, classes, windows, more), strict=True):
         expected += len(one.replays) * (one.rows + missing)
@@ -242,14 +241,15 @@ def _judged(
         elif less := _perhaps_missing(one, classes, sizes):
             perhaps.append(less)
         elif not _captured_so(one, sizes):
-            open_replays += len(one.replays)
-            open_rows.append(np.flatnonzero(np.isin(replay, one.replays)))
+            unproven.append(one)
     found = [_lossy(process, place, n, expected) for place, n in lost.items()]
     if perhaps:
         found.append(_perhaps_lossy(process, perhaps, expected))
-    if open_rows:
-        rows = np.concatenate(open_rows)
-        count = plural(open_replays, "graph replay")
+    # Where another replay lost rows, the equal ones are what says so.
+    if unproven := [one for one in unproven if len(one.replays) == 1 or not found]:
+        replays = np.concatenate([one.replays for one in unproven])
+        rows = np.flatnonzero(np.isin(replay, replays))
+        count = plural(len(replays), "graph replay")
         found.append(_unknown(of, process, rows, f"{count} without the capture of their graph to compare"))
     return found
 

@@ -43,6 +43,7 @@ def meta_of(frame: dict[str, Any], base_ns: int, num_gpu_rows: int) -> Meta:
     return Meta(
         rank=_count_of(info.get("rank")),
         world_size=_count_of(info.get("world_size")) or (max(sizes) if sizes else None),
+        backend=_text_of(info.get("backend")),
         vendor=_vendor(frame, names) if names or num_gpu_rows else "none",
         devices=names,
         base_ns=base_ns,

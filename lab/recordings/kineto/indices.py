@@ -19,7 +19,14 @@ from lab.recordings.lacks import Axis, Lack, Place
 # GPU rows, API calls and arrows have none.
 _WITHOUT = ("kernels", "runtime", "flows")
 # Categories of slices that are no work: the span of the recording, costs of the profiler itself.
-_WITHOUT_WORK = ("trace", "overhead", "cuda_event", "external_correlation", "cuda_profiler_range")
+_WITHOUT_WORK = (
+    "trace",
+    "overhead",
+    "cuda_event",
+    "graph_event_node",
+    "external_correlation",
+    "cuda_profiler_range",
+)
 _INDEX = attrgetter("args.ev_idx")
 _OPERATORS = ("ops", "ranges")
 _ROWS_OF: dict[str, tuple[Axis, str]] = {
