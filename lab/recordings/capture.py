@@ -341,9 +341,9 @@ class Capture:
     def operators(self) -> Table:
         """The framework's operators, in the order of `ranges`."""
         rows = self.operator_rows
-        first = len(self.ranges) - len(rows)
-        stand_last = len(rows) == 0 or rows[0] == first
-        return self.ranges.part(first) if stand_last else self.ranges.take(rows)
+        begin = len(self.ranges) - len(rows)
+        stand_last = len(rows) == 0 or rows[0] == begin
+        return self.ranges.part(begin) if stand_last else self.ranges.take(rows)
 
     @cached_property
     def annotations(self) -> Table:
@@ -379,18 +379,18 @@ class Strings:
         self._ids = {text: index for index, text in reversed(list(enumerate(self.texts)))}
 
     def id(self, text: str) -> int:
-        if (found := self._ids.get(text)) is None:
-            found = self._ids[text] = len(self.texts)
+        if (number := self._ids.get(text)) is None:
+            number = self._ids[text] = len(self.texts)
             self.texts.append(text)
-        return found
+        return number
 
     def stripped(self, text_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) of the names without operator numbers and sizes, and the sequence numbers (n,), or -1."""
-        used, which = np.unique(text_ids, return_inverse=True)
-        found = [self._split(int(index)) for index in used]
-        names = np.array([name for name, _ in found], dtype=np.int32)
-        seqs = np.array([seq for _, seq in found], dtype=np.int64)
-        return names[which] if len(used) else names, seqs[which] if len(used) else seqs
+        used, position = np.unique(text_ids, return_inverse=True)
+        pairs = [self._split(int(index)) for index in used]
+        names = np.array([name for name, _ in pairs], dtype=np.int32)
+        seqs = np.array([seq for _, seq in pairs], dtype=np.int64)
+        return names[position] if len(used) else names, seqs[position] if len(used) else seqs
 
     def _split(self, index: int) -> tuple[int, int]:
         if index < 0:
@@ -409,14 +409,14 @@ def by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...
     pids = distinct(np.concatenate([distinct(table.pid) for table in tables]))
     if len(pids) > 1 and len(pids[pids >= 0]) == 1:
         pids = pids[pids >= 0]
-    found = tuple(Process(pid=int(pid) if pid != -1 else None) for pid in pids) or (Process(),)
-    which = [
+    processes = tuple(Process(pid=int(pid) if pid != -1 else None) for pid in pids) or (Process(),)
+    indices = [
         np.searchsorted(pids, np.maximum(table.pid, pids[0])) if len(pids) else table.pid for table in tables
     ]
     return [
         Table({**table.as_dict(), "process": index.astype(np.int32)})
-        for table, index in zip(tables, which, strict=True)
-    ], found
+        for table, index in zip(tables, indices, strict=True)
+    ], processes
 
 
 def filled(schema: Schema, length: int, columns: dict[str, np.ndarray]) -> Table:
@@ -436,15 +436,15 @@ def copy_kinds(names: Sequence[str]) -> dict[str, np.ndarray]:
 
     Columns (n + 1,) copy_kind, src_kind and dst_kind by name; -1 for other names, and at the end.
     """
-    found = [_COPY.match(text) for text in names]
+    matches = [_COPY.match(text) for text in names]
     columns = {}
-    for name, group, known in (
+    for name, group, texts in (
         ("copy_kind", 1, COPY_KINDS),
         ("src_kind", 2, MEMORY_KINDS),
         ("dst_kind", 3, MEMORY_KINDS),
     ):
-        numbers = {text: number for number, text in known.items()}
-        codes = [numbers.get(_DIRECTIONS.get(one[group], one[group]), -1) if one else -1 for one in found]
+        numbers = {text: number for number, text in texts.items()}
+        codes = [numbers.get(_DIRECTIONS.get(one[group], one[group]), -1) if one else -1 for one in matches]
         columns[name] = np.array([*codes, -1], dtype=np.int16)
     return columns
 

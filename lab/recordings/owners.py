@@ -274,45 +274,46 @@ def _by_calls(ops: Table, api: Table, num_processes: int) -> tuple[np.ndarray, l
     if len(callers) > MOST_PROCESSES:
         return np.full(len(ops), -1), [_unknown(len(callers), len(ops))]
     rows, row_of, size = np.unique(ops.pid, return_inverse=True, return_counts=True)
-    one, all_of_row = _Only(len(ops)), _Only(len(rows))
+    only_caller, all_of_row = _Only(len(ops)), _Only(len(rows))
     for process in callers.tolist():
         called = _called(ops, api, process)
-        one.add(called, process)
+        only_caller.add(called, process)
         all_of_row.add(np.bincount(row_of[called], minlength=len(rows)) == size, process)
-    found, owner = _the_one_left(one.found(), ops.corr, api), all_of_row.found()
-    for row, certain in _certain(found, row_of):
+    launcher, owner = _the_one_left(only_caller.values(), ops.corr, api), all_of_row.values()
+    for row, certain in _certain(launcher, row_of):
         owner[row] = certain
     alone = _alone(np.stack([row_of, ops.corr], axis=1))
-    found = np.where((found < 0) & alone, owner[row_of], found)
-    lost = int((found < 0).sum())
-    return found, [_unknown(len(callers), lost)] if lost else []
+    launcher = np.where((launcher < 0) & alone, owner[row_of], launcher)
+    lost = int((launcher < 0).sum())
+    return launcher, [_unknown(len(callers), lost)] if lost else []
 
 
 def _alone(keys: np.ndarray) -> np.ndarray:
     """Which rows (n,) of keys (n, k) occur once."""
-    _, which, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    alone: np.ndarray = count[which.ravel()] == 1
+    _, position, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    alone: np.ndarray = count[position.ravel()] == 1
     return alone
 
 
-def _the_one_left(found: np.ndarray, corr: np.ndarray, api: Table) -> np.ndarray:
-    """`found` (n,), filled in where as many operations as processes have a number, and all but one are known
+def _the_one_left(process: np.ndarray, corr: np.ndarray, api: Table) -> np.ndarray:
+    """`process` (n,), filled in where as many operations as processes have a number and all but one are known
     to be of different ones."""
-    numbers, which = np.unique(corr, return_inverse=True)
+    numbers, number_of_row = np.unique(corr, return_inverse=True)
     calls = distinct_rows(np.stack([api.corr, api.process], axis=1)[api.corr >= 0])[0]
-    at = np.minimum(np.searchsorted(numbers, calls[:, 0]), len(numbers) - 1)
-    calls, at = calls[numbers[at] == calls[:, 0]], at[numbers[at] == calls[:, 0]]
-    known = found >= 0
-    pairs = distinct_rows(np.stack([which[known], found[known]], axis=1))[0]
+    position = np.minimum(np.searchsorted(numbers, calls[:, 0]), len(numbers) - 1)
+    calls, position = calls[numbers[position] == calls[:, 0]], position[numbers[position] == calls[:, 0]]
+    is_known = process >= 0
+    pairs = distinct_rows(np.stack([number_of_row[is_known], process[is_known]], axis=1))[0]
     of_calls, of_rows, of_known = (
-        np.bincount(one, minlength=len(numbers)) for one in (at, which, which[known])
+        np.bincount(indices, minlength=len(numbers))
+        for indices in (position, number_of_row, number_of_row[is_known])
     )
     distinct = np.bincount(pairs[:, 0], minlength=len(numbers))
     clear = (of_calls == of_rows) & (of_known == of_rows - 1) & (distinct == of_known)
     left = np.zeros(len(numbers), dtype=np.int64)
-    np.add.at(left, at, calls[:, 1])
-    np.subtract.at(left, which[known], found[known])
-    filled: np.ndarray = np.where(~known & clear[which], left[which], found)
+    np.add.at(left, position, calls[:, 1])
+    np.subtract.at(left, number_of_row[is_known], process[is_known])
+    filled: np.ndarray = np.where(~is_known & clear[number_of_row], left[number_of_row], process)
     return filled
 
 
@@ -327,23 +328,23 @@ class _Only:
     """Of each of n things the only process that was added for it; -1 for none and for several."""
 
     def __init__(self, size: int) -> None:
-        self._count, self._last = np.zeros(size, dtype=np.int32), np.full(size, -1, dtype=np.int64)
+        self._count, self._process = np.zeros(size, dtype=np.int32), np.full(size, -1, dtype=np.int64)
 
     def add(self, mask: np.ndarray, process: int) -> None:
         self._count += mask
-        self._last[mask] = process
+        self._process[mask] = process
 
-    def found(self) -> np.ndarray:
-        only: np.ndarray = np.where(self._count == 1, self._last, -1)
+    def values(self) -> np.ndarray:
+        only: np.ndarray = np.where(self._count == 1, self._process, -1)
         return only
 
 
-def _certain(found: np.ndarray, row_of: np.ndarray) -> list[tuple[int, int]]:
+def _certain(process: np.ndarray, row_of: np.ndarray) -> list[tuple[int, int]]:
     """(row of the file, the process of all its operations that have one; -1 if there are several)."""
-    known = np.flatnonzero(found >= 0)
-    pairs = distinct_rows(np.stack([row_of[known], found[known]], axis=1))[0]
-    rows, first, count = np.unique(pairs[:, 0], return_index=True, return_counts=True)
-    processes = np.where(count == 1, pairs[first, 1], -1)
+    certain = np.flatnonzero(process >= 0)
+    pairs = distinct_rows(np.stack([row_of[certain], process[certain]], axis=1))[0]
+    rows, heads, count = np.unique(pairs[:, 0], return_index=True, return_counts=True)
+    processes = np.where(count == 1, pairs[heads, 1], -1)
     return list(zip(rows.tolist(), processes.tolist(), strict=True))
 
 
@@ -354,9 +355,9 @@ def _called(ops: Table, api: Table, process: int) -> np.ndarray:
         return np.zeros(len(ops), dtype=bool)
     calls = calls[np.lexsort((api.start_ns[calls], api.corr[calls]))]
     corr = api.corr[calls]
-    at = np.minimum(np.searchsorted(corr, ops.corr), len(corr) - 1)
-    there: np.ndarray = corr[at] == ops.corr
+    position = np.minimum(np.searchsorted(corr, ops.corr), len(corr) - 1)
+    called: np.ndarray = corr[position] == ops.corr
     # A device's clock may drift: a call may seem to begin a little after what it launched.
-    before: np.ndarray = api.start_ns[calls[at]] <= ops.end_ns
-    there &= before
-    return there
+    begins_first: np.ndarray = api.start_ns[calls[position]] <= ops.end_ns
+    called &= begins_first
+    return called

@@ -159,14 +159,14 @@ def _torch_tables(
 ) -> dict[str, Table]:
     """Of the tables that torch.profiler alone has, the rows that belong to masks of `ops` and `operators`."""
     pids = np.concatenate([tables["api"].pid, tables["ranges"].pid])
-    found = {name: getattr(capture, name) for name in _OF_PIDS}
-    found = {name: table.where(np.isin(table.pid, pids)) for name, table in found.items()}
+    rows_of_pids = {name: getattr(capture, name) for name in _OF_PIDS}
+    rows_of_pids = {name: table.where(np.isin(table.pid, pids)) for name, table in rows_of_pids.items()}
     for name, mask, column in (("collectives", ops, "kernel"), ("comm_ops", operators, "op")):
         table = getattr(capture, name)
         table = table.where(mask[getattr(table, column)])
         row = np.cumsum(mask) - 1
-        found[name] = table.with_columns(**{column: row[getattr(table, column)]})
-    return found | {"waits": capture.waits.where(np.isin(capture.waits.corr, tables["api"].corr))}
+        rows_of_pids[name] = table.with_columns(**{column: row[getattr(table, column)]})
+    return rows_of_pids | {"waits": capture.waits.where(np.isin(capture.waits.corr, tables["api"].corr))}
 
 
 def _is_of(process: int, pid: int, index: int, capture: Capture) -> bool:

@@ -106,7 +106,7 @@ def _unjudged(path: Path, kind: Other) -> _Read:
     """What lab knows by sight and does not judge."""
     commands = _commands(kind.commands, path)
     row = Row(
-        path=str(path), format=kind.format, tool=kind.tool, verdict=None, what=kind.what, commands=commands
+        path=str(path), format=kind.format, tool=kind.tool, verdict=None, what=kind.title, commands=commands
     )
     return _Read(row, path)
 
@@ -121,9 +121,9 @@ def _of_item(item: Item) -> _Read | None:
         wanted = item.named or named_as_recording(item.path)
         return _unreadable(item.path, error, None) if wanted else None
     if kind.load is None and kind.name in NO_TIMELINE:
-        return _unjudged(item.path, Other(kind.name, TOOLS[kind.name], kind.what, bool, (ANALYZE,)))
+        return _unjudged(item.path, Other(kind.name, TOOLS[kind.name], kind.title, bool, (ANALYZE,)))
     try:
-        return _recording(item.path, load_capture(item.path), kind.what)
+        return _recording(item.path, load_capture(item.path), kind.title)
     except LabError as error:
         if not item.named and _no_recording(error):
             return None

@@ -50,17 +50,17 @@ class Evidence:
     @cached_property
     def call_of(self) -> np.ndarray:
         """Index (n,) of the call of each row on the GPU, the first with its correlation; -1: unknown."""
-        found = np.full(len(self.ops), -1, dtype=np.int64)
+        calls = np.full(len(self.ops), -1, dtype=np.int64)
         for process in range(self.num_processes):
             api = np.flatnonzero((self.api.process == process) & (self.api.corr > 0))
             ops = np.flatnonzero((self.ops.process == process) & (self.ops.corr > 0))
             if not len(api) or not len(ops):
                 continue
             api = api[np.lexsort((self.api.start_ns[api], self.api.corr[api]))]
-            at = np.minimum(np.searchsorted(self.api.corr[api], self.ops.corr[ops]), len(api) - 1)
-            known = self.api.corr[api[at]] == self.ops.corr[ops]
-            found[ops[known]] = api[at[known]]
-        return found
+            position = np.minimum(np.searchsorted(self.api.corr[api], self.ops.corr[ops]), len(api) - 1)
+            matches = self.api.corr[api[position]] == self.ops.corr[ops]
+            calls[ops[matches]] = api[position[matches]]
+        return calls
 
     @cached_property
     def uncalled(self) -> np.ndarray:
@@ -83,12 +83,12 @@ class Evidence:
     @cached_property
     def window_of(self) -> np.ndarray:
         """Index (n,) of the capture window of its own thread that each call was made in, or -1."""
-        found = np.full(len(self.api), -1, dtype=np.int64)
-        for index, (_, thread, first, last) in enumerate(self.windows.tolist()):
-            found[(self.threads == thread) & (self.api.start_ns >= first) & (self.api.start_ns <= last)] = (
-                index
-            )
-        return found
+        windows = np.full(len(self.api), -1, dtype=np.int64)
+        for index, (_, thread, begin_ns, end_ns) in enumerate(self.windows.tolist()):
+            windows[
+                (self.threads == thread) & (self.api.start_ns >= begin_ns) & (self.api.start_ns <= end_ns)
+            ] = index
+        return windows
 
 
 # Of these tools every domain is a flag of its own; CUPTI's activities come together.
@@ -106,24 +106,24 @@ def of_capture(capture: Capture) -> Evidence:
     )
 
 
-def joined(one: Table, other: Table) -> np.ndarray:
+def joined(left: Table, right: Table) -> np.ndarray:
     """Rows (n,) of `one` that share process and correlation with a row of `other` (0: none recorded)."""
-    here, there = one.corr, other.corr
-    if len(here) == 0 or len(there) == 0:
-        return np.zeros(len(here), dtype=bool)
-    known = here > 0
-    if (one.process == one.process[0]).all() and (other.process == one.process[0]).all():
+    left_corr, right_corr = left.corr, right.corr
+    if len(left_corr) == 0 or len(right_corr) == 0:
+        return np.zeros(len(left_corr), dtype=bool)
+    recorded = left_corr > 0
+    if (left.process == left.process[0]).all() and (right.process == left.process[0]).all():
         # np.isin sorts both together; calls and rows come nearly in order.
-        among = np.sort(there, kind="stable")
-        shared: np.ndarray = among[np.minimum(np.searchsorted(among, here), len(among) - 1)] == here
-        shared &= known
+        among = np.sort(right_corr, kind="stable")
+        shared: np.ndarray = among[np.minimum(np.searchsorted(among, left_corr), len(among) - 1)] == left_corr
+        shared &= recorded
         return shared
-    used = distinct(there)
-    at = np.minimum(np.searchsorted(used, here), len(used) - 1)
-    key = one.process.astype(np.int64) * len(used) + at
-    keys = other.process.astype(np.int64) * len(used) + np.searchsorted(used, there)
-    both: np.ndarray = known & (used[at] == here) & np.isin(key, keys)
-    return both
+    used = distinct(right_corr)
+    position = np.minimum(np.searchsorted(used, left_corr), len(used) - 1)
+    key = left.process.astype(np.int64) * len(used) + position
+    keys = right.process.astype(np.int64) * len(used) + np.searchsorted(used, right_corr)
+    shared_by_process: np.ndarray = recorded & (used[position] == left_corr) & np.isin(key, keys)
+    return shared_by_process
 
 
 def _capture_windows(of: Evidence) -> np.ndarray:
@@ -133,17 +133,17 @@ def _capture_windows(of: Evidence) -> np.ndarray:
         return np.empty((0, 4), dtype=np.int64)
     rows = np.flatnonzero(begin | end)
     rows = rows[np.lexsort((of.api.start_ns[rows], of.threads[rows]))]
-    found: list[tuple[int, int, int, int]] = []
-    first: dict[int, int] = {}
-    seen: set[int] = set()
+    windows: list[tuple[int, int, int, int]] = []
+    begins: dict[int, int] = {}
+    closed_threads: set[int] = set()
     process: dict[int, int] = {}
     for row in rows.tolist():
         thread, when = int(of.threads[row]), int(of.api.start_ns[row])
         process[thread] = int(of.api.process[row])
         if begin[row]:
-            first.setdefault(thread, when)
-        elif thread in first or thread not in seen:
-            found.append((process[thread], thread, first.pop(thread, -FOREVER), when))
-        seen.add(thread)
-    found += [(process[thread], thread, when, FOREVER) for thread, when in first.items()]
-    return np.array(found, dtype=np.int64).reshape(-1, 4)
+            begins.setdefault(thread, when)
+        elif thread in begins or thread not in closed_threads:
+            windows.append((process[thread], thread, begins.pop(thread, -FOREVER), when))
+        closed_threads.add(thread)
+    windows += [(process[thread], thread, when, FOREVER) for thread, when in begins.items()]
+    return np.array(windows, dtype=np.int64).reshape(-1, 4)

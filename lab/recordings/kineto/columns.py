@@ -196,29 +196,29 @@ class Columns:
         if not self._geometry:
             return
         launches = np.array([(key, *sizes) for key, sizes in sorted(self._geometry.items())], dtype=np.int64)
-        at = np.minimum(np.searchsorted(launches[:, 0], columns["corr"]), len(launches) - 1)
-        known = (launches[at, 0] == columns["corr"]) & (columns["kind"] == KERNEL)
+        position = np.minimum(np.searchsorted(launches[:, 0], columns["corr"]), len(launches) - 1)
+        launched = (launches[position, 0] == columns["corr"]) & (columns["kind"] == KERNEL)
         for column, name in enumerate(_GEOMETRY, start=1):
-            sizes = _int32(launches[at, column])
-            columns[name] = np.where(known & (columns[name] < 0), sizes, columns[name])
+            sizes = _int32(launches[position, column])
+            columns[name] = np.where(launched & (columns[name] < 0), sizes, columns[name])
 
     def _take_scanned(self) -> None:
         if self._scanned and self._scanned.num_bytes:
             self._add_scanned(self._scanned.take())
 
-    def _add_scanned(self, found: ScannedEvents) -> None:
-        self._decoder.exact |= found.exact
+    def _add_scanned(self, scanned: ScannedEvents) -> None:
+        self._decoder.exact |= scanned.exact
         timed = {}
-        for table, (fields, ts_ns, dur_ns) in found.timed.items():
+        for table, (fields, ts_ns, dur_ns) in scanned.timed.items():
             self._num_slices[table] += len(fields)
             timed[table] = fields, self._place(fields, ts_ns, dur_ns)
         self._add_timed(timed)
-        self._add_modules(*found.modules)
-        self._add_names(found.names)
-        self._add_waits(found.waits)
-        self._add_arrows(found)
-        self._indices.add_numbers(*found.indices)
-        self._num_unread.update(found.foreign.categories())
+        self._add_modules(*scanned.modules)
+        self._add_names(scanned.names)
+        self._add_waits(scanned.waits)
+        self._add_arrows(scanned)
+        self._indices.add_numbers(*scanned.indices)
+        self._num_unread.update(scanned.foreign.categories())
 
     def _add(self, events: Iterable[Any]) -> None:
         rows: dict[str, list[Any]] = defaultdict(list)
@@ -271,7 +271,7 @@ class Columns:
         self._tables["kernels"].append(columns)
         self._add_collectives("collectives", "kernel", "kernels", fields)
 
-    def _add_flows(self, events: list[Any], ts_ns: np.ndarray, known: np.ndarray) -> None:
+    def _add_flows(self, events: list[Any], ts_ns: np.ndarray, timed: np.ndarray) -> None:
         """Ends of arrows; one without a time or a number is no arrow."""
         if not events:
             return
@@ -284,9 +284,9 @@ class Columns:
             "flow": numbers,
             "is_end": np.fromiter(map("f".__eq__, map(_PH, events)), bool, len(events)),
         }
-        kept = known & (numbers >= 0)
-        if kept.any():
-            self._tables["flows"].append({name: column[kept] for name, column in columns.items()})
+        valid = timed & (numbers >= 0)
+        if valid.any():
+            self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
 
     def _add_waits(self, events: Sequence[Any]) -> None:
         """Waits of streams for events; the host's own waits are calls of the runtime."""
@@ -300,8 +300,8 @@ class Columns:
         columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
         self._tables["waits"].append(columns)
 
-    def _add_arrows(self, found: ScannedEvents) -> None:
-        fields = found.arrows
+    def _add_arrows(self, scanned: ScannedEvents) -> None:
+        fields = scanned.arrows
         if not len(fields):
             return
         numbers = fields.ints("id")
@@ -312,9 +312,9 @@ class Columns:
             "flow": numbers,
             "is_end": fields.ints("ph") == ARROW_END,
         }
-        kept = numbers >= 0
-        if kept.any():
-            self._tables["flows"].append({name: column[kept] for name, column in columns.items()})
+        valid = numbers >= 0
+        if valid.any():
+            self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
 
     def _modules(self, events: list[Any]) -> tuple[Fields, np.ndarray, np.ndarray]:
         """The calls of modules among Python's calls that have a start and a duration."""
@@ -323,10 +323,10 @@ class Columns:
             none = np.empty(0, dtype=np.int64)
             return Decoded([], self._encode), none, none
         ts_ns, starts = self._starts_ns(events)
-        dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
-        known &= starts & (dur_ns >= 0)
-        events = [event for event, is_known in zip(events, known, strict=True) if is_known]
-        return Decoded(events, self._encode), ts_ns[known], dur_ns[known]
+        dur_ns, readable = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
+        readable &= starts & (dur_ns >= 0)
+        events = [event for event, is_readable in zip(events, readable, strict=True) if is_readable]
+        return Decoded(events, self._encode), ts_ns[readable], dur_ns[readable]
 
     def _add_modules(self, fields: Fields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> None:
         if len(fields):
@@ -337,8 +337,8 @@ class Columns:
         index, chosen = fields.collectives()
         if not len(index):
             return
-        first = len(self._tables[of]) - len(fields)
-        columns = {row: index + first}
+        offset = len(self._tables[of]) - len(fields)
+        columns = {row: index + offset}
         for name in ("in_nelems", "out_nelems", "group_size", "seq"):
             columns[name] = chosen.ints(name)
         for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks"):
@@ -394,16 +394,16 @@ class Columns:
         if not events:
             return Decoded([], self._encode), {}
         ts_ns, starts = self._starts_ns(events)
-        dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
-        known &= starts & (dur_ns >= 0)
+        dur_ns, readable = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
+        readable &= starts & (dur_ns >= 0)
         self._num_slices[table] += len(events)
-        if not known.all():
-            for name, odd in (("ts", ~starts), ("dur", starts & ~known)):
+        if not readable.all():
+            for name, odd in (("ts", ~starts), ("dur", starts & ~readable)):
                 if odd.any():
                     self.problems[f"events without a readable {name} were left out"] += int(odd.sum())
-            self._num_untimed[table] += int((~known).sum())
-            events = [event for event, is_known in zip(events, known, strict=True) if is_known]
-            ts_ns, dur_ns = ts_ns[known], dur_ns[known]
+            self._num_untimed[table] += int((~readable).sum())
+            events = [event for event, is_readable in zip(events, readable, strict=True) if is_readable]
+            ts_ns, dur_ns = ts_ns[readable], dur_ns[readable]
         fields = Decoded(events, self._encode)
         return fields, self._place(fields, ts_ns, dur_ns) if events else {}
 
@@ -438,8 +438,12 @@ def _ranges_of(
     parts = []
     for kind, columns in ((PUSH_POP, host_ranges), (OP, operators)):
         text_id = columns["name_id"]
-        own = {"text_id": text_id, "name_id": texts.stripped(text_id)[0], "kind": np.full(len(text_id), kind)}
-        parts.append(filled(RANGE_COLUMNS, len(text_id), {**columns, **own}).as_dict())
+        identity = {
+            "text_id": text_id,
+            "name_id": texts.stripped(text_id)[0],
+            "kind": np.full(len(text_id), kind),
+        }
+        parts.append(filled(RANGE_COLUMNS, len(text_id), {**columns, **identity}).as_dict())
     return concat(parts, RANGE_COLUMNS)
 
 

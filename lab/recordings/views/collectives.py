@@ -62,16 +62,16 @@ def _named_by_ops(trace: Capture, rows: np.ndarray, names: np.ndarray) -> np.nda
     unnamed = np.flatnonzero([not name and text in vague for name, text in zip(names, texts, strict=True)])
     if not len(unnamed):
         return names
-    found: np.ndarray = names.copy()
+    named: np.ndarray = names.copy()
     link = link_ops(trace)[rows[unnamed]]
     for index, op in zip(unnamed[link >= 0].tolist(), link[link >= 0].tolist(), strict=True):
-        found[index] = _telling_op(trace, op)
-    return found
+        named[index] = _telling_op(trace, op)
+    return named
 
 
 def _is_vague(kernel: str) -> bool:
-    known = communication(kernel)
-    return known is not None and known.kind in ("", "p2p")
+    kind = communication(kernel)
+    return kind is not None and kind.kind in ("", "p2p")
 
 
 def _telling_op(trace: Capture, op: int) -> str:
@@ -98,10 +98,10 @@ def _comm_metadata(trace: Capture, rows: np.ndarray) -> Callable[[str], np.ndarr
         of_op = first_index(link_ops(trace)[rows], trace.comm_ops.op)
 
     def column(name: str) -> np.ndarray:
-        found = np.full(len(rows), -1)
+        values = np.full(len(rows), -1)
         for index, table in ((of_op, trace.comm_ops), (of_kernel, trace.collectives)):
-            found[index >= 0] = getattr(table, name)[index[index >= 0]]
-        return found
+            values[index >= 0] = getattr(table, name)[index[index >= 0]]
+        return values
 
     return column
 
@@ -110,10 +110,10 @@ def _collectives_on_cpu(trace: Capture) -> dict[str, np.ndarray]:
     """gloo records a range per call with the shapes of its input; its worker threads carry them."""
     from_gloo = np.array([*(is_gloo(text) for text in trace.strings), False])
     rows = np.flatnonzero(from_gloo[trace.annotations.name_id])
-    found = trace.annotations.take(rows)
-    names = [text.removeprefix(GLOO_PREFIX) for text in trace.text(found.name_id)]
-    nelems = [_num_elements(json_list(text)) for text in trace.text(found.dims_id)]
-    dtypes = [json_list(text)[:1] for text in trace.text(found.types_id)]
+    calls = trace.annotations.take(rows)
+    names = [text.removeprefix(GLOO_PREFIX) for text in trace.text(calls.name_id)]
+    nelems = [_num_elements(json_list(text)) for text in trace.text(calls.dims_id)]
+    dtypes = [json_list(text)[:1] for text in trace.text(calls.types_id)]
     group_size = trace.meta.world_size or -1
     gathered = [
         n * group_size if "gather" in name and n >= 0 < group_size else n
@@ -125,21 +125,21 @@ def _collectives_on_cpu(trace: Capture) -> dict[str, np.ndarray]:
         "collective": column_of(names),
         "in_nelems": np.array(nelems, dtype=np.int64),
         "out_nelems": np.array(gathered, dtype=np.int64),
-        "dtype": column_of([str(found[0]) if found else "" for found in dtypes]),
+        "dtype": column_of([str(calls[0]) if calls else "" for calls in dtypes]),
         "group_size": np.full(len(rows), group_size),
         **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split"), nothing),
         **dict.fromkeys(("seq", "stream", "correlation", "grid_x", "block_x"), unknown),
-        "ts_ns": found.start_ns,
-        "dur_ns": found.dur_ns,
-        "step": steps_at(trace, found.start_ns),
-        "kernel": trace.text(found.name_id),
+        "ts_ns": calls.start_ns,
+        "dur_ns": calls.dur_ns,
+        "step": steps_at(trace, calls.start_ns),
+        "kernel": trace.text(calls.name_id),
         "row": rows,
     }
 
 
 def _num_elements(dims: list[Any]) -> int:
     """Elements of the first tensor argument, or of the first list of tensors; -1 unknown."""
-    first = dims[0] if dims else None
-    if isinstance(first, list) and first and isinstance(first[0], list):
-        return sum(math.prod(int_sizes(tensor)) for tensor in first)
-    return math.prod(first) if isinstance(first, list) and int_sizes(first) else -1
+    head = dims[0] if dims else None
+    if isinstance(head, list) and head and isinstance(head[0], list):
+        return sum(math.prod(int_sizes(tensor)) for tensor in head)
+    return math.prod(head) if isinstance(head, list) and int_sizes(head) else -1

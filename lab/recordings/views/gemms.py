@@ -27,14 +27,16 @@ def gemm_instances(trace: Capture) -> Table:
     transpose has a letter per factor: T where its last dimension is not the contiguous one. Sizes that
     were not recorded are -1.
     """
-    found = _gemms_on_gpu(trace) if device_of(trace) == "gpu" else _gemms_on_cpu(trace)
-    op_rows = found.pop("op_row")
+    gemms = _gemms_on_gpu(trace) if device_of(trace) == "gpu" else _gemms_on_cpu(trace)
+    op_rows = gemms.pop("op_row")
     ops = trace.operators.take(op_rows)
     keys = np.stack([ops.name_id, ops.dims_id, ops.types_id, ops.strides_id], axis=1)
-    distinct, which = distinct_rows(keys)
+    distinct, shape_of_row = distinct_rows(keys)
     shapes = [_gemm_shape(*(_string(trace, i) for i in key)) for key in distinct.tolist()]
-    columns = {name: column_of([shape[name] for shape in shapes])[which.ravel()] for name in _UNKNOWN_SHAPE}
-    columns |= found
+    columns = {
+        name: column_of([shape[name] for shape in shapes])[shape_of_row.ravel()] for name in _UNKNOWN_SHAPE
+    }
+    columns |= gemms
     columns["rank"] = np.full(len(ops), -1 if trace.meta.rank is None else trace.meta.rank)
     columns["step"] = steps_at(trace, ops.start_ns)
     table = Table({**columns, "op_row": op_rows, "tid": ops.tid})
@@ -45,11 +47,11 @@ def gemm_flops(trace: Capture) -> np.ndarray:
     """FLOPs (n,) of each row of `ranges` that is a GEMM; -1 for others and for unknown shapes."""
     gemms = gemm_instances(trace)
     b, m, n, k = (getattr(gemms, name).astype(np.float64) for name in "BMNK")
-    known = (b >= 0) & (m >= 0) & (n >= 0) & (k >= 0)
+    has_shape = (b >= 0) & (m >= 0) & (n >= 0) & (k >= 0)
     flop = product_flops(b, m, n, k, gemms.bias)
     flops = np.full(len(trace.ranges), -1, dtype=np.int64)
     rows = trace.operator_rows[gemms.op_row]
-    flops[rows] = np.where(known & (flop < 2.0**62), flop, -1).astype(np.int64)
+    flops[rows] = np.where(has_shape & (flop < 2.0**62), flop, -1).astype(np.int64)
     return flops
 
 
@@ -75,23 +77,23 @@ def _gemms_on_gpu(trace: Capture) -> dict[str, Any]:
     }
 
 
-def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, first: np.ndarray) -> np.ndarray:
+def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, heads: np.ndarray) -> np.ndarray:
     """Length (g,) of the union of each group's spans; group i is rows first[i] to first[i + 1], by start.
 
     The groups are laid side by side on one axis, so that one running maximum is enough for all.
     """
-    if len(first) == 0:
+    if len(heads) == 0:
         return np.empty(0, dtype=np.int64)
-    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(ts_ns))))
-    start = ts_ns - ts_ns[first][group]
+    group = np.repeat(np.arange(len(heads)), np.diff(np.append(heads, len(ts_ns))))
+    start = ts_ns - ts_ns[heads][group]
     room = int((start + dur_ns).max()) + 1
-    if room > 2**62 // len(first):
-        groups = np.split(spans(ts_ns, dur_ns), first[1:])
+    if room > 2**62 // len(heads):
+        groups = np.split(spans(ts_ns, dur_ns), heads[1:])
         return np.array([total(every) for every in groups], dtype=np.int64)
     start += group * room
     reach = np.maximum.accumulate(start + dur_ns)
-    before = np.maximum(start, np.concatenate([[0], reach[:-1]]))
-    covered: np.ndarray = np.add.reduceat(np.maximum(start + dur_ns - before, 0), first)
+    begin = np.maximum(start, np.concatenate([[0], reach[:-1]]))
+    covered: np.ndarray = np.add.reduceat(np.maximum(start + dur_ns - begin, 0), heads)
     return covered
 
 
@@ -100,8 +102,8 @@ def _gemms_on_cpu(trace: Capture) -> dict[str, Any]:
     rows = np.flatnonzero(is_gemm[trace.operators.name_id])
     ops = trace.operators.take(rows)
     wraps = np.zeros(len(rows), dtype=bool)
-    for where in sorted(set(zip(ops.pid.tolist(), ops.tid.tolist(), strict=True))):
-        order, parents = thread_nesting(ops, *where)
+    for thread in sorted(set(zip(ops.pid.tolist(), ops.tid.tolist(), strict=True))):
+        order, parents = thread_nesting(ops, *thread)
         wraps[order[parents[parents >= 0]]] = True
     rows = rows[~wraps]
     return {

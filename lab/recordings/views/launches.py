@@ -61,8 +61,8 @@ def of_graphs(trace: Capture, call: np.ndarray) -> np.ndarray:
     """Mask (n,) of `kernels`: launched by a graph replay; call (n,): its row of `runtime`, or -1."""
     is_graph = np.array([*map(launches_graph, trace.strings), False])
     names = np.append(trace.api.name_id, -1)[call]
-    found: np.ndarray = is_graph[names] | (trace.ops.graph_node > 0)
-    return found
+    replayed: np.ndarray = is_graph[names] | (trace.ops.graph_node > 0)
+    return replayed
 
 
 @once
@@ -83,10 +83,10 @@ def kernel_steps(trace: Capture) -> np.ndarray:
 def steps_at(trace: Capture, ts_ns: np.ndarray) -> np.ndarray:
     """Number N of the ProfilerStep#N range around each time (n,), -1 outside all."""
     numbers = np.array([*(step_number(text) for text in trace.strings), -1])
-    found = trace.annotations.where(numbers[trace.annotations.name_id] >= 0)
-    found = found.take(np.argsort(found.start_ns, kind="stable"))
-    if len(found) == 0:
+    marks = trace.annotations.where(numbers[trace.annotations.name_id] >= 0)
+    marks = marks.take(np.argsort(marks.start_ns, kind="stable"))
+    if len(marks) == 0:
         return np.full(len(ts_ns), -1)
-    index = np.searchsorted(found.start_ns, ts_ns, side="right") - 1
-    inside = (index >= 0) & (ts_ns < found.end_ns[index])
-    return np.where(inside, numbers[found.name_id[index]], -1)
+    index = np.searchsorted(marks.start_ns, ts_ns, side="right") - 1
+    inside = (index >= 0) & (ts_ns < marks.end_ns[index])
+    return np.where(inside, numbers[marks.name_id[index]], -1)

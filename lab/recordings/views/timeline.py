@@ -66,8 +66,8 @@ def _activity(trace: Capture, steps: Sequence[int] | None, linked_only: bool) ->
     if linked_only:
         keep &= link_ops(trace) >= 0
     classes = classify(trace)
-    every = spans(trace.ops.start_ns, trace.ops.dur_ns)
-    return {kind: every[keep & (classes == kind)] for kind in (COMP, COMM, MEMCOPY)}
+    slices = spans(trace.ops.start_ns, trace.ops.dur_ns)
+    return {kind: slices[keep & (classes == kind)] for kind in (COMP, COMM, MEMCOPY)}
 
 
 def _cpu_activity(trace: Capture, steps: Sequence[int] | None) -> dict[int, np.ndarray]:

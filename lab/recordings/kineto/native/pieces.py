@@ -44,9 +44,9 @@ class ScannedEvents:
 class ScannedPieces:
     """Scans the pieces of one file; num_bytes are those scanned and not taken yet."""
 
-    def __init__(self, own: Scanner, encode: ColumnEncoder) -> None:
-        self._scanner = own
-        self.texts = Texts(own, encode)
+    def __init__(self, file_scanner: Scanner, encode: ColumnEncoder) -> None:
+        self._scanner = file_scanner
+        self.texts = Texts(file_scanner, encode)
         self.num_bytes = 0
         self._names: list[Any] = []
         self._waits: list[Any] = []
@@ -54,12 +54,12 @@ class ScannedPieces:
     @classmethod
     def of(cls, encode: ColumnEncoder) -> ScannedPieces | None:
         """None where the scanner is not to be had."""
-        own = scanner()
-        return None if own is None else cls(own, encode)
+        file_scanner = scanner()
+        return None if file_scanner is None else cls(file_scanner, encode)
 
     def scan(self, text: bytes) -> bool:
         """False where the plain form must read the piece: it has anything unusual."""
-        before = self._scanner.added()
+        counts = self._scanner.added()
         rows = self._scanner.scan(text)
         if rows is None:
             return False
@@ -68,7 +68,7 @@ class ScannedPieces:
                 list(map(FLOAT_ONE.decode, _texts_of(rows[table], text))) for table in ("meta", "waits")
             )
         except (ValueError, RecursionError):
-            self._scanner.take_back(before)
+            self._scanner.take_back(counts)
             return False
         self._names += names
         self._waits += waits
