@@ -205,9 +205,9 @@ def is_recording(folder: Path) -> bool:
 
 def kind_of(sample: Sample) -> Format:
     """The first format that fits."""
-    for one in FORMATS:
-        if one.fits(sample):
-            return one
+    for kind in FORMATS:
+        if kind.fits(sample):
+            return kind
     if sample.path.is_dir() and (job := _job_format(sample.path)):
         return job
     if sample.path.suffix in nsys.REPORT_SUFFIXES and not sample.tables:

@@ -109,17 +109,17 @@ def step_family(text: str) -> str | None:
 class PhaseNames:
     """The list above, and a person's own names before it: (phase, or "" for the name itself; a pattern)."""
 
-    own: tuple[tuple[str, re.Pattern[str]], ...] = ()
+    custom: tuple[tuple[str, re.Pattern[str]], ...] = ()
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         """Fits every name of a phase in full."""
-        own = [f"(?-i:{one.pattern})" for _, one in self.own]
-        return _any([*own, PHASES.pattern]) if own else PHASES
+        patterns = [f"(?-i:{one.pattern})" for _, one in self.custom]
+        return _any([*patterns, PHASES.pattern]) if patterns else PHASES
 
     def phase_of(self, text: str) -> str:
         """The phase of a range's name, "" for none."""
-        for phase, pattern in self.own:
+        for phase, pattern in self.custom:
             if pattern.fullmatch(text):
                 return phase or text
         bare = re.sub(r"[\s_]+", "_", text.strip())

@@ -47,7 +47,7 @@ _RANK = re.compile(r"rank[_-]?\d+", re.IGNORECASE)
 class Row(msgspec.Struct, kw_only=True):
     """What `lab inspect --json` prints of each file.
 
-    verdict is None for what lab does not judge (`what` names it); error says why a file cannot be read.
+    verdict is None for what lab does not judge (`title` names it); error says why a file cannot be read.
     gpu_time_ns is the sum over kernels, copies and fills.
     """
 
@@ -59,7 +59,7 @@ class Row(msgspec.Struct, kw_only=True):
     gpu_ops: int = 0
     gpu_time_ns: int = 0
     processes: list[dict[str, Any]] = []
-    what: str = ""
+    title: str = msgspec.field(name="what", default="")
     commands: list[str] = []
     error: str | None = None
 
@@ -98,15 +98,15 @@ def _run_row(path: Path) -> _Read:
         room = Run.open(path).manifest.room
     except LabError as error:
         return _unreadable(path, error, "lab-run")
-    what = f"a run of lab, room {room}; its recordings follow"
-    return _unjudged(path, Other("lab-run", "lab", what, bool, (ANALYZE,)))
+    title = f"a run of lab, room {room}; its recordings follow"
+    return _unjudged(path, Other("lab-run", "lab", title, bool, (ANALYZE,)))
 
 
 def _unjudged(path: Path, kind: Other) -> _Read:
     """What lab knows by sight and does not judge."""
     commands = _commands(kind.commands, path)
     row = Row(
-        path=str(path), format=kind.format, tool=kind.tool, verdict=None, what=kind.title, commands=commands
+        path=str(path), format=kind.format, tool=kind.tool, verdict=None, title=kind.title, commands=commands
     )
     return _Read(row, path)
 
@@ -147,7 +147,7 @@ def _unreadable(path: Path, error: LabError, kind: str | None) -> _Read:
     return _Read(row, path)
 
 
-def _recording(path: Path, capture: Capture, what: str) -> _Read:
+def _recording(path: Path, capture: Capture, title: str) -> _Read:
     of = of_capture(capture)
     is_open = any(lack.rule == "R" and lack.unknown for lack in capture.lacks)
     tool = TOOLS.get(capture.collector, capture.collector)
@@ -163,7 +163,7 @@ def _recording(path: Path, capture: Capture, what: str) -> _Read:
             {"index": index, "pid": process.pid, "rank": process.rank, "name": process.name}
             for index, process in enumerate(capture.processes)
         ],
-        what=what,
+        title=title,
         commands=_commands(COMMANDS, path),
     )
     ranked = len(capture.processes) == 1 and capture.processes[0].rank is not None
@@ -217,7 +217,7 @@ def _paragraph(row: Row) -> str:
 
     if row.error is not None:
         return f"{_one_line(row.path)}\n  cannot be read: {row.error}"
-    lines = [_one_line(row.path), f"  {row.what}"]
+    lines = [_one_line(row.path), f"  {row.title}"]
     if row.verdict is not None:
         lines.append(f"  recorded by {row.tool}: {_figures(row)}")
         lines += [f"  {line}" for line in integrity_lines(row.lacks, processes=len(row.processes))]
@@ -233,12 +233,12 @@ def _summary(row: Row) -> str:
     if row.error is not None:
         return f"cannot be read: {row.error}"
     if row.verdict is None:
-        return row.what
+        return row.title
     grave = [*holes(row.lacks), *counted(row.lacks)]
     gravest = sentences(grave[:1], processes=len(row.processes))
-    others = len(dict.fromkeys(grave)) - 1
-    more = [plural(others, "further finding")] if others > 0 else []
-    return "; ".join([f"{row.verdict}, {row.tool}, {_figures(row)}", *gravest, *more])
+    num_further = len(dict.fromkeys(grave)) - 1
+    further = [plural(num_further, "further finding")] if num_further > 0 else []
+    return "; ".join([f"{row.verdict}, {row.tool}, {_figures(row)}", *gravest, *further])
 
 
 def _figures(row: Row) -> str:

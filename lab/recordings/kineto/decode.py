@@ -69,13 +69,13 @@ class EventDecoder:
         if end < len(piece.text):
             self._pieces.give_back(end)
         if parts.stray >= 0:
-            self._damaged("text between events that is not an event", piece.at + parts.stray)
+            self._damaged("text between events that is not an event", piece.offset + parts.stray)
         if end < len(piece.text):
             try:
                 return self._decode_list(piece.text[:end])
             except (ValueError, RecursionError):
                 pass
-        events = [self._decode_one(piece.text[a:b], piece.at + a) for a, b in parts.spans]
+        events = [self._decode_one(piece.text[a:b], piece.offset + a) for a, b in parts.spans]
         return [event for event in events if event is not None]
 
     def _decode_one(self, text: bytes, offset: int) -> Any:
