@@ -14,20 +14,20 @@ from bench import traces
 from bench.measure import cost, side_by_side
 from bench.table import Row, at_most, measured
 
-JUDGED = "import sys; from lab.recordings.cache import load_trace; load_trace(sys.argv[1])"
+JUDGED = "import sys; from lab.recordings.load import load_capture; load_capture(sys.argv[1])"
 ALONE = """
     import sys
     from lab.recordings import cache
     from lab.recordings.kineto import indices
     indices.EventIndices.add = lambda self, rows: None
     cache.integrity_of_trace = lambda trace: ()
-    cache.load_trace(sys.argv[1])
+    cache.load_capture(sys.argv[1])
 """
 BEFORE = """
     import sys
     sys.path.insert(0, sys.argv[2])
-    from lab.recordings.cache import load_trace
-    load_trace(sys.argv[1])
+    from lab.recordings.load import load_capture
+    load_capture(sys.argv[1])
 """
 ROUNDS = 9
 

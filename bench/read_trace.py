@@ -13,8 +13,8 @@ from bench.table import Row, at_least, line_of, measured
 OURS = "import sys; from lab.recordings.kineto import read_kineto; read_kineto(sys.argv[1])"
 PLAIN = "import os; os.environ['LAB_READER'] = 'plain'; " + OURS
 CACHED = """
-    import sys; from pathlib import Path; from lab.recordings.cache import load_trace
-    load_trace(sys.argv[1], cache=Path(sys.argv[2]))
+    import sys; from pathlib import Path; from lab.recordings.load import load_capture
+    load_capture(sys.argv[1], cache=Path(sys.argv[2]))
 """
 PEER = """
     import gzip, json, sys

@@ -34,7 +34,7 @@ OURS_EXCEL = """
     import shutil; shutil.rmtree(sys.argv[2], ignore_errors=True)  # with it goes the cache
     out = Path(sys.argv[2])
     cache = out / ".cache" / "traces"
-    write_reports(read_sweep(Path(sys.argv[1]), cache=cache, workers=1, workbooks=out), out)
+    write_reports(read_sweep(Path(sys.argv[1]), workers=1, workbooks=out), out)
 """
 THEIRS = """
     import sys; from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from lab.errors import BadDataError, MissingError, needs
-from lab.terminal.findings import REQUIRE, raise_unless_complete
+from lab.terminal.findings import REQUIRE, raise_for_holes, raise_unless_complete
 from lab.terminal.options import PATH, as_json, print_json
 
 
@@ -19,12 +19,13 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
     """Show what FILEs and FOLDERs are, who recorded them, what they lack, and what reads them.
 
     Every recording gets a verdict: complete, lossy or unknown, on three axes: rows of the GPU, calls of the
-    host, operators of the framework. Files that cannot be read are rows with their reason (exit 5).
+    host, operators of the framework. Exit 1 for a hole in one of them; files that cannot be read are rows
+    with their reason (exit 5).
     """
     from lab.recordings.integrity.words import sentences
 
     with needs("analysis"):
-        from lab.recordings.inspect.rows import inspect_all, row_text
+        from lab.recordings.inspect.rows import inspect_all, rows_text
     rows = inspect_all(paths)
     if not rows:
         raise MissingError(
@@ -35,7 +36,7 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
     if as_json:
         print_json(rows)
     else:
-        click.echo("\n\n".join(map(row_text, rows)))
+        click.echo(rows_text(rows))
     unread = [row for row in rows if row.error is not None]
     if unread:
         raise BadDataError(
@@ -48,3 +49,4 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
         if all(row.verdict is None for row in rows):
             lacks = ["no file here is a recording that lab judges: name the trace, or a folder that holds it"]
         raise_unless_complete(lacks, ", ".join(map(str, paths)))
+    raise_for_holes({row.path: row.lacks for row in rows})

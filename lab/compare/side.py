@@ -14,15 +14,17 @@ import numpy as np
 
 from lab.core.run import MANIFEST
 from lab.errors import BadDataError, LabError, MissingError
-from lab.recordings.as_trace import load_traces
+from lab.recordings.capture import Capture
 from lab.recordings.integrity.calls import GRAPH_LAUNCH, kinds_of
-from lab.recordings.integrity.evidence import of_trace
+from lab.recordings.integrity.evidence import of_capture
 from lab.recordings.integrity.rules import lost_at_edges
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack, holes
+from lab.recordings.load import load_capture
 from lab.recordings.nsys.export import is_folder
 from lab.recordings.phase_names import step_family
-from lab.recordings.tables import MEMSET, Trace
+from lab.recordings.processes import rank_captures
+from lab.recordings.tables import MEMSET
 from lab.recordings.views import MEMCOPY, classify, launch_calls, link_ops
 
 _GZIPPED = (".json", ".sqlite", ".db", ".rpd", ".pftrace", ".xplane.pb")
@@ -48,7 +50,7 @@ class Work:
     """The GPU work of one rank. Arrays (n,) are of its GPU operations, by start."""
 
     rank: int
-    trace: Trace
+    trace: Capture
     drop: tuple[str, ...] = ()  # of op, dims and types what is not told apart (diff.detail)
     plain: bool = False  # names of kernels as nsys and torch.profiler both say them
 
@@ -84,17 +86,17 @@ class Work:
 
     @cached_property
     def order(self) -> np.ndarray:
-        found: np.ndarray = np.argsort(self.trace.kernels.ts_ns, kind="stable")
+        found: np.ndarray = np.argsort(self.trace.ops.start_ns, kind="stable")
         return found
 
     @cached_property
     def start_ns(self) -> np.ndarray:
-        found: np.ndarray = self.trace.kernels.ts_ns[self.order]
+        found: np.ndarray = self.trace.ops.start_ns[self.order]
         return found
 
     @cached_property
     def dur_ns(self) -> np.ndarray:
-        found: np.ndarray = self.trace.kernels.dur_ns[self.order]
+        found: np.ndarray = self.trace.ops.dur_ns[self.order]
         return found
 
     @cached_property
@@ -102,8 +104,8 @@ class Work:
         """When the CPU launched it; its own start where the launch was not recorded."""
         trace = self.trace
         call = launch_calls(trace)
-        when = trace.kernels.ts_ns.copy()
-        when[call >= 0] = trace.runtime.ts_ns[call[call >= 0]]
+        when = trace.ops.start_ns.copy()
+        when[call >= 0] = trace.api.start_ns[call[call >= 0]]
         found: np.ndarray = when[self.order]
         return found
 
@@ -116,10 +118,10 @@ class Work:
     @cached_property
     def waits_ns(self) -> np.ndarray:
         """(m, 2): the calls in which the host waits for the GPU, by end."""
-        runtime = self.trace.runtime
+        runtime = self.trace.api
         waits = np.array([*map(is_wait, self.trace.strings), False])
         rows = np.flatnonzero(waits[runtime.name_id])
-        spans = np.stack([runtime.ts_ns[rows], runtime.ts_ns[rows] + runtime.dur_ns[rows]], axis=1)
+        spans = np.stack([runtime.start_ns[rows], runtime.end_ns[rows]], axis=1)
         found: np.ndarray = spans[np.argsort(spans[:, 1], kind="stable")]
         return found
 
@@ -127,17 +129,17 @@ class Work:
     def classes(self) -> np.ndarray:
         """COMP, COMM or MEMCOPY; fills count as copies: both wait for memory, and neither computes."""
         classes = classify(self.trace)
-        found: np.ndarray = np.where(self.trace.kernels.kind == MEMSET, MEMCOPY, classes)[self.order]
+        found: np.ndarray = np.where(self.trace.ops.kind == MEMSET, MEMCOPY, classes)[self.order]
         return found
 
     @cached_property
     def keys(self) -> tuple[list[Key], np.ndarray]:
         """The distinct (op, dims, types, kernel), and the index of each operation's own (n,)."""
-        trace, kernels = self.trace, self.trace.kernels
+        trace, kernels = self.trace, self.trace.ops
         op = link_ops(trace)
         columns = [kernels.name_id]
         for name in ("name_id", "dims_id", "types_id"):
-            ids = getattr(trace.ops, name)
+            ids = getattr(trace.operators, name)
             columns.append(
                 np.where(op >= 0, ids[np.maximum(op, 0)], -1) if len(ids) else np.full(len(op), -1)
             )
@@ -177,10 +179,10 @@ class Work:
         found = np.zeros(len(edges), dtype=bool)
         calls = []
         if any(lack.rule == "G" and lack.place in ("head", "tail") for lack in self.lacks):
-            calls.append(lost_at_edges(of_trace(self.trace)))
+            calls.append(lost_at_edges(of_capture(self.trace)))
         calls += [self._cut_replays[0], self.perhaps_cut]
         for rows in calls:
-            step = step_at(edges, self.trace.runtime.ts_ns[rows])
+            step = step_at(edges, self.trace.api.start_ns[rows])
             found[step[step >= 0]] = True
         return found
 
@@ -191,7 +193,7 @@ class Work:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         from lab.recordings.integrity.replays import cut_launches
 
-        return cut_launches(of_trace(self.trace))
+        return cut_launches(of_capture(self.trace))
 
     @cached_property
     def perhaps_cut(self) -> np.ndarray:
@@ -200,10 +202,10 @@ class Work:
         calls = self._cut_replays[1]
         if not len(calls):
             return calls
-        edges, runtime = self.steps_ns, self.trace.runtime
+        edges, runtime = self.steps_ns, self.trace.api
         launches = kinds_of(self.trace.strings, runtime.name_id) == GRAPH_LAUNCH
-        replays = np.bincount(step_at(edges, runtime.ts_ns[launches]) + 1, minlength=len(edges) + 1)[1:]
-        step = step_at(edges, runtime.ts_ns[calls])
+        replays = np.bincount(step_at(edges, runtime.start_ns[launches]) + 1, minlength=len(edges) + 1)[1:]
+        step = step_at(edges, runtime.start_ns[calls])
         additional = [
             one >= 0 and len(edges) > 1 and replays[one] > np.median(np.delete(replays, one))
             for one in step.tolist()
@@ -316,7 +318,7 @@ def _is_export(folder: Path) -> bool:
 
 def read_works(path: Path) -> list[Work]:
     """The GPU work of each process of a recording of any format; one without any work is left out."""
-    traces = [trace for trace in load_traces(path)[0] if len(trace.kernels)]
+    traces = [trace for trace in rank_captures(load_capture(path)) if len(trace.ops)]
     if not traces:
         raise BadDataError(
             "no GPU operation in this recording", location=path, fix="record on a GPU: see lab inspect"
@@ -371,11 +373,11 @@ def kernel_name(text: str) -> str:
     return text.removesuffix(".kd").strip()
 
 
-def marked_steps(trace: Trace) -> np.ndarray:
+def marked_steps(trace: Capture) -> np.ndarray:
     """Ranges on the CPU that are steps, of the kind with most of them that do not overlap, profiler steps
     first; names as in lab.recordings.phase_names."""
     for mask in _of_families(trace):
-        spans = np.stack([trace.ranges.ts_ns[mask], (trace.ranges.ts_ns + trace.ranges.dur_ns)[mask]], axis=1)
+        spans = np.stack([trace.annotations.start_ns[mask], (trace.annotations.end_ns)[mask]], axis=1)
         spans = spans[np.argsort(spans[:, 0], kind="stable")]
         if (spans[1:, 0] >= spans[:-1, 1]).all():
             return spans
@@ -397,16 +399,15 @@ def steps_overlap(work: Work) -> bool:
     return not len(work.steps_ns) and bool(_of_families(work.trace))
 
 
-def _of_families(trace: Trace) -> list[np.ndarray]:
+def _of_families(trace: Capture) -> list[np.ndarray]:
     """A mask over the ranges for each kind of step on the CPU, profiler steps first, then the most."""
     families: dict[str, set[int]] = {}
-    used = set(np.unique(trace.ranges.name_id[~trace.ranges.on_gpu]).tolist()) - {-1}
+    used = set(np.unique(trace.annotations.name_id).tolist()) - {-1}
     for index in used:
         family = step_family(trace.strings[index])
         if family is not None:
             families.setdefault(family, set()).add(index)
-    host = ~trace.ranges.on_gpu
-    masks = {one: np.isin(trace.ranges.name_id, list(ids)) & host for one, ids in families.items()}
+    masks = {one: np.isin(trace.annotations.name_id, list(ids)) for one, ids in families.items()}
     order = sorted(masks, key=lambda one: (not one.startswith("ProfilerStep"), -int(masks[one].sum()), one))
     return [masks[one] for one in order]
 

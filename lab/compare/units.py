@@ -82,8 +82,8 @@ def by_step(work: Work) -> Units:
     rows = rows_of(step)
     steps = sorted(rows)
     times = [times_of(work, rows[one]) for one in steps]
-    called = _calls_in(work.trace.runtime.ts_ns, edges, steps, outside)
-    behind = called & (work.trace.runtime.ts_ns >= edges[-1, 1])
+    called = _calls_in(work.trace.api.start_ns, edges, steps, outside)
+    behind = called & (work.trace.api.start_ns >= edges[-1, 1])
     is_last = steps[-1:] == [len(edges) - 1] and not (outside >= edges[-1, 1]).any()
     usual = usual_rows(work, [rows[one] for one in steps])
     keys, which = work.keys
@@ -162,7 +162,7 @@ def by_call(work: Work, kernel: str) -> Units:
     anchors = np.array([key[3] == kernel for key in keys], dtype=bool)[which]
     count = int(anchors.sum())
     whole = times_of(work, np.arange(len(work.dur_ns)))
-    called = np.ones(len(work.trace.runtime), dtype=bool)
+    called = np.ones(len(work.trace.api), dtype=bool)
     calls = calls_of(work, called, count)
     return Units(
         unit=f"call of {kernel}",
@@ -227,7 +227,7 @@ def sums_of(work: Work, chosen: np.ndarray, count: float) -> Sums:
 
 
 def calls_of(work: Work, chosen: np.ndarray, count: float) -> dict[str, float]:
-    ids, calls = np.unique(work.trace.runtime.name_id[chosen], return_counts=True)
+    ids, calls = np.unique(work.trace.api.name_id[chosen], return_counts=True)
     text = [*work.trace.strings, ""]
     found: dict[str, float] = {}
     for index, n in zip(ids.tolist(), calls.tolist(), strict=True):

@@ -1,5 +1,5 @@
 """Readers of profiler recordings, and what can be computed from them without a GPU.
 
-`kineto` fills the tables of `tables`, which `views`, `pairing` and `merge` read; `nsys` and
-`kineto.capture` fill the tables of `capture`, in which `projection` attributes operations to ranges.
+`load` reads any file into the tables of `capture`; `owners` says who launched what, `integrity` what is
+missing; `views` and `projection` answer questions; `ranks`, `pairing` and `merge` take several together.
 """

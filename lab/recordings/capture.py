@@ -8,9 +8,11 @@ unique within a process only. `collector` says which tool recorded: two are neve
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial, wraps
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,8 +31,10 @@ __all__ = [
     "START_END",
     "Capture",
     "Device",
+    "Meta",
     "Process",
     "by_process",
+    "once",
 ]
 
 PUSH_POP, START_END, OP = 0, 1, 2  # kinds of ranges; OP: an operator recorded by the framework
@@ -89,8 +93,8 @@ RANGE_COLUMNS = {
     "kind": np.int8,
     "seq": np.int64,
     "row": np.int64,  # nsys: rowid in NVTX_EVENTS
-    "flops": np.int64,  # of a matrix product with recorded shapes: 2 M N K for each of a batch
     "external_id": np.int64,  # of kind OP: what `ops.external_id` refers to
+    "rf_id": np.int64,  # of kind OP: torch's number of the record function, as in an execution trace
     "dims_id": np.int32,
     "types_id": np.int32,
     "strides_id": np.int32,
@@ -112,6 +116,45 @@ SYNC_COLUMNS = {
     "corr": np.int64,
     "device": np.int32,
     "stream": np.int64,
+}
+
+_COMM_COLUMNS = {
+    "collective_id": np.int32,
+    "in_nelems": np.int64,
+    "out_nelems": np.int64,
+    "in_split_id": np.int32,
+    "out_split_id": np.int32,
+    "dtype_id": np.int32,
+    "group_size": np.int64,
+    "pg_name_id": np.int32,
+    "pg_desc_id": np.int32,
+    "pg_ranks_id": np.int32,
+    "seq": np.int64,
+}
+COLLECTIVE_COLUMNS = {"kernel": np.int64, **_COMM_COLUMNS}  # kernel: a row of `ops`
+COMM_OP_COLUMNS = {"op": np.int64, **_COMM_COLUMNS}  # op: a row of `operators`
+THREAD_COLUMNS = {"pid": np.int64, "tid": np.int64, "name_id": np.int32}
+PROCESS_COLUMNS = {"pid": np.int64, "name_id": np.int32, "label_id": np.int32}
+# Ends of the arrows from a forward operator to its backward one; `flow` pairs a start with its end.
+FLOW_COLUMNS = {"ts_ns": np.int64, "pid": np.int64, "tid": np.int64, "flow": np.int64, "is_end": np.bool_}
+# Calls of modules (with_modules, with_stack), and the profiler's copies of annotations on the GPU's rows; its
+# other Python calls are read by graphs.frames.
+SLICE_COLUMNS = {
+    "start_ns": np.int64,
+    "end_ns": np.int64,
+    "pid": np.int64,
+    "tid": np.int64,
+    "name_id": np.int32,
+}
+MODULE = "nn.Module: "  # before a module's name
+# A stream waits for an event: `corr` is that of the waiting call, `record` that of the call that recorded the
+# event, on `on_stream`.
+WAIT_COLUMNS = {
+    "device": np.int32,
+    "stream": np.int64,
+    "corr": np.int64,
+    "on_stream": np.int64,
+    "record": np.int64,
 }
 
 COPY_KINDS = {
@@ -139,13 +182,24 @@ MEMORY_KINDS = {
     6: "Managed Static",
 }
 
+_COPY = re.compile(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?")
+_DIRECTIONS = {
+    "HtoD": "Host-to-Device",
+    "DtoH": "Device-to-Host",
+    "DtoD": "Device-to-Device",
+    "HtoH": "Host-to-Host",
+    "PtoP": "Peer-to-Peer",
+}
 _SUFFIX = re.compile(r"(, (?:seq|op_id) = \d+|, sizes = \[.*\]|, input_op_ids = \[.*\])+$")
 _SEQ = re.compile(r", seq = (\d+)")
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a recording; None where the recording does not say. Times on the recording's clock."""
+    """One process of a recording; None where the recording does not say. Times on the recording's clock.
+
+    label is what a merge of several ranks put before the names of this one's rows.
+    """
 
     pid: int | None = None
     rank: int | None = None
@@ -153,6 +207,11 @@ class Process:
     name: str | None = None
     start_ns: int | None = None
     end_ns: int | None = None
+    label: str = ""
+
+
+# Stands for the process of GPU rows that no process in the file launched, or of which several could have.
+UNCLAIMED = Process(name="unknown process")
 
 
 @dataclass(frozen=True)
@@ -174,6 +233,30 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Meta:
+    """What a recording says about its job; None where it does not say.
+
+    vendor is `nvidia`, `amd` or `none`; base_ns has been added to every time (0: times were absolute).
+    num_sms counts the multiprocessors (compute units) of each of `devices`, 0 where it does not say.
+    Versions are as written: CUDA and HIP as the integer of the runtime.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    vendor: str = "none"
+    devices: tuple[str, ...] = ()
+    base_ns: int = 0
+    nccl_version: str | None = None
+    torch_version: str | None = None
+    cuda_version: int | None = None
+    hip_version: int | None = None
+    host: str | None = None
+    num_sms: tuple[int, ...] = ()
+    stacks: bool = False  # Python calls or modules were recorded
+
+
+@dataclass(frozen=True)
 class Capture:
     """One recording. Columns of the tables stand at the top of this module; rows keep the recording's order.
 
@@ -185,7 +268,11 @@ class Capture:
     collector is `nsys`, `kineto`, `rocpd`, `rpd`, `rocprofv3`, `pftrace` or `xplane`, version the tool's (or
     torch's), schema that of the export. processes are what the tables' `process` refers to. problems are
     sentences about what was odd; whatever was left out is named there. lacks says what the recording itself
-    is missing.
+    is missing, truncated that its end is.
+
+    torch.profiler alone records the rest: collectives have a row per kernel with NCCL metadata, comm_ops the
+    same for the operators that launched a collective; flows are the arrows from forward to backward, modules
+    the calls of modules, waits those of streams for events, gpu_ranges the annotations on a GPU's rows.
     """
 
     source: Path
@@ -202,10 +289,21 @@ class Capture:
     info: dict[str, str] = field(default_factory=dict)
     processes: tuple[Process, ...] = (Process(),)
     lacks: tuple[Lack, ...] = ()
-    osrt: Table = field(default_factory=lambda: concat([], API_COLUMNS))
-    nodes: Table = field(default_factory=lambda: concat([], NODE_COLUMNS))
+    osrt: Table = field(default_factory=partial(concat, (), API_COLUMNS))
+    nodes: Table = field(default_factory=partial(concat, (), NODE_COLUMNS))
     counters: Table = field(default_factory=no_counters)
     device_events: DeviceEvents | None = None
+    meta: Meta = Meta()
+    truncated: bool = False
+    collectives: Table = field(default_factory=partial(concat, (), COLLECTIVE_COLUMNS))
+    comm_ops: Table = field(default_factory=partial(concat, (), COMM_OP_COLUMNS))
+    thread_names: Table = field(default_factory=partial(concat, (), THREAD_COLUMNS))
+    process_names: Table = field(default_factory=partial(concat, (), PROCESS_COLUMNS))
+    flows: Table = field(default_factory=partial(concat, (), FLOW_COLUMNS))
+    modules: Table = field(default_factory=partial(concat, (), SLICE_COLUMNS))
+    gpu_ranges: Table = field(default_factory=partial(concat, (), SLICE_COLUMNS))
+    waits: Table = field(default_factory=partial(concat, (), WAIT_COLUMNS))
+    _views: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def verdict(self) -> Verdict:
@@ -228,6 +326,50 @@ class Capture:
         mask: np.ndarray = self.ops.kind == KERNEL
         return mask
 
+    @property
+    def work(self) -> np.ndarray:
+        """Mask (n,) of `ops`: kernels, and whole graph replays in one row, which compute as well."""
+        mask: np.ndarray = (self.ops.kind == KERNEL) | (self.ops.kind == GRAPH)
+        return mask
+
+    @cached_property
+    def operator_rows(self) -> np.ndarray:
+        """The rows (m,) of `ranges` that are operators of the framework."""
+        return np.flatnonzero(self.ranges.kind == OP)
+
+    @cached_property
+    def operators(self) -> Table:
+        """The framework's operators, in the order of `ranges`."""
+        rows = self.operator_rows
+        begin = len(self.ranges) - len(rows)
+        stand_last = len(rows) == 0 or rows[0] == begin
+        return self.ranges.part(begin) if stand_last else self.ranges.take(rows)
+
+    @cached_property
+    def annotations(self) -> Table:
+        """What the program named: `ranges` without the operators."""
+        return self.ranges.where(self.ranges.kind != OP)
+
+
+View = TypeVar("View", np.ndarray, Table)
+
+
+def once(view: Callable[[Capture], View]) -> Callable[[Capture], View]:
+    """Compute a view of a capture at the first call, and keep it, read-only, as long as the capture."""
+
+    @wraps(view)
+    def cached(capture: Capture) -> View:
+        name = f"{view.__module__}.{view.__qualname__}"
+        if name not in capture._views:
+            value = view(capture)
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            capture._views[name] = value
+        result: View = capture._views[name]
+        return result
+
+    return cached
+
 
 class Strings:
     """Distinct texts by number; `texts` given at the start keep their indices."""
@@ -237,18 +379,18 @@ class Strings:
         self._ids = {text: index for index, text in reversed(list(enumerate(self.texts)))}
 
     def id(self, text: str) -> int:
-        if (found := self._ids.get(text)) is None:
-            found = self._ids[text] = len(self.texts)
+        if (number := self._ids.get(text)) is None:
+            number = self._ids[text] = len(self.texts)
             self.texts.append(text)
-        return found
+        return number
 
     def stripped(self, text_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids (n,) of the names without operator numbers and sizes, and the sequence numbers (n,), or -1."""
-        used, which = np.unique(text_ids, return_inverse=True)
-        found = [self._split(int(index)) for index in used]
-        names = np.array([name for name, _ in found], dtype=np.int32)
-        seqs = np.array([seq for _, seq in found], dtype=np.int64)
-        return names[which] if len(used) else names, seqs[which] if len(used) else seqs
+        used, position = np.unique(text_ids, return_inverse=True)
+        pairs = [self._split(int(index)) for index in used]
+        names = np.array([name for name, _ in pairs], dtype=np.int32)
+        seqs = np.array([seq for _, seq in pairs], dtype=np.int64)
+        return names[position] if len(used) else names, seqs[position] if len(used) else seqs
 
     def _split(self, index: int) -> tuple[int, int]:
         if index < 0:
@@ -267,14 +409,14 @@ def by_process(tables: Sequence[Table]) -> tuple[list[Table], tuple[Process, ...
     pids = distinct(np.concatenate([distinct(table.pid) for table in tables]))
     if len(pids) > 1 and len(pids[pids >= 0]) == 1:
         pids = pids[pids >= 0]
-    found = tuple(Process(pid=int(pid) if pid != -1 else None) for pid in pids) or (Process(),)
-    which = [
+    processes = tuple(Process(pid=int(pid) if pid != -1 else None) for pid in pids) or (Process(),)
+    indices = [
         np.searchsorted(pids, np.maximum(table.pid, pids[0])) if len(pids) else table.pid for table in tables
     ]
     return [
         Table({**table.as_dict(), "process": index.astype(np.int32)})
-        for table, index in zip(tables, which, strict=True)
-    ], found
+        for table, index in zip(tables, indices, strict=True)
+    ], processes
 
 
 def filled(schema: Schema, length: int, columns: dict[str, np.ndarray]) -> Table:
@@ -287,3 +429,29 @@ def filled(schema: Schema, length: int, columns: dict[str, np.ndarray]) -> Table
             for name, kind in schema.items()
         }
     )
+
+
+def copy_kinds(names: Sequence[str]) -> dict[str, np.ndarray]:
+    """nsys' numbers for what Kineto writes into a name such as `Memcpy HtoD (Pageable -> Device)`.
+
+    Columns (n + 1,) copy_kind, src_kind and dst_kind by name; -1 for other names, and at the end.
+    """
+    matches = [_COPY.match(text) for text in names]
+    columns = {}
+    for name, group, texts in (
+        ("copy_kind", 1, COPY_KINDS),
+        ("src_kind", 2, MEMORY_KINDS),
+        ("dst_kind", 3, MEMORY_KINDS),
+    ):
+        numbers = {text: number for number, text in texts.items()}
+        codes = [numbers.get(_DIRECTIONS.get(one[group], one[group]), -1) if one else -1 for one in matches]
+        columns[name] = np.array([*codes, -1], dtype=np.int16)
+    return columns
+
+
+def shared_memory_bytes(ops: Table) -> np.ndarray:
+    """Shared memory (n,) of each GPU row, static and dynamic together; -1 where neither is recorded."""
+    static, dynamic = ops.static_smem_bytes, ops.dynamic_smem_bytes
+    total: np.ndarray = np.where(dynamic >= 0, dynamic + np.maximum(static, 0), static)
+    smem_bytes: np.ndarray = np.minimum(total, np.iinfo(np.int32).max)
+    return smem_bytes

@@ -11,6 +11,7 @@ import numpy as np
 
 from lab.recordings.capture import (
     API_COLUMNS,
+    NODE_COLUMNS,
     OPS_COLUMNS,
     RANGE_COLUMNS,
     SYNC_COLUMNS,
@@ -34,43 +35,50 @@ def combined(source: Path, captures: Sequence[Capture]) -> Capture:
 
     A process that two files hold (info["ids"]) counts once, and a problem says so.
     """
-    strings, seen, problems = Strings(), set[str](), list[str]()
-    kept: list[tuple[Capture, int]] = []
-    first = 0
-    for one in captures:
-        ids = set(one.info.get("ids", "").split())
-        problems += [f"{one.source.name}: {text}" for text in one.problems]
-        if ids & seen:
-            problems.append(f"{one.source.name}: left out, because another file holds the same process")
+    strings, ids_so_far, problems = Strings(), set[str](), list[str]()
+    members: list[tuple[Capture, int]] = []
+    start = 0
+    for capture in captures:
+        ids = set(capture.info.get("ids", "").split())
+        problems += [f"{capture.source.name}: {text}" for text in capture.problems]
+        if ids & ids_so_far:
+            problems.append(f"{capture.source.name}: left out, because another file holds the same process")
             continue
-        seen |= ids
-        kept.append((one, first))
-        first += len(one.processes)
-    translate = [np.array([*map(strings.id, one.strings), -1], dtype=np.int32) for one, _ in kept]
+        ids_so_far |= ids
+        members.append((capture, start))
+        start += len(capture.processes)
+    translate = [np.array([*map(strings.id, capture.strings), -1], dtype=np.int32) for capture, _ in members]
 
     def together(schema: Schema, of: Callable[[Capture], Table]) -> Table:
-        parts = zip(kept, translate, strict=True)
-        return concat([_moved(of(one), start, ids) for (one, start), ids in parts], schema)
+        parts = zip(members, translate, strict=True)
+        return concat([_moved(of(capture), start, ids) for (capture, start), ids in parts], schema)
 
     devices: list[Device] = []
     lacks: list[Lack] = []
     processes: list[Process] = []
-    for one, start in kept:
-        devices += [replace(device, process=_shifted(device.process, start)) for device in one.devices]
-        lacks += [msgspec.structs.replace(lack, process=_shifted(lack.process, start)) for lack in one.lacks]
-        processes += one.processes
-    return replace(
-        kept[0][0],
+    for capture, start in members:
+        devices += [replace(device, process=_shifted(device.process, start)) for device in capture.devices]
+        lacks += [
+            msgspec.structs.replace(lack, process=_shifted(lack.process, start)) for lack in capture.lacks
+        ]
+        processes += capture.processes
+    leader = members[0][0]
+    return Capture(
         source=source,
-        ops=together(OPS_COLUMNS, lambda one: one.ops),
-        api=together(API_COLUMNS, lambda one: one.api),
-        ranges=together(RANGE_COLUMNS, lambda one: one.ranges),
-        sync=together(SYNC_COLUMNS, lambda one: one.sync),
-        counters=together(COUNTER_COLUMNS, lambda one: one.counters),
+        collector=leader.collector,
+        version=leader.version,
+        schema=leader.schema,
+        ops=together(OPS_COLUMNS, lambda capture: capture.ops),
+        api=together(API_COLUMNS, lambda capture: capture.api),
+        ranges=together(RANGE_COLUMNS, lambda capture: capture.ranges),
+        sync=together(SYNC_COLUMNS, lambda capture: capture.sync),
+        osrt=together(API_COLUMNS, lambda capture: capture.osrt),
+        nodes=together(NODE_COLUMNS, lambda capture: capture.nodes),
+        counters=together(COUNTER_COLUMNS, lambda capture: capture.counters),
         strings=strings.texts,
         devices=tuple(devices),
         problems=problems,
-        info=kept[0][0].info | {"ids": " ".join(sorted(seen))},
+        info=leader.info | {"ids": " ".join(sorted(ids_so_far))},
         processes=tuple(processes),
         lacks=tuple(lacks),
     )

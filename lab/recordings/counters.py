@@ -36,10 +36,10 @@ class Total:
         self.sum += value
         self.min, self.max = min(self.min, value), max(self.max, value)
 
-    def with_(self, other: Total) -> Total:
+    def with_(self, total: Total) -> Total:
         """Both together."""
-        low, high = min(self.min, other.min), max(self.max, other.max)
-        return Total(self.measured + other.measured, self.sum + other.sum, low, high)
+        low, high = min(self.min, total.min), max(self.max, total.max)
+        return Total(self.measured + total.measured, self.sum + total.sum, low, high)
 
 
 def no_counters() -> Table:
@@ -62,9 +62,9 @@ def counter_table(keys: np.ndarray, dispatches: np.ndarray, values: np.ndarray) 
     keys (n, 4) are process, name_id, counter_id and unit_id; dispatches (n,) tell dispatches apart, of which
     each has the sum of its instances.
     """
-    whole = np.column_stack([keys, dispatches])
-    used, which = np.unique(whole, axis=0, return_inverse=True)
-    per_dispatch = np.bincount(which.reshape(-1), values, minlength=len(used))
+    rows = np.column_stack([keys, dispatches])
+    used, position = np.unique(rows, axis=0, return_inverse=True)
+    per_dispatch = np.bincount(position.reshape(-1), values, minlength=len(used))
     groups, group = np.unique(used[:, :4], axis=0, return_inverse=True)
     group = group.reshape(-1)
     low, high = np.full(len(groups), np.inf), np.full(len(groups), -np.inf)

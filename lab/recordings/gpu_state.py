@@ -49,35 +49,35 @@ class GpuState:
     def near_ns(self) -> int:
         """How far from a sample it still says something: a second, or the time between two samples."""
         spacing = [np.diff(self.unix_ns[self.place == one]) for one in distinct(self.place).tolist()]
-        known = np.concatenate(spacing) if spacing else np.empty(0)
-        return max(NEAR_NS, int(robust.median(known)) if len(known) else 0)
+        gaps = np.concatenate(spacing) if spacing else np.empty(0)
+        return max(NEAR_NS, int(robust.median(gaps)) if len(gaps) else 0)
 
     def at(self, place: int, when_ns: np.ndarray, name: str = "sm_clock_mhz") -> np.ndarray:
         """The nearest sample of one GPU at times (n,); NaN where none is near (near_ns)."""
-        mine = np.flatnonzero((self.place == place) & ~np.isnan(self.values[name]))
-        found = np.full(len(when_ns), np.nan)
-        if not len(mine):
-            return found
-        times = self.unix_ns[mine]
-        after = np.clip(np.searchsorted(times, when_ns), 0, len(mine) - 1)
-        before = np.maximum(after - 1, 0)
-        nearer = np.abs(times[before] - when_ns) <= np.abs(times[after] - when_ns)
-        chosen = np.where(nearer, before, after)
+        samples = np.flatnonzero((self.place == place) & ~np.isnan(self.values[name]))
+        values = np.full(len(when_ns), np.nan)
+        if not len(samples):
+            return values
+        times = self.unix_ns[samples]
+        upper = np.clip(np.searchsorted(times, when_ns), 0, len(samples) - 1)
+        lower = np.maximum(upper - 1, 0)
+        nearer = np.abs(times[lower] - when_ns) <= np.abs(times[upper] - when_ns)
+        chosen = np.where(nearer, lower, upper)
         near = np.abs(times[chosen] - when_ns) <= self.near_ns
-        found[near] = self.values[name][mine[chosen[near]]]
-        return found
+        values[near] = self.values[name][samples[chosen[near]]]
+        return values
 
     def summary(self, place: int, begin_ns: int, end_ns: int) -> dict[str, Any]:
         """One GPU while it worked between two times, give or take near_ns: medians, extremes, reasons.
 
         Samples in which the GPU idled do not count, unless there are no others.
         """
-        mine = (self.place == place) & (self.unix_ns >= begin_ns - self.near_ns)
-        mine &= self.unix_ns <= end_ns + self.near_ns
+        inside = (self.place == place) & (self.unix_ns >= begin_ns - self.near_ns)
+        inside &= self.unix_ns <= end_ns + self.near_ns
         bits = np.nan_to_num(self.values["throttle_bits"]).astype(np.int64)
-        busy = mine & (bits & IDLE == 0)
-        mine = busy if busy.any() else mine
-        rows = np.flatnonzero(mine)
+        busy = inside & (bits & IDLE == 0)
+        inside = busy if busy.any() else inside
+        rows = np.flatnonzero(inside)
         reasons = {
             words: float(np.mean(bits[rows] & bit > 0))
             for bit, words in REASONS.items()
@@ -138,8 +138,8 @@ def _cost_share(summary: dict[str, Any]) -> float:
 
 def _reasons(summary: dict[str, Any]) -> list[str]:
     reasons = summary.get("reasons")
-    found = [*reasons.values()] if isinstance(reasons, dict) else []
-    return [str(text)[:200] for text in (*found, summary.get("reason")) if text]
+    names = [*reasons.values()] if isinstance(reasons, dict) else []
+    return [str(text)[:200] for text in (*names, summary.get("reason")) if text]
 
 
 def _float(value: Any) -> float:
@@ -152,27 +152,25 @@ def _row(line: str) -> list[Any] | None:
     parts = line.split(",")
     try:
         values = [float(part) if part else float("nan") for part in parts[3:]]
-        found = [int(parts[0]), int(parts[1]), *values]
+        row = [int(parts[0]), int(parts[1]), *values]
     except (ValueError, IndexError):
         return None
-    return (
-        found if len(parts) == len(COLUMNS) and 0 <= found[0] < 1 << 62 and 0 <= found[1] < 1 << 20 else None
-    )
+    return row if len(parts) == len(COLUMNS) and 0 <= row[0] < 1 << 62 and 0 <= row[1] < 1 << 20 else None
 
 
 def _summary(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes()[: 1 << 20])
+        summary = json.loads(path.read_bytes()[: 1 << 20])
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return summary if isinstance(summary, dict) else {}
 
 
 def _median(values: np.ndarray) -> float:
-    known = values[~np.isnan(values)]
-    return robust.median(known) if len(known) else float("nan")
+    numbers = values[~np.isnan(values)]
+    return robust.median(numbers) if len(numbers) else float("nan")
 
 
-def _extreme(values: np.ndarray, how: Any) -> float:
-    known = values[~np.isnan(values)]
-    return float(how(known)) if len(known) else float("nan")
+def _extreme(values: np.ndarray, reduce: Any) -> float:
+    numbers = values[~np.isnan(values)]
+    return float(reduce(numbers)) if len(numbers) else float("nan")

@@ -18,9 +18,8 @@ from lab.recordings.capture import Capture
 from lab.recordings.combine import combined
 from lab.recordings.integrity import integrity_of
 from lab.recordings.kineto import read_kineto
-from lab.recordings.kineto.capture import from_kineto
-from lab.recordings.lacks import without_times
 from lab.recordings.nsys.parquet import load_folder
+from lab.recordings.processes import without_untimed
 from lab.recordings.rocprofv3.csv_reader import is_kernel_trace, load_csv
 
 _NAMES = re.compile(
@@ -40,7 +39,7 @@ _SDK_KEY = re.compile(rb'\{\s*"rocprofiler-sdk-tool"')
 
 
 @dataclass(frozen=True)
-class Found:
+class Sample:
     """What a sniffer may look at.
 
     start: the first START_BYTES bytes, inflated if the file is gzipped; tables: names of an SQLite file's
@@ -56,24 +55,20 @@ class Found:
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of recording: fits tells it from its content, load reads `Found.plain`.
+    """One kind of recording: fits tells it from its content, load reads `Sample.plain`.
 
-    load is None for what lab knows by sight and has no timeline of; `why` then says what to do.
+    load is None for what lab knows by sight and has no timeline of; `advice` then says what to do.
     """
 
     name: str
-    what: str
-    fits: Callable[[Found], bool]
+    title: str
+    fits: Callable[[Sample], bool]
     load: Callable[[Path], Capture] | None = None
-    why: str = ""
+    advice: str = ""
 
 
-def _kineto(path: Path) -> Capture:
-    return from_kineto(read_kineto(path))
-
-
-def _json_starts(found: Found) -> bool:
-    return found.start.lstrip(_BLANK)[:1] in (b"{", b"[")
+def _json_starts(sample: Sample) -> bool:
+    return sample.start.lstrip(_BLANK)[:1] in (b"{", b"[")
 
 
 # The first that fits. `name` is that of `Capture.collector` where lab reads it.
@@ -81,115 +76,120 @@ FORMATS: tuple[Format, ...] = (
     Format(
         "git-lfs",
         "a Git LFS pointer: the recording itself was not downloaded",
-        lambda found: found.start.startswith(b"version https://git-lfs"),
-        why="git lfs pull, in the repository that it comes from",
+        lambda sample: sample.start.startswith(b"version https://git-lfs"),
+        advice="git lfs pull, in the repository that it comes from",
     ),
     Format(
         "nsys",
         "an nsys export",
-        lambda found: bool(found.tables & {"META_DATA_EXPORT", "META_DATA_CAPTURE", "StringIds"}),
+        lambda sample: bool(sample.tables & {"META_DATA_EXPORT", "META_DATA_CAPTURE", "StringIds"}),
         nsys.load,
     ),
-    Format("nsys", "an nsys export to Parquet", lambda found: nsys.is_folder(found.names), load_folder),
+    Format("nsys", "an nsys export to Parquet", lambda sample: nsys.is_folder(sample.names), load_folder),
     Format(
         "rpd",
         "a database of rocmProfileData (.rpd)",
-        lambda found: {"rocpd_op", "rocpd_api"} <= found.tables,
+        lambda sample: {"rocpd_op", "rocpd_api"} <= sample.tables,
         rpd.load,
     ),
     Format(
         "rocpd",
         "a rocpd database (rocprofv3, rocprof-sys)",
-        lambda found: any(rocpd.TABLE.fullmatch(name) for name in found.tables),
+        lambda sample: any(rocpd.TABLE.fullmatch(name) for name in sample.tables),
         rocpd.load,
     ),
     Format(
         "rocprof-compute",
         "an analysis database of rocprof-compute: kernel metrics and a roofline, no timeline",
-        lambda found: {"compute_dispatch", "compute_metadata"} <= found.tables,
-        why="lab analyze FILE prints its costliest kernels with their metrics and the roof",
+        lambda sample: {"compute_dispatch", "compute_metadata"} <= sample.tables,
+        advice="lab analyze FILE prints its costliest kernels with their metrics and the roof",
     ),
     Format(
         "rocprofv3",
         "rocprofv3's JSON",
-        lambda found: _SDK_KEY.match(found.start.lstrip(_BLANK)) is not None,
+        lambda sample: _SDK_KEY.match(sample.start.lstrip(_BLANK)) is not None,
         rocprofv3.load,
     ),
     Format(
         "rocprofv3",
         "rocprofv3's CSV (kernel trace)",
-        lambda found: is_kernel_trace(found.start),
+        lambda sample: is_kernel_trace(sample.start),
         load_csv,
     ),
     Format(
         "rocprof",
         "a JSON trace of the first rocprof (v1, v2), which AMD has replaced and lab does not read",
-        lambda found: _json_starts(found) and any(mark in found.start for mark in _OLD_ROCPROF),
-        why="record with rocprofv3 (--output-format rocpd or json), or with torch.profiler",
+        lambda sample: _json_starts(sample) and any(mark in sample.start for mark in _OLD_ROCPROF),
+        advice="record with rocprofv3 (--output-format rocpd or json), or with torch.profiler",
     ),
     Format(
         "jax",
         "a JSON trace of JAX's profiler, which is an extract of its XPlane file",
-        lambda found: _json_starts(found) and _JAX.search(found.start) is not None,
-        why=_JAX_WAY,
+        lambda sample: _json_starts(sample) and _JAX.search(sample.start) is not None,
+        advice=_JAX_WAY,
     ),
     Format(
         "xplane",
         "an XPlane file (the profiler of JAX, XLA and TensorFlow)",
-        lambda found: found.start[:1] == b"\n" and _XPLANE.search(found.start) is not None,
+        lambda sample: sample.start[:1] == b"\n" and _XPLANE.search(sample.start) is not None,
         xplane.load,
     ),
     Format(
         "chrome",
         "a trace of begin and end events (ph B and E); torch.profiler writes complete ones (ph X)",
-        lambda found: _json_starts(found) and _PAIRS.search(found.start) is not None,
-        why="give the file that the profiler wrote, before a tool rewrote it",
+        lambda sample: _json_starts(sample) and _PAIRS.search(sample.start) is not None,
+        advice="give the file that the profiler wrote, before a tool rewrote it",
     ),
-    Format("kineto", "a Kineto trace", _json_starts, _kineto),
+    Format("kineto", "a Kineto trace", _json_starts, read_kineto),
     Format(
-        "pftrace", "a Perfetto trace", lambda found: pftrace.looks_like_packets(found.start), pftrace.load
+        "pftrace", "a Perfetto trace", lambda sample: pftrace.looks_like_packets(sample.start), pftrace.load
     ),
 )
 
 
-def load_capture(path: Path | str) -> Capture:
+def load_capture(path: Path | str, *, salvage: bool = False) -> Capture:
     """Read any recording that FORMATS names, also gzipped; a .nsys-rep (needs nsys); a folder of one job.
+
+    The one way from a file to what it holds, with what it lacks. salvage: keep the readable part of a Kineto
+    trace that is cut or damaged.
 
     Raises MissingError without the file, or without nsys for a .nsys-rep; BadDataError if it is empty,
     truncated, damaged or something else.
     """
-    with look(Path(path)) as found:
-        return read_found(found)
-
-
-def read_found(found: Found) -> Capture:
-    """Read what `look` has opened."""
-    capture = _loaded(found)
+    with look(Path(path)) as sample:
+        capture = _loaded(sample, salvage=salvage)
     return replace(capture, lacks=(*capture.lacks, *integrity_of(capture)))
 
 
-def _timed(capture: Capture) -> Capture:
-    """The capture without rows of 0 to 0 ns: rocprofv3 writes such for dispatches whose end it has missed
-    (ROCm/rocm-systems#5811), and one of them would stretch the recording to decades."""
-    untimed = (capture.ops.start_ns == 0) & (capture.ops.end_ns == 0)
-    if not untimed.any():
-        return capture
-    lacks = without_times(int(untimed.sum()), len(untimed))
-    return replace(capture, ops=capture.ops.where(~untimed), lacks=(*capture.lacks, *lacks))
+def load_torch_trace(path: Path | str, *, salvage: bool = False) -> Capture:
+    """`load_capture` for what reads operators and their arguments, which torch.profiler alone records.
+
+    Raises BadDataError for a recording of any other tool.
+    """
+    with look(Path(path)) as sample:
+        kind = kind_of(sample)
+    if kind.name != "kineto":
+        raise BadDataError(
+            f"not a Kineto trace: {kind.title}",
+            location=path,
+            fix="give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)",
+        )
+    return load_capture(path, salvage=salvage)
 
 
-def _loaded(found: Found) -> Capture:
+def _loaded(sample: Sample, *, salvage: bool = False) -> Capture:
     """The capture with what its reader alone knows of lacks."""
-    kind = kind_of(found)
+    kind = kind_of(sample)
     if kind.load is None:
-        raise BadDataError(kind.what, location=found.path, fix=kind.why)
-    return _timed(replace(kind.load(found.plain), source=found.path))
+        raise BadDataError(kind.title, location=sample.path, fix=kind.advice)
+    load = partial(read_kineto, salvage=True) if salvage and kind.name == "kineto" else kind.load
+    return without_untimed(replace(load(sample.plain), source=sample.path))
 
 
 def format_of(path: Path | str) -> Format:
     """Which kind of recording it is. Raises what `load_capture` raises for one that is none."""
-    with look(Path(path)) as found:
-        return kind_of(found)
+    with look(Path(path)) as sample:
+        return kind_of(sample)
 
 
 def named_as_recording(path: Path) -> bool:
@@ -199,20 +199,20 @@ def named_as_recording(path: Path) -> bool:
 
 def is_recording(folder: Path) -> bool:
     """Whether a folder is a recording as a whole."""
-    with look(folder) as found:
-        return any(one.fits(found) for one in FORMATS) or _job_format(folder) is not None
+    with look(folder) as sample:
+        return any(one.fits(sample) for one in FORMATS) or _job_format(folder) is not None
 
 
-def kind_of(found: Found) -> Format:
+def kind_of(sample: Sample) -> Format:
     """The first format that fits."""
-    for one in FORMATS:
-        if one.fits(found):
-            return one
-    if found.path.is_dir() and (job := _job_format(found.path)):
+    for kind in FORMATS:
+        if kind.fits(sample):
+            return kind
+    if sample.path.is_dir() and (job := _job_format(sample.path)):
         return job
-    if found.path.suffix in nsys.REPORT_SUFFIXES and not found.tables:
+    if sample.path.suffix in nsys.REPORT_SUFFIXES and not sample.tables:
         return Format("nsys", "a report of nsys", lambda _: True, nsys.load_report)
-    raise _foreign(found)
+    raise _foreign(sample)
 
 
 # What a job of several processes writes: one file each, in one folder or in one per host.
@@ -232,66 +232,66 @@ def _job_format(folder: Path) -> Format | None:
         raise BadDataError(f"a folder with {len(files):,} files: more than {_MOST_FILES:,}", location=folder)
     kinds = {}
     for file in files:
-        with look(file) as found:
-            kinds[file] = next((one for one in FORMATS if one.fits(found)), None)
+        with look(file) as sample:
+            kinds[file] = next((one for one in FORMATS if one.fits(sample)), None)
     for name in _SEVERAL:
         chosen = [file for file, kind in kinds.items() if kind and kind.name == name]
         if chosen:
-            what = f"a folder with {plural(len(chosen), 'file')} of one job"
-            return Format(name, what, lambda _: True, partial(_load_job, chosen))
+            title = f"a folder with {plural(len(chosen), 'file')} of one job"
+            return Format(name, title, lambda _: True, partial(_load_job, chosen))
     return None
 
 
 def _load_job(files: list[Path], folder: Path) -> Capture:
     captures = []
     for file in files:
-        with look(file) as found:
-            captures.append(_loaded(found))
+        with look(file) as sample:
+            captures.append(_loaded(sample))
     return combined(folder, captures)
 
 
-def _foreign(found: Found) -> BadDataError | MissingError:
-    if found.path.is_dir():
+def _foreign(sample: Sample) -> BadDataError | MissingError:
+    if sample.path.is_dir():
         return MissingError(
-            "a folder, and not one that is a recording", location=found.path, fix="give the files in it"
+            "a folder, and not one that is a recording", location=sample.path, fix="give the files in it"
         )
-    if found.start.startswith(sqlite.MAGIC):
-        some = ", ".join(sorted(found.tables)[:5]) or "none"
+    if sample.start.startswith(sqlite.MAGIC):
+        tables = ", ".join(sorted(sample.tables)[:5]) or "none"
         return BadDataError(
-            f"an SQLite file of no profiler that lab knows (tables: {some[:300]})",
-            location=found.path,
+            f"an SQLite file of no profiler that lab knows (tables: {tables[:300]})",
+            location=sample.path,
             fix="for Nsight Systems: nsys export --type sqlite FILE.nsys-rep",
         )
-    if found.start.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if sample.start.startswith((b"\xff\xfe", b"\xfe\xff")):
         return BadDataError(
             "a text in UTF-16, which no profiler writes",
-            location=found.path,
+            location=sample.path,
             fix="convert it: iconv -f UTF-16 -t UTF-8 FILE",
         )
     return BadDataError(
         "not a recording: no SQLite (nsys, rocpd, rpd), JSON (torch.profiler, rocprofv3) or Perfetto file",
-        location=found.path,
+        location=sample.path,
         fix="give FILE.sqlite (nsys export --type sqlite), FILE.db, FILE.rpd, or a trace FILE.json[.gz]",
     )
 
 
 @contextmanager
-def look(path: Path) -> Iterator[Found]:
+def look(path: Path) -> Iterator[Sample]:
     """The beginning of a file or folder, for the sniffers; an SQLite file is inflated within the block."""
     if path.is_dir():
-        yield Found(path, path, names=frozenset(one.name for one in path.iterdir()))
+        yield Sample(path, path, names=frozenset(one.name for one in path.iterdir()))
         return
     start = _first_bytes(path)
     packed = start.startswith(_GZIP)
     start = _unzipped_start(path) if packed else start
     if not start.startswith(sqlite.MAGIC):
         # A damaged gzip file: the JSON reader says at which byte.
-        yield Found(path, path, start or (b"{" if packed else b""))
+        yield Sample(path, path, start or (b"{" if packed else b""))
     elif packed:
         with sqlite.unzipped(path) as plain:
-            yield Found(path, plain, start, _tables(plain))
+            yield Sample(path, plain, start, _tables(plain))
     else:
-        yield Found(path, path, start, _tables(path))
+        yield Sample(path, path, start, _tables(path))
 
 
 def _tables(path: Path) -> frozenset[str]:

@@ -113,8 +113,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def kernel_class(name: str) -> str:
     """One of CLASSES: the first row of the table that fits the kernel's name; `other` where none does."""
     bare = _RETURNS.sub("", name)
-    found = next((kind for kind, pattern in _TABLE if _compiled(pattern).search(bare)), "other")
-    return "comm" if found not in ("memcpy", "memset") and communication(bare) else found
+    kind = next((kind for kind, pattern in _TABLE if _compiled(pattern).search(bare)), "other")
+    return "comm" if kind not in ("memcpy", "memset") and communication(bare) else kind
 
 
 def is_matmul(name: str) -> bool:
@@ -205,8 +205,8 @@ def _last_word(name: str) -> str:
 
 def _last_of_mangled(name: str) -> str:
     """The innermost name of an Itanium-mangled function, a series of lengths and identifiers."""
-    index, found = (3 if name.startswith("_ZN") else 2), ""
+    index, innermost = (3 if name.startswith("_ZN") else 2), ""
     while match := _DIGITS.match(name, index):
         index = match.end() + int(match.group())
-        found = name[match.end() : index] or found
-    return found or name
+        innermost = name[match.end() : index] or innermost
+    return innermost or name

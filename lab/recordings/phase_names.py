@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+STEP_PREFIX = "ProfilerStep#"
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer_step"
 
 # phase -> who names it so -> the names. Other phases than the three are found, and stand for themselves.
@@ -89,6 +90,12 @@ def is_step(text: str) -> bool:
     return ("step" in lower or "iter" in lower or "train" in lower) and STEPS.fullmatch(text) is not None
 
 
+def step_number(text: str) -> int:
+    """N of torch.profiler's ProfilerStep#N, else -1."""
+    digits = text.removeprefix(STEP_PREFIX)
+    return int(digits) if digits != text and digits.isdecimal() and len(digits) < 10 else -1
+
+
 def is_warmup(text: str) -> bool:
     return bool(WARMUPS.fullmatch(text))
 
@@ -102,17 +109,17 @@ def step_family(text: str) -> str | None:
 class PhaseNames:
     """The list above, and a person's own names before it: (phase, or "" for the name itself; a pattern)."""
 
-    own: tuple[tuple[str, re.Pattern[str]], ...] = ()
+    custom: tuple[tuple[str, re.Pattern[str]], ...] = ()
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
         """Fits every name of a phase in full."""
-        own = [f"(?-i:{one.pattern})" for _, one in self.own]
-        return _any([*own, PHASES.pattern]) if own else PHASES
+        patterns = [f"(?-i:{one.pattern})" for _, one in self.custom]
+        return _any([*patterns, PHASES.pattern]) if patterns else PHASES
 
     def phase_of(self, text: str) -> str:
         """The phase of a range's name, "" for none."""
-        for phase, pattern in self.own:
+        for phase, pattern in self.custom:
             if pattern.fullmatch(text):
                 return phase or text
         bare = re.sub(r"[\s_]+", "_", text.strip())

@@ -35,10 +35,10 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of whole events; `at` is its first byte in the (inflated) file."""
+    """Text of whole events; `offset` is its first byte in the (inflated) file."""
 
     text: bytes
-    at: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,17 @@ class EventPieces:
         self.cut: str | None = None
         self.packed = False
         self._buffer = b""
-        self._at = 0
-        self._last = Piece(b"", 0)
-        self._last_gap = b""
+        self._offset = 0
+        self._piece = Piece(b"", 0)
+        self._gap = b""
         self._careful = False
         self._chunks = self._inflated(piece_bytes)
 
     def __iter__(self) -> Iterator[Piece]:
         self.header = header = self._header()
         while not self._buffer.startswith(b"]"):
-            more = self._fill()
-            room = more and len(self._buffer) < LIMIT_BYTES
+            has_more = self._fill()
+            room = has_more and len(self._buffer) < LIMIT_BYTES
             end = last_boundary(self._buffer, careful=self._careful) if room else 0
             if room and not end:
                 continue
@@ -95,7 +95,7 @@ class EventPieces:
                 spans = elements(self._buffer).spans
                 end = spans[-1][1] if spans else 0
             if not end and not self._buffer.startswith(b"]"):
-                self._ends_early(more)
+                self._ends_early(has_more)
                 self.frame = header + b"]}"
                 return
             if end:
@@ -104,8 +104,8 @@ class EventPieces:
 
     def give_back(self, end: int) -> None:
         """The decoder found that the last piece holds whole events only up to its byte `end`."""
-        self._buffer = self._last.text + self._last_gap + self._buffer
-        self._at = self._last.at
+        self._buffer = self._piece.text + self._gap + self._buffer
+        self._offset = self._piece.offset
         self._take(end)
 
     def cut_with_care(self, piece: Piece) -> bool:
@@ -119,28 +119,28 @@ class EventPieces:
         self.give_back(0)
         return True
 
-    def bad(self, what: str, at: int) -> BadDataError:
+    def bad(self, fault: str, offset: int) -> BadDataError:
         """The error for this file at byte `at` of its text."""
-        position = f"byte {at} of the inflated text" if self.packed else f"byte {at}"
+        position = f"byte {offset} of the inflated text" if self.packed else f"byte {offset}"
         fix = "record or copy the trace again; for a sweep, `lab gemm ... --salvage` keeps the readable part"
-        return BadDataError(what, location=f"{self.path}, {position}", fix=fix)
+        return BadDataError(fault, location=f"{self.path}, {position}", fix=fix)
 
     def _header(self) -> bytes:
         while True:
-            more = self._fill()
+            has_more = self._fill()
             end = _events_start(self._buffer)
             if end > 0:
                 self._take(end)
-                return self._last.text.removeprefix(_BOM)
-            if not more or end < 0 or len(self._buffer) > LIMIT_BYTES:
-                raise self._foreign(whole=not more)
+                return self._piece.text.removeprefix(_BOM)
+            if not has_more or end < 0 or len(self._buffer) > LIMIT_BYTES:
+                raise self._foreign(is_whole=not has_more)
 
-    def _foreign(self, *, whole: bool) -> BadDataError:
+    def _foreign(self, *, is_whole: bool) -> BadDataError:
         if self.cut:
             return self.bad(f"the file is cut before its first event: {self.cut}", len(self._buffer))
         if not self._buffer.lstrip(_BOM + _SPACE):
             return self.bad("the file is empty", 0)
-        depth = _depth(self._buffer) if whole else 0
+        depth = _depth(self._buffer) if is_whole else 0
         if depth > 0 or self._buffer == b"\x1f":  # one byte of gzip's two
             return self.bad("the file is cut before its first event", len(self._buffer))
         fix = "give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
@@ -151,19 +151,19 @@ class EventPieces:
     def _footer(self) -> bytes:
         while self._fill():
             if len(self._buffer) > LIMIT_BYTES:
-                raise self.bad("the text after traceEvents is too large", self._at)
+                raise self.bad("the text after traceEvents is too large", self._offset)
         if self.cut and not self.salvage:
-            raise self.bad(self.cut, self._at + len(self._buffer))
+            raise self.bad(self.cut, self._offset + len(self._buffer))
         return self._buffer
 
-    def _ends_early(self, more: bool) -> None:
-        at = self._at + len(self._buffer)
-        if more:
-            raise self.bad(f"one event is larger than {LIMIT_BYTES >> 20} MiB, or is not JSON", self._at)
+    def _ends_early(self, has_more: bool) -> None:
+        offset = self._offset + len(self._buffer)
+        if has_more:
+            raise self.bad(f"one event is larger than {LIMIT_BYTES >> 20} MiB, or is not JSON", self._offset)
         self.cut = self.cut or "the file ends inside traceEvents"
         if not self.salvage:
-            raise self.bad(f"the trace is truncated: {self.cut}", at)
-        self.cut = f"{self.cut} (byte {at}): events after that are missing"
+            raise self.bad(f"the trace is truncated: {self.cut}", offset)
+        self.cut = f"{self.cut} (byte {offset}): events after that are missing"
 
     def _fill(self) -> bool:
         """Append one chunk to the buffer; False once the file has ended."""
@@ -172,12 +172,12 @@ class EventPieces:
         return bool(chunk)
 
     def _take(self, end: int) -> Piece:
-        self._last = Piece(self._buffer[:end], self._at)
-        rest = self._buffer[end:]
-        self._buffer = rest.lstrip(_SPACE + b",")
-        self._last_gap = rest[: len(rest) - len(self._buffer)]
-        self._at += end + len(self._last_gap)
-        return self._last
+        self._piece = Piece(self._buffer[:end], self._offset)
+        remainder = self._buffer[end:]
+        self._buffer = remainder.lstrip(_SPACE + b",")
+        self._gap = remainder[: len(remainder) - len(self._buffer)]
+        self._offset += end + len(self._gap)
+        return self._piece
 
     def _inflated(self, size: int) -> Iterator[bytes]:
         try:
@@ -221,11 +221,11 @@ def last_boundary(text: bytes, *, careful: bool = True) -> int:
     """
     brace = text.rfind(b"{")
     while brace > 0:
-        before = text[max(0, brace - 4096) : brace].rstrip(_SPACE)
-        if before.endswith(b","):
-            before = before[:-1].rstrip(_SPACE)
-            end = max(0, brace - 4096) + len(before)
-            if before.endswith(b"}") and not (careful and inside_string(text[:end])):
+        head = text[max(0, brace - 4096) : brace].rstrip(_SPACE)
+        if head.endswith(b","):
+            head = head[:-1].rstrip(_SPACE)
+            end = max(0, brace - 4096) + len(head)
+            if head.endswith(b"}") and not (careful and inside_string(text[:end])):
                 return end
         brace = text.rfind(b"{", 0, brace)
     return 0

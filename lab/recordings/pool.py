@@ -41,10 +41,10 @@ def map_traces(
     workers = min(workers, len(jobs))
     outcomes = _here(function, jobs) if workers <= 1 else _Workers(function, jobs).run(workers)
     with closing(outcomes):
-        for done, (index, outcome) in enumerate(outcomes, start=1):
+        for num_done, (index, outcome) in enumerate(outcomes, start=1):
             results[index] = outcome
             if progress:
-                progress(done, len(jobs), jobs[index])
+                progress(num_done, len(jobs), jobs[index])
     return [results[index] for index in range(len(jobs))]
 
 
@@ -52,8 +52,8 @@ def raise_if_none_read(results: Sequence[object]) -> None:
     """Raises BadDataError, with the first one's reason, where every trace is an error."""
     errors = [result for result in results if isinstance(result, LabError)]
     if errors and len(errors) == len(results):
-        what = f"none of {plural(len(errors), 'trace')} can be read: {errors[0].problem}"
-        raise BadDataError(what, location=errors[0].location, fix=errors[0].fix)
+        problem = f"none of {plural(len(errors), 'trace')} can be read: {errors[0].problem}"
+        raise BadDataError(problem, location=errors[0].location, fix=errors[0].fix)
 
 
 def _here(
@@ -92,13 +92,13 @@ class _Workers:
     def _start(self) -> None:
         if not self._waiting:
             return
-        ours, theirs = self._context.Pipe()
+        parent_end, child_end = self._context.Pipe()
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=_work, args=(theirs, self._function, dict(os.environ)), daemon=True
+            target=_work, args=(child_end, self._function, dict(os.environ)), daemon=True
         )
         process.start()
-        theirs.close()  # so that a killed worker is an end of file
-        self._give(ours, process)
+        child_end.close()  # so that a killed worker is an end of file
+        self._give(parent_end, process)
 
     def _give(self, pipe: Connection, process: BaseProcess) -> None:
         index = self._waiting.popleft()
@@ -141,13 +141,13 @@ def _start_server(module: str) -> None:
     """Have a server to fork from, with the module loaded; one that runs already stays as it is."""
     from multiprocessing import forkserver
 
-    before = os.environ.get(BLAS_THREADS)
+    threads = os.environ.get(BLAS_THREADS)
     os.environ.setdefault(BLAS_THREADS, "1")  # so that numpy starts no threads in the server
     try:
         forkserver.set_forkserver_preload([module])
         forkserver.ensure_running()
     finally:
-        if before is None:
+        if threads is None:
             del os.environ[BLAS_THREADS]
 
 
@@ -178,11 +178,11 @@ def _outcome(function: Callable[[_J], _R], job: _J) -> _R | LabError:
 
 def _killed(exit_code: int, job: object) -> LabError:
     if exit_code == -signal.SIGKILL:
-        what = "the process that read it was killed, probably for lack of memory"
-        return BadDataError(what, location=_path_of(job), fix=_MORE_MEMORY)
-    how = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
+        problem = "the process that read it was killed, probably for lack of memory"
+        return BadDataError(problem, location=_path_of(job), fix=_MORE_MEMORY)
+    ending = f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
     fix = "report this as a bug of lab, with the trace if you can share it"
-    return LabError(f"the process that read it {how}", location=_path_of(job), fix=fix)
+    return LabError(f"the process that read it {ending}", location=_path_of(job), fix=fix)
 
 
 def _as_lab_error(error: BaseException, job: object) -> LabError:
@@ -190,11 +190,11 @@ def _as_lab_error(error: BaseException, job: object) -> LabError:
         return error
     if isinstance(error, MemoryError):
         return BadDataError("not enough memory to read it", location=_path_of(job), fix=_MORE_MEMORY)
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    at = f" in {last[0].name}, line {last[0].lineno}" if last else ""
-    what = f"unexpected error: {type(error).__name__}: {error}{at}"
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    place_in_code = f" in {frames[0].name}, line {frames[0].lineno}" if frames else ""
+    problem = f"unexpected error: {type(error).__name__}: {error}{place_in_code}"
     return LabError(
-        what, location=_path_of(job), fix="report this as a bug of lab, with the trace if you can share it"
+        problem, location=_path_of(job), fix="report this as a bug of lab, with the trace if you can share it"
     )
 
 

@@ -1,27 +1,34 @@
-"""The processes of a recording, one by one."""
+"""The processes and ranks of a recording, one by one."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from lab.recordings.capture import Capture, Process, by_process
+from lab.recordings.capture import Capture, Meta, Process, by_process
+from lab.recordings.lacks import Lack, without_times
 from lab.recordings.tables import Table
 from lab.stats.columns import distinct
 
-_TABLES = ("ops", "api", "ranges", "sync", "osrt", "nodes")
-_OF_PROCESSES = (*_TABLES, "counters")  # the last has no pid
+_WITH_PID = ("ops", "api", "ranges", "sync", "osrt", "nodes")
+_OF_PROCESSES = (*_WITH_PID, "counters")  # the last has no pid
+_OF_PIDS = ("thread_names", "process_names", "flows", "modules", "gpu_ranges")
+# Numbers of devices come from the file: a list is made up to here.
+_MOST_DEVICES = 1024
 
 
 def with_processes(capture: Capture) -> Capture:
     """The capture itself; where no row says whose it is (`process` -1), processes are told apart by pid."""
-    tables = [getattr(capture, name) for name in _TABLES]
+    tables = [getattr(capture, name) for name in _WITH_PID]
     if any((table.process >= 0).any() for table in tables) or not any(map(len, tables)):
         return capture
     keyed, processes = by_process(tables)
-    changed: dict[str, Any] = dict(zip(_TABLES, keyed, strict=True))
+    changed: dict[str, Any] = dict(zip(_WITH_PID, keyed, strict=True))
     return replace(capture, processes=processes, **changed)
 
 
@@ -33,28 +40,133 @@ def single_processes(capture: Capture) -> dict[int, Capture]:
     and `devices` are those of the process and of the whole recording.
     """
     capture = with_processes(capture)
-    found = distinct(np.concatenate([distinct(getattr(capture, name).process) for name in _OF_PROCESSES]))
-    if len(found) <= 1 and len(capture.processes) <= 1:
+    used = _used(capture, _OF_PROCESSES)
+    if len(used) <= 1 and len(capture.processes) <= 1:
         return {0: capture}
-    indices = [*found[found >= 0].tolist(), *found[found < 0].tolist()]
+    indices = [*used[used >= 0].tolist(), *used[used < 0].tolist()]
     return {index: only_process(capture, index) for index in indices}
 
 
 def only_process(capture: Capture, index: int) -> Capture:
     """The rows of one process, as the process 0 of a capture of its own."""
-    rows: dict[str, Any] = {name: _rows_of(getattr(capture, name), index) for name in _OF_PROCESSES}
+    single = _only(capture, [index], capture.processes[index] if index >= 0 else Process())
+    return replace(single, lacks=tuple(lack for lack in capture.lacks if lack.process in (index, -1)))
+
+
+def processes_with_work(capture: Capture) -> list[int]:
+    """The processes that made calls, named ranges or have GPU rows; one at least."""
+    used: list[int] = _used(capture, ("ops", "api", "ranges")).tolist()
+    return used or [0]
+
+
+def process_captures(capture: Capture) -> list[Capture]:
+    """The capture process by process, each with its `meta`; torch.profiler's is one, whatever its processes.
+
+    Findings of the recording as a whole count once, for the first.
+    """
+    if capture.collector == "kineto":
+        return [capture]
+    captures = []
+    for position, index in enumerate(processes_with_work(capture)):
+        single = _only(capture, [index], capture.processes[index] if index >= 0 else Process())
+        lacks = _lacks_of(capture, index, with_general=position == 0)
+        captures.append(replace(single, meta=_meta_of(capture, index), lacks=lacks))
+    return captures
+
+
+def rank_captures(capture: Capture) -> list[Capture]:
+    """One capture per rank of a merged file, by the labels that the merge put on its rows; of any other file
+    one per process, as `process_captures`.
+
+    Where every label has one number (TP01, R1) that is the rank; otherwise ranks count in their order.
+    `lacks` are those of the whole file.
+    """
+    labels = sorted({process.label for process in capture.processes}, key=_natural)
+    if len(labels) < 2 or "" in labels:
+        return process_captures(capture)
+    members = {
+        label: [index for index, process in enumerate(capture.processes) if process.label == label]
+        for label in labels
+    }
+    numbers = [capture.processes[members[label][0]].rank for label in labels]
+    ranks = numbers if None not in numbers and len(set(numbers)) == len(numbers) else range(len(labels))
+    captures = []
+    for label, rank in zip(labels, ranks, strict=True):
+        process = replace(capture.processes[members[label][0]], rank=rank, host=capture.meta.host)
+        meta = replace(capture.meta, rank=rank, world_size=capture.meta.world_size or len(labels))
+        captures.append(replace(_only(capture, members[label], process), meta=meta))
+    return captures
+
+
+def take_ops(capture: Capture, mask: np.ndarray) -> Capture:
+    """The capture with the GPU rows of `mask` (n,) alone."""
+    row = np.cumsum(mask) - 1
+    collectives = capture.collectives.where(mask[capture.collectives.kernel])
     return replace(
         capture,
-        **rows,
-        processes=(capture.processes[index] if index >= 0 else Process(),),
-        lacks=tuple(lack for lack in capture.lacks if lack.process in (index, -1)),
-        devices=tuple(one for one in capture.devices if _is_of(one.process, one.pid, index, capture)),
+        ops=capture.ops.where(mask),
+        collectives=collectives.with_columns(kernel=row[collectives.kernel]),
     )
 
 
-def _rows_of(table: Table, index: int) -> Table:
-    rows = table.where(table.process == index)
-    return Table({**rows.as_dict(), "process": np.zeros(len(rows), dtype=np.int32)})
+def without_untimed(capture: Capture) -> Capture:
+    """The capture without GPU rows whose start and end are 0: their times were never written.
+
+    rocprofv3 writes such for dispatches whose end it has missed (ROCm/rocm-systems#5811), and one of them
+    would stretch the recording to decades.
+    """
+    untimed = (capture.ops.start_ns == capture.meta.base_ns) & (capture.ops.end_ns == capture.meta.base_ns)
+    if not untimed.any():
+        return capture
+    lacks = without_times(int(untimed.sum()), len(untimed))
+    return replace(take_ops(capture, ~untimed), lacks=(*capture.lacks, *lacks))
+
+
+def process_label(process: Process, index: int) -> str:
+    """`process 1234 (rank 1)`, as far as the recording says; a merged rank's as the merge named it."""
+    if process.pid is None or process.label:
+        name = process.name or process.label or f"process number {index}"
+    else:
+        name = f"process {process.pid}"
+    details = [f"rank {process.rank}"] if process.rank is not None else []
+    details += [process.host] if process.host else []
+    return f"{name} ({', '.join(details)})" if details else name
+
+
+def _used(capture: Capture, names: Sequence[str]) -> np.ndarray:
+    return distinct(np.concatenate([distinct(getattr(capture, name).process) for name in names]))
+
+
+def _only(capture: Capture, indices: Sequence[int], process: Process) -> Capture:
+    """The rows of these processes as those of one, with all lacks of the recording."""
+    rows = {name: np.isin(getattr(capture, name).process, indices) for name in _OF_PROCESSES}
+    tables: dict[str, Any] = {}
+    for name, mask in rows.items():
+        table = getattr(capture, name).where(mask)
+        tables[name] = table.with_columns(process=np.zeros(len(table), dtype=np.int32))
+    devices = tuple(
+        device
+        for device in capture.devices
+        if any(_is_of(device.process, device.pid, index, capture) for index in indices)
+    )
+    if any(len(getattr(capture, name)) for name in (*_OF_PIDS, "collectives", "comm_ops", "waits")):
+        tables |= _torch_tables(capture, rows["ops"], rows["ranges"][capture.operator_rows], tables)
+    return replace(capture, **tables, processes=(process,), devices=devices)
+
+
+def _torch_tables(
+    capture: Capture, ops: np.ndarray, operators: np.ndarray, tables: dict[str, Table]
+) -> dict[str, Table]:
+    """Of the tables that torch.profiler alone has, the rows that belong to masks of `ops` and `operators`."""
+    pids = np.concatenate([tables["api"].pid, tables["ranges"].pid])
+    rows_of_pids = {name: getattr(capture, name) for name in _OF_PIDS}
+    rows_of_pids = {name: table.where(np.isin(table.pid, pids)) for name, table in rows_of_pids.items()}
+    for name, mask, column in (("collectives", ops, "kernel"), ("comm_ops", operators, "op")):
+        table = getattr(capture, name)
+        table = table.where(mask[getattr(table, column)])
+        row = np.cumsum(mask) - 1
+        rows_of_pids[name] = table.with_columns(**{column: row[getattr(table, column)]})
+    return rows_of_pids | {"waits": capture.waits.where(np.isin(capture.waits.corr, tables["api"].corr))}
 
 
 def _is_of(process: int, pid: int, index: int, capture: Capture) -> bool:
@@ -64,9 +176,32 @@ def _is_of(process: int, pid: int, index: int, capture: Capture) -> bool:
     return pid < 0 or index < 0 or capture.processes[index].pid in (None, pid)
 
 
-def process_label(process: Process, index: int) -> str:
-    """`process 1234 (rank 1)`, as far as the recording says."""
-    name = f"process {process.pid}" if process.pid is not None else f"process number {index}"
-    details = [f"rank {process.rank}"] if process.rank is not None else []
-    details += [process.host] if process.host else []
-    return f"{name} ({', '.join(details)})" if details else name
+def _lacks_of(capture: Capture, process: int, *, with_general: bool) -> tuple[Lack, ...]:
+    """The process' findings, and those of the recording as a whole where wanted."""
+    return tuple(
+        msgspec.structs.replace(lack, process=0 if lack.process >= 0 else -1)
+        for lack in capture.lacks
+        if lack.process == process or (lack.process < 0 and with_general)
+    )
+
+
+def _meta_of(capture: Capture, index: int) -> Meta:
+    by_number = {
+        device.device: device
+        for device in capture.devices
+        if device.process in (-1, index) and 0 <= device.device < _MOST_DEVICES
+    }
+    devices = [by_number.get(number) for number in range(max(by_number, default=-1) + 1)]
+    process = capture.processes[index] if index < len(capture.processes) else Process()
+    return Meta(
+        rank=process.rank,
+        host=process.host,
+        vendor=capture.info.get("vendor", "nvidia" if capture.collector == "nsys" else "none"),
+        devices=tuple(device.name if device else "" for device in devices),
+        num_sms=tuple((device.num_sms or 0) if device else 0 for device in devices),
+    )
+
+
+def _natural(label: str) -> list[tuple[bool, int, str]]:
+    """A key that sorts TP2 before TP10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", label)]

@@ -168,17 +168,19 @@ def dispatch_lacks(process: int, ids: np.ndarray, *, calls: bool) -> list[Lack]:
 
     calls: whether API calls were recorded, which show a missing end; the ids alone cannot.
     """
-    seen = distinct(ids[ids > 0])
-    if not len(seen):
+    numbers = distinct(ids[ids > 0])
+    if not len(numbers):
         return []
-    lowest, highest = int(seen[0]), int(seen[-1])
+    lowest, highest = int(numbers[0]), int(numbers[-1])
     lacks = []
     if lowest > 1:
         n = lowest - 1
         text = f"the first {plural(n, 'dispatch')} of the process, up to id {n}, are not here"
         lacks.append(Lack("gpu", "head", "D", process, n, highest, n / highest, text))
-    if missing := highest - lowest + 1 - len(seen):
-        text = f"{missing:,} of {plural(highest, 'dispatch')} are missing between others: ids {_gaps(seen)}"
+    if missing := highest - lowest + 1 - len(numbers):
+        text = (
+            f"{missing:,} of {plural(highest, 'dispatch')} are missing between others: ids {_gaps(numbers)}"
+        )
         lacks.append(Lack("gpu", "hole", "D", process, missing, highest, missing / highest, text))
     if not calls:
         text = f"dispatch ids end at {highest:,}; without API calls later ones may be missing"
@@ -186,10 +188,10 @@ def dispatch_lacks(process: int, ids: np.ndarray, *, calls: bool) -> list[Lack]:
     return lacks
 
 
-def _gaps(seen: np.ndarray) -> str:
+def _gaps(numbers: np.ndarray) -> str:
     """`3, 7 to 9 and 2 more`: the ids between those that were seen, ascending."""
-    edges = np.flatnonzero(np.diff(seen) > 1)
-    spans = zip((seen[edges] + 1).tolist(), (seen[edges + 1] - 1).tolist(), strict=True)
+    edges = np.flatnonzero(np.diff(numbers) > 1)
+    spans = zip((numbers[edges] + 1).tolist(), (numbers[edges + 1] - 1).tolist(), strict=True)
     return first_few([f"{start:,}" if start == end else f"{start:,} to {end:,}" for start, end in spans], 3)
 
 

@@ -46,14 +46,14 @@ def _with_its_journal(path: Path) -> Iterator[Path]:
     """The file, or a copy of it beside a copy of the journal that holds its last transactions: SQLite writes
     next to a database with a journal, and an immutable one is read without it."""
     journals = [path.with_name(path.name + end) for end in _JOURNALS]
-    there = [one for one in journals if one.is_file() and one.stat().st_size]
-    if not there:
+    present = [file for file in journals if file.is_file() and file.stat().st_size]
+    if not present:
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="lab-sqlite-") as folder:
-        for one in (path, *there):
-            with writing(copy := Path(folder) / one.name):
-                shutil.copyfile(one, copy)
+        for file in (path, *present):
+            with writing(copy := Path(folder) / file.name):
+                shutil.copyfile(file, copy)
         yield Path(folder) / path.name
 
 
@@ -153,7 +153,7 @@ class Database:
         table: str,
         needed: Mapping[str, str],
         optional: Mapping[str, str] | None = None,
-        where: str = "",
+        condition: str = "",
         values: Sequence[object] = (),
     ) -> dict[str, np.ndarray]:
         """Columns (n,) of int64 by our names, in the order of rowid; -1 for NULL.
@@ -161,47 +161,53 @@ class Database:
         An optional column is -1 where it is absent or holds something else than an integer. An absent table
         has no rows. Raises BadDataError where a needed column is absent or holds such a value.
         """
-        there, optional = self.columns.get(table), optional or {}
+        columns, optional = self.columns.get(table), optional or {}
         names = [*needed, *optional]
-        if there is None:
+        if columns is None:
             return {name: np.empty(0, dtype=np.int64) for name in names}
-        if absent := sorted(set(needed.values()) - there):
+        if absent := sorted(set(needed.values()) - columns):
             raise BadDataError(
                 f"{table} has no column {', '.join(absent)}: a version that lab does not support",
                 location=self.path,
             )
-        self._check_types(table, needed.values(), where, values)
+        self._check_types(table, needed.values(), condition, values)
         chosen = [f"IFNULL({quoted(name)}, -1)" for name in needed.values()]
         for name in optional.values():
             cell = quoted(name)
             chosen.append(
-                f"CASE typeof({cell}) WHEN 'integer' THEN {cell} ELSE -1 END" if name in there else "-1"
+                f"CASE typeof({cell}) WHEN 'integer' THEN {cell} ELSE -1 END" if name in columns else "-1"
             )
         rows = self.connection.execute(
-            f"SELECT {', '.join(chosen)} FROM {quoted(table)} {where} ORDER BY rowid", values
+            f"SELECT {', '.join(chosen)} FROM {quoted(table)} {condition} ORDER BY rowid", values
         )
         flat = np.fromiter(chain.from_iterable(rows), dtype=np.int64).reshape(-1, len(names))
         return {name: np.ascontiguousarray(flat[:, index]) for index, name in enumerate(names)}
 
-    def numbers(self, table: str, column: str, where: str = "", values: Sequence[object] = ()) -> np.ndarray:
+    def numbers(
+        self, table: str, column: str, condition: str = "", values: Sequence[object] = ()
+    ) -> np.ndarray:
         """A column (n,) of float64 in the order of rowid; NaN where it is absent or holds no number."""
         if table not in self.columns:
             return np.empty(0)
         cell = quoted(column) if column in self.columns[table] else "NULL"
         # SQLite has no NaN: NULL is none.
         chosen = f"CASE WHEN typeof({cell}) IN ('integer', 'real') THEN CAST({cell} AS REAL) END"
-        rows = self.connection.execute(f"SELECT {chosen} FROM {quoted(table)} {where} ORDER BY rowid", values)
+        rows = self.connection.execute(
+            f"SELECT {chosen} FROM {quoted(table)} {condition} ORDER BY rowid", values
+        )
         return np.fromiter((np.nan if cell is None else cell for (cell,) in rows), dtype=np.float64)
 
-    def _check_types(self, table: str, columns: Iterable[str], where: str, values: Sequence[object]) -> None:
+    def _check_types(
+        self, table: str, columns: Iterable[str], condition: str, values: Sequence[object]
+    ) -> None:
         odd = " OR ".join(f"typeof({quoted(name)}) NOT IN ('integer', 'null')" for name in columns)
-        both = f"{where} AND ({odd})" if where else f"WHERE {odd}"
-        found = self.connection.execute(
-            f"SELECT rowid FROM {quoted(table)} {both} LIMIT 1", values
+        conditions = f"{condition} AND ({odd})" if condition else f"WHERE {odd}"
+        row = self.connection.execute(
+            f"SELECT rowid FROM {quoted(table)} {conditions} LIMIT 1", values
         ).fetchone()
-        if found:
+        if row:
             raise BadDataError(
-                f"{table} has values that are not integers, for example in row {found[0]}", location=self.path
+                f"{table} has values that are not integers, for example in row {row[0]}", location=self.path
             )
 
     def texts(
@@ -209,7 +215,7 @@ class Database:
         table: str,
         key: str,
         text: str,
-        where: str = "",
+        condition: str = "",
         values: Sequence[object] = (),
         only: Collection[int] | None = None,
     ) -> dict[int, str]:
@@ -222,7 +228,7 @@ class Database:
         cell = quoted(text)
         rows = self.connection.execute(
             f"SELECT {quoted(key)}, SUBSTR({cell}, 1, {MOST_TEXT}) FROM {quoted(table)} "
-            f"{where or 'WHERE 1'} AND typeof({cell}) = 'text' AND typeof({quoted(key)}) = 'integer'",
+            f"{condition or 'WHERE 1'} AND typeof({cell}) = 'text' AND typeof({quoted(key)}) = 'integer'",
             values,
         )
         return {one: found for one, found in rows if only is None or one in only}
@@ -234,6 +240,6 @@ def lookup(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray, missing: in
     if not len(keys):
         return np.full(len(wanted), missing, dtype=np.int64)
     order = np.argsort(keys, kind="stable")
-    at = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    found: np.ndarray = np.where(keys[order][at] == wanted, values[order][at], missing)
-    return found
+    position = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+    values_of_keys: np.ndarray = np.where(keys[order][position] == wanted, values[order][position], missing)
+    return values_of_keys

@@ -14,7 +14,6 @@ import pandas as pd
 
 from lab.core.words import plural, ranks_text
 from lab.errors import BadDataError, LabError
-from lab.recordings.cache import load_trace
 from lab.recordings.capture import API_COLUMNS, Capture, filled
 from lab.recordings.combine import combined
 from lab.recordings.gantt.bars import CPU, FAMILIES, FAMILY_OF, Bars, Span, assemble
@@ -108,7 +107,7 @@ def _on_one_clock(captures: list[Capture], notes: list[str]) -> list[Capture]:
         if capture.collector != "kineto" or rank is None or rank in ranks:
             notes.append("clocks of the ranks are as recorded: no collectives tell how far they are off")
             return captures
-        ranks[rank] = collective_instances(load_trace(capture.source))
+        ranks[rank] = collective_instances(capture)
         of_rank[rank] = index
     pairs = pair_collectives(ranks)
     offsets = pairs.offsets_ns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,12 +59,26 @@ def raise_for_lacks(lacks: Sequence[Lack], source: Path | str, *, require: str |
     """Raises StepFailed for a hole, which no edge of the recorded window explains; with `require` for
     anything but a complete recording."""
     from lab.recordings.integrity.words import sentences
-    from lab.recordings.lacks import counted, holes
+    from lab.recordings.lacks import counted
 
     if require == "complete":
         raise_unless_complete(sentences(counted(lacks)), source)
-    elif torn := holes(lacks):
-        raise StepFailed(listed("the recording is incomplete", sentences(torn)), location=source, fix=_FIX)
+    raise_for_holes({source: lacks})
+
+
+def raise_for_holes(recordings: Mapping[Path | str, Sequence[Lack]]) -> None:
+    """Raises StepFailed where one of these recordings, by its path, has a hole."""
+    from lab.recordings.integrity.words import sentences
+    from lab.recordings.lacks import holes
+
+    torn = {path: sentences(holes(lacks)) for path, lacks in recordings.items() if holes(lacks)}
+    if not torn:
+        return
+    if len(recordings) == 1:
+        ((path, texts),) = torn.items()
+        raise StepFailed(listed("the recording is incomplete", texts), location=path, fix=_FIX)
+    texts = [f"{path}: {text}" for path, sentences_of in torn.items() for text in sentences_of]
+    raise StepFailed(listed(f"{len(torn)} of {len(recordings)} recordings are incomplete", texts), fix=_FIX)
 
 
 def raise_unless_complete(incomplete: Sequence[str], source: Path | str) -> None:

@@ -20,20 +20,22 @@ def exit_code(*arguments):
 
 def test_json_is_a_list_with_one_object_per_file(tmp_path, capsys):
     trace(tmp_path / "a.json", drop=(5,))
-    assert exit_code(tmp_path, "--json") == 0
+    assert exit_code(tmp_path, "--json") == 1
     (row,) = json.loads(capsys.readouterr().out)
     assert {"path", "format", "tool", "verdict", "lacks", "gpu_ops", "gpu_time_ns", "processes"} <= row.keys()
     (lack,) = row["lacks"]
     keys = {"axis", "place", "rule", "process", "n", "of", "share", "text"}
     assert keys <= lack.keys() and lack["share"] == pytest.approx(1 / 12)
-    assert row["processes"] == [{"index": 0, "pid": 4321, "rank": 0}]
+    assert row["processes"] == [{"index": 0, "pid": 4321, "rank": 0, "name": None}]
 
 
-def test_a_lossy_recording_exits_0_unless_a_complete_one_is_required(tmp_path, capsys):
-    path = trace(tmp_path / "a.json", drop=(5,))
+def test_a_hole_exits_1_and_an_edge_only_where_a_complete_recording_is_required(tmp_path, capsys):
+    assert exit_code(trace(tmp_path / "a.json", drop=(5,))) == 1
+    assert "1 of 12 launches" in capsys.readouterr().err
+    path = trace(tmp_path / "a.json", drop=(10, 11))
     assert exit_code(path) == 0
     assert exit_code(path, "--require", "complete") == 1
-    assert "1 of 12 launches" in capsys.readouterr().err
+    assert "2 of 12 launches" in capsys.readouterr().err
     assert exit_code(trace(tmp_path / "b.json"), "--require", "complete") == 0
 
 
@@ -51,7 +53,7 @@ def test_unreadable_files_exit_5_after_the_others_are_listed(tmp_path, capsys):
     (tmp_path / "b_trace.json").write_text('{"traceEvents": [{"ph"')
     assert exit_code(tmp_path) == 5
     said = capsys.readouterr()
-    assert "a.json" in said.out and "recording: complete" in said.out
+    assert "a.json" in said.out and ": complete, torch.profiler, 12 GPU rows" in said.out
     assert "1 of 2 cannot be read" in said.err
 
 

@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 
 from lab.recordings import views
-from lab.recordings.cache import load_trace
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import bound
 from lab.recordings.lacks import holes
 from lab.recordings.load import load_capture
-from lab.recordings.owners import traces_of_ranks
+from lab.recordings.processes import rank_captures
 from lab.recordings.projection import project
 from tests.conftest import SHARED
 
@@ -99,9 +98,9 @@ def test_what_nsys_says_of_a_loss_is_heard_at_any_severity(name):
 
 
 def launches_by_op(name: str):
-    trace = load_trace(next(CASES.glob(f"{name}.*")))
-    op, dur_us = views.link_ops(trace), trace.kernels.dur_ns / 1000
-    names = np.append(trace.text(trace.ops.name_id), "")[op]
+    trace = load_capture(next(CASES.glob(f"{name}.*")))
+    op, dur_us = views.link_ops(trace), trace.ops.dur_ns / 1000
+    names = np.append(trace.text(trace.operators.name_id), "")[op]
     counts, times = Counter(names), defaultdict(float)
     for op_name, us in zip(names, dur_us, strict=True):
         times[op_name] += us
@@ -137,9 +136,9 @@ def test_a_lost_call_among_equal_ids_is_a_loss_and_not_a_doubt(tmp_path):
         if event.get("cat") != "cuda_runtime" or event["args"]["correlation"] not in lost
     ]
     (tmp_path / "lost.json").write_text(json.dumps(document))
-    trace = load_trace(tmp_path / "lost.json")
-    assert [(lack.rule, lack.n, lack.unknown) for lack in trace.lacks] == [("H", 4, False)]
-    assert load_capture(tmp_path / "lost.json").verdict != "complete"
+    trace = load_capture(tmp_path / "lost.json")
+    assert sum(lack.n for lack in trace.lacks) == 4 and holes(trace.lacks)
+    assert trace.verdict == "lossy"
 
 
 @pytest.mark.parametrize("name", ["outside_ops_old_kineto", "healthy_outside_ops"])
@@ -159,18 +158,18 @@ def test_steps_that_overlap_keep_their_kernels(name):
     owners = projection.owners(projection.steps)
     counts = np.unique(owners[owners >= 0], return_counts=True)[1]
     assert counts.tolist() == truth["kernels_per_step"]
-    trace = load_trace(next(CASES.glob(f"{name}.*")))
+    trace = load_capture(next(CASES.glob(f"{name}.*")))
     steps = views.kernel_steps(trace)
     assert np.unique(steps[steps >= 0], return_counts=True)[1].tolist() == truth["kernels_per_step"]
 
 
 def test_ranks_merged_into_one_file_are_ranks_again():
-    ranks = traces_of_ranks(load_trace(CASES / "ranks_merged_as_sglang_does.json.gz"))
+    ranks = rank_captures(load_capture(CASES / "ranks_merged_as_sglang_does.json.gz"))
     assert [trace.meta.rank for trace in ranks] == [0, 1]
     for rank, trace in enumerate(ranks):
-        single = load_trace(CASES / f"ranks/rank{rank}.json.gz")
-        assert trace.kernels.dur_ns.tolist() == single.kernels.dur_ns.tolist()
-        assert trace.text(trace.ops.name_id).tolist() == single.text(single.ops.name_id).tolist()
+        single = load_capture(CASES / f"ranks/rank{rank}.json.gz")
+        assert trace.ops.dur_ns.tolist() == single.ops.dur_ns.tolist()
+        assert trace.text(trace.operators.name_id).tolist() == single.text(single.operators.name_id).tolist()
         assert views.link_ops(trace).tolist() == views.link_ops(single).tolist()
         assert views.kernel_steps(trace).tolist() == views.kernel_steps(single).tolist()
 

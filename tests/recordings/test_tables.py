@@ -15,11 +15,11 @@ from tests.recordings.kineto.plain import same, some_trace
 def test_tables_are_immutable_and_survive_pickling(tmp_path):
     trace = read_kineto(some_trace().write(tmp_path / "t.json"))
     with pytest.raises(ValueError, match="read-only"):
-        trace.kernels.ts_ns[0] = 0
-    with pytest.raises(AttributeError, match="there are ts_ns"):
-        _ = trace.kernels.tz
+        trace.ops.start_ns[0] = 0
+    with pytest.raises(AttributeError, match="there are process"):
+        _ = trace.ops.tz
     assert same(trace, pickle.loads(pickle.dumps(trace)))
-    assert list(trace.ops.where(trace.ops.dur_ns > 10**9)) == list(trace.ops)
+    assert list(trace.operators.where(trace.operators.dur_ns > 10**9)) == list(trace.operators)
 
 
 def test_a_growing_table_is_the_chunks_one_after_the_other_in_the_schemas_kinds():

@@ -12,7 +12,7 @@ from lab.compare.side import Side
 from lab.core.manifest import load as load_manifest
 from lab.core.run import MANIFEST
 from lab.errors import LabError
-from lab.recordings.tables import TraceMeta
+from lab.recordings.capture import Meta
 
 _META = (
     "vendor",
@@ -79,7 +79,7 @@ def _of_recording(side: Side) -> dict[str, str]:
     return {what: text for what, text in found.items() if text}
 
 
-def _meta(meta: TraceMeta, name: str) -> str:
+def _meta(meta: Meta, name: str) -> str:
     value = getattr(meta, name)
     if isinstance(value, tuple):
         return ", ".join(str(one) for one in dict.fromkeys(value) if one)

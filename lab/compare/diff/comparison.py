@@ -591,7 +591,7 @@ def notes(a: Work, b: Work, of_a: Units, of_b: Units) -> list[str]:
             )
         odd = [first_few(work.trace.problems, ODD, between="; ")] if work.trace.problems else []
         found += [f"{side}: {text}" for text in (*sentences(work.lacks), *odd, *uneven(work, of))]
-        if (gpus := len(np.unique(work.trace.kernels.device))) > 1:
+        if (gpus := len(np.unique(work.trace.ops.device))) > 1:
             found.append(
                 f"{side}: one process on {gpus} GPUs: idle is when none of them works, overlap is across them"
             )

@@ -59,7 +59,7 @@ def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[
     if not len(rows):
         return []
     row = int(rows[np.argsort(work.dur_ns[rows], kind="stable")[(len(rows) - 1) // 2]])
-    kernels = work.trace.kernels
+    kernels = work.trace.ops
     at = int(work.order[row])
     return [
         Evidence(
@@ -69,7 +69,7 @@ def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[
             start_ns=int(work.start_ns[row]),
             dur_ns=int(work.dur_ns[row]),
             unit=_unit(work, int(work.launched_ns[row])),
-            correlation=int(kernels.correlation[at]),
+            correlation=int(kernels.corr[at]),
             count=len(rows),
         )
     ]
@@ -77,7 +77,7 @@ def of_keys(side: str, work: Work, units: Units, wanted: Sequence[Key]) -> list[
 
 def of_call(side: str, work: Work, units: Units, name: str) -> list[Evidence]:
     """The first call of this API function that is counted."""
-    runtime = work.trace.runtime
+    runtime = work.trace.api
     strings = work.trace.strings
     ids = [
         at for at, text in enumerate(strings) if text == name or (work.plain and text.startswith(f"{name}_v"))
@@ -85,16 +85,16 @@ def of_call(side: str, work: Work, units: Units, name: str) -> list[Evidence]:
     rows = np.flatnonzero(np.isin(runtime.name_id, ids) & units.called)
     if not len(rows):
         return []
-    row = int(rows[np.argmin(runtime.ts_ns[rows])])
+    row = int(rows[np.argmin(runtime.start_ns[rows])])
     return [
         Evidence(
             side=side,
             file=work.trace.source.name,
             event=name,
-            start_ns=int(runtime.ts_ns[row]),
+            start_ns=int(runtime.start_ns[row]),
             dur_ns=int(runtime.dur_ns[row]),
-            unit=_unit(work, int(runtime.ts_ns[row])),
-            correlation=int(runtime.correlation[row]),
+            unit=_unit(work, int(runtime.start_ns[row])),
+            correlation=int(runtime.corr[row]),
             count=len(rows),
         )
     ]

@@ -132,7 +132,7 @@ def replay(pair: Pair, asked: Asked, say: Callable[[str], None]) -> tuple[list[R
     if asked.out.exists() and any(asked.out.iterdir()):
         raise BusyError("earlier replays are here", location=asked.out, fix="name another -o")
     for work in (pair.a, pair.b):
-        if not (work.trace.ops.types_id >= 0).any():
+        if not (work.trace.operators.types_id >= 0).any():
             raise UsageError(
                 "a replay needs the arguments of ops, which this recording does not hold",
                 location=work.trace.source,

@@ -18,7 +18,7 @@ from lab.compare.diff.modules.groups import Placed
 from lab.recordings.communication import communication
 from lab.recordings.gantt.bars import FAMILY_OF, Bars, Span, assemble
 from lab.recordings.names import kernel_class
-from lab.recordings.tables import KERNEL
+from lab.recordings.tables import GRAPH, KERNEL
 
 SAME, SLOWER, FASTER, OTHER, LONE = (
     f"as long within {FLOOR_SHARE:.0%}",
@@ -74,7 +74,7 @@ def _frame(side: Placed, number: int) -> pd.DataFrame:
     work, rows = side.work, side.units.usual
     at = work.order[rows]
     keys = side.units.sequence
-    kernels = work.trace.kernels
+    kernels = work.trace.ops
     start = work.start_ns[rows]
     places = side.places
     frame: pd.DataFrame = pd.DataFrame(
@@ -91,14 +91,14 @@ def _frame(side: Placed, number: int) -> pd.DataFrame:
             "module": [".".join(places.modules[one]) for one in places.module[at].tolist()],
             "phase": [places.phases[one] for one in places.phase[at].tolist()],
             "change": LONE,
-            "correlation": kernels.correlation[at],
+            "correlation": kernels.corr[at],
         }
     )
     return frame
 
 
 def _family(name: str, kind: int) -> int:
-    if kind != KERNEL:
+    if kind not in (KERNEL, GRAPH):
         return FAMILY_OF["memcpy"]
     return FAMILY_OF["comm" if communication(name) is not None else kernel_class(name)]
 

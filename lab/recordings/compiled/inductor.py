@@ -54,8 +54,8 @@ def is_inductor(name: str) -> bool:
 
 def name_of_category(name: str) -> str:
     """`pointwise` for `triton_poi_...`, "" for other names."""
-    found = _NAME.match(name)
-    return _CATEGORIES.get(found[1], found[1]) if found else ""
+    match = _NAME.match(name)
+    return _CATEGORIES.get(match[1], match[1]) if match else ""
 
 
 def read_inductor(path: Path) -> dict[int, InductorKernel]:
@@ -63,22 +63,22 @@ def read_inductor(path: Path) -> dict[int, InductorKernel]:
 
     Raises what `read_kineto` raises for a file that is not a trace.
     """
-    found: dict[int, InductorKernel] = {}
+    kernels: dict[int, InductorKernel] = {}
     if not is_json(path):  # only torch.profiler records them
-        return found
+        return kernels
     for piece in EventPieces(path, salvage=True):
         if _MARK in piece.text:
             for event in _events(piece):
                 args = event.args
                 if args.external_id >= 0 and _HASH.match(args.kernel_hash):
-                    found[args.external_id] = InductorKernel(
+                    kernels[args.external_id] = InductorKernel(
                         name=event.name,
                         hash=args.kernel_hash,
                         kwargs=args.kernel_kwargs,
                         num_warps=_count(args.num_warps),
                         num_stages=_count(args.num_stages),
                     )
-    return found
+    return kernels
 
 
 def _events(piece: Piece) -> list[_Event]:
@@ -91,13 +91,13 @@ def _events(piece: Piece) -> list[_Event]:
         raws = msgspec.json.decode(b"[" + piece.text + b"]", type=list[msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return []
-    found = []
+    events = []
     for raw in raws:
         try:
-            found.append(msgspec.json.decode(raw, type=_Event))
+            events.append(msgspec.json.decode(raw, type=_Event))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
-    return found
+    return events
 
 
 def _count(value: int | str) -> int:

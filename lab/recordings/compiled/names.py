@@ -29,22 +29,22 @@ _LONG = """
 _KNOWN = frozenset(_LONG.split())
 
 
-def fused_ops(kernel: str, known: Collection[str] = ()) -> tuple[str, ...]:
+def fused_ops(kernel: str, op_names: Collection[str] = ()) -> tuple[str, ...]:
     """The operators that the name lists; () where it lists none, as in `triton_poi_fused_0`.
 
     known: names of operators without namespace, such as those of the recording; the longest that fits counts.
     """
-    found = _FUSED.match(kernel)
-    rest = found[1] if found else ""
-    names = sorted(_KNOWN.union(known), key=len, reverse=True)
+    match = _FUSED.match(kernel)
+    tail = match[1] if match else ""
+    names = sorted(_KNOWN.union(op_names), key=len, reverse=True)
     by_start: dict[str, list[str]] = {}
     for name in names:
         by_start.setdefault(name[:1], []).append(name)
     ops = []
-    while rest:
-        op = next((name for name in by_start.get(rest[0], []) if _starts(rest, name)), _word(rest))
+    while tail:
+        op = next((name for name in by_start.get(tail[0], []) if _starts(tail, name)), _word(tail))
         ops.append(op)
-        rest = rest[len(op) :].removeprefix("_")
+        tail = tail[len(op) :].removeprefix("_")
     return tuple(ops)
 
 

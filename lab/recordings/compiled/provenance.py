@@ -47,8 +47,8 @@ class Provenance:
 
     def of(self, name: str, hash_: str) -> Origin | None:
         """The origin of a kernel. By the name alone only where every graph that has it says the same."""
-        if hash_ and (found := self.by_hash.get((name, hash_))):
-            return found
+        if hash_ and (origin := self.by_hash.get((name, hash_))):
+            return origin
         same = self.by_name.get(name, [])
         return same[0] if same and all(one == same[0] for one in same) else None
 
@@ -58,7 +58,7 @@ def read_provenance(folders: Sequence[Path]) -> Provenance:
 
     Files that are too large, damaged or something else are passed over. Raises MissingError for no folder.
     """
-    found = Provenance()
+    provenance = Provenance()
     for folder in folders:
         if not folder.is_dir():
             raise MissingError("no such folder of Inductor's files", location=folder)
@@ -66,8 +66,8 @@ def read_provenance(folders: Sequence[Path]) -> Provenance:
         for path in _files(folder):
             graphs[path.parent].append(path)
         for files in graphs.values():
-            _read_graph(files, found)
-    return found
+            _read_graph(files, provenance)
+    return provenance
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -81,10 +81,10 @@ def _files(folder: Path) -> Iterator[Path]:
                 return
 
 
-def _read_graph(files: list[Path], found: Provenance) -> None:
+def _read_graph(files: list[Path], provenance: Provenance) -> None:
     """The files of one compiled graph lie in one folder."""
     texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in files}
-    found.files += len(texts)
+    provenance.files += len(texts)
     nodes: dict[str, tuple[str, str]] = {}
     hashes: dict[str, str] = {}
     comments: dict[str, Origin] = {}
@@ -96,7 +96,7 @@ def _read_graph(files: list[Path], found: Provenance) -> None:
         if "# kernel path: " in text or "Original ATen: [" in text:
             _read_comments(text, hashes, comments)
         if re.fullmatch(r"[a-z2-7]{50,52}", path.stem):
-            found.sources[path.stem] = path
+            provenance.sources[path.stem] = path
     mapped: dict[str, list[str]] = {}
     stacks: dict[str, list[str]] = {}
     for path, text in texts.items():
@@ -108,18 +108,18 @@ def _read_graph(files: list[Path], found: Provenance) -> None:
     for name, post in mapped.items():
         origins[name] = _from_nodes(post, nodes, stacks.get(name, []))
     for name, origin in origins.items():
-        found.by_name[name].append(origin)
+        provenance.by_name[name].append(origin)
         if name in hashes:
-            found.by_hash[name, hashes[name]] = origin
+            provenance.by_hash[name, hashes[name]] = origin
 
 
 def _lists(text: str, key: str) -> dict[str, list[str]]:
     """Lists of texts by kernel, without the numbers that Inductor puts behind its name."""
     try:
-        found = msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         return {}
-    table = found.get(key) if key and isinstance(found, dict) else found
+    table = value.get(key) if key and isinstance(value, dict) else value
     if not isinstance(table, dict):
         return {}
     lists: dict[str, list[str]] = defaultdict(list)
@@ -131,13 +131,13 @@ def _lists(text: str, key: str) -> dict[str, list[str]]:
 
 def _nodes(text: str) -> dict[str, tuple[str, str]]:
     """Node -> (operator, line of the model), from a printed graph."""
-    found, line = {}, ""
+    nodes, line = {}, ""
     for row in text.splitlines():
         if match := _FILE.search(row):
             line = "" if _FRAMEWORK.search(match[1]) else f"{Path(match[1]).name}:{match[2]} {match[3]}"
         elif match := _NODE.search(row):
-            found[match[1]] = (f"{match[2]}.{match[3]}", line)
-    return found
+            nodes[match[1]] = (f"{match[2]}.{match[3]}", line)
+    return nodes
 
 
 def _read_comments(text: str, hashes: dict[str, str], comments: dict[str, Origin]) -> None:

@@ -108,10 +108,10 @@ def _labels(frame: pd.DataFrame) -> tuple[dict[str, np.ndarray], list[str]]:
     for name in LABELS:
         if name not in frame:
             continue
-        codes, known = pd.factorize(frame[name].where(frame[name] != "", None))
-        if len(known):
+        codes, texts_of_label = pd.factorize(frame[name].where(frame[name] != "", None))
+        if len(texts_of_label):
             labels[name] = np.where(codes >= 0, codes + len(texts), -1)
-            texts += [str(text) for text in known]
+            texts += [str(text) for text in texts_of_label]
     return labels, texts
 
 
@@ -119,46 +119,46 @@ def _row_label(lane: Sequence[int], names: dict[int, str]) -> str:
     rank, device, stream, group = lane
     gpu = "GPU of unknown number" if device == UNKNOWN_DEVICE else f"GPU {device}"
     stream_name = f"stream {stream}" if stream >= 0 else "unknown stream"
-    where = f"CPU thread {stream}" if device == CPU else f"{gpu} {stream_name}"
-    return f"{names.get(rank, '')} {where} {GROUPS[group]}".strip()
+    lane_name = f"CPU thread {stream}" if device == CPU else f"{gpu} {stream_name}"
+    return f"{names.get(rank, '')} {lane_name} {GROUPS[group]}".strip()
 
 
 def _overlaps(frame: pd.DataFrame) -> dict[tuple[int, int], np.ndarray]:
     """Where compute runs beside communication or copies of the same rank and device, us."""
-    found = {}
+    overlaps = {}
     for _, rows in frame.groupby(["rank", "device"]):
-        every = np.stack([rows["start_us"], rows["start_us"] + rows["dur_us"]], axis=1)
-        every = np.rint(every * 1000).astype(np.int64)
+        slices = np.stack([rows["start_us"], rows["start_us"] + rows["dur_us"]], axis=1)
+        slices = np.rint(slices * 1000).astype(np.int64)
         compute = (rows["group"] == COMPUTE).to_numpy()
         lane = int(rows["rank"].iloc[0]), int(rows["device"].iloc[0])
-        found[lane] = intersect(every[compute], every[~compute]) / 1000
-    return found
+        overlaps[lane] = intersect(slices[compute], slices[~compute]) / 1000
+    return overlaps
 
 
-def head(bars: Bars, most: int) -> Bars:
+def head(bars: Bars, limit: int) -> Bars:
     """The first `most` bars by time, rows as they are."""
-    kept = np.zeros(len(bars.row), dtype=bool)
-    kept[np.argsort(bars.start_us, kind="stable")[:most]] = True
+    chosen = np.zeros(len(bars.row), dtype=bool)
+    chosen[np.argsort(bars.start_us, kind="stable")[:limit]] = True
     columns = ("row", "start_us", "dur_us", "family", "name", "device", "stream", "order")
-    labels = {name: ids[kept] for name, ids in bars.labels.items()}
-    return replace(bars, labels=labels, **{name: getattr(bars, name)[kept] for name in columns})
+    labels = {name: ids[chosen] for name, ids in bars.labels.items()}
+    return replace(bars, labels=labels, **{name: getattr(bars, name)[chosen] for name in columns})
 
 
-def folded(bars: Bars, most: int) -> Bars:
+def folded(bars: Bars, limit: int) -> Bars:
     """At most `most` rows: those with least time are one, the last, which counts them."""
-    if len(bars.rows) <= most:
+    if len(bars.rows) <= limit:
         return bars
     time_us = np.bincount(bars.row, weights=bars.dur_us, minlength=len(bars.rows))
-    kept = np.sort(np.argsort(-time_us, kind="stable")[: most - 1])
-    place = np.full(len(bars.rows), len(kept))
-    place[kept] = np.arange(len(kept))
-    others = len(bars.rows) - len(kept)
-    share = 1 - float(time_us[kept].sum()) / max(float(time_us.sum()), 1e-9)
+    shown = np.sort(np.argsort(-time_us, kind="stable")[: limit - 1])
+    place = np.full(len(bars.rows), len(shown))
+    place[shown] = np.arange(len(shown))
+    hidden = len(bars.rows) - len(shown)
+    share = 1 - float(time_us[shown].sum()) / max(float(time_us.sum()), 1e-9)
     nowhere = (min(rank for rank, _ in bars.lane) - 1, UNKNOWN_DEVICE)
     return replace(
         bars,
-        rows=[*(bars.rows[row] for row in kept.tolist()), f"{others:,} more rows, {share:.1%} of the time"],
-        lane=[*(bars.lane[row] for row in kept.tolist()), nowhere],
+        rows=[*(bars.rows[row] for row in shown.tolist()), f"{hidden:,} more rows, {share:.1%} of the time"],
+        lane=[*(bars.lane[row] for row in shown.tolist()), nowhere],
         row=place[bars.row],
         overlap={**bars.overlap, nowhere: np.empty((0, 2))},
     )
@@ -172,28 +172,28 @@ def busy_table(bars: Bars, lacks: Sequence[Lack] = ()) -> pd.DataFrame:
     bounds = busy_and_idle(lacks)
     rows = []
     for lane in sorted(set(bars.lane)):
-        mine = np.isin(bars.row, [row for row, one in enumerate(bars.lane) if one == lane])
-        every = spans(
-            np.rint(bars.start_us[mine] * 1000).astype(np.int64),
-            np.rint(bars.dur_us[mine] * 1000).astype(np.int64),
+        of_lane = np.isin(bars.row, [row for row, one in enumerate(bars.lane) if one == lane])
+        slices = spans(
+            np.rint(bars.start_us[of_lane] * 1000).astype(np.int64),
+            np.rint(bars.dur_us[of_lane] * 1000).astype(np.int64),
         )
-        group = GROUP_OF_FAMILY[bars.family[mine]]
-        merged_ns = union(every)
-        whole = int(merged_ns[-1, 1] - merged_ns[0, 0]) if len(merged_ns) else 0
-        parts = {f"{name}_ms": total(every[group == index]) / 1e6 for index, name in enumerate(GROUPS)}
+        group = GROUP_OF_FAMILY[bars.family[of_lane]]
+        merged_ns = union(slices)
+        span_ns = int(merged_ns[-1, 1] - merged_ns[0, 0]) if len(merged_ns) else 0
+        parts = {f"{name}_ms": total(slices[group == index]) / 1e6 for index, name in enumerate(GROUPS)}
         overlap = bars.overlap[lane]
         rows.append(
             {
                 "rank": lane[0],
                 "device": lane[1],
-                "launches": int(mine.sum()),
-                "span_ms": whole / 1e6,
-                "busy_ms": total(every) / 1e6,
-                "idle_ms": (whole - total(every)) / 1e6,
+                "launches": int(of_lane.sum()),
+                "span_ms": span_ns / 1e6,
+                "busy_ms": total(slices) / 1e6,
+                "idle_ms": (span_ns - total(slices)) / 1e6,
                 **parts,
                 "overlap_ms": float((overlap[:, 1] - overlap[:, 0]).sum()) / 1000,
                 "bound": bounds,
             }
         )
-    found: pd.DataFrame = pd.DataFrame(rows)
-    return found
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table

@@ -46,16 +46,16 @@ def bars_of_capture(projection: Projection) -> Bars:
 def _named(capture: Capture, rule: Callable[[str], bool]) -> np.ndarray:
     """Mask (n,) of the ranges whose name fits."""
     fits = np.array([*map(rule, capture.strings), False])
-    found: np.ndarray = fits[capture.ranges.name_id]
-    return found
+    mask: np.ndarray = fits[capture.ranges.name_id]
+    return mask
 
 
 def _families(capture: Capture) -> np.ndarray:
     by_name = [FAMILY_OF[kernel_class(text)] for text in capture.strings]
-    found: np.ndarray = np.array([*by_name, FAMILY_OF["other"]], dtype=np.int8)[capture.ops.name_id]
-    found[np.isin(capture.ops.kind, (MEMCPY, MEMSET))] = FAMILY_OF["memcpy"]
-    found[capture.ops.kind == GRAPH] = FAMILY_OF["other"]
-    return found
+    families: np.ndarray = np.array([*by_name, FAMILY_OF["other"]], dtype=np.int8)[capture.ops.name_id]
+    families[np.isin(capture.ops.kind, (MEMCPY, MEMSET))] = FAMILY_OF["memcpy"]
+    families[capture.ops.kind == GRAPH] = FAMILY_OF["other"]
+    return families
 
 
 def _texts(capture: Capture, ids: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -68,13 +68,19 @@ def _phases(projection: Projection) -> np.ndarray:
     """The path (n,) of the program's own ranges around each operation, without steps' numbers."""
     capture, tree = projection.capture, projection.tree
     steps = set(projection.capture.ranges.name_id[projection.steps].tolist())
-    own = np.zeros(len(capture.strings) + 1, dtype=bool)
-    own[capture.ranges.name_id[capture.ranges.kind != OP]] = True
-    own &= np.array([*("#" not in text and not text.startswith(_MODULE) for text in capture.strings), False])
+    named_by_program = np.zeros(len(capture.strings) + 1, dtype=bool)
+    named_by_program[capture.ranges.name_id[capture.ranges.kind != OP]] = True
+    named_by_program &= np.array(
+        [*("#" not in text and not text.startswith(_MODULE) for text in capture.strings), False]
+    )
     paths = [""]
     for node in range(1, len(tree)):
         above, name = paths[tree.parent[node]], int(tree.name_id[node])
-        paths.append(f"{above}/{capture.name(name)}".strip("/") if own[name] and name not in steps else above)
+        paths.append(
+            f"{above}/{capture.name(name)}".strip("/")
+            if named_by_program[name] and name not in steps
+            else above
+        )
     texts: np.ndarray = np.array(paths, dtype=object)[projection.ops.path]
     return texts
 
@@ -82,11 +88,11 @@ def _phases(projection: Projection) -> np.ndarray:
 def _marks(projection: Projection, zero_ns: int) -> list[Span]:
     """The steps, by what they launched."""
     capture, steps = projection.capture, projection.steps
-    first, last = projection.instances.first_ns[steps], projection.instances.last_ns[steps]
+    begins, ends = projection.instances.first_ns[steps], projection.instances.last_ns[steps]
     names = capture.text(capture.ranges.name_id[steps]).tolist()
     return [
         Span(name, (start - zero_ns) / 1000, (end - zero_ns) / 1000)
-        for name, start, end in zip(names, first.tolist(), last.tolist(), strict=True)
+        for name, start, end in zip(names, begins.tolist(), ends.tolist(), strict=True)
         if start >= 0
     ]
 
@@ -96,8 +102,8 @@ def process_names(capture: Capture) -> dict[int, str]:
     if len(capture.processes) < 2:
         return {}
     return {
-        index: f"rank {one.rank}"
-        if one.rank is not None
-        else f"process {index if one.pid is None else one.pid}"
-        for index, one in enumerate(capture.processes)
+        index: f"rank {process.rank}"
+        if process.rank is not None
+        else f"process {index if process.pid is None else process.pid}"
+        for index, process in enumerate(capture.processes)
     }

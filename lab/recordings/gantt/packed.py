@@ -23,7 +23,7 @@ def packed(bars: Bars) -> dict[str, Any]:
     """
     tick_us = max(0.001, bars.end_us / (2**31 - 1))
     start = np.rint(bars.start_us / tick_us).astype(np.int64)
-    which, kinds, texts = kinds_of(bars)
+    kind_of_bar, kinds, texts = kinds_of(bars)
     return {
         "tickUs": tick_us,
         "count": len(bars.row),
@@ -35,7 +35,7 @@ def packed(bars: Bars) -> dict[str, Any]:
         "start": _packed(np.diff(start, prepend=0), "<i4"),
         "dur": _packed(np.rint(bars.dur_us / tick_us), "<u4"),
         "row": _packed(bars.row, "<u4"),
-        "kind": _packed(which, "<u4"),
+        "kind": _packed(kind_of_bar, "<u4"),
         "marks": [[mark.name, mark.start_us, mark.end_us] for mark in bars.marks],
         "shades": [
             [row, *map(float, piece)]
@@ -56,8 +56,8 @@ def kinds_of(bars: Bars) -> tuple[np.ndarray, dict[str, list[int]], list[str]]:
     for values in columns.values():  # one number per combination, dense after each column
         used, codes = np.unique(values, return_inverse=True)
         key = np.unique(key * max(len(used), 1) + codes, return_inverse=True)[1]
-    _, first = np.unique(key, return_index=True)
-    kinds: dict[str, list[int]] = {name: values[first].tolist() for name, values in columns.items()}
+    _, heads = np.unique(key, return_index=True)
+    kinds: dict[str, list[int]] = {name: values[heads].tolist() for name, values in columns.items()}
     return key, kinds, [*bars.names, *bars.texts]
 
 
@@ -71,5 +71,5 @@ def joined(pieces_us: np.ndarray, low_us: float, high_us: float) -> np.ndarray:
     pixel = max((high_us - low_us) / PIXELS, 1e-3)
     pieces = pieces_us[(pieces_us[:, 1] > low_us) & (pieces_us[:, 0] < high_us)]
     ticks = np.stack([np.floor(pieces[:, 0] / pixel), np.ceil(pieces[:, 1] / pixel)], axis=1).astype(np.int64)
-    found: np.ndarray = union(ticks) * pixel
-    return found
+    merged: np.ndarray = union(ticks) * pixel
+    return merged

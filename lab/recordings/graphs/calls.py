@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lab.recordings.capture import GRAPH, OP, Capture
+from lab.recordings.capture import GRAPH, Capture
 from lab.recordings.owners import first_index, operators_of_launches
-from lab.recordings.tables import Table
 from lab.recordings.views.launches import launches_graph
 
 BEGINS_CAPTURE = re.compile(r"(cuda|hip|cu)StreamBeginCapture")
@@ -60,20 +59,14 @@ def replays_graphs(capture: Capture) -> bool:
 
 def operators(capture: Capture, external_id: np.ndarray, call: np.ndarray) -> np.ndarray:
     """Row of `ranges` (n,) of the operator that made each call (row of `api`, or -1); -1 for none."""
-    rows = np.flatnonzero(capture.ranges.kind == OP)
+    rows = capture.operator_rows
     owner = np.full(len(call), -1, dtype=np.int64)
     called = np.flatnonzero(call >= 0)
     if not len(rows) or not len(called):
         return owner
     calls = capture.api.take(call[called])
-    ranges = capture.ranges.take(rows)
-    ops = Table(
-        {
-            "ts_ns": ranges.start_ns,
-            "dur_ns": ranges.end_ns - ranges.start_ns,
-            **{name: getattr(ranges, name) for name in ("pid", "tid", "external_id")},
-        }
+    op, _ = operators_of_launches(
+        capture.operators, external_id[called], calls.pid, calls.tid, calls.start_ns
     )
-    op, _ = operators_of_launches(ops, external_id[called], calls.pid, calls.tid, calls.start_ns)
     owner[called] = np.where(op >= 0, rows[op], -1)
     return owner

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.recordings.capture import MODULE, Capture
 from lab.recordings.kineto.decode import EventDecoder, clean_text
 from lab.recordings.kineto.frame import decode_frame, integer_of
 from lab.recordings.kineto.times import digits_us_to_ns, float_us_to_ns
 from lab.recordings.owners import innermost, thread_nesting
 from lab.recordings.pieces import EventPieces
-from lab.recordings.tables import MODULE, Table, Trace
+from lab.recordings.tables import Table
 
 _NUMBER = re.compile(r"_\d+\Z")
 _LINE = re.compile(r"(.+\.py)\((\d+)\): (.+)\Z")
@@ -30,7 +31,7 @@ GENERATED = re.compile(r"(^|/)c[a-z2-7]{50,52}\.py\Z")
 
 
 class Nested:
-    """Rows of a table (pid, tid, ts_ns, dur_ns), and which of them are around each other on their thread."""
+    """Rows of a table (pid, tid, start_ns, end_ns), and which are around each other on their thread."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -63,7 +64,7 @@ class Nested:
 
 @dataclass(frozen=True)
 class Frames:
-    """Python calls: Table of ts_ns, dur_ns, pid, tid, name_id; name_id indexes `names`."""
+    """Python calls: Table of start_ns, end_ns, pid, tid, name_id; name_id indexes `names`."""
 
     table: Table
     names: list[str]
@@ -130,7 +131,7 @@ def class_of(module: str) -> str:
     return _NUMBER.sub("", module)
 
 
-def modules_of(trace: Trace) -> Frames:
+def modules_of(trace: Capture) -> Frames:
     """The calls of modules that were read with the trace."""
     return Frames(trace.modules, trace.strings)
 
@@ -154,9 +155,10 @@ def read_frames(path: Path) -> Frames:
     base_ns = integer_of(decode_frame(pieces, problems).get("baseTimeNanoseconds")) or 0
     columns = {
         name: np.concatenate([np.empty(0, dtype=np.int64), *(chunk[name] for chunk in chunks)])
-        for name in ("ts_ns", "dur_ns", "pid", "tid", "name_id")
+        for name in ("start_ns", "end_ns", "pid", "tid", "name_id")
     }
-    columns["ts_ns"] += base_ns if 0 <= base_ns < 2**62 else 0
+    for name in ("start_ns", "end_ns"):
+        columns[name] += base_ns if 0 <= base_ns < 2**62 else 0
     return Frames(Table(columns), list(names))
 
 
@@ -168,8 +170,8 @@ def _columns(events: list[object], names: dict[str, int]) -> dict[str, np.ndarra
     ts_ns, is_time = digits_us_to_ns([bytes(event.ts) for event in events])  # type: ignore[attr-defined]
     dur_ns, _ = float_us_to_ns(np.array([event.dur for event in events]))  # type: ignore[attr-defined]
     columns = {
-        "ts_ns": ts_ns,
-        "dur_ns": np.maximum(dur_ns, 0),
+        "start_ns": ts_ns,
+        "end_ns": ts_ns + np.maximum(dur_ns, 0),
         "pid": np.array([event.pid for event in events], dtype=np.int64),  # type: ignore[attr-defined]
         "tid": np.array([event.tid for event in events], dtype=np.int64),  # type: ignore[attr-defined]
         "name_id": np.array(

@@ -124,20 +124,12 @@ def _by_node(capture: Capture, inside: np.ndarray) -> tuple[np.ndarray, list[tup
 def _paths_at(capture: Capture, pid: np.ndarray, tid: np.ndarray, at_ns: np.ndarray) -> list[tuple[str, ...]]:
     """Names of the program's ranges around each instant (n,) that began after the stream capture did."""
     ranges = capture.ranges.where((capture.ranges.kind != OP) & (capture.ranges.kind != START_END))
-    table = Table(
-        {
-            "ts_ns": ranges.start_ns,
-            "dur_ns": ranges.end_ns - ranges.start_ns,
-            "pid": ranges.pid,
-            "tid": ranges.tid,
-        }
-    )
     begins = np.sort(capture.api.start_ns[calls.calls_that(capture, calls.BEGINS_CAPTURE.match)])
     index = np.searchsorted(begins, at_ns, side="right") - 1
     since = np.where(index >= 0, begins[index], at_ns) if len(begins) else np.full(len(at_ns), -1)
     cache: dict[tuple[tuple[int, ...], int], tuple[str, ...]] = {}
     paths = []
-    for chain, start in zip(Nested(table).around(pid, tid, at_ns), since.tolist(), strict=True):
+    for chain, start in zip(Nested(ranges).around(pid, tid, at_ns), since.tolist(), strict=True):
         if (chain, start) not in cache:
             inside = [row for row in chain if ranges.start_ns[row] >= start]
             cache[chain, start] = tuple(capture.name(int(ranges.name_id[row])) for row in inside)

@@ -13,7 +13,6 @@ from lab.core.words import plural
 from lab.errors import BadDataError, LabError, MissingError, not_here
 from lab.recordings.capture import Capture
 from lab.recordings.graphs.frames import Frames, read_frames
-from lab.recordings.pieces import is_json
 
 DETAILS = "execution_details.json"
 _DETAILS_BYTES = 16 << 20
@@ -134,20 +133,13 @@ def _needed(files: list[_File], executed: Sequence[int | None]) -> list[_File]:
 
 
 def _read(file: _File, folder: Path | None) -> Source:
-    from lab.recordings.kineto import read_kineto
-    from lab.recordings.kineto.capture import from_kineto
+    from lab.recordings.load import load_torch_trace  # which reads graphs' captures as well
 
-    if not is_json(file.path):
-        raise BadDataError(
-            "not a trace of torch.profiler, which alone records operators at capture",
-            location=file.path,
-            fix="give the Kineto trace of the capture, or of an eager run of the same model",
-        )
     try:
-        trace = read_kineto(file.path)
+        capture = load_torch_trace(file.path)
     except LabError as error:
         raise type(error)(
             f"the capture: {error.problem}", location=error.location or file.path, fix=error.fix
         ) from error
-    frames = read_frames(file.path) if trace.meta.stacks else None
-    return Source(file.path, from_kineto(trace), frames, file.batch, trace.meta.rank, folder)
+    frames = read_frames(file.path) if capture.meta.stacks else None
+    return Source(file.path, capture, frames, file.batch, capture.meta.rank, folder)

@@ -19,7 +19,7 @@ class Other:
 
     format: str
     tool: str
-    what: str
+    title: str
     fits: Callable[[bytes], bool]
     commands: tuple[str, ...] = ()
 

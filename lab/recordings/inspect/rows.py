@@ -14,12 +14,12 @@ import msgspec
 from lab.core.words import plural, printable, ranks_text
 from lab.errors import BadDataError, LabError
 from lab.recordings.capture import Capture
-from lab.recordings.inspect.others import other_of
+from lab.recordings.inspect.others import Other, other_of
 from lab.recordings.inspect.walk import Item, items_of
 from lab.recordings.integrity.evidence import Evidence, of_capture
 from lab.recordings.integrity.ranks import Shape, lacks_over_ranks, shape_of
-from lab.recordings.integrity.replays import Windows, replay_lacks, windows_of
-from lab.recordings.lacks import Lack, verdict_of
+from lab.recordings.integrity.replays import NO_WINDOWS, Windows, replay_lacks, windows_of
+from lab.recordings.lacks import Lack, counted, holes, verdict_of
 from lab.recordings.load import format_of, load_capture, named_as_recording
 
 TOOLS = {
@@ -47,7 +47,7 @@ _RANK = re.compile(r"rank[_-]?\d+", re.IGNORECASE)
 class Row(msgspec.Struct, kw_only=True):
     """What `lab inspect --json` prints of each file.
 
-    verdict is None for what lab does not judge (`what` names it); error says why a file cannot be read.
+    verdict is None for what lab does not judge (`title` names it); error says why a file cannot be read.
     gpu_time_ns is the sum over kernels, copies and fills.
     """
 
@@ -59,7 +59,7 @@ class Row(msgspec.Struct, kw_only=True):
     gpu_ops: int = 0
     gpu_time_ns: int = 0
     processes: list[dict[str, Any]] = []
-    what: str = ""
+    title: str = msgspec.field(name="what", default="")
     commands: list[str] = []
     error: str | None = None
 
@@ -70,9 +70,9 @@ class _Read:
 
     row: Row
     path: Path
-    windows: Windows
-    open_replays: Evidence | None
-    shape: Shape | None
+    windows: Windows = NO_WINDOWS
+    open_replays: Evidence | None = None
+    shape: Shape | None = None
 
 
 def inspect_all(paths: Sequence[Path], progress: Callable[[str], None] = lambda _: None) -> list[Row]:
@@ -80,26 +80,15 @@ def inspect_all(paths: Sequence[Path], progress: Callable[[str], None] = lambda 
 
     Raises MissingError for a path that does not exist; a file that cannot be read is a row with its error.
     """
-    read: list[_Read] = []
+    entries: list[_Read] = []
     for item in items_of(paths):
         progress(str(item.path))
-        one = _run_row(item.path) if item.run else _of_item(item)
-        if one is not None:
-            read.append(one)
-    _with_captures_beside(read)
-    _over_ranks(read)
-    return [one.row for one in read]
-
-
-def _plain(row: Row, path: Path) -> _Read:
-    return _Read(row, path, windows_of_nothing(), None, None)
-
-
-def windows_of_nothing() -> Windows:
-    import numpy as np
-
-    none = np.empty(0, dtype=np.int64)
-    return Windows(none, none, none)
+        entry = _run_row(item.path) if item.run else _of_item(item)
+        if entry is not None:
+            entries.append(entry)
+    _with_captures_beside(entries)
+    _over_ranks(entries)
+    return [entry.row for entry in entries]
 
 
 def _run_row(path: Path) -> _Read:
@@ -109,43 +98,32 @@ def _run_row(path: Path) -> _Read:
         room = Run.open(path).manifest.room
     except LabError as error:
         return _unreadable(path, error, "lab-run")
-    commands = _commands((ANALYZE,), path)
-    what = f"a run of lab, room {room}; its recordings follow"
-    return _plain(
-        Row(path=str(path), format="lab-run", tool="lab", verdict=None, what=what, commands=commands), path
+    title = f"a run of lab, room {room}; its recordings follow"
+    return _unjudged(path, Other("lab-run", "lab", title, bool, (ANALYZE,)))
+
+
+def _unjudged(path: Path, kind: Other) -> _Read:
+    """What lab knows by sight and does not judge."""
+    commands = _commands(kind.commands, path)
+    row = Row(
+        path=str(path), format=kind.format, tool=kind.tool, verdict=None, title=kind.title, commands=commands
     )
+    return _Read(row, path)
 
 
 def _of_item(item: Item) -> _Read | None:
-    other = None if item.path.is_dir() else other_of(item.path)
-    if other is not None:
-        commands = _commands(other.commands, item.path)
-        row = Row(
-            path=str(item.path),
-            format=other.format,
-            tool=other.tool,
-            verdict=None,
-            what=other.what,
-            commands=commands,
-        )
-        return _plain(row, item.path)
+    sight = None if item.path.is_dir() else other_of(item.path)
+    if sight is not None:
+        return _unjudged(item.path, sight)
     try:
         kind = format_of(item.path)
     except LabError as error:
         wanted = item.named or named_as_recording(item.path)
         return _unreadable(item.path, error, None) if wanted else None
     if kind.load is None and kind.name in NO_TIMELINE:
-        row = Row(
-            path=str(item.path),
-            format=kind.name,
-            tool=TOOLS[kind.name],
-            verdict=None,
-            what=kind.what,
-            commands=_commands((ANALYZE,), item.path),
-        )
-        return _plain(row, item.path)
+        return _unjudged(item.path, Other(kind.name, TOOLS[kind.name], kind.title, bool, (ANALYZE,)))
     try:
-        return _recording(item.path, load_capture(item.path), kind.what)
+        return _recording(item.path, load_capture(item.path), kind.title)
     except LabError as error:
         if not item.named and _no_recording(error):
             return None
@@ -166,12 +144,11 @@ def _unreadable(path: Path, error: LabError, kind: str | None) -> _Read:
     row = Row(
         path=str(path), format=kind, tool=TOOLS.get(kind or ""), verdict="unknown", error=printable(reason)
     )
-    return _plain(row, path)
+    return _Read(row, path)
 
 
-def _recording(path: Path, capture: Capture, what: str) -> _Read:
+def _recording(path: Path, capture: Capture, title: str) -> _Read:
     of = of_capture(capture)
-    windows = windows_of(of)
     is_open = any(lack.rule == "R" and lack.unknown for lack in capture.lacks)
     tool = TOOLS.get(capture.collector, capture.collector)
     row = Row(
@@ -181,66 +158,93 @@ def _recording(path: Path, capture: Capture, what: str) -> _Read:
         verdict=capture.verdict,
         lacks=list(capture.lacks),
         gpu_ops=len(capture.ops),
-        gpu_time_ns=int((capture.ops.end_ns - capture.ops.start_ns).sum()),
+        gpu_time_ns=int(capture.ops.dur_ns.sum()),
         processes=[
-            {"index": index, "pid": one.pid, "rank": one.rank} for index, one in enumerate(capture.processes)
+            {"index": index, "pid": process.pid, "rank": process.rank, "name": process.name}
+            for index, process in enumerate(capture.processes)
         ],
-        what=what,
+        title=title,
         commands=_commands(COMMANDS, path),
     )
     ranked = len(capture.processes) == 1 and capture.processes[0].rank is not None
     shape = shape_of(capture) if ranked and _RANK.search(str(path)) else None
-    return _Read(row, path, windows, of if is_open else None, shape)
+    return _Read(row, path, windows_of(of), of if is_open else None, shape)
 
 
-def _with_captures_beside(read: Sequence[_Read]) -> None:
+def _with_captures_beside(entries: Sequence[_Read]) -> None:
     """Replays that nothing in their own file proves, against captures of graphs in their folder or below."""
-    for one in read:
-        if one.open_replays is None:
+    for entry in entries:
+        if entry.open_replays is None:
             continue
         beside = [
-            other.windows
-            for other in read
-            if other is not one and len(other.windows) and other.path.is_relative_to(one.path.parent)
+            source.windows
+            for source in entries
+            if source is not entry and len(source.windows) and source.path.is_relative_to(entry.path.parent)
         ]
         if beside:
-            kept = [lack for lack in one.row.lacks if lack.rule != "R"]
-            one.row.lacks = [*kept, *replay_lacks(one.open_replays, beside)]
-            one.row.verdict = verdict_of(one.row.lacks)
+            lacks = [lack for lack in entry.row.lacks if lack.rule != "R"]
+            entry.row.lacks = [*lacks, *replay_lacks(entry.open_replays, beside)]
+            entry.row.verdict = verdict_of(entry.row.lacks)
 
 
-def _over_ranks(read: Sequence[_Read]) -> None:
-    jobs: dict[str, list[_Read]] = {}
-    for one in read:
-        if one.shape is not None:
-            jobs.setdefault(_RANK.sub("rank*", str(one.path)), []).append(one)
+def _over_ranks(entries: Sequence[_Read]) -> None:
+    jobs: dict[str, list[tuple[Row, Shape]]] = {}
+    for entry in entries:
+        if entry.shape is not None:
+            jobs.setdefault(_RANK.sub("rank*", str(entry.path)), []).append((entry.row, entry.shape))
     for ranks in jobs.values():
-        found = lacks_over_ranks([one.shape for one in ranks if one.shape is not None])
-        for one, lacks in zip(ranks, found, strict=True):
-            one.row.lacks = [*one.row.lacks, *lacks]
-            one.row.verdict = verdict_of(one.row.lacks)
+        lacks_of_ranks = lacks_over_ranks([shape for _, shape in ranks])
+        for (row, _), lacks in zip(ranks, lacks_of_ranks, strict=True):
+            row.lacks = [*row.lacks, *lacks]
+            row.verdict = verdict_of(row.lacks)
 
 
-def row_text(row: Row) -> str:
-    """The row for a person: what it is, its verdict and findings, and what to type."""
+def rows_text(rows: Sequence[Row]) -> str:
+    """The rows for a person: a single one with all findings, several on one line each; then what to type."""
+    if len(rows) == 1:
+        return _paragraph(rows[0])
+    lines = [f"{_one_line(row.path)}: {_summary(row)}" for row in rows]
+    forms = list(
+        dict.fromkeys(
+            command.replace(shlex.quote(row.path), "FILE") for row in rows for command in row.commands
+        )
+    )
+    return "\n".join([*lines, *(["read a FILE with: " + "; ".join(forms)] if forms else [])])
+
+
+def _paragraph(row: Row) -> str:
     from lab.recordings.integrity.words import integrity_lines
 
-    lines = [_one_line(row.path)]
     if row.error is not None:
-        return "\n".join([*lines, f"  cannot be read: {row.error}"])
-    lines.append(f"  {row.what}")
+        return f"{_one_line(row.path)}\n  cannot be read: {row.error}"
+    lines = [_one_line(row.path), f"  {row.title}"]
     if row.verdict is not None:
-        ranks = [one["rank"] for one in row.processes if one["rank"] is not None]
-        which = f" ({ranks_text(ranks)})" if ranks else ""
-        processes = plural(len(row.processes), "process")
-        lines.append(
-            f"  recorded by {row.tool}: {plural(row.gpu_ops, 'GPU row')}, {row.gpu_time_ns / 1e6:.3f} ms, "
-            f"{processes}{which}"
-        )
+        lines.append(f"  recorded by {row.tool}: {_figures(row)}")
         lines += [f"  {line}" for line in integrity_lines(row.lacks, processes=len(row.processes))]
     if row.commands:
         lines.append("  read it with: " + _one_line("; ".join(row.commands)))
     return "\n".join(lines)
+
+
+def _summary(row: Row) -> str:
+    """A row on one line, with its gravest finding."""
+    from lab.recordings.integrity.words import sentences
+
+    if row.error is not None:
+        return f"cannot be read: {row.error}"
+    if row.verdict is None:
+        return row.title
+    grave = [*holes(row.lacks), *counted(row.lacks)]
+    gravest = sentences(grave[:1], processes=len(row.processes))
+    num_further = len(dict.fromkeys(grave)) - 1
+    further = [plural(num_further, "further finding")] if num_further > 0 else []
+    return "; ".join([f"{row.verdict}, {row.tool}, {_figures(row)}", *gravest, *further])
+
+
+def _figures(row: Row) -> str:
+    ranks = [process["rank"] for process in row.processes if process["rank"] is not None]
+    processes = plural(len(row.processes), "process") + (f" ({ranks_text(ranks)})" if ranks else "")
+    return f"{plural(row.gpu_ops, 'GPU row')}, {row.gpu_time_ns / 1e6:.3f} ms, {processes}"
 
 
 def _one_line(text: str) -> str:

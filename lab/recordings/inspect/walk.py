@@ -29,11 +29,11 @@ def items_of(paths: Sequence[Path]) -> Iterator[Item]:
     for path in paths:
         if not path.exists():
             raise not_here("no such file or folder", path)
-    seen: set[Path] = set()
+    resolved: set[Path] = set()
     for path in paths:
         for item in _below(path):
-            if (real := item.path.resolve()) not in seen:
-                seen.add(real)
+            if (real := item.path.resolve()) not in resolved:
+                resolved.add(real)
                 yield item
 
 
@@ -45,20 +45,20 @@ def _below(path: Path) -> Iterator[Item]:
         yield Item(path, named=True)
         return
     for folder, folders, files in os.walk(path):
-        here = Path(folder)
-        if here != path and is_recording(here):
+        parent = Path(folder)
+        if parent != path and is_recording(parent):
             folders.clear()
-            yield Item(here, named=False)
+            yield Item(parent, named=False)
             continue
-        if Run.is_run(here):
-            yield Item(here, named=False, run=True)
+        if Run.is_run(parent):
+            yield Item(parent, named=False, run=True)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         # JAX writes an extract of each XPlane file beside it.
         spaces = (name.removesuffix(_XPLANE) for name in files if name.endswith(_XPLANE))
         extracts = {f"{host}.trace.json.gz" for host in spaces}
         for name in sorted(set(files) - extracts):
-            if not name.startswith(".") and (here / name).is_file():
-                yield Item(here / name, named=False)
+            if not name.startswith(".") and (parent / name).is_file():
+                yield Item(parent / name, named=False)
 
 
 def is_recording(folder: Path) -> bool:

@@ -13,6 +13,6 @@ What a format can prove about itself, its reader puts into `Capture.lacks`: C (K
 (nsys' own counts), D (AMD's dispatch ids).
 """
 
-from lab.recordings.integrity.rules import integrity_of, integrity_of_trace
+from lab.recordings.integrity.rules import integrity_of
 
-__all__ = ["integrity_of", "integrity_of_trace"]
+__all__ = ["integrity_of"]

@@ -33,9 +33,9 @@ _KINDS = (
 
 def kinds_of(strings: Sequence[str], name_ids: np.ndarray) -> np.ndarray:
     """The kind (n,) of each call, from the ids of their names; OTHER for -1."""
-    used, which = np.unique(name_ids, return_inverse=True)
-    found = np.array([kind_of(strings[index]) if index >= 0 else OTHER for index in used], dtype=np.int8)
-    return found[which] if len(used) else np.empty(0, dtype=np.int8)
+    used, position = np.unique(name_ids, return_inverse=True)
+    kinds = np.array([kind_of(strings[index]) if index >= 0 else OTHER for index in used], dtype=np.int8)
+    return kinds[position] if len(used) else np.empty(0, dtype=np.int8)
 
 
 def kind_of(name: str) -> int:

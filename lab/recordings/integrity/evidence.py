@@ -1,20 +1,17 @@
-"""The columns that the rules look at, of a capture or of a trace, and how calls and GPU rows join."""
+"""The columns that the rules look at, and how calls and GPU rows join."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lab.recordings.capture import UNCLAIMED, Capture
 from lab.recordings.integrity.calls import BEGIN_CAPTURE, END_CAPTURE, kinds_of
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import Table
 from lab.stats.columns import distinct, distinct_rows
-
-if TYPE_CHECKING:
-    from lab.recordings.capture import Capture
 
 UNIFIED = 11  # copy_kind from here on: migrations of unified memory (`capture.COPY_KINDS`)
 FOREVER = np.iinfo(np.int64).max
@@ -26,7 +23,7 @@ class Evidence:
 
     ops and api: process, start_ns, end_ns, corr, name_id; ops also device, context, stream, kind, graph,
     graph_node, copy_kind; api also pid and tid. optional_copies: the recorder traces copies only if asked
-    (rule T).
+    (rule T). unclaimed is the process of rows that no process here launched; -1: there are none.
     """
 
     ops: Table
@@ -34,6 +31,7 @@ class Evidence:
     strings: Sequence[str]
     num_processes: int
     optional_copies: bool
+    unclaimed: int = -1
 
     @cached_property
     def call_kinds(self) -> np.ndarray:
@@ -52,17 +50,17 @@ class Evidence:
     @cached_property
     def call_of(self) -> np.ndarray:
         """Index (n,) of the call of each row on the GPU, the first with its correlation; -1: unknown."""
-        found = np.full(len(self.ops), -1, dtype=np.int64)
+        calls = np.full(len(self.ops), -1, dtype=np.int64)
         for process in range(self.num_processes):
             api = np.flatnonzero((self.api.process == process) & (self.api.corr > 0))
             ops = np.flatnonzero((self.ops.process == process) & (self.ops.corr > 0))
             if not len(api) or not len(ops):
                 continue
             api = api[np.lexsort((self.api.start_ns[api], self.api.corr[api]))]
-            at = np.minimum(np.searchsorted(self.api.corr[api], self.ops.corr[ops]), len(api) - 1)
-            known = self.api.corr[api[at]] == self.ops.corr[ops]
-            found[ops[known]] = api[at[known]]
-        return found
+            position = np.minimum(np.searchsorted(self.api.corr[api], self.ops.corr[ops]), len(api) - 1)
+            matches = self.api.corr[api[position]] == self.ops.corr[ops]
+            calls[ops[matches]] = api[position[matches]]
+        return calls
 
     @cached_property
     def uncalled(self) -> np.ndarray:
@@ -85,12 +83,12 @@ class Evidence:
     @cached_property
     def window_of(self) -> np.ndarray:
         """Index (n,) of the capture window of its own thread that each call was made in, or -1."""
-        found = np.full(len(self.api), -1, dtype=np.int64)
-        for index, (_, thread, first, last) in enumerate(self.windows.tolist()):
-            found[(self.threads == thread) & (self.api.start_ns >= first) & (self.api.start_ns <= last)] = (
-                index
-            )
-        return found
+        windows = np.full(len(self.api), -1, dtype=np.int64)
+        for index, (_, thread, begin_ns, end_ns) in enumerate(self.windows.tolist()):
+            windows[
+                (self.threads == thread) & (self.api.start_ns >= begin_ns) & (self.api.start_ns <= end_ns)
+            ] = index
+        return windows
 
 
 # Of these tools every domain is a flag of its own; CUPTI's activities come together. XLA leaves out copies of
@@ -105,53 +103,28 @@ def of_capture(capture: Capture) -> Evidence:
         capture.strings,
         max(len(capture.processes), 1),
         not {capture.collector, f"{capture.collector} {capture.info.get('vendor')}"}.isdisjoint(_BY_DOMAIN),
+        capture.processes.index(UNCLAIMED) if UNCLAIMED in capture.processes else -1,
     )
 
 
-def of_trace(trace: Trace) -> Evidence:
-    """The same columns of a Kineto trace, without copying any of them."""
-    kernels, runtime = trace.kernels, trace.runtime
-    ops = {
-        "process": np.zeros(len(kernels), dtype=np.int32),
-        "start_ns": kernels.ts_ns,
-        "end_ns": kernels.ts_ns + kernels.dur_ns,
-        "corr": kernels.correlation,
-        **{name: getattr(kernels, name) for name in ("kind", "name_id", "device", "stream")},
-        **{name: _column(kernels, name) for name in ("graph", "graph_node", "copy_kind", "context")},
-    }
-    api = {
-        "process": np.zeros(len(runtime), dtype=np.int32),
-        "start_ns": runtime.ts_ns,
-        "end_ns": runtime.ts_ns + runtime.dur_ns,
-        "corr": runtime.correlation,
-        **{name: getattr(runtime, name) for name in ("pid", "tid", "name_id")},
-    }
-    return Evidence(Table(ops), Table(api), trace.strings, 1, optional_copies=False)
-
-
-def _column(table: Table, name: str) -> np.ndarray:
-    found: np.ndarray = getattr(table, name) if name in set(table) else np.full(len(table), -1)
-    return found
-
-
-def joined(one: Table, other: Table) -> np.ndarray:
+def joined(left: Table, right: Table) -> np.ndarray:
     """Rows (n,) of `one` that share process and correlation with a row of `other` (0: none recorded)."""
-    here, there = one.corr, other.corr
-    if len(here) == 0 or len(there) == 0:
-        return np.zeros(len(here), dtype=bool)
-    known = here > 0
-    if (one.process == one.process[0]).all() and (other.process == one.process[0]).all():
+    left_corr, right_corr = left.corr, right.corr
+    if len(left_corr) == 0 or len(right_corr) == 0:
+        return np.zeros(len(left_corr), dtype=bool)
+    recorded = left_corr > 0
+    if (left.process == left.process[0]).all() and (right.process == left.process[0]).all():
         # np.isin sorts both together; calls and rows come nearly in order.
-        among = np.sort(there, kind="stable")
-        shared: np.ndarray = among[np.minimum(np.searchsorted(among, here), len(among) - 1)] == here
-        shared &= known
+        among = np.sort(right_corr, kind="stable")
+        shared: np.ndarray = among[np.minimum(np.searchsorted(among, left_corr), len(among) - 1)] == left_corr
+        shared &= recorded
         return shared
-    used = distinct(there)
-    at = np.minimum(np.searchsorted(used, here), len(used) - 1)
-    key = one.process.astype(np.int64) * len(used) + at
-    keys = other.process.astype(np.int64) * len(used) + np.searchsorted(used, there)
-    both: np.ndarray = known & (used[at] == here) & np.isin(key, keys)
-    return both
+    used = distinct(right_corr)
+    position = np.minimum(np.searchsorted(used, left_corr), len(used) - 1)
+    key = left.process.astype(np.int64) * len(used) + position
+    keys = right.process.astype(np.int64) * len(used) + np.searchsorted(used, right_corr)
+    shared_by_process: np.ndarray = recorded & (used[position] == left_corr) & np.isin(key, keys)
+    return shared_by_process
 
 
 def _capture_windows(of: Evidence) -> np.ndarray:
@@ -161,17 +134,17 @@ def _capture_windows(of: Evidence) -> np.ndarray:
         return np.empty((0, 4), dtype=np.int64)
     rows = np.flatnonzero(begin | end)
     rows = rows[np.lexsort((of.api.start_ns[rows], of.threads[rows]))]
-    found: list[tuple[int, int, int, int]] = []
-    first: dict[int, int] = {}
-    seen: set[int] = set()
+    windows: list[tuple[int, int, int, int]] = []
+    begins: dict[int, int] = {}
+    closed_threads: set[int] = set()
     process: dict[int, int] = {}
     for row in rows.tolist():
         thread, when = int(of.threads[row]), int(of.api.start_ns[row])
         process[thread] = int(of.api.process[row])
         if begin[row]:
-            first.setdefault(thread, when)
-        elif thread in first or thread not in seen:
-            found.append((process[thread], thread, first.pop(thread, -FOREVER), when))
-        seen.add(thread)
-    found += [(process[thread], thread, when, FOREVER) for thread, when in first.items()]
-    return np.array(found, dtype=np.int64).reshape(-1, 4)
+            begins.setdefault(thread, when)
+        elif thread in begins or thread not in closed_threads:
+            windows.append((process[thread], thread, begins.pop(thread, -FOREVER), when))
+        closed_threads.add(thread)
+    windows += [(process[thread], thread, when, FOREVER) for thread, when in begins.items()]
+    return np.array(windows, dtype=np.int64).reshape(-1, 4)

@@ -67,8 +67,8 @@ def _units(of: Evidence, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     if not in_graph.any():
         return begin_ns, end_ns, lanes, np.ones(len(rows), dtype=np.int64)
     # Rows outside graphs get numbers of their own, beyond any correlation.
-    own = np.where(in_graph, of.ops.corr[rows], -1 - np.arange(len(rows)))
-    unit = distinct_rows(np.stack([lanes, own], axis=1))[1]
+    launch = np.where(in_graph, of.ops.corr[rows], -1 - np.arange(len(rows)))
+    unit = distinct_rows(np.stack([lanes, launch], axis=1))[1]
     order = np.argsort(unit, kind="stable")
     heads = np.flatnonzero(np.append(True, np.diff(unit[order]) > 0))
     return (
@@ -88,7 +88,7 @@ def _clocks(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> lis
     calls_ns = of.api.start_ns[api]
     most_ns = max(LATEST_NS, 10 * int(calls_ns.max() - calls_ns.min()))
     early, late = delay_ns < -EARLIEST_NS, delay_ns > most_ns
-    found = []
+    lacks = []
     for rows, words in ((early, "before"), (late, "after")):
         if n := int(rows.sum()):
             far_s = int(np.abs(delay_ns[rows]).max()) / 1e9
@@ -96,8 +96,8 @@ def _clocks(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> lis
                 f"{n:,} of {plural(len(ops), 'GPU row')} begin up to {far_s:,.3g} s {words} the call that "
                 "launched them: clocks or units of GPU and host differ, and times across them mean nothing"
             )
-            found.append(Lack("gpu", "all", "K", process, n, len(ops), None, text, unknown=True))
-    return found
+            lacks.append(Lack("gpu", "all", "K", process, n, len(ops), None, text, unknown=True))
+    return lacks
 
 
 def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
@@ -107,15 +107,15 @@ def _waits(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list
     which is how readers give a call without an end: nobody saw it return.
     """
     waits = api[(of.call_kinds[api] == WAIT) & (of.api.end_ns[api] > of.api.start_ns[api])]
-    known = ops[of.call_of[ops] >= 0]
-    if not len(waits) or not len(known) or len(distinct(of.ops.device[ops])) > 1:
+    called = ops[of.call_of[ops] >= 0]
+    if not len(waits) or not len(called) or len(distinct(of.ops.device[ops])) > 1:
         return []
     waits = waits[np.argsort(of.api.start_ns[waits], kind="stable")]
-    launched_ns = of.api.end_ns[of.call_of[known]]
-    at = np.searchsorted(of.api.start_ns[waits], launched_ns, side="left")
-    covered = at < len(waits)
+    launched_ns = of.api.end_ns[of.call_of[called]]
+    position = np.searchsorted(of.api.start_ns[waits], launched_ns, side="left")
+    covered = position < len(waits)
     # Of the waits for a row, the one that begins first.
-    over_ns = of.ops.end_ns[known[covered]] - of.api.end_ns[waits[at[covered]]]
+    over_ns = of.ops.end_ns[called[covered]] - of.api.end_ns[waits[position[covered]]]
     late_ns = over_ns[over_ns > OUTLASTS_NS]
     if not len(late_ns):
         return []
@@ -141,8 +141,8 @@ def _rows_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) ->
 
 def _calls_twice(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:
     """Rule W: a correlation is one call's, so the second equal call is a copy."""
-    known = api[of.api.corr[api] > 0]
-    n = _written_twice(of.api, known, _CALL_IDENTITY)
+    numbered = api[of.api.corr[api] > 0]
+    n = _written_twice(of.api, numbered, _CALL_IDENTITY)
     if not n:
         return []
     text = (
@@ -168,17 +168,17 @@ def _unmeasured(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) ->
     """Rule Z: kernels, copies and fills that took no time, in a recording that resolves less than a µs; of
     any resolution if no kernel took time."""
     fine = bool((durations_ns(of, ops) % 1000).any())
-    found = []
-    for kinds, one, many in (
+    lacks = []
+    for kinds, singular, plurals in (
         ((KERNEL,), "kernel", "kernels"),
         ((MEMCPY, MEMSET), "copy or fill", "copies and fills"),
     ):
         rows = ops[np.isin(of.ops.kind[ops], kinds)]
         n = int((durations_ns(of, rows) <= 0).sum())
         if n and (fine or (kinds == (KERNEL,) and n == len(rows))):
-            text = f"{n:,} of {plural(len(rows), one, many)} took 0 ns: their times were not measured"
-            found.append(Lack("gpu", "all", "Z", process, n, len(rows), None, text, unknown=True))
-    return found
+            text = f"{n:,} of {plural(len(rows), singular, plurals)} took 0 ns: their times were not measured"
+            lacks.append(Lack("gpu", "all", "Z", process, n, len(rows), None, text, unknown=True))
+    return lacks
 
 
 def _unnamed(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> list[Lack]:

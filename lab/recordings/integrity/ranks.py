@@ -44,23 +44,23 @@ def shape_of(capture: Capture) -> Shape:
 
 
 def _lacks(index: int, shapes: Sequence[Shape]) -> tuple[Lack, ...]:
-    mine, others = shapes[index], [one for i, one in enumerate(shapes) if i != index]
+    shape, peers = shapes[index], [peer for i, peer in enumerate(shapes) if i != index]
     if len(shapes) < FEWEST:
         return ()
-    if not mine.rows and any(one.rows for one in others):
-        text = f"this rank has no GPU row, {sum(one.rows > 0 for one in others)} of the others have some"
+    if not shape.rows and any(peer.rows for peer in peers):
+        text = f"this rank has no GPU row, {sum(peer.rows > 0 for peer in peers)} of the others have some"
         return (Lack("gpu", "all", "S", 0, 0, 0, None, text, unknown=True),)
-    longest = max((one.steps for one in others), key=len)
-    absent = [name for name in longest if name not in mine.steps]
-    if absent and mine.steps and all(len(one.steps) > len(mine.steps) for one in others):
+    longest = max((peer.steps for peer in peers), key=len)
+    absent = [name for name in longest if name not in shape.steps]
+    if absent and shape.steps and all(len(peer.steps) > len(shape.steps) for peer in peers):
         n, of = len(absent), len(longest)
         text = f"{n} of {plural(of, 'step')} that every other rank has are not here ({absent[0]} first)"
         return (Lack("gpu", "tail", "S", 0, n, of, None, text, unknown=True),)
-    reaches = [one.reach_ns for one in others if one.reach_ns >= 0 and one.steps == mine.steps]
-    if mine.reach_ns < 0 or not reaches or not mine.step_ns:
+    reaches = [peer.reach_ns for peer in peers if peer.reach_ns >= 0 and peer.steps == shape.steps]
+    if shape.reach_ns < 0 or not reaches or not shape.step_ns:
         return ()
-    short_ns = min(reaches) - mine.reach_ns
-    if short_ns <= mine.step_ns:
+    short_ns = min(reaches) - shape.reach_ns
+    if short_ns <= shape.step_ns:
         return ()
     text = f"this rank's GPU rows end {short_ns / 1e6:.3f} ms before those of every other rank"
     return (Lack("gpu", "tail", "S", 0, 0, 0, None, text, unknown=True),)

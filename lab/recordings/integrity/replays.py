@@ -1,8 +1,9 @@
 """Rule R: replays of graphs. One launch stands for hundreds of rows, so joins see nothing that a replay lost.
 
 Rows of a replay are compared as a multiset of kernel names (by graph node, where the recorder tells it):
-several streams may swap rows from one replay to the next. A replay is proven by an equal one, or by the
-capture it comes from. A shorter one that is alone has lost rows, also where little of it is left but its rows
+several streams may swap rows from one replay to the next. A replay is proven by the capture it comes from
+alone: equal ones may all have lost the same launch. A shorter one that is alone has lost rows, also where
+little of it is left but its rows
 stand in the order of the longer one; where they might be another graph's, it may have lost them. What has
 nothing to be compared with is unknown.
 """
@@ -35,13 +36,17 @@ class Windows:
     """Of each stream capture (m,) of a recording: its process, and how many calls made nodes, at least
     (without memsets) and at most. exact: HIP's captures have a call for every node; CUDA's have more."""
 
-    least: np.ndarray
-    most: np.ndarray
+    num_launches: np.ndarray
+    num_calls: np.ndarray
     process: np.ndarray
     exact: bool = False
 
     def __len__(self) -> int:
-        return len(self.least)
+        return len(self.num_launches)
+
+
+_NONE = np.empty(0, dtype=np.int64)
+NO_WINDOWS = Windows(_NONE, _NONE, _NONE)
 
 
 @dataclass
@@ -67,28 +72,30 @@ def windows_of(of: Evidence) -> Windows:
     count = len(of.windows)
     nodes = np.isin(of.call_kinds, (LAUNCH, COPY)) & (inside >= 0)
     fills = (of.call_kinds == FILL) & (inside >= 0)
-    least = np.bincount(inside[nodes], minlength=count)
-    most = least + np.bincount(inside[fills], minlength=count)
-    used = most > 0
+    num_launches = np.bincount(inside[nodes], minlength=count)
+    num_calls = num_launches + np.bincount(inside[fills], minlength=count)
+    used = num_calls > 0
     hip = any(of.strings[i].startswith("hip") for i in distinct(of.api.name_id[nodes]).tolist())
-    return Windows(least[used], most[used], of.windows[used, 0], exact=hip)
+    return Windows(num_launches[used], num_calls[used], of.windows[used, 0], exact=hip)
 
 
-def replay_lacks(of: Evidence, more: Sequence[Windows] = (), judged: np.ndarray | None = None) -> list[Lack]:
+def replay_lacks(
+    of: Evidence, captures: Sequence[Windows] = (), judged: np.ndarray | None = None
+) -> list[Lack]:
     """The findings of rule R, one per process and place. judged: GPU rows (n,) that are left out."""
-    found = _summed_up(of)
+    lacks = _summed_up(of)
     replay = _replay_of(of, judged)
     rows = np.flatnonzero(replay >= 0)
     if not len(rows):
-        return found
+        return lacks
     windows = windows_of(of)
     classes = _classes(of, replay, rows)
     if classes is None:
-        return [*found, _unknown(of, -1, rows, "too many different replays to compare")]
+        return [*lacks, _unknown(of, -1, rows, "too many different replays to compare")]
     for process in sorted({one.process for one in classes}):
-        mine = [one for one in classes if one.process == process]
-        found += _judged(of, process, mine, replay, windows, more)
-    return found
+        of_process = [one for one in classes if one.process == process]
+        lacks += _judged(of, process, of_process, replay, windows, captures)
+    return lacks
 
 
 def cut_launches(of: Evidence) -> tuple[np.ndarray, np.ndarray]:
@@ -99,21 +106,23 @@ def cut_launches(of: Evidence) -> tuple[np.ndarray, np.ndarray]:
     windows = windows_of(of)
     lost: list[int] = []
     perhaps: list[int] = []
-    for process in {one.process for one in classes}:
-        mine = [one for one in classes if one.process == process]
+    for process in {replay_class.process for replay_class in classes}:
+        of_process = [replay_class for replay_class in classes if replay_class.process == process]
         sizes = _sizes(process, windows, ())
-        for one, (missing, _) in zip(mine, _compared(process, mine, windows, ()), strict=True):
+        for replay_class, (missing, _) in zip(
+            of_process, _compared(process, of_process, windows, ()), strict=True
+        ):
             if missing:
-                lost += one.replays.tolist()
-            elif _perhaps_missing(one, mine, sizes):
-                perhaps += one.replays.tolist()
+                lost += replay_class.replays.tolist()
+            elif _perhaps_missing(replay_class, of_process, sizes):
+                perhaps += replay_class.replays.tolist()
     return _calls_of(of, replay, lost), _calls_of(of, replay, perhaps)
 
 
 def _calls_of(of: Evidence, replay: np.ndarray, replays: list[int]) -> np.ndarray:
     calls = distinct(of.call_of[np.isin(replay, replays)])
-    found: np.ndarray = calls[calls >= 0]
-    return found
+    launches: np.ndarray = calls[calls >= 0]
+    return launches
 
 
 def _summed_up(of: Evidence) -> list[Lack]:
@@ -124,14 +133,14 @@ def _summed_up(of: Evidence) -> list[Lack]:
     return [_unknown(of, -1, rows, f"{plural(len(rows), 'graph replay')} recorded as one row each")]
 
 
-def _unknown(of: Evidence, process: int, rows: np.ndarray, why: str) -> Lack:
+def _unknown(of: Evidence, process: int, rows: np.ndarray, reason: str) -> Lack:
     time_ns = of.ops.end_ns - of.ops.start_ns
-    mine = time_ns if process < 0 else time_ns[of.ops.process == process]
-    whole = int(mine.sum())
-    share = int(time_ns[rows].sum()) / whole if whole else None
+    process_ns = time_ns if process < 0 else time_ns[of.ops.process == process]
+    total_ns = int(process_ns.sum())
+    share = int(time_ns[rows].sum()) / total_ns if total_ns else None
     part = f" ({share:.1%} of GPU time)" if share is not None else ""
-    text = f"{why}{part}: nobody knows whether all of it is here"
-    return Lack("gpu", "all", "R", process, len(rows), len(mine), share, text, unknown=True)
+    text = f"{reason}{part}: nobody knows whether all of it is here"
+    return Lack("gpu", "all", "R", process, len(rows), len(process_ns), share, text, unknown=True)
 
 
 def _replay_of(of: Evidence, judged: np.ndarray | None = None) -> np.ndarray:
@@ -156,34 +165,34 @@ def _replay_of(of: Evidence, judged: np.ndarray | None = None) -> np.ndarray:
 def _classes(of: Evidence, replay: np.ndarray, rows: np.ndarray) -> list[_Class] | None:
     """Replays by equal rows; None for too many kinds."""
     ids = _identities(of, rows)
-    which = replay[rows]
+    replay_of_row = replay[rows]
     weights = np.random.default_rng(17).integers(1, 2**63, int(ids.max()) + 1, dtype=np.uint64)
-    order = np.argsort(which, kind="stable")
-    starts = np.flatnonzero(np.diff(which[order], prepend=-1))
+    order = np.argsort(replay_of_row, kind="stable")
+    starts = np.flatnonzero(np.diff(replay_of_row[order], prepend=-1))
     process = of.ops.process[rows][order][starts].astype(np.uint64)
     graph = of.ops.graph[rows][order][starts]
     sums = np.add.reduceat(weights[ids[order]], starts) ^ (process * np.uint64(0x9E3779B97F4A7C15))
     sums ^= graph.astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
-    _, first, kind = np.unique(sums, return_index=True, return_inverse=True)
-    if len(first) > MOST_CLASSES:
+    _, heads, kind = np.unique(sums, return_index=True, return_inverse=True)
+    if len(heads) > MOST_CLASSES:
         return None
     ends = np.append(starts[1:], len(order))
     bounds_ns = {one: _bounds_ns(of, one) for one in map(int, distinct(process))}
-    found = []
-    for index, at in enumerate(first.tolist()):
-        mine = order[starts[at] : ends[at]]
-        mine = mine[np.argsort(of.ops.start_ns[rows[mine]], kind="stable")]
-        found.append(
+    classes = []
+    for index, head in enumerate(heads.tolist()):
+        members = order[starts[head] : ends[head]]
+        members = members[np.argsort(of.ops.start_ns[rows[members]], kind="stable")]
+        classes.append(
             _Class(
                 np.flatnonzero(kind == index),
-                Counter(ids[mine].tolist()),
-                int(graph[at]),
-                int(process[at]),
-                _by_stream(of.ops.stream[rows[mine]], ids[mine]),
-                _edges_at(of, rows[mine], bounds_ns[int(process[at])]),
+                Counter(ids[members].tolist()),
+                int(graph[head]),
+                int(process[head]),
+                _by_stream(of.ops.stream[rows[members]], ids[members]),
+                _edges_at(of, rows[members], bounds_ns[int(process[head])]),
             )
         )
-    return found
+    return classes
 
 
 def _by_stream(streams: np.ndarray, ids: np.ndarray) -> dict[int, np.ndarray]:
@@ -194,15 +203,15 @@ def _by_stream(streams: np.ndarray, ids: np.ndarray) -> dict[int, np.ndarray]:
 
 def _bounds_ns(of: Evidence, process: int) -> tuple[int, int]:
     """Begin and end of a process' GPU work."""
-    mine = of.ops.process == process
-    return int(of.ops.start_ns[mine].min()), int(of.ops.end_ns[mine].max())
+    of_process = of.ops.process == process
+    return int(of.ops.start_ns[of_process].min()), int(of.ops.end_ns[of_process].max())
 
 
 def _edges_at(of: Evidence, rows: np.ndarray, bounds_ns: tuple[int, int]) -> frozenset[Place]:
     """`head` for rows that begin the GPU work of their process, `tail` for rows that end it."""
-    first = of.ops.start_ns[rows].min() <= bounds_ns[0]
-    last = of.ops.end_ns[rows].max() >= bounds_ns[1]
-    places: tuple[tuple[Place, bool], ...] = (("head", bool(first)), ("tail", bool(last)))
+    is_first = of.ops.start_ns[rows].min() <= bounds_ns[0]
+    is_last = of.ops.end_ns[rows].max() >= bounds_ns[1]
+    places: tuple[tuple[Place, bool], ...] = (("head", bool(is_first)), ("tail", bool(is_last)))
     return frozenset(place for place, is_there in places if is_there)
 
 
@@ -220,133 +229,149 @@ def _judged(
     classes: list[_Class],
     replay: np.ndarray,
     windows: Windows,
-    more: Sequence[Windows],
+    captures: Sequence[Windows],
 ) -> list[Lack]:
-    sizes = _sizes(process, windows, more)
+    sizes = _sizes(process, windows, captures)
     lost: dict[Place, int] = {}
     expected = 0
-    open_rows: list[np.ndarray] = []
+    unproven: list[_Class] = []
     perhaps: list[int] = []
-    for one, (missing, like) in zip(classes, _compared(process, classes, windows, more), strict=True):
-        expected += len(one.replays) * (one.rows + missing)
+    for replay_class, (missing, like) in zip(
+        classes, _compared(process, classes, windows, captures), strict=True
+    ):
+        expected += len(replay_class.replays) * (replay_class.rows + missing)
         if missing:
-            for index in one.replays.tolist():
+            for index in replay_class.replays.tolist():
                 place = _place(of, replay, index, process, like)
                 lost[place] = lost.get(place, 0) + missing
-        elif less := _perhaps_missing(one, classes, sizes):
+        elif less := _perhaps_missing(replay_class, classes, sizes):
             perhaps.append(less)
-        elif len(one.replays) == 1 and not _captured_so(one, sizes):
-            open_rows.append(np.flatnonzero(np.isin(replay, one.replays)))
-    found = [_lossy(process, place, n, expected) for place, n in lost.items()]
+        elif not _captured_so(replay_class, sizes):
+            unproven.append(replay_class)
+    lacks = [_lossy(process, place, n, expected) for place, n in lost.items()]
     if perhaps:
-        found.append(_perhaps_lossy(process, perhaps, expected))
-    if open_rows:
-        rows = np.concatenate(open_rows)
-        count = plural(len(open_rows), "graph replay")
-        found.append(_unknown(of, process, rows, f"{count} without an equal one or a capture to compare"))
-    return found
+        lacks.append(_perhaps_lossy(process, perhaps, expected))
+    # Where another replay lost rows, the equal ones are what says so.
+    if unproven := [replay_class for replay_class in unproven if len(replay_class.replays) == 1 or not lacks]:
+        replays = np.concatenate([replay_class.replays for replay_class in unproven])
+        rows = np.flatnonzero(np.isin(replay, replays))
+        count = plural(len(replays), "graph replay")
+        lacks.append(_unknown(of, process, rows, f"{count} without the capture of their graph to compare"))
+    return lacks
 
 
-def _sizes(process: int, windows: Windows, more: Sequence[Windows]) -> list[tuple[np.ndarray, np.ndarray]]:
-    own = windows.process == process
-    return [(windows.least[own], windows.most[own]), *((one.least, one.most) for one in more)]
+def _sizes(
+    process: int, windows: Windows, captures: Sequence[Windows]
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    of_process = windows.process == process
+    return [
+        (windows.num_launches[of_process], windows.num_calls[of_process]),
+        *((one.num_launches, one.num_calls) for one in captures),
+    ]
 
 
 def _compared(
-    process: int, classes: list[_Class], windows: Windows, more: Sequence[Windows]
+    process: int, classes: list[_Class], windows: Windows, captures: Sequence[Windows]
 ) -> list[tuple[int, _Class | None]]:
     """Of each class of a process, how many rows each of its replays lost, and longer replays of its graph."""
-    own = windows.process == process
-    sizes = _sizes(process, windows, more)
+    of_process = windows.process == process
+    sizes = _sizes(process, windows, captures)
     # One graph was captured here: replays of almost its size are of it.
-    captured = windows.least[own][:1] if own.sum() == 1 else windows.least[:0]
-    beside = distinct(np.concatenate([captured, *(one.least for one in more if one.exact)]))
-    return [(0, None) if _captured_so(one, sizes) else _missing(one, classes, beside) for one in classes]
+    captured = windows.num_launches[of_process][:1] if of_process.sum() == 1 else windows.num_launches[:0]
+    beside = distinct(
+        np.concatenate([captured, *(capture.num_launches for capture in captures if capture.exact)])
+    )
+    return [
+        (0, None) if _captured_so(replay_class, sizes) else _missing(replay_class, classes, beside)
+        for replay_class in classes
+    ]
 
 
-def _captured_so(one: _Class, sizes: list[tuple[np.ndarray, np.ndarray]]) -> bool:
-    return any(((least <= one.rows) & (one.rows <= most)).any() for least, most in sizes)
+def _captured_so(replay_class: _Class, sizes: list[tuple[np.ndarray, np.ndarray]]) -> bool:
+    return any(((least <= replay_class.rows) & (replay_class.rows <= most)).any() for least, most in sizes)
 
 
-def _missing(one: _Class, classes: list[_Class], captured: np.ndarray) -> tuple[int, _Class | None]:
+def _missing(replay_class: _Class, classes: list[_Class], captured: np.ndarray) -> tuple[int, _Class | None]:
     """Rows that each of these replays lost, and longer replays of its graph; 0 where nothing says that it
     lost any. captured: the sizes (k,) of graphs that it may be a replay of."""
-    almost = captured[(ALMOST_ALL * captured <= one.rows) & (one.rows < captured)]
+    almost = captured[(ALMOST_ALL * captured <= replay_class.rows) & (replay_class.rows < captured)]
     if len(almost) == 1:
-        return int(almost[0]) - one.rows, None
-    if len(one.replays) > 1:
+        return int(almost[0]) - replay_class.rows, None
+    if len(replay_class.replays) > 1:
         return 0, None
-    larger = [other for other in classes if _same_graph(one, other)]
+    larger = [longer for longer in classes if _same_graph(replay_class, longer)]
     if not larger:
         return 0, None
-    best = min(larger, key=lambda other: other.rows)
-    return best.rows - one.rows, best
+    nearest = min(larger, key=lambda longer: longer.rows)
+    return nearest.rows - replay_class.rows, nearest
 
 
-def _perhaps_missing(one: _Class, classes: list[_Class], sizes: list[tuple[np.ndarray, np.ndarray]]) -> int:
+def _perhaps_missing(
+    replay_class: _Class, classes: list[_Class], sizes: list[tuple[np.ndarray, np.ndarray]]
+) -> int:
     """Rows that a replay without an equal one lost if it is of the graph that it shares all its names with,
     which is replayed again or has many rows; 0 if there is none."""
-    if len(one.replays) > 1 or _captured_so(one, sizes):
+    if len(replay_class.replays) > 1 or _captured_so(replay_class, sizes):
         return 0
-    longer = [
-        other.rows
-        for other in classes
-        if _holds(other, one) and (len(other.replays) > 1 or other.rows >= MANY)
+    sizes_of_longer = [
+        longer.rows
+        for longer in classes
+        if _holds(longer, replay_class) and (len(longer.replays) > 1 or longer.rows >= MANY)
     ]
-    return min(longer) - one.rows if longer else 0
+    return min(sizes_of_longer) - replay_class.rows if sizes_of_longer else 0
 
 
-def _holds(other: _Class, one: _Class) -> bool:
+def _holds(longer: _Class, shorter: _Class) -> bool:
     """Whether `other` has all rows of `one`, and more, and no number says that it is of another graph."""
-    if other.rows <= one.rows or one.graph != other.graph:
+    if longer.rows <= shorter.rows or shorter.graph != longer.graph:
         return False
-    return all(n <= other.names[name] for name, n in one.names.items())
+    return all(n <= longer.names[name] for name, n in shorter.names.items())
 
 
-def _same_graph(one: _Class, other: _Class) -> bool:
+def _same_graph(shorter: _Class, longer: _Class) -> bool:
     """Whether `other` is a longer replay of the graph of `one`."""
-    if not _holds(other, one):
+    if not _holds(longer, shorter):
         return False
-    if one.graph >= 0 or _is_rest(one, other):
+    if shorter.graph >= 0 or _is_rest(shorter, longer):
         return True
-    if one.rows < LEAST_LEFT * other.rows:
+    if shorter.rows < LEAST_LEFT * longer.rows:
         return False
-    if one.names.keys() == other.names.keys():
-        return other.rows >= MANY or len(other.replays) > 1
-    return other.rows >= MANY and one.rows >= ALMOST_ALL * other.rows
+    if shorter.names.keys() == longer.names.keys():
+        return longer.rows >= MANY or len(longer.replays) > 1
+    return longer.rows >= MANY and shorter.rows >= ALMOST_ALL * longer.rows
 
 
-def _is_rest(one: _Class, other: _Class) -> bool:
+def _is_rest(shorter: _Class, longer: _Class) -> bool:
     """Whether `one` is what the recorder left of `other`, by the order of its rows. At the edge that cut it
     any size will do; elsewhere `other` has many rows and was replayed again, and `one` is two rows or more of
     its beginning or end, or a part of it with rows missing anywhere."""
-    begins, ends = _stands_at(one, other, "tail"), _stands_at(one, other, "head")
-    if ("tail" in one.edges and begins) or ("head" in one.edges and ends):
-        return other.rows >= MANY or len(other.replays) > 1
-    if other.rows < MANY or len(other.replays) == 1:
+    begins, ends = _stands_at(shorter, longer, "tail"), _stands_at(shorter, longer, "head")
+    if ("tail" in shorter.edges and begins) or ("head" in shorter.edges and ends):
+        return longer.rows >= MANY or len(longer.replays) > 1
+    if longer.rows < MANY or len(longer.replays) == 1:
         return False
     if begins or ends:
-        return one.rows > 1
-    return one.rows >= LEAST_LEFT * other.rows and _in_order(one, other)
+        return shorter.rows > 1
+    return shorter.rows >= LEAST_LEFT * longer.rows and _in_order(shorter, longer)
 
 
-def _in_order(one: _Class, other: _Class) -> bool:
+def _in_order(shorter: _Class, longer: _Class) -> bool:
     """Whether each stream of `one` is that of `other` with rows left out."""
-    for stream, part in one.streams.items():
-        whole = iter(other.streams[stream].tolist()) if stream in other.streams else iter(())
-        if not all(name in whole for name in part.tolist()):
+    for stream, part in shorter.streams.items():
+        names = iter(longer.streams[stream].tolist()) if stream in longer.streams else iter(())
+        if not all(name in names for name in part.tolist()):
             return False
     return True
 
 
-def _stands_at(one: _Class, other: _Class, lost: Place) -> bool:
+def _stands_at(shorter: _Class, longer: _Class, lost: Place) -> bool:
     """Whether each stream of `one` is that of `other` without its tail, or without its head."""
-    for stream, part in one.streams.items():
-        whole = other.streams.get(stream)
-        if whole is None or len(part) > len(whole):
+    for stream, part in shorter.streams.items():
+        names = longer.streams.get(stream)
+        if names is None or len(part) > len(names):
             return False
         if not np.array_equal(
-            part, whole[: len(part)] if lost == "tail" else whole[len(whole) - len(part) :]
+            part, names[: len(part)] if lost == "tail" else names[len(names) - len(part) :]
         ):
             return False
     return True
@@ -358,10 +383,10 @@ def _place(of: Evidence, replay: np.ndarray, index: int, process: int, like: _Cl
     rows = np.flatnonzero(replay == index)
     edges = _edges_at(of, rows, _bounds_ns(of, process))
     part = _in_time(of, rows)
-    whole = part if like is None else _in_time(of, np.flatnonzero(replay == like.replays[0]))
-    if "tail" in edges and np.array_equal(part, whole[: len(part)]):
+    complete = part if like is None else _in_time(of, np.flatnonzero(replay == like.replays[0]))
+    if "tail" in edges and np.array_equal(part, complete[: len(part)]):
         return "tail"
-    if "head" in edges and np.array_equal(part, whole[len(whole) - len(part) :]):
+    if "head" in edges and np.array_equal(part, complete[len(complete) - len(part) :]):
         return "head"
     return "hole"
 
@@ -375,10 +400,10 @@ def _in_time(of: Evidence, rows: np.ndarray) -> np.ndarray:
 
 
 def _lossy(process: int, place: Place, n: int, expected: int) -> Lack:
-    where = {"tail": " of the last replay", "head": " of the first replay"}.get(place, "")
+    edge = {"tail": " of the last replay", "head": " of the first replay"}.get(place, "")
     share = n / expected
-    whole = plural(expected, "row")
-    text = f"{n:,} of {whole} ({share:.1%}) that graph replays should have are missing{where}"
+    due = plural(expected, "row")
+    text = f"{n:,} of {due} ({share:.1%}) that graph replays should have are missing{edge}"
     return Lack("gpu", place, "R", process, n, expected, share, text)
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.recordings.integrity.calls import COPY, GRAPH_LAUNCH, LAUNCH
-from lab.recordings.integrity.evidence import Evidence, of_capture, of_trace
+from lab.recordings.integrity.evidence import FOREVER, Evidence, of_capture
 from lab.recordings.integrity.physics import PHYSICS, durations_ns
 from lab.recordings.lacks import AXES, Lack, Place
 from lab.recordings.owners import AMBIGUOUS
-from lab.recordings.tables import GRAPH, MEMCPY, Trace
+from lab.recordings.tables import GRAPH, MEMCPY
 from lab.stats.columns import distinct
 
 if TYPE_CHECKING:
@@ -42,21 +42,14 @@ NOTHING = tuple(
 )
 
 
-def integrity_of(capture: Capture, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
+def integrity_of(capture: Capture, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]:
     """What `capture` lacks by its own tables. more: captures of graphs that were recorded beside it."""
     if not (len(capture.ops) or len(capture.api) or len(capture.ranges)):
         return NOTHING
-    return lacks_of(of_capture(capture), more)
+    return lacks_of(of_capture(capture), captures)
 
 
-def integrity_of_trace(trace: Trace, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
-    """The same for a Kineto trace."""
-    if not (len(trace.kernels) or len(trace.runtime) or len(trace.ops) or len(trace.ranges)):
-        return NOTHING
-    return lacks_of(of_trace(trace), more)
-
-
-def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
+def lacks_of(of: Evidence, captures: Sequence[Windows] = ()) -> tuple[Lack, ...]:
     """Every finding, process by process: what joins prove, then what a GPU cannot have done."""
     if not len(of.ops) and not len(of.api):
         return ()
@@ -65,7 +58,9 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
     for process in range(of.num_processes):
         ops = _rows_of(of.ops.process, process, of.num_processes)
         api = _rows_of(of.api.process, process, of.num_processes)
-        if len(ops) and not len(api):
+        if process == of.unclaimed:
+            lacks += _unclaimed(of, process, ops)
+        elif len(ops) and not len(api):
             lacks += _no_calls(process, len(ops))
         else:
             lacks += _gpu_rows(of, process, api[due[api]], len(ops))
@@ -75,7 +70,7 @@ def lacks_of(of: Evidence, more: Sequence[Windows] = ()) -> tuple[Lack, ...]:
     if (of.call_kinds == GRAPH_LAUNCH).any() or (of.ops.graph_node > 0).any() or (of.ops.kind == GRAPH).any():
         from lab.recordings.integrity.replays import replay_lacks
 
-        lacks += replay_lacks(of, more)
+        lacks += replay_lacks(of, captures)
     return tuple(lacks)
 
 
@@ -103,37 +98,48 @@ def _due(of: Evidence) -> tuple[np.ndarray, list[Lack]]:
 def _captured(of: Evidence) -> np.ndarray:
     """Calls (n,) that went into a graph: those of the capturing thread, and those of another thread during
     the window if none of its calls made a row (autograd's threads launch into the capture, too)."""
-    found = of.window_of >= 0
-    for process, thread, first, last in of.windows.tolist():
-        during = (of.api.process == process) & (of.api.start_ns >= first) & (of.api.start_ns <= last)
-        others = distinct(of.threads[during & (of.threads != thread)])
-        for other in others.tolist():
-            its = during & (of.threads == other)
-            if not of.has_row[its].any():
-                found |= its
-    return found
+    calls = of.window_of >= 0
+    for process, thread, begin_ns, end_ns in of.windows.tolist():
+        during = (of.api.process == process) & (of.api.start_ns >= begin_ns) & (of.api.start_ns <= end_ns)
+        threads = distinct(of.threads[during & (of.threads != thread)])
+        for other_thread in threads.tolist():
+            of_thread = during & (of.threads == other_thread)
+            if not of.has_row[of_thread].any():
+                calls |= of_thread
+    return calls
 
 
 def lost_at_edges(of: Evidence) -> np.ndarray:
     """The calls (m,) that owe a row on the GPU and have none, before the first or after the last that has one
     in its process: the recorder began late, or ended early. Copies that were never traced owe nothing."""
     due, _ = _due(replace(of, optional_copies=True))
-    found = []
+    parts = []
     for process in range(of.num_processes):
-        mine = np.flatnonzero(due & (of.api.process == process))
-        mine = mine[np.argsort(of.api.start_ns[mine], kind="stable")]
-        hit = np.flatnonzero(of.has_row[mine])
+        calls = np.flatnonzero(due & (of.api.process == process))
+        calls = calls[np.argsort(of.api.start_ns[calls], kind="stable")]
+        hit = np.flatnonzero(of.has_row[calls])
         if len(hit):
-            found += [mine[: hit[0]], mine[hit[-1] + 1 :]]
-    return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+            parts += [calls[: hit[0]], calls[hit[-1] + 1 :]]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def _no_calls(process: int, rows: int) -> list[Lack]:
-    why = "no API calls were recorded"
+    reason = "no API calls were recorded"
     return [
-        Lack("host", "all", "H", process, rows, rows, None, f"{why}: nobody knows who launched what", True),
-        Lack("gpu", "all", "G", process, 0, rows, None, f"{why}: lost GPU rows cannot be seen", True),
+        Lack(
+            "host", "all", "H", process, rows, rows, None, f"{reason}: nobody knows who launched what", True
+        ),
+        Lack("gpu", "all", "G", process, 0, rows, None, f"{reason}: lost GPU rows cannot be seen", True),
     ]
+
+
+def _unclaimed(of: Evidence, process: int, ops: np.ndarray) -> list[Lack]:
+    """Rule H in a file of several processes: GPU rows whose call is in none of them. Those that could be of
+    several are a doubt, which the reader told. Ids mean nothing here: only rows before all calls are edge."""
+    lost = ops[(of.ops.corr[ops] != AMBIGUOUS) & ~of.uncalled[ops]]
+    early = of.ops.end_ns[lost] < of.api.start_ns.min(initial=FOREVER)
+    parts: tuple[tuple[Place, np.ndarray], ...] = (("head", lost[early]), ("hole", lost[~early]))
+    return [_orphans(of, process, place, rows, np.arange(len(of.ops))) for place, rows in parts if len(rows)]
 
 
 def _gpu_rows(of: Evidence, process: int, due: np.ndarray, rows: int) -> list[Lack]:
@@ -145,27 +151,27 @@ def _gpu_rows(of: Evidence, process: int, due: np.ndarray, rows: int) -> list[La
     if hit.all():
         return []
     if not hit.any():
-        rule, what = ("G", "has a row of its own") if rows else ("S", "has a row: no GPU row was recorded")
-        text = f"none of {plural(len(due), 'launch')} {what}"
+        rule, fault = ("G", "has a row of its own") if rows else ("S", "has a row: no GPU row was recorded")
+        text = f"none of {plural(len(due), 'launch')} {fault}"
         return [Lack("gpu", "all", rule, process, len(due), len(due), 1.0, text)]
     index = np.arange(len(due))
-    first, last = int(hit.argmax()), len(due) - 1 - int(hit[::-1].argmax())
+    first_hit, last_hit = int(hit.argmax()), len(due) - 1 - int(hit[::-1].argmax())
     parts: list[tuple[Place, np.ndarray]] = [
-        ("head", index < first),
-        ("hole", (index > first) & (index < last)),
-        ("tail", index > last),
+        ("head", index < first_hit),
+        ("hole", (index > first_hit) & (index < last_hit)),
+        ("tail", index > last_hit),
     ]
-    found = []
-    for place, where in parts:
-        n = int((where & ~hit).sum())
+    lacks = []
+    for place, mask in parts:
+        n = int((mask & ~hit).sum())
         if n:
             share = n / len(due)
             text = (
                 f"{n:,} of {plural(len(due), 'launch')} ({share:.1%}) without a GPU row, {_WHEN[place]}"
-                + _runs(~hit & where, place)
+                + _runs(~hit & mask, place)
             )
-            found.append(Lack("gpu", place, "G", process, n, len(due), share, text))
-    return found
+            lacks.append(Lack("gpu", place, "G", process, n, len(due), share, text))
+    return lacks
 
 
 def _runs(lost: np.ndarray, place: Place) -> str:
@@ -184,22 +190,21 @@ def _host_rows(of: Evidence, process: int, ops: np.ndarray, api: np.ndarray) -> 
     corr = of.ops.corr[orphans]
     early = (corr > 0) & (corr < (calls.min() if len(calls) else 0))
     late = corr > (calls.max() if len(calls) else np.iinfo(np.int64).max)
-    whole_ns = int(durations_ns(of, ops).sum())
-    found = []
     parts: tuple[tuple[Place, np.ndarray], ...] = (
         ("head", orphans[early]),
         ("hole", orphans[~early & ~late]),
         ("tail", orphans[late]),
     )
-    for place, rows in parts:
-        if not len(rows):
-            continue
-        ns = int(durations_ns(of, rows).sum())
-        share = ns / whole_ns if whole_ns else len(rows) / len(ops)
-        text = (
-            f"{len(rows):,} of {plural(len(ops), 'GPU row')} ({share:.1%} of GPU time) without an API call: "
-            f"{_LAUNCHED[place]}"
-        )
-        all_of_it: Place = "all" if len(rows) == len(ops) and place == "hole" else place
-        found.append(Lack("host", all_of_it, "H", process, len(rows), len(ops), share, text))
-    return found
+    return [_orphans(of, process, place, rows, ops) for place, rows in parts if len(rows)]
+
+
+def _orphans(of: Evidence, process: int, place: Place, rows: np.ndarray, ops: np.ndarray) -> Lack:
+    """The finding for `rows` of the GPU rows `ops` that have no call."""
+    whole_ns = int(durations_ns(of, ops).sum())
+    share = int(durations_ns(of, rows).sum()) / whole_ns if whole_ns else len(rows) / len(ops)
+    text = (
+        f"{len(rows):,} of {plural(len(ops), 'GPU row')} ({share:.1%} of GPU time) without an API call: "
+        f"{_LAUNCHED[place]}"
+    )
+    part: Place = "all" if len(rows) == len(ops) and place == "hole" else place
+    return Lack("host", part, "H", process, len(rows), len(ops), share, text)

@@ -5,6 +5,6 @@
 is that of pytorch/kineto, `libkineto/src/output_json.cpp`.
 """
 
-from lab.recordings.kineto.reader import READER_VERSION, read_kineto
+from lab.recordings.kineto.reader import read_kineto
 
-__all__ = ["READER_VERSION", "read_kineto"]
+__all__ = ["read_kineto"]

@@ -1,4 +1,4 @@
-"""Event structs -> numpy columns of the tables in `lab.recordings.tables`."""
+"""Event structs -> the numpy columns of a capture."""
 
 from __future__ import annotations
 
@@ -10,23 +10,46 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings import tables
+from lab.recordings.capture import (
+    API_COLUMNS,
+    COLLECTIVE_COLUMNS,
+    COMM_OP_COLUMNS,
+    FLOW_COLUMNS,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    MODULE,
+    OP,
+    OPS_COLUMNS,
+    PROCESS_COLUMNS,
+    PUSH_POP,
+    RANGE_COLUMNS,
+    SLICE_COLUMNS,
+    SYNC_COLUMNS,
+    THREAD_COLUMNS,
+    WAIT_COLUMNS,
+    Capture,
+    Device,
+    Strings,
+    copy_kinds,
+    filled,
+)
 from lab.recordings.kineto.decode import EventDecoder, clean_text
 from lab.recordings.kineto.fields import Decoded, Fields
-from lab.recordings.kineto.frame import integer_of, trace_meta
-from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here, untimed
+from lab.recordings.kineto.frame import integer_of, meta_of
+from lab.recordings.kineto.indices import EventIndices, cut_short, owners_are_here, unread, untimed
 from lab.recordings.kineto.native.pieces import ScannedEvents, ScannedPieces
 from lab.recordings.kineto.native.scanner import ARROW_END
 from lab.recordings.kineto.times import FLOAT_EXACT_US, digits_us_to_ns, float_us_to_ns
 from lab.recordings.kineto.values import ColumnEncoder, Lookup
 from lab.recordings.pieces import EventPieces, Piece
-from lab.recordings.tables import Trace
+from lab.recordings.tables import Growing, Schema, Table, concat
 
 # Categories in lower case: torch 1.12 writes Kernel, Memcpy, Memset and Runtime, and Operator before that.
 GPU_KINDS = {
-    "kernel": tables.KERNEL,
-    **dict.fromkeys(("gpu_memcpy", "memcpy"), tables.MEMCPY),
-    **dict.fromkeys(("gpu_memset", "memset"), tables.MEMSET),
+    "kernel": KERNEL,
+    **dict.fromkeys(("gpu_memcpy", "memcpy"), MEMCPY),
+    **dict.fromkeys(("gpu_memset", "memset"), MEMSET),
 }
 
 TABLE_OF = {
@@ -40,11 +63,35 @@ TABLE_OF = {
     "": "names",
 }
 
-_GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "smem_bytes")
+_GEOMETRY = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "dynamic_smem_bytes")
 TIMED = ("kernels", "ops", "runtime", "ranges")
+
+
+def _part(schema: Schema, names: str) -> Schema:
+    return {name: schema[name] for name in names.split()}
+
+
+_SLICE = "start_ns end_ns pid name_id external_id"
+_ARGUMENTS = "dims_id types_id"
+SCHEMAS: dict[str, Schema] = {
+    "kernels": {
+        **_part(OPS_COLUMNS, f"{_SLICE} kind device stream corr bytes regs graph graph_node"),
+        **_part(OPS_COLUMNS, " ".join(_GEOMETRY)),
+    },
+    "ops": _part(RANGE_COLUMNS, f"{_SLICE} tid {_ARGUMENTS} strides_id concrete_id rf_id seq"),
+    "runtime": _part(API_COLUMNS, f"{_SLICE} tid corr kernel_id"),
+    "ranges": {**SLICE_COLUMNS, **_part(RANGE_COLUMNS, _ARGUMENTS), "on_gpu": np.bool_},
+    "collectives": COLLECTIVE_COLUMNS,
+    "comm_ops": COMM_OP_COLUMNS,
+    "threads": THREAD_COLUMNS,
+    "processes": PROCESS_COLUMNS,
+    "flows": FLOW_COLUMNS,
+    "modules": SLICE_COLUMNS,
+    "waits": WAIT_COLUMNS,
+}
 _PH, _TS, _DUR = (attrgetter(name) for name in ("ph", "ts", "dur"))
 _ID = attrgetter("id")
-_MODULE = b'"%s' % tables.MODULE.encode()
+_MODULE = b'"%s' % MODULE.encode()
 _ESCAPE = b"\\u"  # in which a module's name may hide
 STREAM_WAIT = "Stream Wait Event"  # Kineto's name of the kind in which a stream waits, not the host
 _FLOW = re.compile(rb"\d{1,18}")
@@ -62,13 +109,14 @@ class Columns:
         self._decoder = EventDecoder(pieces, self.problems)
         self._encode = ColumnEncoder(self.problems)
         self._indices = EventIndices()
-        self._tables = {name: tables.Growing(schema) for name, schema in tables.SCHEMAS.items()}
+        self._tables = {name: Growing(schema) for name, schema in SCHEMAS.items()}
         self._num_slices: Counter[str] = Counter()  # by table
         self._num_untimed: Counter[str] = Counter()  # of them, those whose times cannot be read
         self._table_of = Lookup(lambda cat: TABLE_OF.get(cat.lower(), ""))
         self._kind_of = Lookup(lambda cat: GPU_KINDS[cat.lower()])
         self._scanned = ScannedPieces.of(self._encode)
         self._together_bytes = together_bytes
+        self._num_unread: Counter[str] = Counter()  # slices that go to no table, by category
         self._geometry: dict[int, tuple[int, ...]] = {}  # by correlation, where the launch has it
         self._named: dict[tuple[str, int, int], int] = {}
 
@@ -90,8 +138,8 @@ class Columns:
             self._decoder.exact = True
             self._add(self._decoder.decode(piece))
 
-    def finish(self, frame: dict[str, Any]) -> Trace:
-        """The trace, once every piece has been fed."""
+    def finish(self, frame: dict[str, Any]) -> Capture:
+        """The capture, once every piece has been fed; its GPU rows still have the pid of their row."""
         self._take_scanned()
         base_ns = integer_of(frame.get("baseTimeNanoseconds"))
         base_ns = base_ns if base_ns is not None and 0 <= base_ns < 2**62 else 0
@@ -99,23 +147,48 @@ class Columns:
             self.problems["the base time is missing: times count from an unknown moment"] += 1
         self._name_threads()
         columns = {name: table.columns() for name, table in self._tables.items()}
-        for one in columns.values():
-            if "ts_ns" in one:
-                one["ts_ns"] += base_ns
+        for table in columns.values():
+            for name in ("start_ns", "end_ns", "ts_ns"):
+                if name in table:
+                    table[name] += base_ns
         self._fill_geometry(columns["kernels"])
-        found = {name: tables.Table(one) for name, one in columns.items()}
-        return Trace(
+        lacks = (
+            *self._indices.lacks(lambda: owners_are_here(columns["kernels"], columns["ops"])),
+            *cut_short(self._pieces.cut),
+            *untimed(self._num_untimed, self._num_slices),
+            *unread(self._num_unread),
+        )
+        texts = Strings(self._encode.strings.list)
+        on_gpu = columns["ranges"].pop("on_gpu")
+        host_ranges, gpu_ranges = (
+            {name: column[chosen] for name, column in columns["ranges"].items()}
+            for chosen in (~on_gpu, on_gpu)
+        )
+        runtime, meta = columns["runtime"], meta_of(frame, base_ns, len(columns["kernels"]["start_ns"]))
+        return Capture(
             source=self._pieces.path,
-            meta=trace_meta(frame, base_ns, len(found["kernels"])),
-            strings=self._encode.strings.list,
+            collector="kineto",
+            version=meta.torch_version,
+            schema=None,
+            ops=_ops_of(columns["kernels"], texts.texts),
+            api=filled(API_COLUMNS, len(runtime["start_ns"]), runtime),
+            ranges=_ranges_of(host_ranges, columns["ops"], texts),
+            sync=concat([], SYNC_COLUMNS),
+            strings=texts.texts,
+            devices=tuple(Device(device=index, name=name) for index, name in enumerate(meta.devices)),
             problems=[text if n == 1 else f"{text} ({n} times)" for text, n in self.problems.items()],
+            info={"python frames": "recorded"} if meta.stacks else {},
+            lacks=lacks,
+            meta=meta,
             truncated=self._pieces.cut is not None,
-            lacks=(
-                *self._indices.lacks(lambda: owners_are_here(found)),
-                *cut_short(self._pieces.cut),
-                *untimed(self._num_untimed, self._num_slices),
-            ),
-            **found,
+            thread_names=Table(columns["threads"]),
+            process_names=Table(columns["processes"]),
+            gpu_ranges=Table({name: gpu_ranges[name] for name in SLICE_COLUMNS}),
+            collectives=Table(columns["collectives"]),
+            comm_ops=Table(columns["comm_ops"]),
+            flows=Table(columns["flows"]),
+            modules=Table(columns["modules"]),
+            waits=Table(columns["waits"]),
         )
 
     def _fill_geometry(self, columns: dict[str, np.ndarray]) -> None:
@@ -123,28 +196,29 @@ class Columns:
         if not self._geometry:
             return
         launches = np.array([(key, *sizes) for key, sizes in sorted(self._geometry.items())], dtype=np.int64)
-        at = np.minimum(np.searchsorted(launches[:, 0], columns["correlation"]), len(launches) - 1)
-        known = (launches[at, 0] == columns["correlation"]) & (columns["kind"] == tables.KERNEL)
+        position = np.minimum(np.searchsorted(launches[:, 0], columns["corr"]), len(launches) - 1)
+        launched = (launches[position, 0] == columns["corr"]) & (columns["kind"] == KERNEL)
         for column, name in enumerate(_GEOMETRY, start=1):
-            sizes = _int32(launches[at, column])
-            columns[name] = np.where(known & (columns[name] < 0), sizes, columns[name])
+            sizes = _int32(launches[position, column])
+            columns[name] = np.where(launched & (columns[name] < 0), sizes, columns[name])
 
     def _take_scanned(self) -> None:
         if self._scanned and self._scanned.num_bytes:
             self._add_scanned(self._scanned.take())
 
-    def _add_scanned(self, found: ScannedEvents) -> None:
-        self._decoder.exact |= found.exact
+    def _add_scanned(self, scanned: ScannedEvents) -> None:
+        self._decoder.exact |= scanned.exact
         timed = {}
-        for table, (fields, ts_ns, dur_ns) in found.timed.items():
+        for table, (fields, ts_ns, dur_ns) in scanned.timed.items():
             self._num_slices[table] += len(fields)
             timed[table] = fields, self._place(fields, ts_ns, dur_ns)
         self._add_timed(timed)
-        self._add_modules(*found.modules)
-        self._add_names(found.names)
-        self._add_waits(found.waits)
-        self._add_arrows(found)
-        self._indices.add_numbers(*found.indices)
+        self._add_modules(*scanned.modules)
+        self._add_names(scanned.names)
+        self._add_waits(scanned.waits)
+        self._add_arrows(scanned)
+        self._indices.add_numbers(*scanned.indices)
+        self._num_unread.update(scanned.foreign.categories())
 
     def _add(self, events: Iterable[Any]) -> None:
         rows: dict[str, list[Any]] = defaultdict(list)
@@ -158,6 +232,7 @@ class Columns:
         self._add_timed(timed)
         self._add_modules(*modules)
         self._add_names([event for event in rows["names"] if event.ph == "M"])
+        self._num_unread.update(event.cat for event in rows[""] if event.ph == "X")
         self._add_flows(flows, *flow_starts)
         self._add_waits([event for event in rows["waits"] if event.ph == "X"])
         self._indices.add(rows)
@@ -179,15 +254,15 @@ class Columns:
         columns["device"] = _int32(np.where(device < 0, columns["pid"], device))
         moved = fields.ints("original_stream")
         columns["stream"] = np.where(moved >= 0, moved, np.where(stream < 0, columns.pop("tid"), stream))
-        columns["correlation"] = fields.ints("correlation")
+        columns["corr"] = fields.ints("correlation")
         columns["external_id"] = fields.ints("external_id")
         columns["bytes"] = fields.ints("bytes_")
         for name in ("grid", "block"):
             sizes = _int32(fields.sizes(name))
             for index, axis in enumerate("xyz"):
                 columns[f"{name}_{axis}"] = sizes[:, index]
-        for name in ("smem_bytes", "regs"):
-            columns[name] = _int32(fields.ints(name))
+        columns["dynamic_smem_bytes"] = _int32(fields.ints("smem_bytes"))
+        columns["regs"] = _int32(fields.ints("regs"))
         for name in ("graph", "graph_node"):
             ids = fields.ints(name)
             columns[name] = np.where(ids > 0, ids, -1)
@@ -196,7 +271,7 @@ class Columns:
         self._tables["kernels"].append(columns)
         self._add_collectives("collectives", "kernel", "kernels", fields)
 
-    def _add_flows(self, events: list[Any], ts_ns: np.ndarray, known: np.ndarray) -> None:
+    def _add_flows(self, events: list[Any], ts_ns: np.ndarray, timed: np.ndarray) -> None:
         """Ends of arrows; one without a time or a number is no arrow."""
         if not events:
             return
@@ -209,9 +284,9 @@ class Columns:
             "flow": numbers,
             "is_end": np.fromiter(map("f".__eq__, map(_PH, events)), bool, len(events)),
         }
-        kept = known & (numbers >= 0)
-        if kept.any():
-            self._tables["flows"].append({name: column[kept] for name, column in columns.items()})
+        valid = timed & (numbers >= 0)
+        if valid.any():
+            self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
 
     def _add_waits(self, events: Sequence[Any]) -> None:
         """Waits of streams for events; the host's own waits are calls of the runtime."""
@@ -219,13 +294,14 @@ class Columns:
         if not events:
             return
         fields = Decoded(events, self._encode)
-        columns = {name: fields.ints(name) for name in ("stream", "correlation", "on_stream", "record")}
+        columns = {name: fields.ints(name) for name in ("stream", "on_stream", "record")}
+        columns["corr"] = fields.ints("correlation")
         device = fields.ints("device")
         columns["device"] = _int32(np.where(device < 0, fields.ids("pid"), device))
         self._tables["waits"].append(columns)
 
-    def _add_arrows(self, found: ScannedEvents) -> None:
-        fields = found.arrows
+    def _add_arrows(self, scanned: ScannedEvents) -> None:
+        fields = scanned.arrows
         if not len(fields):
             return
         numbers = fields.ints("id")
@@ -236,21 +312,21 @@ class Columns:
             "flow": numbers,
             "is_end": fields.ints("ph") == ARROW_END,
         }
-        kept = numbers >= 0
-        if kept.any():
-            self._tables["flows"].append({name: column[kept] for name, column in columns.items()})
+        valid = numbers >= 0
+        if valid.any():
+            self._tables["flows"].append({name: column[valid] for name, column in columns.items()})
 
     def _modules(self, events: list[Any]) -> tuple[Fields, np.ndarray, np.ndarray]:
         """The calls of modules among Python's calls that have a start and a duration."""
-        events = [one for one in events if one.ph == "X" and one.name.startswith(tables.MODULE)]
+        events = [one for one in events if one.ph == "X" and one.name.startswith(MODULE)]
         if not events:
             none = np.empty(0, dtype=np.int64)
             return Decoded([], self._encode), none, none
         ts_ns, starts = self._starts_ns(events)
-        dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
-        known &= starts & (dur_ns >= 0)
-        events = [event for event, is_known in zip(events, known, strict=True) if is_known]
-        return Decoded(events, self._encode), ts_ns[known], dur_ns[known]
+        dur_ns, readable = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
+        readable &= starts & (dur_ns >= 0)
+        events = [event for event, is_readable in zip(events, readable, strict=True) if is_readable]
+        return Decoded(events, self._encode), ts_ns[readable], dur_ns[readable]
 
     def _add_modules(self, fields: Fields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> None:
         if len(fields):
@@ -261,8 +337,8 @@ class Columns:
         index, chosen = fields.collectives()
         if not len(index):
             return
-        first = len(self._tables[of]) - len(fields)
-        columns = {row: index + first}
+        offset = len(self._tables[of]) - len(fields)
+        columns = {row: index + offset}
         for name in ("in_nelems", "out_nelems", "group_size", "seq"):
             columns[name] = chosen.ints(name)
         for name in ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks"):
@@ -272,16 +348,15 @@ class Columns:
         self._tables[table].append(columns)
 
     def _add_ops(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
-        for name in ("external_id", "rf_id", "sequence"):
-            columns[name] = fields.ints(name)
+        for name, field in (("external_id", "external_id"), ("rf_id", "rf_id"), ("seq", "sequence")):
+            columns[name] = fields.ints(field)
         for name in ("dims", "types", "strides", "concrete"):
             columns[f"{name}_id"] = fields.raws(name)
         self._tables["ops"].append(columns)
         self._add_collectives("comm_ops", "op", "ops", fields)
 
     def _add_runtime(self, fields: Fields, columns: dict[str, np.ndarray]) -> None:
-        for name in ("correlation", "external_id"):
-            columns[name] = fields.ints(name)
+        columns["corr"], columns["external_id"] = fields.ints("correlation"), fields.ints("external_id")
         columns["kernel_id"] = fields.texts("kernel")
         self._tables["runtime"].append(columns)
         self._geometry.update(fields.geometry())
@@ -310,7 +385,7 @@ class Columns:
         ]
         for table, rows in (("threads", threads), ("processes", names)):
             columns = np.array(rows, dtype=np.int64).reshape(-1, 3).T
-            self._tables[table].append(dict(zip(tables.SCHEMAS[table], columns, strict=True)))
+            self._tables[table].append(dict(zip(SCHEMAS[table], columns, strict=True)))
 
     def _timed(self, table: str, events: list[Any]) -> tuple[Fields, dict[str, np.ndarray]]:
         """The events that have a start and a duration, and the columns that every table has."""
@@ -319,24 +394,24 @@ class Columns:
         if not events:
             return Decoded([], self._encode), {}
         ts_ns, starts = self._starts_ns(events)
-        dur_ns, known = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
-        known &= starts & (dur_ns >= 0)
+        dur_ns, readable = float_us_to_ns(np.fromiter(map(_DUR, events), np.float64, len(events)))
+        readable &= starts & (dur_ns >= 0)
         self._num_slices[table] += len(events)
-        if not known.all():
-            for name, odd in (("ts", ~starts), ("dur", starts & ~known)):
+        if not readable.all():
+            for name, odd in (("ts", ~starts), ("dur", starts & ~readable)):
                 if odd.any():
                     self.problems[f"events without a readable {name} were left out"] += int(odd.sum())
-            self._num_untimed[table] += int((~known).sum())
-            events = [event for event, is_known in zip(events, known, strict=True) if is_known]
-            ts_ns, dur_ns = ts_ns[known], dur_ns[known]
+            self._num_untimed[table] += int((~readable).sum())
+            events = [event for event, is_readable in zip(events, readable, strict=True) if is_readable]
+            ts_ns, dur_ns = ts_ns[readable], dur_ns[readable]
         fields = Decoded(events, self._encode)
         return fields, self._place(fields, ts_ns, dur_ns) if events else {}
 
     def _place(self, fields: Fields, ts_ns: np.ndarray, dur_ns: np.ndarray) -> dict[str, np.ndarray]:
         """The columns that every table of slices has."""
         return {
-            "ts_ns": ts_ns,
-            "dur_ns": dur_ns,
+            "start_ns": ts_ns,
+            "end_ns": ts_ns + dur_ns,
             "pid": fields.ids("pid"),
             "tid": fields.ids("tid"),
             "name_id": fields.names(),
@@ -349,6 +424,27 @@ class Columns:
         if (times_us >= FLOAT_EXACT_US).any():
             raise _TooLarge
         return float_us_to_ns(times_us)
+
+
+def _ops_of(columns: Mapping[str, np.ndarray], names: Sequence[str]) -> Table:
+    copies = {name: codes[columns["name_id"]] for name, codes in copy_kinds(names).items()}
+    return filled(OPS_COLUMNS, len(columns["name_id"]), {**columns, **copies})
+
+
+def _ranges_of(
+    host_ranges: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray], texts: Strings
+) -> Table:
+    """Annotations, then operators."""
+    parts = []
+    for kind, columns in ((PUSH_POP, host_ranges), (OP, operators)):
+        text_id = columns["name_id"]
+        identity = {
+            "text_id": text_id,
+            "name_id": texts.stripped(text_id)[0],
+            "kind": np.full(len(text_id), kind),
+        }
+        parts.append(filled(RANGE_COLUMNS, len(text_id), {**columns, **identity}).as_dict())
+    return concat(parts, RANGE_COLUMNS)
 
 
 def _flow_numbers(events: Sequence[Any]) -> np.ndarray:

@@ -57,65 +57,65 @@ class EventDecoder:
 
     def _decode_list(self, text: bytes) -> Sequence[Any]:
         document = b"[" + text + b"]"
-        found: Sequence[Any] = (EXACT_LIST if self.exact else FLOAT_LIST).decode(document)
-        return found
+        events: Sequence[Any] = (EXACT_LIST if self.exact else FLOAT_LIST).decode(document)
+        return events
 
     def _decode_one_by_one(self, piece: Piece) -> Sequence[Any]:
         """Find the events one by one, keep those that decode, and give back what is not part of the list."""
         if inside_string(piece.text) and self._pieces.cut_with_care(piece):
             return []
-        found = elements(piece.text)
-        end = found.spans[-1][1] if found.spans else 0
+        parts = elements(piece.text)
+        end = parts.spans[-1][1] if parts.spans else 0
         if end < len(piece.text):
             self._pieces.give_back(end)
-        if found.stray >= 0:
-            self._damaged("text between events that is not an event", piece.at + found.stray)
+        if parts.stray >= 0:
+            self._damaged("text between events that is not an event", piece.offset + parts.stray)
         if end < len(piece.text):
             try:
                 return self._decode_list(piece.text[:end])
             except (ValueError, RecursionError):
                 pass
-        one = [self._decode_one(piece.text[a:b], piece.at + a) for a, b in found.spans]
-        return [event for event in one if event is not None]
+        events = [self._decode_one(piece.text[a:b], piece.offset + a) for a, b in parts.spans]
+        return [event for event in events if event is not None]
 
-    def _decode_one(self, text: bytes, at: int) -> Any:
+    def _decode_one(self, text: bytes, offset: int) -> Any:
         try:
             return (EXACT_ONE if self.exact else FLOAT_ONE).decode(text)
         except (ValueError, RecursionError):
-            loose = self._decode_loosely(text, at)
+            loose = self._decode_loosely(text, offset)
             return None if loose is None else self._coerce(loose, ExactEvent if self.exact else Event)
 
-    def _decode_loosely(self, text: bytes, at: int) -> dict[str, Any] | None:
+    def _decode_loosely(self, text: bytes, offset: int) -> dict[str, Any] | None:
         try:
             decoded = text.decode("utf-8", "replace")
             event = json.loads(decoded, strict=False, parse_float=Decimal, parse_constant=lambda _: None)
         except (ValueError, RecursionError, InvalidOperation):
-            self._damaged("an event is not JSON", at)
+            self._damaged("an event is not JSON", offset)
             return None
         if not isinstance(event, dict):
-            self._damaged("an event is not an object", at)
+            self._damaged("an event is not an object", offset)
             return None
         self._problems[ODD] += 1
         return event
 
-    def _coerce(self, found: dict[str, Any], kind: type[_S]) -> _S:
+    def _coerce(self, fields: dict[str, Any], kind: type[_S]) -> _S:
         """A struct of the fields that convert, each on its own; the others keep their defaults."""
-        kept: dict[str, Any] = {}
+        converted: dict[str, Any] = {}
         for field in msgspec.structs.fields(kind):
-            value = found.get(field.encode_name)
+            value = fields.get(field.encode_name)
             if field.type is Args and isinstance(value, dict):
-                kept[field.name] = self._coerce(value, Args)
+                converted[field.name] = self._coerce(value, Args)
             elif value is not None and field.type is not Args:
                 try:
-                    kept[field.name] = _convert(value, field.type)
+                    converted[field.name] = _convert(value, field.type)
                 except (ValueError, TypeError, OverflowError, InvalidOperation):
                     self._problems[f"odd {field.encode_name!r} values were left out"] += 1
-        return kind(**kept)
+        return kind(**converted)
 
-    def _damaged(self, what: str, at: int) -> None:
+    def _damaged(self, fault: str, offset: int) -> None:
         if not self._pieces.salvage:
-            raise self._pieces.bad(f"the trace is damaged: {what}", at)
-        self._problems[f"{what}: left out"] += 1
+            raise self._pieces.bad(f"the trace is damaged: {fault}", offset)
+        self._problems[f"{fault}: left out"] += 1
 
 
 def clean_text(value: Any) -> str:

@@ -61,7 +61,7 @@ class FunctionArgs(msgspec.Struct, gc=False, frozen=True):
     """In the order torch writes them; what is not read is named here all the same, which finds it at once."""
 
     parent: msgspec.Raw = msgspec.field(name="Python parent id", default=_NO_RAW)
-    own: msgspec.Raw = msgspec.field(name="Python id", default=_NO_RAW)
+    python_id: msgspec.Raw = msgspec.field(name="Python id", default=_NO_RAW)
     ev_idx: int | str = msgspec.field(name="Ev Idx", default=-1)
 
 

@@ -93,14 +93,14 @@ class Decoded:
 
     def copies(self) -> Iterator[tuple[int, str, str, str]]:
         for row in self._with_text("copy_kind"):
-            one = self._args[row]
-            yield row, one.copy_kind, one.src_kind, one.dst_kind
+            args = self._args[row]
+            yield row, args.copy_kind, args.src_kind, args.dst_kind
 
     def geometry(self) -> Iterator[tuple[int, Sizes]]:
-        for one in self._args:
-            if one.grid is not NO_SIZE and one.correlation in INT64:
-                sizes = (*one.grid, *one.block, one.smem_bytes)
-                yield one.correlation, tuple(size if size in INT64 else -1 for size in sizes)
+        for args in self._args:
+            if args.grid is not NO_SIZE and args.correlation in INT64:
+                sizes = (*args.grid, *args.block, args.smem_bytes)
+                yield args.correlation, tuple(size if size in INT64 else -1 for size in sizes)
 
     def _with_text(self, name: str) -> list[int]:
         """The events whose argument is a text and not empty."""

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from typing import Any
 
+from lab.recordings.capture import Meta
 from lab.recordings.pieces import EventPieces, once
-from lab.recordings.tables import ProcessGroup, TraceMeta
 
 
 def decode_frame(pieces: EventPieces, problems: Counter[str]) -> dict[str, Any]:
@@ -33,13 +33,14 @@ def _frame_of(text: bytes) -> dict[str, Any]:
     return frame
 
 
-def trace_meta(frame: dict[str, Any], base_ns: int, num_gpu_rows: int) -> TraceMeta:
-    names = tuple(str(device.get("name", "")) for device in _items(frame.get("deviceProperties")))
+def meta_of(frame: dict[str, Any], base_ns: int, num_gpu_rows: int) -> Meta:
+    """What the document says about its job; `base_ns` as it was added to the times."""
+    devices = _items(frame.get("deviceProperties"))
+    names = tuple(str(device.get("name", "")) for device in devices)
     info = frame.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    groups = tuple(_group_of(g) for g in _items(info.get("pg_config")))
-    sizes = [len(group.ranks) for group in groups]
-    return TraceMeta(
+    sizes = [_group_size(group) for group in _items(info.get("pg_config"))]
+    return Meta(
         rank=_count_of(info.get("rank")),
         world_size=_count_of(info.get("world_size")) or (max(sizes) if sizes else None),
         backend=_text_of(info.get("backend")),
@@ -50,10 +51,9 @@ def trace_meta(frame: dict[str, Any], base_ns: int, num_gpu_rows: int) -> TraceM
         torch_version=_text_of(frame.get("torch_version")),
         cuda_version=integer_of(frame.get("cuda_runtime_version")),
         hip_version=integer_of(frame.get("hip_runtime_version")),
-        process_groups=groups,
         host=_text_of(frame.get("host_name")),
         stacks=any(frame.get(key) not in (None, 0, "0", False) for key in ("with_stack", "with_modules")),
-        num_sms=tuple(_num_sms(device) for device in _items(frame.get("deviceProperties"))),
+        num_sms=tuple(_num_sms(device) for device in devices),
     )
 
 
@@ -66,16 +66,11 @@ def _vendor(frame: dict[str, Any], devices: tuple[str, ...]) -> str:
     return "amd" if by_key or any("AMD" in name for name in devices) else "nvidia"
 
 
-def _group_of(found: dict[str, Any]) -> ProcessGroup:
-    ranks = found.get("ranks")
+def _group_size(group: dict[str, Any]) -> int:
+    ranks = group.get("ranks")
     if isinstance(ranks, str):  # some versions write the list as text
-        ranks = [int(digits) for digits in ranks.strip("[] ").split(",") if digits.strip().isdigit()]
-    return ProcessGroup(
-        name=_text_of(found.get("pg_name")) or "",
-        description=_text_of(found.get("pg_desc")) or "",
-        backend=_text_of(found.get("backend_config")) or "",
-        ranks=tuple(rank for rank in (ranks if isinstance(ranks, list) else []) if isinstance(rank, int)),
-    )
+        return sum(digits.strip().isdigit() for digits in ranks.strip("[] ").split(","))
+    return sum(isinstance(rank, int) for rank in ranks) if isinstance(ranks, list) else 0
 
 
 def _items(value: Any) -> list[dict[str, Any]]:

@@ -13,12 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from lab.core.words import plural
+from lab.core.words import first_few, plural
 from lab.recordings.lacks import Axis, Lack, Place
-from lab.recordings.tables import Table
 
 # GPU rows, API calls and arrows have none.
 _WITHOUT = ("kernels", "runtime", "flows")
+# Categories of slices that are no work: the span of the recording, costs of the profiler itself.
+_WITHOUT_WORK = (
+    "trace",
+    "overhead",
+    "cuda_event",
+    "graph_event_node",
+    "external_correlation",
+    "cuda_profiler_range",
+)
 _INDEX = attrgetter("args.ev_idx")
 _OPERATORS = ("ops", "ranges")
 _ROWS_OF: dict[str, tuple[Axis, str]] = {
@@ -34,23 +42,23 @@ class EventIndices:
 
     def __init__(self) -> None:
         self._operators: list[np.ndarray] = []
-        self._others: list[np.ndarray] = []
+        self._further: list[np.ndarray] = []
 
     def add(self, rows: Mapping[str, Sequence[Any]]) -> None:
         """The events of one piece, by the table that they go to."""
         for table, events in rows.items():
             if table in _WITHOUT:
                 continue
-            found = _numbers(events)
-            found = found[found >= 0]
-            if len(found):
-                (self._operators if table in _OPERATORS else self._others).append(found)
+            numbers = _numbers(events)
+            numbers = numbers[numbers >= 0]
+            if len(numbers):
+                (self._operators if table in _OPERATORS else self._further).append(numbers)
 
-    def add_numbers(self, operators: np.ndarray, others: np.ndarray) -> None:
+    def add_numbers(self, operators: np.ndarray, further: np.ndarray) -> None:
         """The same from numbers (n,) that are known to be such, and need not stay."""
-        for kept, found in ((self._operators, operators), (self._others, others)):
-            if len(found):
-                kept.append(found.copy())
+        for parts, numbers in ((self._operators, operators), (self._further, further)):
+            if len(numbers):
+                parts.append(numbers.copy())
 
     def lacks(self, owners_here: Callable[[], bool] = lambda: False) -> tuple[Lack, ...]:
         """What is missing up to the largest number; events after it cannot be known.
@@ -58,63 +66,78 @@ class EventIndices:
         owners_here(): every GPU row still has its operator, so the trace was thinned with care, and nothing
         that is said of the GPU rests on what was taken out.
         """
-        operators, others = _joined(self._operators), _joined(self._others)
-        if _contiguous(operators, others):
+        operators, further = _joined(self._operators), _joined(self._further)
+        if _contiguous(operators, further):
             return ()
-        found = np.concatenate([operators, others])
-        order = np.argsort(found, kind="stable")  # fast, because most of it is in order
-        seen = found[order]
+        numbers = np.concatenate([operators, further])
+        order = np.argsort(numbers, kind="stable")  # fast, because most of it is in order
+        in_order = numbers[order]
         is_operator = order < len(operators)
-        is_new = np.append(True, seen[1:] > seen[:-1])
-        seen, is_operator = seen[is_new], is_operator[is_new]
-        gaps = np.flatnonzero(np.diff(seen) > 1)
-        sizes = seen[gaps + 1] - seen[gaps] - 1
+        is_new = np.append(True, in_order[1:] > in_order[:-1])
+        in_order, is_operator = in_order[is_new], is_operator[is_new]
+        gaps = np.flatnonzero(np.diff(in_order) > 1)
+        sizes = in_order[gaps + 1] - in_order[gaps] - 1
         inside = is_operator[gaps] & is_operator[gaps + 1] & (not owners_here())
         counts: dict[Place, tuple[int, int]] = {
-            "head": (int(seen[0]), 1),
+            "head": (int(in_order[0]), 1),
             "hole": (int(sizes[inside].sum()), int(inside.sum())),
             "tail": (int(sizes[~inside].sum()), int((~inside).sum())),
         }
-        whole = int(seen[-1]) + 1
-        return tuple(_lack(place, n, whole, runs) for place, (n, runs) in counts.items() if n)
+        total = int(in_order[-1]) + 1
+        return tuple(_lack(place, n, total, runs) for place, (n, runs) in counts.items() if n)
 
 
-def owners_are_here(tables: Mapping[str, Table]) -> bool:
-    """Whether GPU rows name operators by External id, and each of these is in the trace."""
-    wanted = tables["kernels"].external_id
+def owners_are_here(kernels: Mapping[str, np.ndarray], operators: Mapping[str, np.ndarray]) -> bool:
+    """Whether GPU rows name operators by External id, and each of these is in the recording."""
+    wanted = kernels["external_id"]
     wanted = wanted[wanted > 0]
-    here = np.sort(tables["ops"].external_id)
-    if not len(wanted) or not len(here):
+    ids = np.sort(operators["external_id"])
+    if not len(wanted) or not len(ids):
         return False
-    at = np.minimum(np.searchsorted(here, wanted), len(here) - 1)
-    return bool((here[at] == wanted).all())
+    index = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+    return bool((ids[index] == wanted).all())
 
 
-def cut_short(why: str | None) -> tuple[Lack, ...]:
+def cut_short(reason: str | None) -> tuple[Lack, ...]:
     """The finding for a file that ends too early; its events are in no order of time."""
-    return () if why is None else (Lack("gpu", "tail", "C", 0, 0, 0, None, f"the file is not whole: {why}"),)
+    return (
+        ()
+        if reason is None
+        else (Lack("gpu", "tail", "C", 0, 0, 0, None, f"the file is not whole: {reason}"),)
+    )
 
 
-def untimed(lost: Mapping[str, int], whole: Mapping[str, int]) -> tuple[Lack, ...]:
+def untimed(lost: Mapping[str, int], totals: Mapping[str, int]) -> tuple[Lack, ...]:
     """The findings for events left out because their times cannot be read; both counts are by table."""
-    found = []
+    lacks = []
     for table, (axis, rows) in _ROWS_OF.items():
-        n, of = lost.get(table, 0), whole.get(table, 0)
+        n, of = lost.get(table, 0), totals.get(table, 0)
         if n:
             share = None if axis == "host" else n / of
             text = f"{n:,} of {plural(of, rows)} have no readable start or duration and were left out"
-            found.append(Lack(axis, "hole", "C", 0, n, of, share, text))
-    return tuple(found)
+            lacks.append(Lack(axis, "hole", "C", 0, n, of, share, text))
+    return tuple(lacks)
 
 
-def _lack(place: Place, n: int, whole: int, runs: int) -> Lack:
-    where = {
+def unread(events: Mapping[str, int]) -> tuple[Lack, ...]:
+    """The finding for events of kinds that lab does not read, such as the rows of another accelerator."""
+    counts = {name: n for name, n in sorted(events.items()) if name.lower() not in _WITHOUT_WORK}
+    total = sum(counts.values())
+    if not total:
+        return ()
+    names = first_few([f"{name} ({n:,})" for name, n in counts.items()], 4)
+    text = f"{plural(total, 'event')} of kinds that lab does not read, and no rule looked at: {names}"
+    return (Lack("gpu", "all", "X", -1, total, total, None, text, unknown=True),)
+
+
+def _lack(place: Place, n: int, total: int, runs: int) -> Lack:
+    position = {
         "head": "before the first one here",
         "hole": f"between operators, at {plural(runs, 'place')}",
         "tail": "at the end, or where no GPU row's operator is missing",
     }[place]
-    text = f"{n:,} of {plural(whole, 'event')} of torch.profiler ({n / whole:.1%}) were taken out {where}"
-    return Lack("ops", place, "C", 0, n, whole, n / whole, text)
+    text = f"{n:,} of {plural(total, 'event')} of torch.profiler ({n / total:.1%}) were taken out {position}"
+    return Lack("ops", place, "C", 0, n, total, n / total, text)
 
 
 def _numbers(events: Sequence[Any]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""One trace from a file to tables."""
+"""One trace from a file to a capture."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.recordings.capture import OP, Capture
 from lab.recordings.kineto.columns import Columns
 from lab.recordings.kineto.frame import decode_frame
 from lab.recordings.kineto.native import library
-from lab.recordings.lacks import without_times
 from lab.recordings.owners import settled
+from lab.recordings.phase_names import step_number
 from lab.recordings.pieces import PIECE_BYTES, EventPieces
-from lab.recordings.tables import Table, Trace
-from lab.recordings.views.launches import step_number
-
-# Increase it whenever the same file would give other columns: older cache entries are then ignored.
-READER_VERSION = 10
-
+from lab.recordings.processes import without_untimed
 
 # Pieces that stay in the processor's cache while they are copied and scanned; columns are made of many
 # of them at once, because that costs a fixed 0.5 ms of numpy.
@@ -26,7 +22,7 @@ SCANNED_PIECE_BYTES = 256 << 10
 SCANNED_TOGETHER_BYTES = 4 << 20
 
 
-def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int | None = None) -> Trace:
+def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int | None = None) -> Capture:
     """Read one trace; all times become absolute integer nanoseconds.
 
     salvage keeps the readable part of a truncated or damaged file; `problems` says what is missing.
@@ -41,43 +37,28 @@ def read_kineto(path: Path | str, *, salvage: bool = False, piece_bytes: int | N
         columns.feed(piece)
     if pieces.cut:
         columns.problems[pieces.cut] += 1
-    trace = columns.finish(decode_frame(pieces, columns.problems))
-    return settled(_with_steps_apart(_timed(trace)))
+    capture = columns.finish(decode_frame(pieces, columns.problems))
+    return settled(_with_steps_apart(without_untimed(capture)))
 
 
-def _with_steps_apart(trace: Trace) -> Trace:
-    """The trace with each ProfilerStep ended where the next one of its thread begins.
+def _with_steps_apart(capture: Capture) -> Capture:
+    """The capture with each ProfilerStep ended where the next one of its thread begins.
 
     torch ends a step up to some microseconds after the next one began (pytorch/pytorch#174555), which would
     put neither into the other and the kernels of both into none.
     """
-    numbers = np.array([*map(step_number, trace.strings), -1])
-    steps = np.flatnonzero((numbers[trace.ranges.name_id] >= 0) & ~trace.ranges.on_gpu)
-    ranges = trace.ranges.take(steps)
-    order = np.lexsort((ranges.ts_ns, ranges.tid, ranges.pid))
-    current, following = order[:-1], order[1:]
-    apart_ns = ranges.ts_ns[following] - ranges.ts_ns[current]
+    ranges = capture.ranges
+    numbers = np.array([*map(step_number, capture.strings), -1])
+    steps = np.flatnonzero((ranges.kind != OP) & (numbers[ranges.name_id] >= 0))
+    steps = steps[np.lexsort((ranges.start_ns[steps], ranges.tid[steps], ranges.pid[steps]))]
+    current, following = steps[:-1], steps[1:]
+    begin_ns = ranges.start_ns[following]
     same_thread = (ranges.pid[current] == ranges.pid[following]) & (
         ranges.tid[current] == ranges.tid[following]
     )
-    late = same_thread & (apart_ns > 0) & (ranges.dur_ns[current] > apart_ns)
+    late = same_thread & (ranges.start_ns[current] < begin_ns) & (begin_ns < ranges.end_ns[current])
     if not late.any():
-        return trace
-    dur_ns = trace.ranges.dur_ns.copy()
-    dur_ns[steps[current[late]]] = apart_ns[late]
-    return replace(trace, ranges=Table(trace.ranges.as_dict() | {"dur_ns": dur_ns}))
-
-
-def _timed(trace: Trace) -> Trace:
-    """The trace without GPU rows at 0 that took no time: their times were never written."""
-    untimed = (trace.kernels.ts_ns == trace.meta.base_ns) & (trace.kernels.dur_ns == 0)
-    if not untimed.any():
-        return trace
-    row = np.cumsum(~untimed) - 1
-    collectives = trace.collectives.where(~untimed[trace.collectives.kernel])
-    return replace(
-        trace,
-        kernels=trace.kernels.where(~untimed),
-        collectives=Table(collectives.as_dict() | {"kernel": row[collectives.kernel]}),
-        lacks=(*trace.lacks, *without_times(int(untimed.sum()), len(untimed))),
-    )
+        return capture
+    end_ns = ranges.end_ns.copy()
+    end_ns[current[late]] = begin_ns[late]
+    return replace(capture, ranges=ranges.with_columns(end_ns=end_ns))

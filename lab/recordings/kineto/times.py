@@ -17,10 +17,10 @@ def float_us_to_ns(times_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     Exact below FLOAT_EXACT_US: the whole part is set aside before scaling, so no digit is rounded away.
     """
-    known = np.isfinite(times_us) & (np.abs(times_us) < FLOAT_EXACT_US)
-    times_us = np.where(known, times_us, 0.0)
-    whole = np.floor(times_us)
-    return whole.astype(np.int64) * 1000 + np.rint((times_us - whole) * 1000).astype(np.int64), known
+    exact = np.isfinite(times_us) & (np.abs(times_us) < FLOAT_EXACT_US)
+    times_us = np.where(exact, times_us, 0.0)
+    floor_us = np.floor(times_us)
+    return floor_us.astype(np.int64) * 1000 + np.rint((times_us - floor_us) * 1000).astype(np.int64), exact
 
 
 def digits_us_to_ns(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
@@ -32,8 +32,8 @@ def digits_us_to_ns(texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
     if fixed is not None:
         return fixed, np.ones(len(texts), dtype=bool)
     exact = [_decimal_ns(text) for text in texts]
-    known = np.array([ns is not None for ns in exact], dtype=bool)
-    return np.array([ns or 0 for ns in exact], dtype=np.int64), known
+    readable = np.array([ns is not None for ns in exact], dtype=bool)
+    return np.array([ns or 0 for ns in exact], dtype=np.int64), readable
 
 
 def _fixed_point(texts: Sequence[bytes]) -> np.ndarray | None:
@@ -48,9 +48,9 @@ def _fixed_point(texts: Sequence[bytes]) -> np.ndarray | None:
     digits = joined.replace(b".", b"")
     if not digits.replace(b",", b"").isdigit():
         return None
-    found = np.array(digits.split(b","), dtype="S18").astype(np.int64)
+    numbers = np.array(digits.split(b","), dtype="S18").astype(np.int64)
     scale = 1 if len(points) else 1000
-    return found * scale if (found < 2**62 // scale).all() else None
+    return numbers * scale if (numbers < 2**62 // scale).all() else None
 
 
 def _decimal_ns(text: bytes) -> int | None:

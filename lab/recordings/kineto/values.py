@@ -55,10 +55,10 @@ class ColumnEncoder:
             return self.integers(chain.from_iterable(map(values, args)), 3 * len(args))
 
     def integers(self, values: Iterable[int | str], count: int) -> np.ndarray:
-        found = [value if isinstance(value, int) and value in INT64 else None for value in values]
-        if None in found:
+        numbers = [value if isinstance(value, int) and value in INT64 else None for value in values]
+        if None in numbers:
             self._problems["ids that are not 64-bit integers count as unknown"] += 1
-        return np.array([-1 if value is None else value for value in found], dtype=np.int64)
+        return np.array([-1 if value is None else value for value in numbers], dtype=np.int64)
 
     def value(self, raw: bytes) -> Any:
         """A JSON value that the event decoder skipped without parsing it."""

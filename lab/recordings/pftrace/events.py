@@ -16,7 +16,6 @@ from lab.core.words import plural
 from lab.errors import BadDataError, writing
 from lab.recordings.capture import Capture
 from lab.recordings.kineto import read_kineto
-from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.kineto.columns import TABLE_OF
 from lab.recordings.lacks import Lack
 from lab.recordings.pftrace.trace import Slices, read_slices
@@ -50,7 +49,7 @@ def load(path: Path | str) -> Capture:
             while chunk := list(islice(events, _TOGETHER)):
                 file.write(b"," + b",".join(chunk))
             file.write(b"]}")
-        capture = from_kineto(read_kineto(target))
+        capture = read_kineto(target)
     merged = {track.pid: match for track in slices.tracks if (match := _MERGED.match(track.process))}
     ranks = sorted({int(match[1]) for match in merged.values()})
     return replace(

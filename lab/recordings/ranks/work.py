@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.tables import Table, Trace
+from lab.recordings.capture import Capture
+from lab.recordings.phase_names import step_number
+from lab.recordings.tables import Table
 from lab.stats.columns import distinct, distinct_rows
 
 COMP, COMM, COPY = views.COMP, views.COMM, views.MEMCOPY
@@ -53,7 +55,7 @@ class RankWork:
         return len(self.start)
 
 
-def work_of(trace: Trace, rank: int | None = None) -> RankWork:
+def work_of(trace: Capture, rank: int | None = None) -> RankWork:
     """The work of one trace; rank: used where the trace does not say which it is."""
     if trace.meta.rank is not None:
         rank = trace.meta.rank
@@ -67,19 +69,19 @@ def work_of(trace: Trace, rank: int | None = None) -> RankWork:
     )
 
 
-def _of_gpu(trace: Trace) -> dict[str, Any]:
-    kernels, runtime = trace.kernels, trace.runtime
+def _of_gpu(trace: Capture) -> dict[str, Any]:
+    kernels, runtime = trace.ops, trace.api
     call = views.launch_calls(trace)
     has_call = call >= 0
     begin, end = np.full(len(kernels), -1, dtype=np.int64), np.full(len(kernels), -1, dtype=np.int64)
-    begin[has_call] = runtime.ts_ns[call[has_call]]
-    end[has_call] = begin[has_call] + runtime.dur_ns[call[has_call]]
+    begin[has_call] = runtime.start_ns[call[has_call]]
+    end[has_call] = runtime.end_ns[call[has_call]]
     key, keys = _keys(trace, views.link_ops(trace))
     devices = kernels.device.astype(np.int64) - min(kernels.device.min(initial=0), 0)
     waits, held = _stream_waits(trace, begin)
     return {
-        "start": kernels.ts_ns,
-        "end": kernels.ts_ns + kernels.dur_ns,
+        "start": kernels.start_ns,
+        "end": kernels.end_ns,
         "kind": views.classify(trace),
         "stream": kernels.stream + (devices << 32),
         "call_begin": begin,
@@ -93,18 +95,18 @@ def _of_gpu(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _stream_waits(trace: Trace, call_begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _stream_waits(trace: Capture, call_begin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Recorded waits of streams for events: rows (operation, the one it awaits); operations (n,) that waited
     for an event that is not known.
 
     An event stands for the last operation launched on its stream before it was recorded; what waits is the
     first operation launched on the other stream after the wait. Whatever follows there waits by its order.
     """
-    waits, kernels = trace.waits, trace.kernels
-    waited, recorded = (_call_times(trace, column) for column in (waits.correlation, waits.record))
+    waits, kernels = trace.waits, trace.ops
+    waited, recorded = (_call_times(trace, column) for column in (waits.corr, waits.record))
     is_known = recorded >= 0
     relevant = (waited >= 0) & ~(is_known & (waits.stream == waits.on_stream))
-    order = np.lexsort((kernels.ts_ns, call_begin))
+    order = np.lexsort((kernels.start_ns, call_begin))
     order = order[call_begin[order] >= 0]
     pairs, held = [np.empty((0, 2), dtype=np.int64)], [np.empty(0, dtype=np.int64)]
     columns = np.stack([waits.device, waits.stream, waits.on_stream], axis=1)
@@ -121,26 +123,29 @@ def _stream_waits(trace: Trace, call_begin: np.ndarray) -> tuple[np.ndarray, np.
     return distinct_rows(np.concatenate(pairs))[0], distinct(np.concatenate(held))
 
 
-def _call_times(trace: Trace, correlation: np.ndarray) -> np.ndarray:
+def _call_times(trace: Capture, correlation: np.ndarray) -> np.ndarray:
     """When each call (n,) began, -1 where it was not recorded."""
-    runtime = trace.runtime
+    runtime = trace.api
     if not len(runtime):
         return np.full(len(correlation), -1, dtype=np.int64)
-    order = np.lexsort((runtime.ts_ns, runtime.correlation))
-    sorted_ids = runtime.correlation[order]
+    order = np.lexsort((runtime.start_ns, runtime.corr))
+    sorted_ids = runtime.corr[order]
     position = np.minimum(np.searchsorted(sorted_ids, correlation), len(sorted_ids) - 1)
     is_known = (sorted_ids[position] == correlation) & (correlation > 0)
-    times: np.ndarray = np.where(is_known, runtime.ts_ns[order[position]], -1)
+    times: np.ndarray = np.where(is_known, runtime.start_ns[order[position]], -1)
     return times
 
 
-def _of_cpu(trace: Trace) -> dict[str, Any]:
+def _of_cpu(trace: Capture) -> dict[str, Any]:
     """Computing ops and gloo's ranges as operations that launch themselves."""
     names = trace.strings
     computes = np.array([*(views.timeline.is_computation(text) for text in names), False])
     talks = np.array([*(views.timeline.is_gloo(text) for text in names), False])
-    ops, comm = trace.ops.where(computes[trace.ops.name_id]), trace.ranges.where(talks[trace.ranges.name_id])
-    start = np.concatenate([ops.ts_ns, comm.ts_ns])
+    ops, comm = (
+        trace.operators.where(computes[trace.operators.name_id]),
+        trace.annotations.where(talks[trace.annotations.name_id]),
+    )
+    start = np.concatenate([ops.start_ns, comm.start_ns])
     used, key = np.unique(np.concatenate([ops.name_id, comm.name_id]), return_inverse=True)
     texts = [names[index] for index in used.tolist()]
     collectives = views.collective_instances(trace)
@@ -161,9 +166,9 @@ def _of_cpu(trace: Trace) -> dict[str, Any]:
     }
 
 
-def _keys(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
+def _keys(trace: Capture, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, ...], ...]]:
     """What makes two kernels the same: op, dims, strides, kernel and grid."""
-    kernels, ops = trace.kernels, trace.ops
+    kernels, ops = trace.ops, trace.operators
     columns = [
         np.where(link >= 0, getattr(ops, name)[link], -1) if len(ops) else np.full(len(link), -1)
         for name in ("name_id", "dims_id", "strides_id")
@@ -182,28 +187,28 @@ def _keys(trace: Trace, link: np.ndarray) -> tuple[np.ndarray, tuple[tuple[str, 
     return key.ravel(), keys
 
 
-def _host_spans(trace: Trace, launches: np.ndarray) -> dict[str, np.ndarray]:
+def _host_spans(trace: Capture, launches: np.ndarray) -> dict[str, np.ndarray]:
     """What the threads that launch kernels did."""
-    runtime, ops = trace.runtime, trace.ops
+    runtime, ops = trace.api, trace.operators
     threads = distinct(runtime.tid[launches]) if len(launches) else np.empty(0, dtype=np.int64)
     waits = np.array([*(bool(_BLOCKING.search(text)) for text in trace.strings), False])
     calls = runtime.where(np.isin(runtime.tid, threads))
     busy = ops.where(np.isin(ops.tid, threads))
-    spans = np.stack([calls.ts_ns, calls.ts_ns + calls.dur_ns], axis=1)
+    spans = np.stack([calls.start_ns, calls.end_ns], axis=1)
     blocking = waits[calls.name_id]
     return {
         "blocking_calls": spans[blocking],
         "calls": spans[~blocking],
-        "host_ops": np.stack([busy.ts_ns, busy.ts_ns + busy.dur_ns], axis=1),
+        "host_ops": np.stack([busy.start_ns, busy.end_ns], axis=1),
     }
 
 
-def _steps(trace: Trace) -> np.ndarray:
+def _steps(trace: Capture) -> np.ndarray:
     """(number, begin, end) of each ProfilerStep#N of the host, by begin."""
-    numbers = np.array([*(views.launches.step_number(text) for text in trace.strings), -1])
-    ranges = trace.ranges
-    steps = ranges.where((numbers[ranges.name_id] >= 0) & ~ranges.on_gpu)
-    rows = np.stack([numbers[steps.name_id], steps.ts_ns, steps.ts_ns + steps.dur_ns], axis=1)
+    numbers = np.array([*(step_number(text) for text in trace.strings), -1])
+    ranges = trace.annotations
+    steps = ranges.where(numbers[ranges.name_id] >= 0)
+    rows = np.stack([numbers[steps.name_id], steps.start_ns, steps.end_ns], axis=1)
     rows = distinct_rows(rows.astype(np.int64))[0]
     rows = rows[np.argsort(rows[:, 1], kind="stable")]
     # Windows must not overlap, or an instant would count twice.

@@ -1,12 +1,11 @@
-"""Questions to a trace, as pure functions: who launched what, how busy was the GPU, which GEMMs ran.
+"""Questions to a capture, as pure functions: who launched what, how busy was the GPU, which GEMMs ran.
 
-A trace without GPU rows (gloo on a CPU) answers the same questions from its CPU ops; `device_of` says which.
+A capture without GPU rows (gloo on a CPU) answers the same from its CPU ops; `device_of` says which.
 """
 
 from lab.recordings.views.collectives import collective_instances
-from lab.recordings.views.gemms import gemm_instances
+from lab.recordings.views.gemms import gemm_flops, gemm_instances
 from lab.recordings.views.launches import (
-    STEP_PREFIX,
     device_of,
     kernel_steps,
     launch_calls,
@@ -22,10 +21,10 @@ __all__ = [
     "COMM",
     "COMP",
     "MEMCOPY",
-    "STEP_PREFIX",
     "classify",
     "collective_instances",
     "device_of",
+    "gemm_flops",
     "gemm_instances",
     "gpu_timeline",
     "kernel_steps",

@@ -9,21 +9,22 @@ from typing import Any
 import numpy as np
 
 from lab.perfmodel.dtypes import item_bytes
+from lab.recordings.capture import Capture, once
 from lab.recordings.communication import OPS, communication, kind_in
 from lab.recordings.owners import first_index
-from lab.recordings.tables import Table, Trace, once
+from lab.recordings.tables import Table
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
 from lab.recordings.views.shapes import column_of, int_sizes, json_list
 from lab.recordings.views.timeline import COMM, GLOO_PREFIX, classify, is_gloo
 
 
 @once
-def collective_instances(trace: Trace) -> Table:
+def collective_instances(trace: Capture) -> Table:
     """One row per collective kernel (on a CPU per gloo call), in order of time.
 
     Columns: collective ("" where not recorded), in_nelems, out_nelems, dtype, group_size,
     msg_bytes (the total S of nccl-tests: the larger of both buffers), pg_name, pg_desc, pg_ranks, seq, ts_ns,
-    dur_ns, stream, correlation, grid_x, block_x, step, kernel (name), row (of `kernels`, or of `ranges`),
+    dur_ns, stream, correlation, grid_x, block_x, step, kernel (name), row (of `ops`, or of `annotations`),
     in_split and out_split (JSON lists as text).
     """
     columns = _collectives_on_gpu(trace) if device_of(trace) == "gpu" else _collectives_on_cpu(trace)
@@ -34,50 +35,50 @@ def collective_instances(trace: Trace) -> Table:
     return table.take(np.argsort(table.ts_ns, kind="stable"))
 
 
-def _collectives_on_gpu(trace: Trace) -> dict[str, np.ndarray]:
+def _collectives_on_gpu(trace: Capture) -> dict[str, np.ndarray]:
     rows = np.flatnonzero(classify(trace) == COMM)
-    kernels, metadata = trace.kernels.take(rows), _comm_metadata(trace, rows)
+    kernels, metadata = trace.ops.take(rows), _comm_metadata(trace, rows)
     columns = {name: metadata(name) for name in ("in_nelems", "out_nelems", "group_size", "seq")}
     texts = ("collective", "dtype", "pg_name", "pg_desc", "pg_ranks", "in_split", "out_split")
     columns |= {name: trace.text(metadata(f"{name}_id")) for name in texts}
     columns["collective"] = _named_by_ops(trace, rows, columns["collective"])
-    copied = ("ts_ns", "dur_ns", "stream", "correlation", "grid_x", "block_x")
-    columns |= {name: getattr(kernels, name) for name in copied}
+    columns |= {name: getattr(kernels, name) for name in ("dur_ns", "stream", "grid_x", "block_x")}
     return columns | {
+        "ts_ns": kernels.start_ns,
+        "correlation": kernels.corr,
         "step": kernel_steps(trace)[rows],
         "kernel": trace.text(kernels.name_id),
         "row": rows,
     }
 
 
-def _named_by_ops(trace: Trace, rows: np.ndarray, names: np.ndarray) -> np.ndarray:
+def _named_by_ops(trace: Capture, rows: np.ndarray, names: np.ndarray) -> np.ndarray:
     """`names` (n,) with the launching op's where there is none and the kernel's own does not say the kind.
 
     Without metadata an all-to-all and a send look alike (SendRecv), and RCCL's kernels all look alike.
     """
-    texts = trace.text(trace.kernels.name_id[rows])
+    texts = trace.text(trace.ops.name_id[rows])
     vague = {text for text in set(texts.tolist()) if _is_vague(text)}
     unnamed = np.flatnonzero([not name and text in vague for name, text in zip(names, texts, strict=True)])
     if not len(unnamed):
         return names
-    found: np.ndarray = names.copy()
+    named: np.ndarray = names.copy()
     link = link_ops(trace)[rows[unnamed]]
     for index, op in zip(unnamed[link >= 0].tolist(), link[link >= 0].tolist(), strict=True):
-        found[index] = _telling_op(trace, op)
-    return found
+        named[index] = _telling_op(trace, op)
+    return named
 
 
 def _is_vague(kernel: str) -> bool:
-    known = communication(kernel)
-    return known is not None and known.kind in ("", "p2p")
+    kind = communication(kernel)
+    return kind is not None and kind.kind in ("", "p2p")
 
 
-def _telling_op(trace: Trace, op: int) -> str:
+def _telling_op(trace: Capture, op: int) -> str:
     """The name of the innermost op around `op` that says a kind of collective; "" if none does."""
-    ops = trace.ops
-    start, end = ops.ts_ns[op], ops.ts_ns[op] + ops.dur_ns[op]
-    around = (ops.pid == ops.pid[op]) & (ops.tid == ops.tid[op]) & (ops.ts_ns <= start)
-    around &= ops.ts_ns + ops.dur_ns >= end
+    ops = trace.operators
+    around = (ops.pid == ops.pid[op]) & (ops.tid == ops.tid[op])
+    around &= (ops.start_ns <= ops.start_ns[op]) & (ops.end_ns >= ops.end_ns[op])
     candidates = np.flatnonzero(around)
     for index in candidates[np.argsort(ops.dur_ns[candidates], kind="stable")].tolist():
         name: str = trace.strings[ops.name_id[index]]
@@ -86,7 +87,7 @@ def _telling_op(trace: Trace, op: int) -> str:
     return ""
 
 
-def _comm_metadata(trace: Trace, rows: np.ndarray) -> Callable[[str], np.ndarray]:
+def _comm_metadata(trace: Capture, rows: np.ndarray) -> Callable[[str], np.ndarray]:
     """Columns of metadata for `rows` of `kernels`, -1 where not recorded.
 
     Older recordings have them only at the op that launched the collective.
@@ -97,22 +98,22 @@ def _comm_metadata(trace: Trace, rows: np.ndarray) -> Callable[[str], np.ndarray
         of_op = first_index(link_ops(trace)[rows], trace.comm_ops.op)
 
     def column(name: str) -> np.ndarray:
-        found = np.full(len(rows), -1)
+        values = np.full(len(rows), -1)
         for index, table in ((of_op, trace.comm_ops), (of_kernel, trace.collectives)):
-            found[index >= 0] = getattr(table, name)[index[index >= 0]]
-        return found
+            values[index >= 0] = getattr(table, name)[index[index >= 0]]
+        return values
 
     return column
 
 
-def _collectives_on_cpu(trace: Trace) -> dict[str, np.ndarray]:
+def _collectives_on_cpu(trace: Capture) -> dict[str, np.ndarray]:
     """gloo records a range per call with the shapes of its input; its worker threads carry them."""
     from_gloo = np.array([*(is_gloo(text) for text in trace.strings), False])
-    rows = np.flatnonzero(from_gloo[trace.ranges.name_id])
-    found = trace.ranges.take(rows)
-    names = [text.removeprefix(GLOO_PREFIX) for text in trace.text(found.name_id)]
-    nelems = [_num_elements(json_list(text)) for text in trace.text(found.dims_id)]
-    dtypes = [json_list(text)[:1] for text in trace.text(found.types_id)]
+    rows = np.flatnonzero(from_gloo[trace.annotations.name_id])
+    calls = trace.annotations.take(rows)
+    names = [text.removeprefix(GLOO_PREFIX) for text in trace.text(calls.name_id)]
+    nelems = [_num_elements(json_list(text)) for text in trace.text(calls.dims_id)]
+    dtypes = [json_list(text)[:1] for text in trace.text(calls.types_id)]
     group_size = trace.meta.world_size or -1
     gathered = [
         n * group_size if "gather" in name and n >= 0 < group_size else n
@@ -124,21 +125,21 @@ def _collectives_on_cpu(trace: Trace) -> dict[str, np.ndarray]:
         "collective": column_of(names),
         "in_nelems": np.array(nelems, dtype=np.int64),
         "out_nelems": np.array(gathered, dtype=np.int64),
-        "dtype": column_of([str(found[0]) if found else "" for found in dtypes]),
+        "dtype": column_of([str(calls[0]) if calls else "" for calls in dtypes]),
         "group_size": np.full(len(rows), group_size),
         **dict.fromkeys(("pg_name", "pg_desc", "pg_ranks", "in_split", "out_split"), nothing),
         **dict.fromkeys(("seq", "stream", "correlation", "grid_x", "block_x"), unknown),
-        "ts_ns": found.ts_ns,
-        "dur_ns": found.dur_ns,
-        "step": steps_at(trace, found.ts_ns),
-        "kernel": trace.text(found.name_id),
+        "ts_ns": calls.start_ns,
+        "dur_ns": calls.dur_ns,
+        "step": steps_at(trace, calls.start_ns),
+        "kernel": trace.text(calls.name_id),
         "row": rows,
     }
 
 
 def _num_elements(dims: list[Any]) -> int:
     """Elements of the first tensor argument, or of the first list of tensors; -1 unknown."""
-    first = dims[0] if dims else None
-    if isinstance(first, list) and first and isinstance(first[0], list):
-        return sum(math.prod(int_sizes(tensor)) for tensor in first)
-    return math.prod(first) if isinstance(first, list) and int_sizes(first) else -1
+    head = dims[0] if dims else None
+    if isinstance(head, list) and head and isinstance(head[0], list):
+        return sum(math.prod(int_sizes(tensor)) for tensor in head)
+    return math.prod(head) if isinstance(head, list) and int_sizes(head) else -1

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from lab.perfmodel.calls import OpCall
-from lab.perfmodel.products import factor_indices, has_bias, is_product, product_of
+from lab.perfmodel.products import factor_indices, has_bias, is_product, product_flops, product_of
+from lab.recordings.capture import Capture, once
 from lab.recordings.owners import thread_nesting
-from lab.recordings.tables import KERNEL, Table, Trace, once
+from lab.recordings.tables import Table
 from lab.recordings.views.launches import device_of, link_ops, steps_at
 from lab.recordings.views.shapes import column_of
 from lab.stats.columns import distinct_rows
@@ -17,7 +18,7 @@ from lab.stats.intervals import spans, total
 
 
 @once
-def gemm_instances(trace: Trace) -> Table:
+def gemm_instances(trace: Capture) -> Table:
     """One row per executed GEMM op, in order of time.
 
     Columns: op, M, N, K, B, bias, dtype, strides, transpose, ts_ns, dur_ns (union of its kernels; a
@@ -26,28 +27,42 @@ def gemm_instances(trace: Trace) -> Table:
     transpose has a letter per factor: T where its last dimension is not the contiguous one. Sizes that
     were not recorded are -1.
     """
-    found = _gemms_on_gpu(trace) if device_of(trace) == "gpu" else _gemms_on_cpu(trace)
-    op_rows = found.pop("op_row")
-    ops = trace.ops.take(op_rows)
+    gemms = _gemms_on_gpu(trace) if device_of(trace) == "gpu" else _gemms_on_cpu(trace)
+    op_rows = gemms.pop("op_row")
+    ops = trace.operators.take(op_rows)
     keys = np.stack([ops.name_id, ops.dims_id, ops.types_id, ops.strides_id], axis=1)
-    distinct, which = distinct_rows(keys)
+    distinct, shape_of_row = distinct_rows(keys)
     shapes = [_gemm_shape(*(_string(trace, i) for i in key)) for key in distinct.tolist()]
-    columns = {name: column_of([shape[name] for shape in shapes])[which.ravel()] for name in _UNKNOWN_SHAPE}
-    columns |= found
+    columns = {
+        name: column_of([shape[name] for shape in shapes])[shape_of_row.ravel()] for name in _UNKNOWN_SHAPE
+    }
+    columns |= gemms
     columns["rank"] = np.full(len(ops), -1 if trace.meta.rank is None else trace.meta.rank)
-    columns["step"] = steps_at(trace, ops.ts_ns)
+    columns["step"] = steps_at(trace, ops.start_ns)
     table = Table({**columns, "op_row": op_rows, "tid": ops.tid})
     return table.take(np.argsort(table.ts_ns, kind="stable"))
 
 
-def _gemms_on_gpu(trace: Trace) -> dict[str, Any]:
+def gemm_flops(trace: Capture) -> np.ndarray:
+    """FLOPs (n,) of each row of `ranges` that is a GEMM; -1 for others and for unknown shapes."""
+    gemms = gemm_instances(trace)
+    b, m, n, k = (getattr(gemms, name).astype(np.float64) for name in "BMNK")
+    has_shape = (b >= 0) & (m >= 0) & (n >= 0) & (k >= 0)
+    flop = product_flops(b, m, n, k, gemms.bias)
+    flops = np.full(len(trace.ranges), -1, dtype=np.int64)
+    rows = trace.operator_rows[gemms.op_row]
+    flops[rows] = np.where(has_shape & (flop < 2.0**62), flop, -1).astype(np.int64)
+    return flops
+
+
+def _gemms_on_gpu(trace: Capture) -> dict[str, Any]:
     link = link_ops(trace)
     is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
-    linked = np.flatnonzero((link >= 0) & (trace.kernels.kind == KERNEL))
-    rows = linked[is_gemm[trace.ops.name_id[link[linked]]]]
-    rows = rows[np.lexsort((trace.kernels.ts_ns[rows], link[rows]))]
+    linked = np.flatnonzero((link >= 0) & trace.work)
+    rows = linked[is_gemm[trace.operators.name_id[link[linked]]]]
+    rows = rows[np.lexsort((trace.ops.start_ns[rows], link[rows]))]
     op_rows, first_kernel = np.unique(link[rows], return_index=True)
-    kernels = trace.kernels.take(rows)
+    kernels = trace.ops.take(rows)
     names = trace.text(kernels.name_id)
     joined = names[first_kernel]
     ends = np.append(first_kernel[1:], len(rows))
@@ -55,48 +70,48 @@ def _gemms_on_gpu(trace: Trace) -> dict[str, Any]:
         joined[group] = " ; ".join(names[first_kernel[group] : ends[group]])
     return {
         "op_row": op_rows,
-        "ts_ns": kernels.ts_ns[first_kernel],
-        "dur_ns": _covered_per_group(kernels.ts_ns, kernels.dur_ns, first_kernel),
-        "correlation": kernels.correlation[first_kernel],
+        "ts_ns": kernels.start_ns[first_kernel],
+        "dur_ns": _covered_per_group(kernels.start_ns, kernels.dur_ns, first_kernel),
+        "correlation": kernels.corr[first_kernel],
         "kernels": joined,
     }
 
 
-def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, first: np.ndarray) -> np.ndarray:
+def _covered_per_group(ts_ns: np.ndarray, dur_ns: np.ndarray, heads: np.ndarray) -> np.ndarray:
     """Length (g,) of the union of each group's spans; group i is rows first[i] to first[i + 1], by start.
 
     The groups are laid side by side on one axis, so that one running maximum is enough for all.
     """
-    if len(first) == 0:
+    if len(heads) == 0:
         return np.empty(0, dtype=np.int64)
-    group = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(ts_ns))))
-    start = ts_ns - ts_ns[first][group]
+    group = np.repeat(np.arange(len(heads)), np.diff(np.append(heads, len(ts_ns))))
+    start = ts_ns - ts_ns[heads][group]
     room = int((start + dur_ns).max()) + 1
-    if room > 2**62 // len(first):
-        groups = np.split(spans(ts_ns, dur_ns), first[1:])
+    if room > 2**62 // len(heads):
+        groups = np.split(spans(ts_ns, dur_ns), heads[1:])
         return np.array([total(every) for every in groups], dtype=np.int64)
     start += group * room
     reach = np.maximum.accumulate(start + dur_ns)
-    before = np.maximum(start, np.concatenate([[0], reach[:-1]]))
-    covered: np.ndarray = np.add.reduceat(np.maximum(start + dur_ns - before, 0), first)
+    begin = np.maximum(start, np.concatenate([[0], reach[:-1]]))
+    covered: np.ndarray = np.add.reduceat(np.maximum(start + dur_ns - begin, 0), heads)
     return covered
 
 
-def _gemms_on_cpu(trace: Trace) -> dict[str, Any]:
+def _gemms_on_cpu(trace: Capture) -> dict[str, Any]:
     is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
-    rows = np.flatnonzero(is_gemm[trace.ops.name_id])
-    ops = trace.ops.take(rows)
+    rows = np.flatnonzero(is_gemm[trace.operators.name_id])
+    ops = trace.operators.take(rows)
     wraps = np.zeros(len(rows), dtype=bool)
-    for where in sorted(set(zip(ops.pid.tolist(), ops.tid.tolist(), strict=True))):
-        order, parents = thread_nesting(ops, *where)
+    for thread in sorted(set(zip(ops.pid.tolist(), ops.tid.tolist(), strict=True))):
+        order, parents = thread_nesting(ops, *thread)
         wraps[order[parents[parents >= 0]]] = True
     rows = rows[~wraps]
     return {
         "op_row": rows,
-        "ts_ns": trace.ops.ts_ns[rows],
-        "dur_ns": trace.ops.dur_ns[rows],
+        "ts_ns": trace.operators.start_ns[rows],
+        "dur_ns": trace.operators.dur_ns[rows],
         "correlation": np.full(len(rows), -1, dtype=np.int64),
-        "kernels": trace.text(trace.ops.name_id[rows]),
+        "kernels": trace.text(trace.operators.name_id[rows]),
     }
 
 
@@ -136,5 +151,5 @@ def _letter(stride: list[int]) -> str:
     return "T" if stride[-1] != 1 and stride[-2] == 1 else "N"
 
 
-def _string(trace: Trace, index: int) -> str:
+def _string(trace: Capture, index: int) -> str:
     return trace.strings[index] if index >= 0 else ""

@@ -6,20 +6,21 @@ import re
 
 import numpy as np
 
+from lab.recordings.capture import Capture, once
 from lab.recordings.owners import first_index, operators_of_launches
-from lab.recordings.tables import Table, Trace, once
+from lab.recordings.phase_names import step_number
+from lab.recordings.tables import Table
 
-STEP_PREFIX = "ProfilerStep#"
 _GRAPH_LAUNCH = re.compile(r"(cuda|hip|cu)GraphLaunch")
 
 
-def device_of(trace: Trace) -> str:
+def device_of(trace: Capture) -> str:
     """`gpu`, or `cpu` where CPU ops have to stand in for kernels."""
-    return "gpu" if len(trace.kernels) else "cpu"
+    return "gpu" if len(trace.ops) else "cpu"
 
 
 @once
-def link_ops(trace: Trace) -> np.ndarray:
+def link_ops(trace: Capture) -> np.ndarray:
     """Row of `ops` that launched each row of `kernels` (n,), -1 where no operator did, or none that is known.
 
     By External id or the innermost op around the launching call (`lab.recordings.owners`). A kernel of a
@@ -29,24 +30,24 @@ def link_ops(trace: Trace) -> np.ndarray:
     return np.where(of_graphs(trace, launch_calls(trace)), -1, _owners(trace).op)
 
 
-def linked_by_id(trace: Trace) -> np.ndarray:
+def linked_by_id(trace: Capture) -> np.ndarray:
     """Mask (n,) of `kernels`: the recorder's External id named the operator of `link_ops`."""
     mask: np.ndarray = _owners(trace).by_id
     return mask
 
 
 @once
-def _owners(trace: Trace) -> Table:
+def _owners(trace: Capture) -> Table:
     """Columns op and by_id (n,) of each row of `kernels`."""
-    external_id, call = trace.kernels.external_id, launch_calls(trace)
+    external_id, call = trace.ops.external_id, launch_calls(trace)
     # Where the call is not here, the id is all there is, unless it is the kernel's own number (kineto#1001).
-    alone = (call < 0) & (external_id != trace.kernels.correlation)
-    op = np.where(alone, first_index(external_id, trace.ops.external_id), -1)
+    alone = (call < 0) & (external_id != trace.ops.corr)
+    op = np.where(alone, first_index(external_id, trace.operators.external_id), -1)
     by_id = op >= 0
     called = np.flatnonzero(call >= 0)
-    calls = trace.runtime.take(call[called])
+    calls = trace.api.take(call[called])
     op[called], by_id[called] = operators_of_launches(
-        trace.ops, external_id[called], calls.pid, calls.tid, calls.ts_ns
+        trace.operators, external_id[called], calls.pid, calls.tid, calls.start_ns
     )
     return Table({"op": op, "by_id": by_id})
 
@@ -56,41 +57,36 @@ def launches_graph(name: str) -> bool:
     return bool(_GRAPH_LAUNCH.match(name))
 
 
-def of_graphs(trace: Trace, call: np.ndarray) -> np.ndarray:
+def of_graphs(trace: Capture, call: np.ndarray) -> np.ndarray:
     """Mask (n,) of `kernels`: launched by a graph replay; call (n,): its row of `runtime`, or -1."""
     is_graph = np.array([*map(launches_graph, trace.strings), False])
-    names = np.append(trace.runtime.name_id, -1)[call]
-    found: np.ndarray = is_graph[names] | (trace.kernels.graph_node > 0)
-    return found
+    names = np.append(trace.api.name_id, -1)[call]
+    replayed: np.ndarray = is_graph[names] | (trace.ops.graph_node > 0)
+    return replayed
 
 
 @once
-def launch_calls(trace: Trace) -> np.ndarray:
+def launch_calls(trace: Capture) -> np.ndarray:
     """Row of `runtime` that launched each row of `kernels` (n,), or -1."""
-    return first_index(trace.kernels.correlation, trace.runtime.correlation)
+    return first_index(trace.ops.corr, trace.api.corr)
 
 
 @once
-def kernel_steps(trace: Trace) -> np.ndarray:
+def kernel_steps(trace: Capture) -> np.ndarray:
     """Profiler step (n,) that launched each row of `kernels` (an unlinked one: in which it ran), or -1."""
     call = launch_calls(trace)
-    when = trace.kernels.ts_ns.copy()
-    when[call >= 0] = trace.runtime.ts_ns[call[call >= 0]]
+    when = trace.ops.start_ns.copy()
+    when[call >= 0] = trace.api.start_ns[call[call >= 0]]
     return steps_at(trace, when)
 
 
-def steps_at(trace: Trace, ts_ns: np.ndarray) -> np.ndarray:
+def steps_at(trace: Capture, ts_ns: np.ndarray) -> np.ndarray:
     """Number N of the ProfilerStep#N range around each time (n,), -1 outside all."""
     numbers = np.array([*(step_number(text) for text in trace.strings), -1])
-    found = trace.ranges.where((numbers[trace.ranges.name_id] >= 0) & ~trace.ranges.on_gpu)
-    found = found.take(np.argsort(found.ts_ns, kind="stable"))
-    if len(found) == 0:
+    marks = trace.annotations.where(numbers[trace.annotations.name_id] >= 0)
+    marks = marks.take(np.argsort(marks.start_ns, kind="stable"))
+    if len(marks) == 0:
         return np.full(len(ts_ns), -1)
-    index = np.searchsorted(found.ts_ns, ts_ns, side="right") - 1
-    inside = (index >= 0) & (ts_ns < found.ts_ns[index] + found.dur_ns[index])
-    return np.where(inside, numbers[found.name_id[index]], -1)
-
-
-def step_number(text: str) -> int:
-    digits = text.removeprefix(STEP_PREFIX)
-    return int(digits) if digits != text and digits.isdecimal() and len(digits) < 10 else -1
+    index = np.searchsorted(marks.start_ns, ts_ns, side="right") - 1
+    inside = (index >= 0) & (ts_ns < marks.end_ns[index])
+    return np.where(inside, numbers[marks.name_id[index]], -1)

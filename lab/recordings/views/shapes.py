@@ -11,8 +11,8 @@ from lab.stats.columns import objects
 
 
 def json_list(text: str) -> list[Any]:
-    found = json.loads(text) if text else []
-    return found if isinstance(found, list) else []
+    value = json.loads(text) if text else []
+    return value if isinstance(value, list) else []
 
 
 def int_sizes(item: Any) -> list[int]:

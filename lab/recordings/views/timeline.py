@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lab.recordings.capture import Capture, once
 from lab.recordings.communication import communication
-from lab.recordings.tables import KERNEL, MEMCPY, Table, Trace, once
+from lab.recordings.tables import MEMCPY, Table
 from lab.recordings.views.launches import device_of, kernel_steps, link_ops, steps_at
 from lab.stats.intervals import spans, subtract, total, union
 
@@ -17,7 +18,7 @@ NOT_COMPUTATION = ("c10d::", "autograd::", "profiler::")
 
 
 def gpu_timeline(
-    trace: Trace, steps: Sequence[int] | None = None, *, linked_only: bool = False
+    trace: Capture, steps: Sequence[int] | None = None, *, linked_only: bool = False
 ) -> dict[str, float]:
     """Where the time went, in ms: computation, communication and copies as unions, and what is exposed.
 
@@ -42,43 +43,43 @@ def gpu_timeline(
 
 
 @once
-def classify(trace: Trace) -> np.ndarray:
+def classify(trace: Capture) -> np.ndarray:
     """COMP, COMM or MEMCOPY (n,) for each row of `kernels`; fills count as computation."""
-    kernels = trace.kernels
+    kernels = trace.ops
     is_comm, is_copy = (np.zeros(len(trace.strings) + 1, dtype=bool) for _ in range(2))
     for index in np.flatnonzero(np.bincount(kernels.name_id[kernels.name_id >= 0])).tolist():
         is_comm[index] = communication(trace.strings[index]) is not None
         is_copy[index] = "rocclr_copy" in trace.strings[index].lower()
     classes = np.full(len(kernels), COMP, dtype=np.int8)
     classes[(kernels.kind == MEMCPY) | is_copy[kernels.name_id]] = MEMCOPY
-    classes[is_comm[kernels.name_id] & (kernels.kind == KERNEL)] = COMM
+    classes[is_comm[kernels.name_id] & trace.work] = COMM
     classes[trace.collectives.kernel] = COMM
     return classes
 
 
-def _activity(trace: Trace, steps: Sequence[int] | None, linked_only: bool) -> dict[int, np.ndarray]:
+def _activity(trace: Capture, steps: Sequence[int] | None, linked_only: bool) -> dict[int, np.ndarray]:
     if device_of(trace) == "cpu":
         return _cpu_activity(trace, steps)
-    keep = np.ones(len(trace.kernels), dtype=bool)
+    keep = np.ones(len(trace.ops), dtype=bool)
     if steps is not None:
         keep &= np.isin(kernel_steps(trace), list(steps))
     if linked_only:
         keep &= link_ops(trace) >= 0
     classes = classify(trace)
-    every = spans(trace.kernels.ts_ns, trace.kernels.dur_ns)
-    return {kind: every[keep & (classes == kind)] for kind in (COMP, COMM, MEMCOPY)}
+    slices = spans(trace.ops.start_ns, trace.ops.dur_ns)
+    return {kind: slices[keep & (classes == kind)] for kind in (COMP, COMM, MEMCOPY)}
 
 
-def _cpu_activity(trace: Trace, steps: Sequence[int] | None) -> dict[int, np.ndarray]:
+def _cpu_activity(trace: Capture, steps: Sequence[int] | None) -> dict[int, np.ndarray]:
     def of(table: Table, rule: Callable[[str], bool]) -> np.ndarray:
         wanted = np.array([*(rule(text) for text in trace.strings), False])
         keep = wanted[table.name_id]
         if steps is not None:
-            keep &= np.isin(steps_at(trace, table.ts_ns), list(steps))
-        return spans(table.ts_ns[keep], table.dur_ns[keep])
+            keep &= np.isin(steps_at(trace, table.start_ns), list(steps))
+        return spans(table.start_ns[keep], table.dur_ns[keep])
 
-    comm = np.concatenate([of(trace.ops, _is_comm_op), of(trace.ranges, is_gloo)])
-    return {COMP: of(trace.ops, is_computation), COMM: comm, MEMCOPY: comm[:0]}
+    comm = np.concatenate([of(trace.operators, _is_comm_op), of(trace.annotations, is_gloo)])
+    return {COMP: of(trace.operators, is_computation), COMM: comm, MEMCOPY: comm[:0]}
 
 
 def _is_comm_op(name: str) -> bool:

@@ -6,17 +6,17 @@ from collections import Counter
 from collections.abc import Mapping
 
 from lab.core.words import printable
+from lab.recordings.capture import Capture
 from lab.recordings.ranks.words import ranks_in_words
-from lab.recordings.tables import Trace
 from lab.stats.columns import distinct
 
 About = Mapping[str, str]
 
 
-def about(trace: Trace) -> dict[str, str]:
+def about(trace: Capture) -> dict[str, str]:
     """What a recording says about its rank's GPU and libraries; nothing for what it does not say."""
     meta = trace.meta
-    used = distinct(trace.kernels.device)
+    used = distinct(trace.ops.device)
     names = {meta.devices[at] for at in used.tolist() if 0 <= at < len(meta.devices)}
     found = {
         "GPU": " and ".join(sorted(names)),

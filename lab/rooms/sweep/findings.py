@@ -14,9 +14,8 @@ from lab.core.plan import Findings as PlanFindings
 from lab.core.run import Run
 from lab.core.words import plural, printable
 from lab.errors import LabError, MissingError
-from lab.recordings.cache import load_trace
 from lab.recordings.gpu_state import GpuState
-from lab.recordings.load import named_as_recording
+from lab.recordings.load import load_torch_trace, named_as_recording
 from lab.recordings.views import device_of
 from lab.report.figures import save
 from lab.report.parts import Block, Figure, Files, Points, Section, Table
@@ -83,7 +82,6 @@ def run_pipeline(
     """Read every trace and run the whole GEMM pipeline on them -> what was read, and what was written."""
     data = read_sweep(
         where.sweep,
-        cache=where.cache,
         workers=num_workers(),
         workbooks=where.analysis,
         expected=expected_rows(run),
@@ -120,7 +118,6 @@ def rank_findings(folder: Path, out: Path, run: Run | None, progress: Callable[[
     """Account for every rank, as `lab ranks` does. Raises MissingError where only one rank was recorded."""
     settings = read_settings(
         folder,
-        cache=within(folder, out).cache,
         workers=min(2, num_workers()),
         progress=show_progress(progress),
     )
@@ -159,7 +156,7 @@ def on_gpu(where: Places) -> bool:
     for config in configs_of(where.sweep, may_be_empty=True):
         for trace in config.traces:
             try:
-                return device_of(load_trace(trace.path, cache=where.cache)) == "gpu"
+                return device_of(load_torch_trace(trace.path)) == "gpu"
             except LabError:
                 continue
     return False

@@ -12,11 +12,11 @@ import numpy as np
 from lab.errors import BadDataError, LabError
 from lab.perfmodel.products import product_flops
 from lab.recordings import views
-from lab.recordings.cache import load_trace
+from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import bound, busy_and_idle
 from lab.recordings.lacks import Lack, verdict_of
+from lab.recordings.load import load_torch_trace
 from lab.recordings.pairing.kinds import kind_of
-from lab.recordings.tables import Trace
 from lab.rooms.sweep.alike import about
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.tables import GEMM_KEY
@@ -44,12 +44,12 @@ class RankFigures:
 
 def read_rank(found: TraceFile) -> RankFigures:
     """Figures of one trace; raises LabError if it cannot be read."""
-    return figures_of(found, load_trace(found.path))
+    return figures_of(found, load_torch_trace(found.path))
 
 
-def figures_of(found: TraceFile, trace: Trace) -> RankFigures:
+def figures_of(found: TraceFile, trace: Capture) -> RankFigures:
     """Figures of a trace that has been read. Raises BadDataError if it holds no events: that is no rank."""
-    if not len(trace.kernels) and not len(trace.ops):
+    if not len(trace.ops) and not len(trace.operators):
         fix = "record this rank again, or leave its file out"
         raise BadDataError("the trace holds no events: it is no readable rank", location=found.path, fix=fix)
     named = UNKNOWN_RANK if found.rank is None else found.rank
@@ -77,14 +77,14 @@ def unread(found: TraceFile, error: LabError) -> RankFigures:
     return RankFigures(found.path, rank, error=(f"{error.problem}{where}", error.fix or ""))
 
 
-def _timeline_row(trace: Trace) -> dict[str, Any]:
+def _timeline_row(trace: Capture) -> dict[str, Any]:
     on_gpu = views.device_of(trace) == "gpu"
-    steps = views.steps_at(trace, trace.ops.ts_ns)
+    steps = views.steps_at(trace, trace.operators.start_ns)
     return {
         **views.gpu_timeline(trace),
         "steps": len(distinct(steps[steps >= 0])),
         "device": "gpu" if on_gpu else "cpu",
-        "kernels": len(trace.kernels),
+        "kernels": len(trace.ops),
         "unlinked_kernels": int((views.link_ops(trace) < 0).sum()) if on_gpu else 0,
         "recording": verdict_of(trace.lacks),
         "bound": _bounds(trace.lacks),
@@ -98,7 +98,7 @@ def _bounds(lacks: Sequence[Lack]) -> str:
     return "not known" if verdict_of(lacks, "gpu") == "unknown" else "exact"
 
 
-def _collective_rows(trace: Trace) -> list[dict[str, Any]]:
+def _collective_rows(trace: Capture) -> list[dict[str, Any]]:
     found = views.collective_instances(trace)
     names = ["collective", "in_nelems", "dtype", "msg_bytes", "grid_x", "block_x"]
     first, group = grouped_rows([getattr(found, name) for name in names])
@@ -126,7 +126,7 @@ def _collective_rows(trace: Trace) -> list[dict[str, Any]]:
     return rows
 
 
-def _gemm_rows(trace: Trace) -> list[dict[str, Any]]:
+def _gemm_rows(trace: Capture) -> list[dict[str, Any]]:
     found = views.gemm_instances(trace)
     names = [*GEMM_KEY, "strides"]
     first, group = grouped_rows([getattr(found, name) for name in names])

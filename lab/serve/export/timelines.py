@@ -8,15 +8,13 @@ from pathlib import Path
 
 from lab.core.words import ranks_text
 from lab.errors import BadDataError, LabError
-from lab.recordings.as_trace import traces_of
-from lab.recordings.cache import load_trace
 from lab.recordings.capture import Capture
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
-from lab.recordings.load import kind_of, look, read_found
+from lab.recordings.load import format_of, load_capture
 from lab.recordings.merge import merge_json, merge_pftrace
 from lab.recordings.pairing import pair_collectives
-from lab.recordings.tables import Trace
+from lab.recordings.processes import process_captures
 from lab.recordings.views.collectives import collective_instances
 
 LEFT_OUT, LACKS, ABSENT = "left out:", "missing from the recording", "no recording of"
@@ -27,7 +25,7 @@ MISSING = (LEFT_OUT, LACKS, ABSENT)  # prefixes of notes that make an export inc
 class Ranks:
     """Traces by rank, what to add to each one's times (ns), and sentences about what was left out."""
 
-    traces: dict[int, Trace]
+    traces: dict[int, Capture]
     offsets_ns: dict[int, int]
     notes: list[str]
 
@@ -50,7 +48,7 @@ def write_chrome(paths: Sequence[Path], target: Path) -> list[str]:
 
     Raises BadDataError for other profilers' recordings: their events are not in that format.
     """
-    foreign = next((path for path in paths if not _is_kineto(path)), None)
+    foreign = next((path for path in paths if format_of(path).name != "kineto"), None)
     if foreign:
         raise BadDataError(
             "chrome is for traces of torch.profiler",
@@ -67,21 +65,16 @@ def _once(notes: list[str]) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _is_kineto(path: Path) -> bool:
-    with look(path) as recording:
-        return kind_of(recording).name == "kineto"
-
-
 def read_ranks(paths: Sequence[Path]) -> Ranks:
     """Read every process of these recordings. Raises what the reader raises for a single one.
 
     One of several that cannot be read is a note; BadDataError where none can.
     """
-    traces: dict[int, Trace] = {}
+    traces: dict[int, Capture] = {}
     notes: list[str] = []
     for path in paths:
         try:
-            processes = _traces(path)
+            processes = process_captures(load_capture(path))
         except LabError as error:
             if len(paths) == 1:
                 raise
@@ -108,7 +101,7 @@ def read_ranks(paths: Sequence[Path]) -> Ranks:
     return Ranks(traces, _offsets(traces), notes)
 
 
-def notes_of(path: Path, recording: Trace | Capture) -> list[str]:
+def notes_of(path: Path, recording: Capture) -> list[str]:
     """Sentences on what its reader met in a recording, and on what is missing from it."""
     missing = sentences(holes(recording.lacks))
     return [f"{path.name}: {text}" for text in recording.problems] + [
@@ -116,19 +109,12 @@ def notes_of(path: Path, recording: Trace | Capture) -> list[str]:
     ]
 
 
-def _traces(path: Path) -> list[Trace]:
-    with look(path) as recording:
-        if kind_of(recording).name != "kineto":
-            return traces_of(read_found(recording))
-    return [load_trace(path)]
-
-
-def _missing(traces: dict[int, Trace]) -> list[int]:
+def _missing(traces: dict[int, Capture]) -> list[int]:
     size = max((trace.meta.world_size or 0 for trace in traces.values()), default=0)
     return [rank for rank in range(min(size, 1 << 16)) if rank not in traces]
 
 
-def _offsets(traces: dict[int, Trace]) -> dict[int, int]:
+def _offsets(traces: dict[int, Capture]) -> dict[int, int]:
     if len(traces) < 2:
         return {}
     collectives = {rank: collective_instances(trace) for rank, trace in traces.items()}

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from lab.recordings.graphs import Source
 from lab.recordings.graphs.frames import read_frames
 from lab.recordings.kineto import read_kineto
-from lab.recordings.kineto.capture import from_kineto
 
 PID = 7
 
@@ -134,4 +133,4 @@ def replay_into(
 
 def source(path: Path) -> Source:
     trace = read_kineto(path)
-    return Source(path, from_kineto(trace), read_frames(path) if trace.meta.stacks else None)
+    return Source(path, trace, read_frames(path) if trace.meta.stacks else None)

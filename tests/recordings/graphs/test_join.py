@@ -380,7 +380,7 @@ def test_damaged_and_absent_captures_are_errors_that_name_the_file(tmp_path):
     with pytest.raises(BadDataError, match="capture"):
         load_sources([cut])
     binary = tmp_path / "binary.json"
-    binary.write_bytes(b"SQLite format 3\0")
+    binary.write_bytes(b"\0not a trace")
     with pytest.raises(BadDataError, match=r"torch\.profiler"):
         load_sources([binary])
 

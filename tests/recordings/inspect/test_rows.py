@@ -12,7 +12,7 @@ import pytest
 
 from lab.errors import MissingError
 from lab.recordings.inspect import inspect_all
-from lab.recordings.inspect.rows import row_text
+from lab.recordings.inspect.rows import rows_text
 from lab.recordings.lacks import holes
 from tests.recordings.sqlgen import Export, training_step
 from tests.tracegen import TraceWriter
@@ -39,7 +39,7 @@ def test_a_recording_has_its_tool_its_figures_its_processes_and_its_commands(tmp
     judged = (row.format, row.tool, row.verdict, row.lacks, row.error)
     assert judged == ("kineto", "torch.profiler", "complete", [], None)
     assert (row.gpu_ops, row.gpu_time_ns) == (12, 120_000)
-    assert row.processes == [{"index": 0, "pid": 4321, "rank": 2}]
+    assert row.processes == [{"index": 0, "pid": 4321, "rank": 2, "name": None}]
     assert row.commands[0] == f"lab analyze {tmp_path}/t.json.gz"
     assert f"lab kernels unique {tmp_path}/t.json.gz" in row.commands
 
@@ -48,7 +48,7 @@ def test_what_is_missing_is_in_the_row(tmp_path):
     (row,) = inspect_all([trace(tmp_path / "t.json", drop=(3, 7))])
     (lack,) = row.lacks
     assert (row.verdict, lack.axis, lack.place, lack.n, lack.of) == ("lossy", "gpu", "hole", 2, 12)
-    assert "2 of 12 launches (16.7%) without a GPU row" in row_text(row)
+    assert "2 of 12 launches (16.7%) without a GPU row" in rows_text([row])
 
 
 def test_metrics_without_a_timeline_are_not_judged_and_have_the_command_that_reads_them(tmp_path):
@@ -57,7 +57,7 @@ def test_metrics_without_a_timeline_are_not_judged_and_have_the_command_that_rea
         database.executescript("CREATE TABLE compute_dispatch(id); CREATE TABLE compute_metadata(id);")
     (row,) = inspect_all([path])
     assert (row.format, row.verdict, row.commands) == ("rocprof-compute", None, [f"lab analyze '{path}'"])
-    assert f"read it with: lab analyze '{path}'" in row_text(row)
+    assert f"read it with: lab analyze '{path}'" in rows_text([row])
 
 
 def test_a_folder_names_what_it_knows_and_passes_over_the_rest(tmp_path):
@@ -126,7 +126,7 @@ def test_a_file_named_twice_is_one_row(tmp_path):
 
 
 def test_a_name_cannot_command_the_terminal(tmp_path):
-    text = row_text(inspect_all([trace(tmp_path / "a\x1b[2J\n; x.json")])[0])
+    text = rows_text(inspect_all([trace(tmp_path / "a\x1b[2J\n; x.json")]))
     assert "\x1b" not in text and "\n; x" not in text
     assert text.count("\n") == 4
 

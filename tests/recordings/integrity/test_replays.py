@@ -31,8 +31,9 @@ def capture_of(size: int, begin: int = 1) -> list[tuple[str, int]]:
     return [("cudaStreamBeginCapture", begin), *launches, ("cudaStreamEndCapture", begin + size + 1)]
 
 
-def test_equal_replays_prove_each_other_in_any_order_of_rows():
-    assert integrity_of(replays(GRAPH, GRAPH[::-1], GRAPH)) == ()
+def test_equal_replays_may_all_have_lost_the_same_row_in_any_order_of_rows():
+    (one,) = integrity_of(replays(GRAPH, GRAPH[::-1], GRAPH))
+    assert one.unknown and one.n == 120 and "3 graph replays without the capture" in one.text
 
 
 def test_one_replay_without_a_capture_is_unknown_for_its_share_of_time():
@@ -53,8 +54,7 @@ def test_a_replay_that_lost_its_only_kernel_of_a_name_is_found_too():
 
 def test_graphs_of_other_sizes_are_other_graphs():
     sizes = [["a"], ["a", "b"], ["a", "b", "c"], [f"x{i}" for i in range(9)], [f"x{i}" for i in range(20)]]
-    found = integrity_of(replays(*[one for one in sizes for _ in range(2)]))
-    assert found == ()
+    assert all(one.unknown for one in integrity_of(replays(*[one for one in sizes for _ in range(2)])))
     assert all(one.unknown for one in integrity_of(replays(*sizes)))
 
 
@@ -122,10 +122,11 @@ def test_a_replay_in_the_middle_that_lost_many_rows_in_one_place_or_all_over_is_
 
 def test_a_graph_that_is_another_one_lost_nothing():
     whole = ordered(47)
-    assert integrity_of(replays(whole, whole, whole[:20], whole[:20])) == ()
+    (one,) = integrity_of(replays(whole, whole, whole[:20], whole[:20]))
+    assert one.unknown and one.n == 134
     other = ["new", *whole[:3]]
     (one,) = integrity_of(replays(whole, whole, other))
-    assert one.unknown and one.n == len(other) and one.place == "all"
+    assert one.unknown and one.n == 2 * len(whole) + len(other) and one.place == "all"
     assert not any(map(len, cut_launches(of_capture(replays(whole, whole, other)))))
 
 
@@ -141,7 +142,8 @@ def test_a_replay_in_the_middle_that_may_be_the_rest_of_a_longer_one_is_said_to_
     assert "another graph, or " in one.text
     assert [one.tolist() for one in cut_launches(of_capture(capture))] == [[], [2]]
     equal = replays(whole, whole[cut], whole, whole[cut])
-    assert integrity_of(equal) == () and not any(map(len, cut_launches(of_capture(equal))))
+    assert all(one.unknown and one.place == "all" for one in integrity_of(equal))
+    assert not any(map(len, cut_launches(of_capture(equal))))
 
 
 def test_a_graph_of_another_id_is_another_graph_even_at_the_edge():

@@ -7,12 +7,22 @@ import json
 from decimal import Decimal
 from pathlib import Path
 
-from lab.recordings.tables import Trace
+from lab.recordings.capture import Capture
 from tests.tracegen import TraceWriter, training_step
 
 SMALL = 2048  # bytes per piece, so that small files are cut many times
 
-TABLES = ("kernels", "ops", "runtime", "ranges", "collectives", "comm_ops", "threads", "processes")
+TABLES = (
+    "ops",
+    "operators",
+    "api",
+    "annotations",
+    "gpu_ranges",
+    "collectives",
+    "comm_ops",
+    "thread_names",
+    "process_names",
+)
 
 
 def some_trace(vendor: str = "nvidia") -> TraceWriter:
@@ -28,14 +38,14 @@ def plain_read(path: Path) -> dict[str, list[tuple]]:
     text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     document = json.loads(text, parse_float=Decimal)
     base = document.get("baseTimeNanoseconds", 0)
-    rows: dict[str, list[tuple]] = {name: [] for name in ("kernels", "ops", "runtime", "ranges")}
+    rows: dict[str, list[tuple]] = {name: [] for name in ("ops", "operators", "api", "ranges")}
     tables = {
-        "kernel": "kernels",
-        "gpu_memcpy": "kernels",
-        "gpu_memset": "kernels",
-        "cpu_op": "ops",
-        "cuda_runtime": "runtime",
-        "cuda_driver": "runtime",
+        "kernel": "ops",
+        "gpu_memcpy": "ops",
+        "gpu_memset": "ops",
+        "cpu_op": "operators",
+        "cuda_runtime": "api",
+        "cuda_driver": "api",
         "user_annotation": "ranges",
         "gpu_user_annotation": "ranges",
     }
@@ -47,23 +57,34 @@ def plain_read(path: Path) -> dict[str, list[tuple]]:
     return {name: sorted(found) for name, found in rows.items()}
 
 
-def as_rows(trace: Trace) -> dict[str, list[tuple]]:
-    found = {}
-    for name in ("kernels", "ops", "runtime", "ranges"):
-        table = getattr(trace, name)
-        found[name] = sorted(
-            zip(table.ts_ns.tolist(), table.dur_ns.tolist(), trace.text(table.name_id), strict=True)
+def as_rows(trace: Capture) -> dict[str, list[tuple]]:
+    tables = {
+        "ops": [trace.ops],
+        "operators": [trace.operators],
+        "api": [trace.api],
+        "ranges": [trace.annotations, trace.gpu_ranges],
+    }
+    return {
+        name: sorted(
+            row
+            for table in parts
+            for row in zip(
+                table.start_ns.tolist(), table.dur_ns.tolist(), trace.text(table.name_id), strict=True
+            )
         )
-    return found
+        for name, parts in tables.items()
+    }
 
 
-def same(a: Trace, b: Trace) -> bool:
+def same(a: Capture, b: Capture) -> bool:
     return a.meta == b.meta and all(
-        values(a, name, column) == values(b, name, column) for name in TABLES for column in getattr(a, name)
+        values(a, name, column) == values(b, name, column)
+        for name in TABLES
+        for column in getattr(a, name).as_dict()
     )
 
 
-def values(trace: Trace, name: str, column: str) -> list:
+def values(trace: Capture, name: str, column: str) -> list:
     found = getattr(getattr(trace, name), column)
     if column in ("pid", "tid"):
         return [trace.strings[-2 - place] if place < -1 else place for place in found.tolist()]

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lab.errors import BadDataError, MissingError
+from lab.recordings.capture import Capture
 from lab.recordings.kineto import read_kineto
-from lab.recordings.tables import Trace
 from tests.recordings.kineto.plain import SMALL, same, some_trace
 
 
@@ -27,9 +27,9 @@ def test_a_cut_file_is_refused_with_its_place_or_salvaged_in_part(tmp_path, shar
     assert str(path) in caught.value.location and "byte" in caught.value.location
     part = read_kineto(path, salvage=True, piece_bytes=SMALL)
     assert part.truncated and not whole.truncated and "missing" in "".join(part.problems)
-    n = len(part.ops)
-    assert 0 < n < len(whole.ops)
-    assert part.ops.external_id.tolist() == whole.ops.external_id[:n].tolist()
+    n = len(part.operators)
+    assert 0 < n < len(whole.operators)
+    assert part.operators.external_id.tolist() == whole.operators.external_id[:n].tolist()
     assert part.meta.rank == 3
 
 
@@ -44,7 +44,7 @@ def test_a_cut_file_that_kept_its_base_time_at_the_end_says_that_it_is_lost(tmp_
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Trace]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Capture]:
     path = some_trace().write(tmp_path_factory.mktemp("whole") / "t.json", "one_line_per_block")
     return path.read_bytes(), read_kineto(path)
 
@@ -62,9 +62,9 @@ def test_wherever_a_file_is_cut_salvage_gives_its_beginning(whole, tmp_path_fact
     except BadDataError as error:
         assert "cut before its first event" in error.problem or "empty" in error.problem
         return
-    n = len(part.ops)
-    assert part.ops.ts_ns.tolist() == full.ops.ts_ns[:n].tolist()
-    assert part.text(part.ops.dims_id).tolist() == full.text(full.ops.dims_id[:n]).tolist()
+    n = len(part.operators)
+    assert part.operators.start_ns.tolist() == full.operators.start_ns[:n].tolist()
+    assert part.text(part.operators.dims_id).tolist() == full.text(full.operators.dims_id[:n]).tolist()
     assert part.truncated or share == 1
 
 

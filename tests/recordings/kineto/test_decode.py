@@ -29,10 +29,10 @@ def test_odd_events_are_kept_as_far_as_they_can_be_read_and_counted(tmp_path):
     ]
     (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
     trace = read_kineto(tmp_path / "t.json")
-    names = list(trace.text(trace.ops.name_id))
+    names = list(trace.text(trace.operators.name_id))
     assert names == ["good", "text pid", "args as text", "args null", "id as float", "huge id", ""]
-    assert trace.ops.external_id.tolist() == [-1] * 7
-    assert trace.ops.pid[1] == -2 - trace.strings.index("Spans") and trace.ops.tid[1] == -1
+    assert trace.operators.external_id.tolist() == [-1] * 7
+    assert trace.operators.pid[1] == -2 - trace.strings.index("Spans") and trace.operators.tid[1] == -1
     report = "\n".join(trace.problems)
     assert "without a readable ts" in report and "without a readable dur" in report
     assert "64-bit" in report and "odd events" in report
@@ -41,7 +41,7 @@ def test_odd_events_are_kept_as_far_as_they_can_be_read_and_counted(tmp_path):
 @pytest.mark.parametrize("dur", ["NaN", "1e400", "-3", '"long"', "null", ""])
 @pytest.mark.parametrize(
     ("category", "table", "axis"),
-    [("kernel", "kernels", "gpu"), ("cuda_runtime", "runtime", "host"), ("cpu_op", "ops", "ops")],
+    [("kernel", "ops", "gpu"), ("cuda_runtime", "api", "host"), ("cpu_op", "operators", "ops")],
 )
 def test_a_duration_that_cannot_be_read_is_missing_and_not_zero(tmp_path, dur, category, table, axis):
     event = '{"ph":"X","cat":"%s","name":"k","pid":0,"tid":7,"ts":%d%s}'
@@ -49,7 +49,7 @@ def test_a_duration_that_cannot_be_read_is_missing_and_not_zero(tmp_path, dur, c
     odd = event % (category, 15, f',"dur":{dur}' if dur else "")
     (tmp_path / "t.json").write_text(f'{{"traceEvents":[{",".join([*timed, odd])}]}}')
     trace = read_kineto(tmp_path / "t.json")
-    assert getattr(trace, table).ts_ns.tolist() == [10_000, 20_000, 30_000]
+    assert getattr(trace, table).start_ns.tolist() == [10_000, 20_000, 30_000]
     assert set(getattr(trace, table).dur_ns.tolist()) == {4000}
     (lack,) = trace.lacks
     assert (lack.axis, lack.place, lack.n, lack.of) == (axis, "hole", 1, 4)
@@ -65,7 +65,7 @@ def test_control_characters_and_bad_utf8_in_names_are_replaced_and_counted(tmp_p
     )
     (tmp_path / "t.json").write_bytes(raw)
     trace = read_kineto(tmp_path / "t.json")
-    assert trace.ops.ts_ns.tolist() == [1000, 2000, 3000, 4250]
+    assert trace.operators.start_ns.tolist() == [1000, 2000, 3000, 4250]
     assert trace.strings[0] == "a\x01b\nc" and trace.strings[1] == "d\ufffd" and "plain" in trace.strings
     assert "\n".join(trace.strings).encode()  # writable again
     assert any("(3 times)" in problem for problem in trace.problems)
@@ -79,8 +79,10 @@ def test_bad_utf8_in_shapes_and_names_that_are_kept_unread_is_replaced_and_count
     )
     (tmp_path / "t.json").write_bytes(raw)
     trace = read_kineto(tmp_path / "t.json")
-    assert trace.text(trace.ops.types_id).tolist() == ['["d\ufffd"]'] and "(2 times)" in trace.problems[0]
-    assert trace.text(trace.threads.name_id).tolist() == ["t\ufffd"]
+    assert (
+        trace.text(trace.operators.types_id).tolist() == ['["d\ufffd"]'] and "(2 times)" in trace.problems[0]
+    )
+    assert trace.text(trace.thread_names.name_id).tolist() == ["t\ufffd"]
 
 
 def test_deep_nesting_is_refused_and_not_followed(tmp_path):

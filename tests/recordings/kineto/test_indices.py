@@ -74,7 +74,7 @@ def test_pieces_of_nothing_but_python_functions_give_the_same_numbers_as_mixed_o
     whole, pieces = read_kineto(path), read_kineto(path, piece_bytes=2000)
     assert [(one.place, one.n, one.of) for one in pieces.lacks] == [("tail", 20, 400)]
     assert pieces.lacks == whole.lacks and pieces.problems == whole.problems == []
-    assert len(pieces.ops) == 2
+    assert len(pieces.operators) == 2
 
 
 def test_an_odd_python_function_is_said_and_costs_only_itself(tmp_path):

@@ -22,8 +22,8 @@ def test_absolute_epoch_microseconds_keep_every_digit(tmp_path):
     text = '{"traceEvents":[{"ph":"X","cat":"cpu_op","name":"a","ts":1790857026123456.789,"dur":0.001}]}'
     (tmp_path / "t.json").write_text(text)
     trace = read_kineto(tmp_path / "t.json")
-    assert trace.ops.ts_ns.tolist() == [1790857026123456789]
-    assert (trace.ops.dur_ns.tolist(), trace.meta.base_ns) == ([1], 0)
+    assert trace.operators.start_ns.tolist() == [1790857026123456789]
+    assert (trace.operators.dur_ns.tolist(), trace.meta.base_ns) == ([1], 0)
 
 
 NUMBER = st.one_of(

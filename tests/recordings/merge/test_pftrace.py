@@ -58,8 +58,13 @@ def test_pftrace_holds_every_slice_once_by_the_official_definitions(two, tmp_pat
     expected: Counter[Any] = Counter()
     for rank, (_, path) in enumerate(two):
         trace = read_kineto(path)
-        for table, pid in ((trace.kernels, 0), (trace.ops, 500), (trace.runtime, 500), (trace.ranges, 500)):
-            rows = zip(trace.text(table.name_id), table.ts_ns.tolist(), table.dur_ns.tolist(), strict=True)
+        for table, pid in (
+            (trace.ops, 0),
+            (trace.operators, 500),
+            (trace.api, 500),
+            (trace.annotations, 500),
+        ):
+            rows = zip(trace.text(table.name_id), table.start_ns.tolist(), table.dur_ns.tolist(), strict=True)
             expected.update((1000 * rank + pid, *row) for row in rows)
     found = played_back(tmp_path / "o.pftrace.gz")
     assert Counter((pid, name, start, dur) for pid, _, name, start, dur in found) == expected

@@ -11,11 +11,10 @@ import pytest
 pytest.importorskip("perfetto")
 
 from lab.errors import BadDataError
-from lab.recordings.as_trace import traces_of
-from lab.recordings.cache import load_trace
 from lab.recordings.capture import KERNEL, MEMCPY, OP, PUSH_POP
 from lab.recordings.load import format_of, load_capture
 from lab.recordings.merge.pftrace.merge import merge_pftrace
+from lab.recordings.processes import process_captures
 from lab.recordings.views import link_ops
 from tests.recordings.pftrace.made import Writer, staged_trace, torch_trace
 from tests.tracegen import TraceWriter, training_step
@@ -116,9 +115,9 @@ def test_render_stages_are_the_operations_that_slices_would_be(tmp_path, form):
 
 
 def test_a_kernel_that_was_launched_from_a_stage_has_its_op(tmp_path):
-    (trace,) = traces_of(load_capture(staged_trace().write(tmp_path / "a")))
+    (trace,) = process_captures(load_capture(staged_trace().write(tmp_path / "a")))
     owners = link_ops(trace)
-    assert trace.text(trace.ops.name_id[owners]).tolist() == ["aten::mm"] * 3
+    assert trace.text(trace.operators.name_id[owners]).tolist() == ["aten::mm"] * 3
 
 
 def test_render_stages_of_unknown_kinds_are_a_hole(tmp_path):
@@ -175,7 +174,7 @@ def test_a_merged_file_reads_back_as_its_ranks_and_says_so(tmp_path):
             training_step(writer, number, 1000 + 50 * number)
         sources.append((rank, writer.write(tmp_path / f"rank{rank}.json")))
     target = tmp_path / "merged.pftrace.gz"
-    merge_pftrace(sources, target, load=load_trace)
+    merge_pftrace(sources, target, load=load_capture)
     merged = load_capture(target)
     assert format_of(target).name == "pftrace" and merged.info["writer"] == "lab"
     assert [one.rank for one in merged.processes] == [0, 3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.recordings.cache import load_trace
+from lab.recordings.load import load_capture
 from lab.recordings.ranks import account_of
 from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import READY, RECORDED, Explained
@@ -78,7 +78,7 @@ def _works(folder: Path, *, sync: bool, layout: str = "compact") -> dict[int, Ra
             host.all_reduce(host.at_us + 20)
             writer.step(number, begin, 59_000)
         path = writer.write(folder / f"rank{rank}.json", layout)
-        works[rank] = work_of(load_trace(path))
+        works[rank] = work_of(load_capture(path))
     return works
 
 
@@ -124,7 +124,7 @@ def test_a_wait_of_the_host_or_of_an_event_from_before_the_window_is_none(tmp_pa
     lost = {**lost, "wait_on_cuda_event_record_corr_id": 999_999}
     writer.event("cuda_sync", "Stream Wait Event", host.at_us, 1, pid=0, tid=SIDE, args=lost)
     host.launch("b", SIDE, 1300, 10)
-    trace = load_trace(writer.write(tmp_path / "rank0.json"))
+    trace = load_capture(writer.write(tmp_path / "rank0.json"))
     assert len(trace.waits) == 3 and len(work_of(trace).waits) == 0
 
 
@@ -141,7 +141,7 @@ def test_an_event_of_an_earlier_step_holds_the_first_operation_back(tmp_path):
         host.launch("after", SIDE, 10_011, 100)
         host.all_reduce(10_112, SIDE)
         writer.step(6, 2000, 9000)
-        works[rank] = work_of(load_trace(writer.write(tmp_path / f"rank{rank}.json")))
+        works[rank] = work_of(load_capture(writer.write(tmp_path / f"rank{rank}.json")))
     (one,) = explain([account_of(works)])
     step = next(step for step in one.steps if step.number == 6)
     assert step.ranks[0].floor[0] == pytest.approx(step.ranks[0].start[0] - 1000)
@@ -166,7 +166,7 @@ def test_waits_that_do_not_repeat_the_recording_are_completed_and_that_is_said(t
                 start += GEMM_US + COPY_US + 2
             host.all_reduce(start, MAIN)
             writer.step(number, begin, 19_000)
-        works[rank] = work_of(load_trace(writer.write(tmp_path / f"rank{rank}.json")))
+        works[rank] = work_of(load_capture(writer.write(tmp_path / f"rank{rank}.json")))
     (one,) = explain([account_of(works)])
     assert one.withheld == () and [text.partition(" is")[0] for text in one.notes] == ["step 5", "step 6"]
     truth_ms = (LAYERS * (GEMM_US + COPY_US) + TRANSFER_US) / 1e3
@@ -186,9 +186,9 @@ def test_odd_values_cost_their_own_wait_and_nothing_else(tmp_path, monkeypatch, 
     host.launch("b", SIDE, 1300, 10)
     host.wait(MAIN, SIDE)
     host.launch("c", MAIN, 1500, 10)
-    trace = load_trace(writer.write(tmp_path / "rank0.json"))
+    trace = load_capture(writer.write(tmp_path / "rank0.json"))
     work = work_of(trace)
-    assert len(trace.kernels) == 3 and [2, 1] in work.waits.tolist()
+    assert len(trace.ops) == 3 and [2, 1] in work.waits.tolist()
     assert (len(work.waits) == 2) is (field == "device")  # the event stands on its GPU's row too
 
 
@@ -210,7 +210,7 @@ def test_a_wait_for_an_event_that_is_not_told_binds_after_the_latency_of_events(
             host.wait(COMM, SIDE)
             host.all_reduce(ready + 15 + COPY_US + 15)
             writer.step(number, begin, 9_000)
-        works[rank] = work_of(load_trace(writer.write(tmp_path / f"rank{rank}.json")))
+        works[rank] = work_of(load_capture(writer.write(tmp_path / f"rank{rank}.json")))
     (one,) = explain([account_of(works)])
     held = [len(work.held) for work in works.values()]
     assert held == ([2 * (LAYERS + 1)] * 2 if seen else [0, 0])

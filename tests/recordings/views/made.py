@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lab.recordings.capture import Capture
 from lab.recordings.kineto import read_kineto
-from lab.recordings.tables import Trace
 from tests.tracegen import TraceWriter, training_step
 
 
-def read(writer: TraceWriter, folder: Path) -> Trace:
+def read(writer: TraceWriter, folder: Path) -> Capture:
     return read_kineto(writer.write(folder / "t.json"))
 
 

@@ -41,8 +41,8 @@ def test_the_products_of_a_real_rank_are_the_sum_of_their_kernels(shared_data):
     trace = read_kineto(place)
     link = views.link_ops(trace)
     is_gemm = np.array([*(is_product(text) for text in trace.strings), False])
-    rows = (link >= 0) & is_gemm[trace.ops.name_id[link]] & (trace.kernels.kind == KERNEL)
-    assert (rows.sum(), trace.kernels.dur_ns[rows].sum()) == (154, 30_030_258)
+    rows = (link >= 0) & is_gemm[trace.operators.name_id[link]] & (trace.ops.kind == KERNEL)
+    assert (rows.sum(), trace.ops.dur_ns[rows].sum()) == (154, 30_030_258)
     assert int(views.gemm_instances(trace).dur_ns.sum()) == 30_030_258
 
 

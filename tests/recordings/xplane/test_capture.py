@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from lab.cli.main import cli
 from lab.errors import BadDataError
-from lab.recordings.as_trace import traces_of
 from lab.recordings.capture import GRAPH, KERNEL, MEMCPY, MEMSET, OP, PUSH_POP
 from lab.recordings.load import load_capture
+from lab.recordings.processes import process_captures
 from lab.recordings.views import link_ops
 from tests.recordings.xplane.made import Plane, space, training, write
 
@@ -48,17 +48,17 @@ def test_steps_ranges_and_operations_stand_on_the_thread_of_their_calls(tmp_path
     assert ranges.kind.tolist() == [PUSH_POP] * 6 + [OP] * 6 and set(ranges.tid.tolist()) == {21}
     assert not any(name.startswith("$") for name in names), "frames of Python's stack are no ranges"
     assert capture.text(capture.api.name_id).tolist()[1:3] == ["cuLaunchKernel"] * 2
-    (trace,) = traces_of(capture)
+    (trace,) = process_captures(capture)
     owners = link_ops(trace)
-    texts = np.where(owners < 0, "", trace.text(trace.ops.name_id)[owners])
+    texts = np.where(owners < 0, "", trace.text(trace.operators.name_id)[owners])
     assert texts.tolist() == ["", "jit_step/fusion.3", "jit_step/dot.1", ""] * 3
 
 
 def test_an_operation_without_its_call_still_owns_its_rows_and_the_verdict_is_unknown(tmp_path):
     gpu, _ = training()
     capture = load_capture(write(tmp_path / "a", gpu))
-    (trace,) = traces_of(capture)
-    assert trace.text(trace.ops.name_id[link_ops(trace)]).tolist()[1:3] == [
+    (trace,) = process_captures(capture)
+    assert trace.text(trace.operators.name_id[link_ops(trace)]).tolist()[1:3] == [
         "jit_step/fusion.3",
         "jit_step/dot.1",
     ]

@@ -7,7 +7,7 @@ import json
 
 from click.testing import CliRunner
 
-from lab.recordings.cache import load_trace
+from lab.recordings.load import load_capture
 from lab.rooms.sweep.alike import about, differences
 from lab.rooms.sweep.analyze import analyze
 from lab.rooms.sweep.ranks.cli import ranks
@@ -46,4 +46,4 @@ def test_a_rank_has_the_gpu_that_its_kernels_ran_on(tmp_path):
     folder = write_run(tmp_path / "job", 120.0)
     names = ["NVIDIA A100", "NVIDIA H200"]
     _changed(folder, 0, deviceProperties=[{"id": at, "name": name} for at, name in enumerate(names)])
-    assert about(load_trace(folder / "torch_profiler/rank0/trace_step7.json.gz"))["GPU"] == "NVIDIA A100"
+    assert about(load_capture(folder / "torch_profiler/rank0/trace_step7.json.gz"))["GPU"] == "NVIDIA A100"

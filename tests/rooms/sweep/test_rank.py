@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.recordings.cache import load_trace
+from lab.recordings.load import load_capture
 from lab.rooms.sweep.layout import TraceFile
 from lab.rooms.sweep.rank import figures_of
 from tests.compare.made import edited, layer, trace
@@ -36,5 +36,5 @@ def without_calls(events):
 )
 def test_times_are_exact_of_a_complete_recording_alone(tmp_path, edit, recording, bound):
     path = edited(trace(tmp_path / "rank0.json", STEPS), edit)
-    row = figures_of(TraceFile(0, path, None), load_trace(path)).timeline
+    row = figures_of(TraceFile(0, path, None), load_capture(path)).timeline
     assert (row["recording"], row["bound"]) == (recording, bound)

@@ -64,7 +64,7 @@ def test_a_request_that_the_log_refutes_is_said_in_its_cell_and_lacks(tmp_path):
         "256 threads, 28 channels, tree ll128: algorithm tree is not proven: ring was used at 4 KiB",
         "256 threads, 28 channels, tree ll128: protocol ll128 is not proven: simple was used at 4 KiB",
     ]
-    assert found.status == "warn" and read_sweep(tmp_path, cache=None, workers=1).missing == found.lacking
+    assert found.status == "warn" and read_sweep(tmp_path, workers=1).missing == found.lacking
 
 
 def test_without_lines_in_the_log_only_the_block_can_prove_it(tmp_path):

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lab.recordings.capture import OP, Capture
+from lab.recordings.capture import MODULE, OP, Capture
 from lab.recordings.graphs.frames import modules_of
-from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.phase_names import is_step, is_warmup
 from lab.recordings.projection import PhaseNames, Projection, project
 from lab.recordings.projection.origins import forward_operators
-from lab.recordings.tables import MODULE, Trace
 from lab.recordings.views import launch_calls
 
 Path = tuple[str, ...]  # instances of modules, outermost first
@@ -38,8 +36,8 @@ class Places:
     source: str
 
 
-def places_of(trace: Trace) -> Places:
-    projection = project(from_kineto(trace))
+def places_of(trace: Capture) -> Places:
+    projection = project(trace)
     capture = projection.capture
     names = _names(capture)
     phase, phases = _along(projection, projection.ops.path, names.phases)
@@ -91,15 +89,15 @@ def _along(projection: Projection, path: np.ndarray, texts: list[str]) -> tuple[
     return of_node[path], list(known)
 
 
-def _recorded(trace: Trace, projection: Projection) -> list[Path]:
+def _recorded(trace: Capture, projection: Projection) -> list[Path]:
     """The modules around each operation's launch, else around its forward operator."""
     frames = modules_of(trace)
     call = launch_calls(trace)
     known = call >= 0
     paths: list[Path] = [()] * len(call)
-    calls = trace.runtime.take(call[known])
+    calls = trace.api.take(call[known])
     for row, path in zip(
-        np.flatnonzero(known).tolist(), frames.modules(calls.pid, calls.tid, calls.ts_ns), strict=True
+        np.flatnonzero(known).tolist(), frames.modules(calls.pid, calls.tid, calls.start_ns), strict=True
     ):
         paths[row] = path
     ranges = projection.capture.ranges

@@ -48,23 +48,27 @@ class Scanned:
         return len(self._rows)
 
     def ids(self, name: str) -> np.ndarray:
-        found: np.ndarray = getattr(self._rows, name)
+        numbers: np.ndarray = getattr(self._rows, name)
         is_text = (self._rows.marks & _TEXT_MARKS[name]) != 0
         if not is_text.any():
-            return found
-        return np.where(is_text, -2 - self._texts.ids(np.where(is_text, found, -1)), found)
+            return numbers
+        return np.where(is_text, -2 - self._texts.ids(np.where(is_text, numbers, -1)), numbers)
 
     def names(self) -> np.ndarray:
         return self._texts.ids(self._rows.name).astype(np.int32)
 
     def by_category(self, value_of: Callable[[str], Any], kind: type) -> np.ndarray:
-        used, which = np.unique(self._rows.cat, return_inverse=True)
+        used, position = np.unique(self._rows.cat, return_inverse=True)
         values: np.ndarray = np.array([value_of(self._texts.text[one]) for one in used.tolist()], dtype=kind)
-        return values[which.ravel()]
+        return values[position.ravel()]
+
+    def categories(self) -> list[str]:
+        """The category of each event."""
+        return [self._texts.text[number] for number in self._rows.cat.tolist()]
 
     def ints(self, name: str) -> np.ndarray:
-        found: np.ndarray = getattr(self._rows, name)
-        return found
+        numbers: np.ndarray = getattr(self._rows, name)
+        return numbers
 
     def texts(self, name: str) -> np.ndarray:
         return self._texts.ids(getattr(self._rows, name)).astype(np.int32)

@@ -27,7 +27,8 @@ class ScannedEvents:
     exact: a time is beyond a float64.
 
     indices: the recorder's own numbers of operators and ranges, and of other events. arrows: their ends.
-    names, waits: the events that name processes and threads, and the waits for events, decoded.
+    names, waits: the events that name processes and threads, and the waits for events, decoded. foreign:
+    slices of categories that nothing reads.
     """
 
     timed: Mapping[str, tuple[Scanned, np.ndarray, np.ndarray]]
@@ -37,14 +38,15 @@ class ScannedEvents:
     arrows: Scanned
     names: tuple[Any, ...]
     waits: tuple[Any, ...]
+    foreign: Scanned
 
 
 class ScannedPieces:
     """Scans the pieces of one file; num_bytes are those scanned and not taken yet."""
 
-    def __init__(self, own: Scanner, encode: ColumnEncoder) -> None:
-        self._scanner = own
-        self.texts = Texts(own, encode)
+    def __init__(self, file_scanner: Scanner, encode: ColumnEncoder) -> None:
+        self._scanner = file_scanner
+        self.texts = Texts(file_scanner, encode)
         self.num_bytes = 0
         self._names: list[Any] = []
         self._waits: list[Any] = []
@@ -52,12 +54,12 @@ class ScannedPieces:
     @classmethod
     def of(cls, encode: ColumnEncoder) -> ScannedPieces | None:
         """None where the scanner is not to be had."""
-        own = scanner()
-        return None if own is None else cls(own, encode)
+        file_scanner = scanner()
+        return None if file_scanner is None else cls(file_scanner, encode)
 
     def scan(self, text: bytes) -> bool:
         """False where the plain form must read the piece: it has anything unusual."""
-        before = self._scanner.added()
+        counts = self._scanner.added()
         rows = self._scanner.scan(text)
         if rows is None:
             return False
@@ -66,7 +68,7 @@ class ScannedPieces:
                 list(map(FLOAT_ONE.decode, _texts_of(rows[table], text))) for table in ("meta", "waits")
             )
         except (ValueError, RecursionError):
-            self._scanner.take_back(before)
+            self._scanner.take_back(counts)
             return False
         self._names += names
         self._waits += waits
@@ -90,6 +92,7 @@ class ScannedPieces:
             Scanned(rows["arrows"], self.texts),
             names,
             waits,
+            Scanned(rows["foreign"], self.texts),
         )
 
     def _slices(self, rows: Rows, **parts: Rows) -> tuple[Scanned, np.ndarray, np.ndarray]:

@@ -49,10 +49,11 @@ static const char MODULE[] = "nn.Module: "; /* before a module's name, as in lab
 
 /* The tables of a piece, in the order of TABLES in scanner.py, and the columns of each. Of other columns nothing
  * is kept. ..._COMMS are the rows that describe a collective, LAUNCHES the calls with a grid, COPIES the kernels
- * with a kind of copy, ..._INDICES the profiler's numbers of operators and ranges, and of other events. */
+ * with a kind of copy, ..._INDICES the profiler's numbers of operators and ranges, and of other events, FOREIGN the
+ * slices of categories that nothing reads. */
 enum {
     T_KERNELS, T_OPS, T_RUNTIME, T_RANGES, T_MODULES, T_ARROWS, T_KERNEL_COMMS, T_OP_COMMS, T_LAUNCHES,
-    T_COPIES, T_OPERATOR_INDICES, T_OTHER_INDICES, T_META, T_WAITS, NUM_TABLES
+    T_COPIES, T_OPERATOR_INDICES, T_OTHER_INDICES, T_META, T_WAITS, T_FOREIGN, NUM_TABLES
 };
 #define MOST_COLUMNS 32
 #define SLICES TS_NS, DUR_NS, PID, TID, NAME, MARKS
@@ -75,6 +76,7 @@ static const struct { int count; uint8_t columns[MOST_COLUMNS]; } TABLES[NUM_TAB
     [T_OTHER_INDICES] = {1, {EV_IDX}},
     [T_META] = {2, {START, STOP}},
     [T_WAITS] = {2, {START, STOP}},
+    [T_FOREIGN] = {1, {CAT}},
 };
 
 typedef enum { INT, INT_OR_TEXT, TEXT, RAW, SIZES, TIME, DUR, PHASE, ARROW, ARGS } Kind;
@@ -815,7 +817,7 @@ static int settle(State *s)
         return add(s, T_ARROWS);
     case NAMES: return row[PH] != META || add(s, T_META);
     case WAITS: return !is_slice || add(s, T_WAITS);
-    case FOREIGN: return 1;
+    case FOREIGN: return !is_slice || add(s, T_FOREIGN);
     case UNSURE: break;
     }
     return fail(s, ODD);

@@ -23,10 +23,10 @@ _NAMES = (
 COLUMNS = {name: at for at, name in enumerate(_NAMES.split())}
 # The same. comms are rows that describe a collective, launches the calls with a grid, copies the kernels with
 # a kind of copy, indices the profiler's numbers of operators and ranges, and of other events; meta and waits
-# the events that are decoded again.
+# the events that are decoded again, foreign the slices of categories that nothing reads.
 _TABLES = (
     "kernels ops runtime ranges modules arrows kernel_comms op_comms launches copies operator_indices "
-    "other_indices meta waits"
+    "other_indices meta waits foreign"
 )
 TABLES = tuple(_TABLES.split())
 PID_TEXT, TID_TEXT = 1, 2  # marks: the number is that of a text
@@ -38,14 +38,14 @@ _STAGGER = 24  # rows, so that columns do not all begin in the same set of the p
 class Rows:
     """The rows of one table; a field is a column (n,) of int64."""
 
-    def __init__(self, block: np.ndarray, at: Mapping[str, int]) -> None:
-        self._block, self._at = block, at
+    def __init__(self, block: np.ndarray, layout: Mapping[str, int]) -> None:
+        self._block, self._layout = block, layout
 
     def __len__(self) -> int:
         return int(self._block.shape[1])
 
     def __getattr__(self, name: str) -> np.ndarray:
-        column: np.ndarray = self._block[self._at[name]]
+        column: np.ndarray = self._block[self._layout[name]]
         return column
 
 
@@ -61,8 +61,8 @@ class Scanner:
         self._library, self._state = loaded, None
         if loaded.scan_columns() != len(COLUMNS):
             raise RuntimeError("scan.c and COLUMNS name different columns")
-        self._at = [_layout(loaded, table) for table in range(len(TABLES))]
-        if not all(self._at) or _layout(loaded, len(TABLES)):
+        self._layouts = [_layout(loaded, table) for table in range(len(TABLES))]
+        if not all(self._layouts) or _layout(loaded, len(TABLES)):
             raise RuntimeError("scan.c and TABLES name different tables")
         self._state = loaded.scan_new()
         if not self._state:
@@ -85,16 +85,16 @@ class Scanner:
     def scan(self, text: bytes) -> dict[str, Rows] | None:
         """Adds the events of a text to the tables. The rows of each table that it added, until the next call;
         None if it has anything unusual: nothing is added then."""
-        before = tuple(self._counts)
+        counts = tuple(self._counts)
         scan, state = self._library.scan, self._state
-        while found := scan(state, text, len(text), self._pointers, self._rooms, self._counts):
-            if found >= 0:
-                return self._rows(before)
+        while status := scan(state, text, len(text), self._pointers, self._rooms, self._counts):
+            if status >= 0:
+                return self._rows(counts)
             full = [table for table, room in enumerate(self._rooms) if self._counts[table] == room]
-            self.take_back(before)
-            if found == _NO_MEMORY:
+            self.take_back(counts)
+            if status == _NO_MEMORY:
                 raise MemoryError
-            if found != _NO_ROOM:
+            if status != _NO_ROOM:
                 break
             for table in full:
                 self._make_room(table, 2 * self._rooms[table] - _STAGGER)
@@ -109,32 +109,32 @@ class Scanner:
 
     def take(self) -> dict[str, Rows]:
         """The rows of each table since the last call, until the next one; they are then no longer here."""
-        found = self._rows((0,) * len(TABLES))
+        rows = self._rows((0,) * len(TABLES))
         self.take_back((0,) * len(self._counts))
-        return found
+        return rows
 
     def _rows(self, since: tuple[int, ...]) -> dict[str, Rows]:
-        tables = enumerate(zip(TABLES, self._blocks, self._at, strict=True))
+        tables = enumerate(zip(TABLES, self._blocks, self._layouts, strict=True))
         return {name: Rows(block[:, since[n] : self._counts[n]], at) for n, (name, block, at) in tables}
 
     def _make_room(self, table: int, rows: int) -> None:
-        old, block = self._blocks[table], np.empty((len(self._at[table]), rows), dtype=np.int64)
+        old, block = self._blocks[table], np.empty((len(self._layouts[table]), rows), dtype=np.int64)
         block[: len(old), : self._counts[table]] = old[:, : self._counts[table]]
         self._blocks[table], self._rooms[table], self._pointers[table] = block, rows, block.ctypes.data
 
-    def _distinct(self, which: int, since: int) -> list[bytes]:
+    def _distinct(self, kind: int, since: int) -> list[bytes]:
         """The byte strings from number `since` on, in the order of their numbers."""
         bytes_at, ends_at = ctypes.c_void_p(), ctypes.c_void_p()
-        count = self._library.scan_distinct(self._state, which, ctypes.byref(bytes_at), ctypes.byref(ends_at))
+        count = self._library.scan_distinct(self._state, kind, ctypes.byref(bytes_at), ctypes.byref(ends_at))
         if count <= since:
             return []
         # Not np.ctypeslib, whose import takes longer than this.
         array = (ctypes.c_int64 * count).from_address(ends_at.value or 0)
         ends = np.frombuffer(array, dtype=np.int64)[max(since - 1, 0) :].tolist()
         start = ends.pop(0) if since else 0
-        whole = ctypes.string_at((bytes_at.value or 0) + start, ends[-1] - start)
+        text = ctypes.string_at((bytes_at.value or 0) + start, ends[-1] - start)
         marks = [end - start for end in ends]
-        return [whole[a:b] for a, b in zip([0, *marks[:-1]], marks, strict=True)]
+        return [text[a:b] for a, b in zip([0, *marks[:-1]], marks, strict=True)]
 
 
 class Distinct:
@@ -142,32 +142,32 @@ class Distinct:
 
     def __init__(self, fetch: Callable[[int], list[bytes]]) -> None:
         self._fetch = fetch
-        self._known: list[bytes] = []
+        self._texts: list[bytes] = []
         self._ids = np.empty(0, dtype=np.int64)
 
     def __getitem__(self, number: int) -> bytes:
         """The bytes of one number."""
-        if number >= len(self._known):
-            self._known += self._fetch(len(self._known))
-        return self._known[number]
+        if number >= len(self._texts):
+            self._texts += self._fetch(len(self._texts))
+        return self._texts[number]
 
     def ids(self, numbers: np.ndarray, id_of: Callable[[bytes], int]) -> np.ndarray:
         """`id_of` the bytes of each number (n,), asked once a number, in the order of rows; -1 for -1."""
         if not len(numbers):
             return np.empty(0, dtype=np.int64)
-        most = int(numbers.max()) + 1
-        if most > len(self._ids) - 1:
-            room = np.full(max(2 * most, 1024) + 1, MISSING, dtype=np.int64)
+        count = int(numbers.max()) + 1
+        if count > len(self._ids) - 1:
+            room = np.full(max(2 * count, 1024) + 1, MISSING, dtype=np.int64)
             room[: max(len(self._ids) - 1, 0)] = self._ids[:-1]
             room[-1] = -1  # number -1 is "not there"
             self._ids = room
-        found = self._ids[numbers]
-        new = found == MISSING
+        ids_of_rows = self._ids[numbers]
+        new = ids_of_rows == MISSING
         if new.any():
             for number in dict.fromkeys(numbers[new].tolist()):
                 self._ids[number] = id_of(self[number])
-            found = self._ids[numbers]
-        ids: np.ndarray = found
+            ids_of_rows = self._ids[numbers]
+        ids: np.ndarray = ids_of_rows
         return ids
 
 
@@ -181,9 +181,9 @@ def text_of(raw: bytes) -> str:
 
 def _layout(loaded: ctypes.CDLL, table: int) -> dict[str, int]:
     """The place of each column in the block of a table; empty for no table."""
-    names, which = list(COLUMNS), ctypes.c_void_p()
-    count = loaded.scan_table(table, ctypes.byref(which))
-    numbers = ctypes.string_at(which.value or 0, count) if count else b""
+    names, place = list(COLUMNS), ctypes.c_void_p()
+    count = loaded.scan_table(table, ctypes.byref(place))
+    numbers = ctypes.string_at(place.value or 0, count) if count else b""
     return {names[number]: at for at, number in enumerate(numbers)}
 
 

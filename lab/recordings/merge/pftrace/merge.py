@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from lab.recordings.capture import Capture
 from lab.recordings.merge.output import Merged, Ranks, packed
 from lab.recordings.merge.pftrace.rank import RankWriter
-from lab.recordings.tables import Trace
 
 
 def merge_pftrace(
     traces: Sequence[tuple[int | None, Path]],
     target: Path,
     *,
-    load: Callable[[Path], Trace],
+    load: Callable[[Path], Capture],
     offsets_ns: Mapping[int, int] | None = None,
     cpu_ops: bool = True,
 ) -> Merged:

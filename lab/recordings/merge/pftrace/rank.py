@@ -8,6 +8,7 @@ from typing import IO
 
 import numpy as np
 
+from lab.recordings.capture import Capture
 from lab.recordings.merge.output import CPU_PIDS, FIRST_TEXT_TID, RANK_PIDS
 from lab.recordings.merge.pftrace import packets
 from lab.recordings.merge.pftrace.packets import bytes_field, int_field, interned, text_field
@@ -20,13 +21,12 @@ from lab.recordings.merge.pftrace.slices import (
     rows_by_process,
     slice_groups,
 )
-from lab.recordings.tables import Trace
 
 
 class RankWriter:
     """One rank as one packet sequence: names first, then the slices of each row in order of time."""
 
-    def __init__(self, trace: Trace, rank: int, shift_ns: int, file: IO[bytes]) -> None:
+    def __init__(self, trace: Capture, rank: int, shift_ns: int, file: IO[bytes]) -> None:
         self._trace, self._rank, self._shift_ns, self._file = trace, rank, shift_ns, file
         self._sequence = int_field(packets.SEQUENCE, rank + 1)
         self._flagged = self._sequence + int_field(packets.FLAGS, packets.NEEDS_STATE)

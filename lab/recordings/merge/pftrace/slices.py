@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.recordings import views
+from lab.recordings.capture import Capture
 from lab.recordings.merge.pftrace import packets
 from lab.recordings.merge.pftrace.packets import bytes_field, fixed_field, int_field, text_field
 from lab.recordings.owners import innermost
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import KERNEL, Table
 
 # The first three in the order of the values of `kernels.kind`.
 CATEGORIES = (
@@ -57,10 +58,10 @@ class SliceGroup:
         return b"".join([*parts, self.arrows.get(row, b"")])
 
 
-def slice_groups(trace: Trace, rank: int, *, cpu_ops: bool) -> list[SliceGroup]:
+def slice_groups(trace: Capture, rank: int, *, cpu_ops: bool) -> list[SliceGroup]:
     """All slices of a rank; flow ids are unique over ranks."""
-    kernels, runtime, ops = trace.kernels, trace.runtime, trace.ops
-    on_gpu, off_gpu = trace.ranges.where(trace.ranges.on_gpu), trace.ranges.where(~trace.ranges.on_gpu)
+    kernels, runtime, ops = trace.ops, trace.api, trace.operators
+    on_gpu, off_gpu = trace.gpu_ranges, trace.annotations
 
     def texts(ids: np.ndarray) -> list[str]:
         return [trace.strings[index] if index >= 0 else "" for index in ids.tolist()]
@@ -84,8 +85,9 @@ def slice_groups(trace: Trace, rank: int, *, cpu_ops: bool) -> list[SliceGroup]:
             kernels,
             kernels.device,
             kernels.stream,
-            kernels.kind,
-            {name: getattr(kernels, name).tolist() for name in _KERNEL_DETAILS}
+            np.where(trace.work, KERNEL, kernels.kind),  # a whole graph in one row computes, too
+            {name: getattr(kernels, name).tolist() for name in _KERNEL_DETAILS if name != "correlation"}
+            | {"correlation": kernels.corr.tolist()}
             | _of_collectives(trace, texts),
             {row: fixed_field(packets.EVENT_FLOW_END, flow[call]) for row, call in ends if call >= 0},
         ),
@@ -93,7 +95,7 @@ def slice_groups(trace: Trace, rank: int, *, cpu_ops: bool) -> list[SliceGroup]:
         group(
             "cuda_runtime",
             runtime,
-            {"correlation": runtime.correlation.tolist()},
+            {"correlation": runtime.corr.tolist()},
             {call: fixed_field(packets.EVENT_FLOW, number) for call, number in flow.items()},
         ),
         group("user_annotation", off_gpu, {}, {}),
@@ -105,10 +107,12 @@ def slice_groups(trace: Trace, rank: int, *, cpu_ops: bool) -> list[SliceGroup]:
     return [group for group in groups if len(group.table)]
 
 
-def _of_collectives(trace: Trace, texts: Callable[[np.ndarray], list[str]]) -> dict[str, Sequence[int | str]]:
+def _of_collectives(
+    trace: Capture, texts: Callable[[np.ndarray], list[str]]
+) -> dict[str, Sequence[int | str]]:
     """Columns (n,) of what kernels of collectives say of their call."""
     table = trace.collectives
-    row = np.full(len(trace.kernels) + 1, -1, dtype=np.int64)
+    row = np.full(len(trace.ops) + 1, -1, dtype=np.int64)
     row[table.kernel] = np.arange(len(table))
     row = row[:-1]
     numbers = {name: np.append(getattr(table, name), -1)[row].tolist() for name in _COLLECTIVE_NUMBERS}
@@ -117,13 +121,13 @@ def _of_collectives(trace: Trace, texts: Callable[[np.ndarray], list[str]]) -> d
     }
 
 
-def _op_arrows(trace: Trace, rank: int) -> dict[int, bytes]:
+def _op_arrows(trace: Capture, rank: int) -> dict[int, bytes]:
     """By row of `ops`, the encoded ends of its arrows from forward to backward.
 
     An end lies in the innermost operator at its time, as in a viewer; arrows without both ends are left out.
     """
     flows = trace.flows
-    row = innermost(trace.ops, flows.pid, flows.tid, flows.ts_ns)
+    row = innermost(trace.operators, flows.pid, flows.tid, flows.ts_ns)
     starts, ends = (
         dict(zip(flows.flow[chosen].tolist(), row[chosen].tolist(), strict=True))
         for chosen in ((row >= 0) & ~flows.is_end, (row >= 0) & flows.is_end)
@@ -153,7 +157,7 @@ def rows_by_process(groups: Sequence[SliceGroup]) -> Iterator[tuple[int, list[Ro
     sizes = [len(group.table) for group in groups]
     pid = np.concatenate([group.pid for group in groups]).astype(np.int64)
     tid = np.concatenate([group.tid for group in groups])
-    start = np.concatenate([group.table.ts_ns for group in groups])
+    start = np.concatenate([group.table.start_ns for group in groups])
     end = start + np.concatenate([group.table.dur_ns for group in groups])
     of_group = np.repeat(np.arange(len(groups)), sizes)
     of_row = np.concatenate([np.arange(size) for size in sizes])

@@ -32,11 +32,11 @@ def in_order(ops: Table) -> tuple[np.ndarray, np.ndarray]:
     """
     parent = np.full(len(ops), -1, dtype=np.int64)
     begun = ops.external_id if (ops.external_id >= 0).all() else np.zeros(len(ops), dtype=np.int64)
-    order = np.lexsort((-ops.dur_ns, begun, ops.ts_ns, ops.tid, ops.pid))
+    order = np.lexsort((-ops.dur_ns, begun, ops.start_ns, ops.tid, ops.pid))
     where = np.stack([ops.pid[order], ops.tid[order]])
     cuts = np.flatnonzero((where[:, 1:] != where[:, :-1]).any(axis=0)) + 1
     for rows in np.split(order, cuts):
-        inside = enclosing(spans(ops.ts_ns[rows], ops.dur_ns[rows]))
+        inside = enclosing(spans(ops.start_ns[rows], ops.dur_ns[rows]))
         parent[rows] = np.where(inside >= 0, rows[inside], -1)
     return order, parent
 
@@ -71,9 +71,9 @@ def align(ops: Table, names: np.ndarray, marks: np.ndarray, recorded: Sequence[R
     order, parent = in_order(ops)
     words = np.array([ALIASES.get(name, name) for name in names], dtype=object)
     called = [ALIASES.get(op.name, op.name) for op in recorded]
-    order = order[visible(order, parent, words, (ops.ts_ns, ops.dur_ns), set(called))]
+    order = order[visible(order, parent, words, (ops.start_ns, ops.dur_ns), set(called))]
     order = order[ops.tid[order] == _main_thread(ops, marks)]
-    segment = segments_of_ops(ops.ts_ns[order], marks)
+    segment = segments_of_ops(ops.start_ns[order], marks)
     calls: dict[int, list[int]] = defaultdict(list)
     for index, number in enumerate(segments_of_records(recorded)):
         calls[number].append(index)
@@ -147,6 +147,6 @@ def _back(best: np.ndarray, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _main_thread(ops: Table, marks: np.ndarray) -> int:
-    inside = segments_of_ops(ops.ts_ns, marks) % 2 == 1
+    inside = segments_of_ops(ops.start_ns, marks) % 2 == 1
     tids, counts = np.unique(ops.tid[inside] if inside.any() else ops.tid, return_counts=True)
     return int(tids[counts.argmax()])

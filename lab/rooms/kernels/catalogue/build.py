@@ -77,7 +77,7 @@ class Catalogue:
         if not self.part:
             return ""
         rows = [
-            (rank.trace.kernels if rank.on_gpu else rank.trace.ops).dur_ns[rank.rows] for rank in self.ranks
+            (rank.trace.ops if rank.on_gpu else rank.trace.operators).dur_ns[rank.rows] for rank in self.ranks
         ]
         all_ms, kept_ms = (
             sum(int(one.sum()) for one in rows) / 1e6,

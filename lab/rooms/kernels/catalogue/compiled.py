@@ -18,9 +18,7 @@ from lab.recordings.compiled import (
     read_provenance,
 )
 from lab.recordings.graphs import Join, Source
-from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.owners import innermost
-from lab.recordings.tables import Table, Trace
 
 _REGION = re.compile(r"Torch-Compiled Region: .+")
 _GRAPH = re.compile(r"## Call CompiledFxGraph (\w+) ##")
@@ -45,24 +43,23 @@ class Compiled:
 
 
 def read_compiled(
-    trace: Trace, own: Source, owner: np.ndarray, joined: Join | None, folders: Sequence[Path]
+    trace: Capture, own: Source, owner: np.ndarray, joined: Join | None, folders: Sequence[Path]
 ) -> Compiled | None:
     """What is known of the Inductor kernels of one rank; None if it has none.
 
-    owner (n,): row of `trace.ops`, for launches that no graph replayed; folders: of Inductor's own files.
+    owner (n,): row of `trace.operators`, for launches that no graph replayed; folders: of Inductor's files.
     """
     if not any(map(is_inductor, trace.strings)):
         return None
     size = len(owner)
-    source = np.where((owner >= 0) & (owner < len(trace.ops)), 0, -1)
-    capture = own.capture
-    row = np.where(source == 0, owner + len(capture.ranges) - len(trace.ops), -1)
+    source = np.where((owner >= 0) & (owner < len(trace.operators)), 0, -1)
+    row = np.append(trace.operator_rows, -1)[np.where(source == 0, owner, -1)]
     if joined is not None:
         source = np.where(joined.inside, np.where(joined.rows.op >= 0, joined.rows.source, -1), source)
         row = np.where(joined.inside, joined.rows.op, row)
     blank = [np.full(size, "", dtype=object) for _ in range(4)]
     found = Compiled(blank[0], blank[1], blank[2], blank[3])
-    names = trace.text(trace.kernels.name_id)
+    names = trace.text(trace.ops.name_id)
     mine = np.array([is_inductor(name) for name in names], dtype=bool)
     for index, one in enumerate(joined.sources if joined is not None else (own,)):
         rows = np.flatnonzero(mine & (source == index) & (row >= 0))
@@ -75,8 +72,8 @@ def read_compiled(
     return found
 
 
-def own_capture(trace: Trace, joined: Join | None) -> Capture:
-    return joined.sources[0].capture if joined is not None else from_kineto(trace)
+def own_capture(trace: Capture, joined: Join | None) -> Capture:
+    return joined.sources[0].capture if joined is not None else trace
 
 
 def _fill(found: Compiled, source: Source, rows: np.ndarray, ranges: np.ndarray) -> None:
@@ -100,15 +97,7 @@ def _around(
     matches = [pattern.fullmatch(text) for text in capture.strings]
     wanted = np.array([*(match is not None for match in matches), False])
     ranges = capture.ranges.where(wanted[capture.ranges.name_id])
-    table = Table(
-        {
-            "ts_ns": ranges.start_ns,
-            "dur_ns": ranges.end_ns - ranges.start_ns,
-            "pid": ranges.pid,
-            "tid": ranges.tid,
-        }
-    )
     texts = ["".join(match.groups()) or match[0] if match else "" for match in matches]
     return [
-        texts[ranges.name_id[row]] if row >= 0 else "" for row in innermost(table, pid, tid, at_ns).tolist()
+        texts[ranges.name_id[row]] if row >= 0 else "" for row in innermost(ranges, pid, tid, at_ns).tolist()
     ]

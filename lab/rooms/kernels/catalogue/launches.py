@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from lab.recordings.capture import shared_memory_bytes
+from lab.recordings.tables import Table
 from lab.rooms.kernels.catalogue.classes import class_of_launch
 from lab.rooms.kernels.catalogue.groups import group_rows, number_values
 from lab.rooms.kernels.catalogue.identity import sig_id_of
@@ -23,7 +25,7 @@ def launches_of(rank: RankData, book: OpBook, zero_ns: int) -> list[Launch]:
     columns, row = _columns(rank)
     layers = _layers(rank, row, columns["owner"])
     shared, which = _distinct(rank, book, columns, row, layers)
-    names = ("device", "stream", "ts_ns", "dur_ns", "owner", "mark", "correlation", "row")
+    names = ("device", "stream", "start_ns", "dur_ns", "owner", "mark", "correlation", "row")
     each = zip(*(columns[name].tolist() for name in names), layers, which.tolist(), strict=True)
     return [
         Launch(
@@ -48,22 +50,28 @@ def _columns(rank: RankData) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
     They are rows of `kernels` or, on a CPU, of `ops`; -1 is what a CPU does not have.
     """
-    table = rank.trace.kernels if rank.on_gpu else rank.trace.ops.take(rank.rows)
-    row = np.argsort(table.ts_ns, kind="stable")
+    table = rank.trace.ops if rank.on_gpu else rank.trace.operators.take(rank.rows)
+    row = np.argsort(table.start_ns, kind="stable")
     row = row[rank.kept[row]]
-    found = {name: getattr(table, name)[row] for name in ("ts_ns", "dur_ns", "name_id")}
+    found = {name: getattr(table, name)[row] for name in ("start_ns", "dur_ns", "name_id")}
     found |= {"owner": rank.owner[row], "mark": rank.mark[row], "row": rank.rows[row]}
-    on_gpu = ("device", "stream", "correlation", "kind", *GEOMETRY)
     if not rank.on_gpu:
         unknown = np.full(len(row), -1)
-        return {**found, **dict.fromkeys((*on_gpu, "collective"), unknown), "stream": table.tid[row]}, row
+        blank = dict.fromkeys(("device", "correlation", "kind", "collective", *GEOMETRY), unknown)
+        return {**found, **blank, "stream": table.tid[row]}, row
     collective = np.full(len(table), -1, dtype=np.int32)
     collective[rank.trace.collectives.kernel] = rank.trace.collectives.collective_id
     return {
         **found,
-        **{name: getattr(table, name)[row] for name in on_gpu},
+        **{name: column[row] for name, column in _gpu_columns(table).items()},
         "collective": collective[row],
     }, row
+
+
+def _gpu_columns(ops: Table) -> dict[str, np.ndarray]:
+    renamed = {"correlation": ops.corr, "smem_bytes": shared_memory_bytes(ops)}
+    kept = ("device", "stream", "kind", *GEOMETRY)
+    return {name: getattr(ops, name) for name in kept if name not in renamed} | renamed
 
 
 def _layers(rank: RankData, row: np.ndarray, owner: np.ndarray) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from lab.recordings.tables import Trace
+from lab.recordings.capture import Capture
 from lab.rooms.kernels.catalogue.groups import group_rows
 from lab.rooms.kernels.catalogue.identity import args_key
 from lab.rooms.kernels.catalogue.rank import RankData, mark_of
@@ -24,13 +24,13 @@ class OpBook:
 
     def __init__(self, rank: RankData, zero_ns: int) -> None:
         self.rank, self.zero_ns = rank, zero_ns
-        self.names = rank.trace.text(rank.trace.ops.name_id)
-        self._mark = mark_of(rank.trace.ops.ts_ns, rank.marks)
+        self.names = rank.trace.text(rank.trace.operators.name_id)
+        self._mark = mark_of(rank.trace.operators.start_ns, rank.marks)
         self._call = _nearest_calls(rank.call, rank.parent)
 
     def keys_of(self, rows: np.ndarray) -> tuple[np.ndarray, list[OpKey]]:
         """What tells ops apart, for rows (n,), -1 for none: the index (n,) of each in a list of keys."""
-        ops, num_ops = self.rank.trace.ops, len(self.names)
+        ops, num_ops = self.rank.trace.operators, len(self.names)
         in_trace = (rows >= 0) & (rows < num_ops)
         call = np.full(len(rows), -1)
         call[in_trace] = self.rank.call[rows[in_trace]]
@@ -45,7 +45,7 @@ class OpBook:
 
     def describe(self, row: int, num_launches: int = 0) -> OpRecord:
         """The record of the op at `row`, which owns so many launches."""
-        rank, ops = self.rank, self.rank.trace.ops
+        rank, ops = self.rank, self.rank.trace.operators
         if row >= len(self.names):
             return msgspec.structs.replace(self._borrowed(row), num_launches=num_launches)
         mark, call = int(self._mark[row]), int(rank.call[row])
@@ -63,7 +63,7 @@ class OpBook:
             external_id=int(ops.external_id[row]),
             rf_id=int(ops.rf_id[row]),
             tid=int(ops.tid[row]),
-            ts_us=(int(ops.ts_ns[row]) - self.zero_ns) / 1000,
+            ts_us=(int(ops.start_ns[row]) - self.zero_ns) / 1000,
             dur_us=int(ops.dur_ns[row]) / 1000,
             num_launches=num_launches,
             recorded=call,
@@ -126,6 +126,6 @@ def _around(rows: np.ndarray, parent: np.ndarray) -> np.ndarray:
     return np.flatnonzero(seen)
 
 
-def _trace_args(trace: Trace, row: int) -> tuple[Arg, ...]:
-    ids = (getattr(trace.ops, name)[row] for name in _ARGS)
+def _trace_args(trace: Capture, row: int) -> tuple[Arg, ...]:
+    ids = (getattr(trace.operators, name)[row] for name in _ARGS)
     return args_of(*(trace.strings[one] if one >= 0 else "" for one in ids))

@@ -12,9 +12,8 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.errors import MissingError
-from lab.recordings.as_trace import Loaded
 from lab.recordings.capture import OP, Capture
-from lab.recordings.processes import with_processes
+from lab.recordings.processes import processes_with_work, with_processes
 from lab.recordings.projection import PhaseNames, offers
 from lab.terminal.part import PartOptions, projections
 
@@ -34,7 +33,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Kept:
-    """Masks of a trace's `kernels` (n,) and `ops` (m,).
+    """Masks of a recording's `ops` (n,) and `operators` (m,).
 
     notes: launches that other names of phases would add; error: why nothing of the recording is in the part.
     """
@@ -46,9 +45,9 @@ class Kept:
     error: MissingError | None = None
 
 
-def kept_of(found: Loaded, ask: Ask) -> list[Kept]:
-    """What is kept of each trace of a recording; nothing, with the error, where it has no such part."""
-    capture = with_processes(found.whole())
+def kept_of(recording: Capture, ask: Ask) -> list[Kept]:
+    """What is kept of each of `process_captures`; nothing, with the error, where it has no such part."""
+    capture = with_processes(recording)
     ops, ranges = np.zeros(len(capture.ops), dtype=bool), np.zeros(len(capture.ranges), dtype=bool)
     notes: list[str] = []
     error = None
@@ -63,7 +62,19 @@ def kept_of(found: Loaded, ask: Ask) -> list[Kept]:
     if error is None and not (ops.any() if len(ops) else ranges[capture.ranges.kind == OP].any()):
         error = _nothing_launched(capture, ask)
     text = described(ask.part)
-    return [Kept(text, *masks, notes, error) for masks in found.masks(ops, ranges)]
+    is_operator = recording.ranges.kind == OP
+    if recording.collector == "kineto":
+        return [Kept(text, ops, ranges[is_operator], notes, error)]
+    return [
+        Kept(
+            text,
+            ops[recording.ops.process == process],
+            ranges[is_operator & (recording.ranges.process == process)],
+            notes,
+            error,
+        )
+        for process in processes_with_work(recording)
+    ]
 
 
 def _nothing_launched(capture: Capture, ask: Ask) -> MissingError:

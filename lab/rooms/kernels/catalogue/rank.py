@@ -13,15 +13,18 @@ import numpy as np
 
 from lab.core.words import plural
 from lab.errors import BadDataError, LabError
-from lab.recordings.as_trace import load_recording
+from lab.recordings.capture import Capture
 from lab.recordings.compiled import is_inductor
 from lab.recordings.graphs import Source
 from lab.recordings.graphs.frames import Frames, layers_of, read_frames
 from lab.recordings.graphs.loss import RULE as REPLAYS
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import Lack
-from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Trace
-from lab.recordings.views import STEP_PREFIX, launch_calls, link_ops, linked_by_id, of_graphs
+from lab.recordings.load import load_capture
+from lab.recordings.phase_names import STEP_PREFIX, step_number
+from lab.recordings.processes import process_captures
+from lab.recordings.tables import GRAPH, KERNEL, MEMCPY, MEMSET
+from lab.recordings.views import launch_calls, link_ops, linked_by_id, of_graphs
 from lab.rooms.kernels.catalogue.align import align, in_order, segments_of_ops
 from lab.rooms.kernels.catalogue.classes import moves_no_data
 from lab.rooms.kernels.catalogue.compiled import Compiled, own_capture, read_compiled
@@ -32,7 +35,7 @@ from lab.rooms.kernels.schema import Generation, RecordedOp
 from lab.rooms.kernels.trails import Trail, read_json, read_lines
 
 _COUNTED = re.compile(r"[\s_#:.-]*\d+$")
-KINDS = {KERNEL: "kernel", MEMCPY: "memcpy", MEMSET: "memset"}
+KINDS = {KERNEL: "kernel", GRAPH: "kernel", MEMCPY: "memcpy", MEMSET: "memset"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class RankData:
 
     rank: int
     path: Path
-    trace: Trace
+    trace: Capture
     marks: Marks
     generation: Generation | None
     recorded: list[RecordedOp]
@@ -67,7 +70,7 @@ class RankData:
     op_rule: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=object))  # (n,) of graphs.RULES
     modules: list[str] = field(default_factory=list)  # (ops,) around each op, by the Python stack
     layers: list[str] = field(default_factory=list)  # (ops,) of these
-    replayed: Replayed | None = None  # its owners are numbered from len(trace.ops) upwards
+    replayed: Replayed | None = None  # its owners are numbered from len(trace.operators) upwards
     compiled: Compiled | None = None
     frames: Frames | None = None  # Python's, where they were recorded
     part: Kept | None = None  # what was asked for of the recording; None: all of it
@@ -100,15 +103,15 @@ class RankData:
         return _lacks(self.trace, self.replayed)
 
     def start_ns(self) -> np.ndarray:
-        table = self.trace.kernels if self.on_gpu else self.trace.ops
-        found: np.ndarray = table.ts_ns[self.rows]
+        table = self.trace.ops if self.on_gpu else self.trace.operators
+        found: np.ndarray = table.start_ns[self.rows]
         return found
 
     def op_names(self) -> np.ndarray:
         """The owner's name (n,) of each launch, "" for none."""
         trace = self.trace
         borrowed = [op.name for op in self.replayed.ops] if self.replayed else []
-        names: np.ndarray = np.array([*trace.text(trace.ops.name_id), *borrowed, ""], dtype=object)
+        names: np.ndarray = np.array([*trace.text(trace.operators.name_id), *borrowed, ""], dtype=object)
         found: np.ndarray = names[self.owner]
         return found
 
@@ -129,7 +132,6 @@ class Beside:
 def read_ranks(
     trails: Sequence[Trail],
     *,
-    cache: Path | None = None,
     captures: Sequence[Path] = (),
     inductor: Sequence[Path] = (),
     ask: Ask | None = None,
@@ -141,7 +143,7 @@ def read_ranks(
     found: list[RankData] = []
     beside = Beside(captures, inductor, ask or Ask())
     for trail in trails:
-        found += read_trail(trail, {one.rank for one in found}, cache=cache, beside=beside)
+        found += read_trail(trail, {one.rank for one in found}, beside=beside)
     empty = [one.part.error for one in found if one.part is not None and one.part.error is not None]
     if empty and not any(one.kept.any() for one in found):
         raise empty[0]
@@ -151,24 +153,21 @@ def read_ranks(
 def read_rank(
     trail: Trail,
     *,
-    cache: Path | None = None,
     captures: Sequence[Path] = (),
     inductor: Sequence[Path] = (),
 ) -> RankData:
     """The only rank of a recording of one process."""
-    (only,) = read_trail(trail, cache=cache, beside=Beside(captures, inductor))
+    (only,) = read_trail(trail, beside=Beside(captures, inductor))
     return only
 
 
-def read_trail(
-    trail: Trail, taken: Set[int] = frozenset(), *, cache: Path | None = None, beside: Beside = Beside()
-) -> list[RankData]:
+def read_trail(trail: Trail, taken: Set[int] = frozenset(), *, beside: Beside = Beside()) -> list[RankData]:
     """One recording, process by process, with what its recorder and its generation files say.
 
     Ranks in `taken` are not given again.
     """
-    recording = load_recording(trail.trace, cache=cache)
-    traces = recording.traces
+    recording = load_capture(trail.trace)
+    traces = process_captures(recording)
     ranks = _ranks_of(trail, [one.meta.rank for one in traces], taken)
     several = len(traces) > 1
     found = [
@@ -176,7 +175,7 @@ def read_trail(
             msgspec.structs.replace(trail, rank=rank),
             trace,
             f"{trail.trace.name}, rank {rank}" if several else trail.trace.name,
-            recording.annotated,
+            recording.collector == "kineto",
             beside,
         )
         for rank, trace in zip(ranks, traces, strict=True)
@@ -210,7 +209,7 @@ def _ranks_of(trail: Trail, known: Sequence[int | None], taken: Set[int]) -> lis
     return list(range(first, first + len(known)))
 
 
-def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Beside) -> RankData:
+def _rank_of(trail: Trail, trace: Capture, label: str, annotated: bool, beside: Beside) -> RankData:
     """annotated: torch.profiler's steps and lab's forwards are all that marks a phase."""
     problems = [f"{label}: {text}" for text in trace.problems]
     recorded: list[RecordedOp] = []
@@ -223,19 +222,21 @@ def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Be
     marks = find_marks(trace)
     if not annotated and not marks.names:
         marks = outermost_marks(trace)
-    names = trace.text(trace.ops.name_id)
-    _, parent = in_order(trace.ops)
-    on_gpu = len(trace.kernels) > 0
-    rows = np.arange(len(trace.kernels)) if on_gpu else working_ops(names, parent, trace.ops.ts_ns)
+    names = trace.text(trace.operators.name_id)
+    _, parent = in_order(trace.operators)
+    on_gpu = len(trace.ops) > 0
+    rows = np.arange(len(trace.ops)) if on_gpu else working_ops(names, parent, trace.operators.start_ns)
     owner = link_ops(trace) if on_gpu else rows
-    call = align(trace.ops, names, marks.spans_ns, recorded)
-    when = launch_times(trace, owner) if on_gpu else trace.ops.ts_ns[rows]
+    call = align(trace.operators, names, marks.spans_ns, recorded)
+    when = launch_times(trace, owner) if on_gpu else trace.operators.start_ns[rows]
     frames = read_frames(trail.trace) if trace.meta.stacks else None
-    paths = frames.modules(trace.ops.pid, trace.ops.tid, trace.ops.ts_ns) if frames else []
+    paths = (
+        frames.modules(trace.operators.pid, trace.operators.tid, trace.operators.start_ns) if frames else []
+    )
     op_rule = _rules(trace, owner) if on_gpu else np.where(owner >= 0, "external_id", "none").astype(object)
     replayed = None
     if beside.captures or (on_gpu and of_graphs(trace, launch_calls(trace)).any()):
-        replayed = read_replayed(trail.rank, trace, frames, beside.captures, len(trace.ops))
+        replayed = read_replayed(trail.rank, trace, frames, beside.captures, len(trace.operators))
         owner = np.where(replayed.inside, replayed.owner, owner) if on_gpu else owner
         op_rule = np.where(replayed.inside, replayed.rule, op_rule) if on_gpu else op_rule
         problems += replayed.problems
@@ -268,13 +269,13 @@ def _rank_of(trail: Trail, trace: Trace, label: str, annotated: bool, beside: Be
     )
 
 
-def _lacks(trace: Trace, replayed: Replayed | None) -> tuple[Lack, ...]:
+def _lacks(trace: Capture, replayed: Replayed | None) -> tuple[Lack, ...]:
     if replayed is None:
         return trace.lacks
     return (*(lack for lack in trace.lacks if lack.rule != REPLAYS), *replayed.lacks)
 
 
-def _rules(trace: Trace, owner: np.ndarray) -> np.ndarray:
+def _rules(trace: Capture, owner: np.ndarray) -> np.ndarray:
     """How each launch (n,) found its owner, of those that no graph replayed."""
     rules = np.where(linked_by_id(trace), "external_id", "correlation").astype(object)
     rules[owner < 0] = "none"
@@ -301,43 +302,42 @@ def no_launches(ranks: Sequence[RankData]) -> BadDataError:
     )
 
 
-def find_marks(trace: Trace) -> Marks:
+def find_marks(trace: Capture) -> Marks:
     """Ranges `prefill` and `decode_i`; if there are none, the profiler's steps."""
-    host = ~trace.ranges.on_gpu
-    names = trace.text(trace.ranges.name_id)
+    names = trace.text(trace.annotations.name_id)
     for wanted in (_is_forward, _is_step):
-        rows = np.flatnonzero(host & np.array([wanted(name) for name in names], dtype=bool))
+        rows = np.flatnonzero(np.array([wanted(name) for name in names], dtype=bool))
         if len(rows):
-            rows = rows[np.argsort(trace.ranges.ts_ns[rows], kind="stable")]
-            start = trace.ranges.ts_ns[rows]
-            spans_ns = np.stack([start, start + trace.ranges.dur_ns[rows]], axis=1)
+            rows = rows[np.argsort(trace.annotations.start_ns[rows], kind="stable")]
+            start = trace.annotations.start_ns[rows]
+            spans_ns = np.stack([start, start + trace.annotations.dur_ns[rows]], axis=1)
             return Marks([str(name) for name in names[rows]], spans_ns)
     return Marks([], np.empty((0, 2), dtype=np.int64))
 
 
-def outermost_marks(trace: Trace) -> Marks:
+def outermost_marks(trace: Capture) -> Marks:
     """The ranges that no other is around, on the thread that launched most; of one around all, its parts."""
     thread = _launching_thread(trace)
-    rows = np.flatnonzero(~trace.ranges.on_gpu & (trace.ranges.dur_ns > 0))
-    rows = rows[(trace.ranges.pid[rows] == thread[0]) & (trace.ranges.tid[rows] == thread[1])]
-    start = trace.ranges.ts_ns[rows]
-    end = start + trace.ranges.dur_ns[rows]
+    rows = np.flatnonzero(trace.annotations.dur_ns > 0)
+    rows = rows[(trace.annotations.pid[rows] == thread[0]) & (trace.annotations.tid[rows] == thread[1])]
+    start = trace.annotations.start_ns[rows]
+    end = start + trace.annotations.dur_ns[rows]
     order = np.lexsort([-end, start])
     rows, start, end = rows[order], start[order], end[order]
     while len(rows):
         before = np.concatenate([[start[0]], np.maximum.accumulate(end)[:-1]])
         outer = start >= before
         if outer.sum() > 1 or outer.all():
-            names = trace.text(trace.ranges.name_id)[rows[outer]]
+            names = trace.text(trace.annotations.name_id)[rows[outer]]
             return Marks([str(name) for name in names], np.stack([start[outer], end[outer]], axis=1))
         rows, start, end = rows[~outer], start[~outer], end[~outer]
     return Marks([], np.empty((0, 2), dtype=np.int64))
 
 
-def _launching_thread(trace: Trace) -> tuple[int, int]:
+def _launching_thread(trace: Capture) -> tuple[int, int]:
     """(pid, tid) of most launches; of most calls where no launch is known; (-1, -1) without calls."""
     call = launch_calls(trace)
-    calls = trace.runtime.take(call[call >= 0]) if (call >= 0).any() else trace.runtime
+    calls = trace.api.take(call[call >= 0]) if (call >= 0).any() else trace.api
     if not len(calls):
         return -1, -1
     threads, counts = np.unique(np.stack([calls.pid, calls.tid], axis=1), axis=0, return_counts=True)
@@ -358,7 +358,7 @@ def _is_forward(name: str) -> bool:
 
 
 def _is_step(name: str) -> bool:
-    return name.startswith(STEP_PREFIX) and name.removeprefix(STEP_PREFIX).isdecimal()
+    return step_number(name) >= 0
 
 
 def mark_of(when_ns: np.ndarray, marks: Marks) -> np.ndarray:
@@ -367,10 +367,10 @@ def mark_of(when_ns: np.ndarray, marks: Marks) -> np.ndarray:
     return np.where(segment % 2 == 1, segment // 2, -1)
 
 
-def launch_times(trace: Trace, owner: np.ndarray) -> np.ndarray:
+def launch_times(trace: Capture, owner: np.ndarray) -> np.ndarray:
     """When the CPU launched each kernel (n,): start of its owner, of its runtime call, or its own."""
-    when: np.ndarray = trace.kernels.ts_ns.copy()
+    when: np.ndarray = trace.ops.start_ns.copy()
     call = launch_calls(trace)
-    when[call >= 0] = trace.runtime.ts_ns[call[call >= 0]]
-    when[owner >= 0] = trace.ops.ts_ns[owner[owner >= 0]]
+    when[call >= 0] = trace.api.start_ns[call[call >= 0]]
+    when[owner >= 0] = trace.operators.start_ns[owner[owner >= 0]]
     return when

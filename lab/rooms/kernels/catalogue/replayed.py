@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from lab.core.words import plural
+from lab.recordings.capture import Capture
 from lab.recordings.graphs import CONFIDENCES, LAYER_RULES, RULES, Join, Source, join, lacks_of, load_sources
 from lab.recordings.graphs.batches import executed_batches
 from lab.recordings.graphs.frames import Frames
-from lab.recordings.kineto.capture import from_kineto
 from lab.recordings.lacks import Lack
-from lab.recordings.tables import Trace
 from lab.rooms.kernels.catalogue.trace_args import args_of
 from lab.rooms.kernels.schema import Arg, OpRecord
 
@@ -43,13 +42,12 @@ class Replayed:
 
 
 def read_replayed(
-    rank: int, trace: Trace, frames: Frames | None, captures: Sequence[Path], first_id: int
+    rank: int, trace: Capture, frames: Frames | None, captures: Sequence[Path], first_id: int
 ) -> Replayed:
     """The replays of one rank's trace, matched with the captures in it and at `captures`."""
-    capture = from_kineto(trace)
-    beside, notes = load_sources(captures, executed_batches(capture)) if captures else ([], [])
+    beside, notes = load_sources(captures, executed_batches(trace)) if captures else ([], [])
     mine = [one for one in beside if one.rank is not None and one.rank == trace.meta.rank]
-    found = join(Source(trace.source, capture, frames), mine or beside)
+    found = join(Source(trace.source, trace, frames), mine or beside)
     ops = _Ops(rank, found, first_id)
     rows, texts = found.rows, np.array([*found.texts], dtype=object)
     lost, lost_ns = found.unattributed

@@ -10,6 +10,7 @@ import numpy as np
 from lab.recordings.capture import OP
 from lab.recordings.projection import PHASES, Projection
 from lab.recordings.projection.nest import nearest_ancestor
+from lab.recordings.views import gemm_flops
 from lab.rooms.nsys.steps import sample_sd, step_figures
 
 MAX_DEPTH = 4  # of ranges below a step
@@ -151,7 +152,7 @@ def _phase(
 
 def _gemm_flops(projection: Projection) -> tuple[np.ndarray, np.ndarray] | None:
     """FLOPs of GEMMs (n,), at each one's first kernel, and ns (n,) of their kernels; None without shapes."""
-    flops = projection.capture.ranges.flops
+    flops = gemm_flops(projection.capture)
     if not (flops > 0).any():
         return None
     ops = projection.capture.ops

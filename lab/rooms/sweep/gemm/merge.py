@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 from lab.core.words import ranks_text
 from lab.errors import LabError
-from lab.recordings.cache import load_trace
+from lab.recordings.capture import Capture
+from lab.recordings.integrity.words import sentences
+from lab.recordings.lacks import holes
+from lab.recordings.load import load_torch_trace
 from lab.recordings.merge import Merged, merge_json, merge_pftrace
 from lab.recordings.pairing import pair_collectives
 from lab.recordings.pool import map_traces
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import Table
 from lab.recordings.views import collective_instances
 from lab.rooms.sweep.gemm.places import Places
 from lab.rooms.sweep.gemm.report import Report
@@ -43,9 +46,7 @@ def merge_ranks(places: Places, options: MergeOptions, *, progress: Progress | N
     read.
     """
     jobs = [
-        MergeJob(
-            config.traces, places.merged / f"{_name(config)}{SUFFIXES[options.form]}", options, places.cache
-        )
+        MergeJob(config.traces, places.merged / f"{_name(config)}{SUFFIXES[options.form]}", options)
         for config in configs_of(places.sweep)
     ]
     on_done = None if progress is None else lambda count, total, job: progress(count, total, job.target)
@@ -63,48 +64,59 @@ class MergeJob:
     traces: tuple[TraceFile, ...]
     target: Path
     options: MergeOptions
-    cache: Path
 
 
-def merge_one(job: MergeJob) -> Merged:
-    """Merge one configuration. Clocks are aligned where the ranks' collectives show that they differ."""
+def merge_one(job: MergeJob) -> tuple[Merged, list[str]]:
+    """Merge one configuration -> the file, and a sentence for each hole in its recordings.
+
+    Clocks are aligned where the ranks' collectives show that they differ.
+    """
     options = job.options
-    load = partial(load_trace, cache=job.cache, salvage=options.salvage)
+    load = partial(load_torch_trace, salvage=options.salvage)
     traces = [(trace.rank, trace.path) for trace in job.traces]
-    offsets_ns = clock_offsets(traces, load)
+    offsets_ns, torn = clocks_and_holes(traces, load)
     if options.form == "pftrace":
-        return merge_pftrace(traces, job.target, load=load, offsets_ns=offsets_ns, cpu_ops=options.cpu_ops)
-    return merge_json(
-        traces, job.target, offsets_ns=offsets_ns, cpu_ops=options.cpu_ops, salvage=options.salvage
-    )
+        merged = merge_pftrace(traces, job.target, load=load, offsets_ns=offsets_ns, cpu_ops=options.cpu_ops)
+    else:
+        merged = merge_json(
+            traces, job.target, offsets_ns=offsets_ns, cpu_ops=options.cpu_ops, salvage=options.salvage
+        )
+    return merged, torn
 
 
-def clock_offsets(traces: Sequence[tuple[int | None, Path]], load: Callable[[Path], Trace]) -> dict[int, int]:
-    """What to add to each rank's times, in ns, by the ends of its collectives; broken traces are skipped."""
+def clocks_and_holes(
+    traces: Sequence[tuple[int | None, Path]], load: Callable[[Path], Capture]
+) -> tuple[dict[int, int], list[str]]:
+    """What to add to each rank's times, in ns, by the ends of its collectives, and a sentence for each hole;
+    broken traces are skipped."""
     ranks: dict[int, Table] = {}
+    torn: list[str] = []
     for named, path in traces:
         try:
             trace = load(path)
         except LabError:
             continue  # the merge reports it
+        torn += [f"{path.name}: {text}" for text in sentences(holes(trace.lacks))]
         rank = named if trace.meta.rank is None else trace.meta.rank
         if rank is not None:
             ranks.setdefault(rank, collective_instances(trace))
-    return dict(pair_collectives(ranks).offsets_ns) if len(ranks) > 1 else {}
+    return dict(pair_collectives(ranks).offsets_ns) if len(ranks) > 1 else {}, torn
 
 
-def _add_result(report: Report, job: MergeJob, result: Merged | LabError) -> None:
+def _add_result(report: Report, job: MergeJob, result: tuple[Merged, list[str]] | LabError) -> None:
     name = job.target.name
     if isinstance(result, LabError):
         report.missing.append(f"{name}: {result.problem}")
         return
-    report.problems.extend(f"{name}: {problem}" for problem in result.problems)
-    if result.path is None:
+    merged, torn = result
+    report.problems.extend(f"{name}: {problem}" for problem in merged.problems)
+    if merged.path is None:
         report.missing.append(f"{name}: no readable trace to merge")
         return
-    report.files.append(result.path)
-    if result.missing:
-        report.missing.append(f"{name}: without {ranks_text(result.missing)}")
+    report.files.append(merged.path)
+    report.missing.extend(torn)
+    if merged.missing:
+        report.missing.append(f"{name}: without {ranks_text(merged.missing)}")
 
 
 def _name(config: ConfigDir) -> str:

@@ -13,16 +13,12 @@ ANALYSIS, MERGED = "tracelens_analysis", "merged_traces"
 
 @dataclass(frozen=True)
 class Places:
-    """Everything is written below `home`: analysis, merged traces, and `cache`, the traces as columns."""
+    """Everything is written below `home`: analysis and merged traces."""
 
     sweep: Path
     home: Path
     analysis: Path
     merged: Path
-
-    @property
-    def cache(self) -> Path:
-        return self.home / ".cache" / "traces"
 
 
 def places(sweep: Path, out: Path | None = None, *, in_place: bool = False) -> Places:

@@ -53,7 +53,6 @@ class Session:
         sweep = self.places.sweep
         data = read_sweep(
             sweep,
-            cache=self.places.cache,
             workers=self.workers,
             workbooks=self.places.analysis if workbooks else None,
             salvage=salvage,

@@ -71,7 +71,7 @@ def _stamps(places: Places) -> dict[Path, tuple[int, int]]:
     """Inode and time of each file with an ending that the steps write, in their folders."""
     folders = dict.fromkeys((places.analysis, places.merged))
     files = [path for folder in folders for path in folder.rglob("*") if path.name.endswith(OF_STEPS)]
-    files = [path for path in files if path.is_file() and not path.is_relative_to(places.cache)]
+    files = [path for path in files if path.is_file()]
     return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in files}
 
 

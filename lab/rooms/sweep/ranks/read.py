@@ -10,19 +10,19 @@ from typing import Any
 
 from lab.core.words import first_few, plural, ranks_text
 from lab.errors import BadDataError, LabError
-from lab.recordings.as_trace import load_traces
-from lab.recordings.cache import load_trace
+from lab.recordings.capture import Capture
 from lab.recordings.gpu_state import GpuState, read_state, rows_of
 from lab.recordings.integrity.words import sentences
 from lab.recordings.lacks import holes
+from lab.recordings.load import load_capture
 from lab.recordings.pool import map_traces, raise_if_none_read
+from lab.recordings.processes import rank_captures
 from lab.recordings.ranks import Account, RankWork, account_of, work_of
 from lab.recordings.ranks.binding import not_joined
 from lab.recordings.ranks.common import WHOLE
 from lab.recordings.ranks.explain import explain
 from lab.recordings.ranks.explained import Explained
 from lab.recordings.ranks.stragglers import MISSING
-from lab.recordings.tables import Trace
 from lab.rooms.sweep.alike import about, differences
 from lab.rooms.sweep.knobs import Key
 from lab.rooms.sweep.layout import ConfigDir, configs_of
@@ -40,7 +40,6 @@ class Job:
     path: Path
     rank: int | None
     config: int
-    cache: Path | None
     salvage: bool
 
 
@@ -91,7 +90,6 @@ def read_settings(
     folder: Path,
     *,
     ranks: re.Pattern[str] | None = None,
-    cache: Path | None = None,
     workers: int = 2,
     salvage: bool = False,
     progress: Progress | None = None,
@@ -102,7 +100,7 @@ def read_settings(
     """
     configs = configs_of(folder, ranks=ranks)
     jobs = [
-        Job(trace.path, trace.rank, number, cache, salvage)
+        Job(trace.path, trace.rank, number, salvage)
         for number, config in enumerate(configs)
         for trace in config.traces
     ]
@@ -174,10 +172,7 @@ def read_work(job: Job) -> list[Read]:
 
     Raises LabError if it cannot be read or holds no events.
     """
-    if job.salvage:
-        traces = [load_trace(job.path, cache=job.cache, salvage=True)]
-    else:
-        traces, _ = load_traces(job.path, cache=job.cache)
+    traces = rank_captures(load_capture(job.path, salvage=job.salvage))
     found = [
         Read(work_of(trace, job.rank), trace.meta.world_size, *_doubts(trace), about(trace))
         for trace in traces
@@ -191,7 +186,7 @@ def read_work(job: Job) -> list[Read]:
     return [one for one in found if len(one.work)]
 
 
-def _doubts(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _doubts(trace: Capture) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What is odd about a trace, and what it has lost of the axes that the account rests on."""
     lost = [lack for lack in holes(trace.lacks) if lack.axis in ("gpu", "host")]
     rest = [lack for lack in trace.lacks if lack not in lost]

@@ -51,12 +51,10 @@ class Reading:
         with needs("analysis"):
             from lab.rooms.sweep.gemm.session import num_workers, show_progress
             from lab.rooms.sweep.ranks.read import read_settings
-        from lab.rooms.sweep.gemm.places import places
 
         return read_settings(
             folder,
             ranks=ranks,
-            cache=places(keep_in, self.out, in_place=self.in_place).cache if keep_in else None,
             workers=self.workers or min(2, num_workers()),
             salvage=self.salvage,
             progress=show_progress(self.console.detail),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,33 @@ import pytest
 
 from lab.core.native import READER
 from lab.errors import LabError
-from lab.recordings import tables
+from lab.recordings.capture import Capture
 from lab.recordings.kineto import read_kineto, reader
 from lab.recordings.kineto.native import library, library_state
 from lab.recordings.kineto.native.pieces import ScannedPieces
-from lab.recordings.tables import Trace
 from tests.conftest import SHARED
 
 pytestmark = pytest.mark.skipif(library() is None, reason=f"no scanner here: {library_state()}")
 
 MUTATIONS = 2000
+TABLES = [one.name for one in fields(Capture) if one.type == "Table"]
+TEXTS = [
+    "name_id",
+    "text_id",
+    "dims_id",
+    "types_id",
+    "strides_id",
+    "concrete_id",
+    "kernel_id",
+    "label_id",
+    "collective_id",
+    "in_split_id",
+    "out_split_id",
+    "dtype_id",
+    "pg_name_id",
+    "pg_desc_id",
+    "pg_ranks_id",
+]
 RECORDINGS = (
     "kernels_h200/bloom560m_generate.json.gz",
     "kernels_h200/cs336_small_training.json.gz",
@@ -38,14 +56,14 @@ RECORDINGS = (
 )
 
 
-def outcome(path: Path, **how: object) -> Trace | str:
+def outcome(path: Path, **how: object) -> Capture | str:
     try:
         return read_kineto(path, **how)
     except LabError as error:
         return f"{type(error).__name__}: {error}"
 
 
-def both(monkeypatch: pytest.MonkeyPatch, path: Path, **how: object) -> tuple[Trace | str, Trace | str]:
+def both(monkeypatch: pytest.MonkeyPatch, path: Path, **how: object) -> tuple[Capture | str, Capture | str]:
     how = {"piece_bytes": 1 << 20, **how}  # the order of ids follows the pieces
     monkeypatch.setenv(READER, "plain")
     plain = outcome(path, **how)
@@ -53,13 +71,13 @@ def both(monkeypatch: pytest.MonkeyPatch, path: Path, **how: object) -> tuple[Tr
     return plain, outcome(path, **how)
 
 
-def assert_same(plain: Trace | str, scanned: Trace | str) -> None:
+def assert_same(plain: Capture | str, scanned: Capture | str) -> None:
     if isinstance(plain, str) or isinstance(scanned, str):
         assert scanned == plain
         return
     for name in ("strings", "meta", "problems", "lacks", "truncated"):
         assert getattr(scanned, name) == getattr(plain, name), name
-    for table in tables.SCHEMAS:
+    for table in TABLES:
         ours, theirs = (getattr(one, table).as_dict() for one in (scanned, plain))
         for column in theirs:
             assert ours[column].dtype == theirs[column].dtype
@@ -87,15 +105,15 @@ def test_the_size_of_pieces_changes_nothing(monkeypatch, piece_bytes):
     assert_same(*both(monkeypatch, SHARED / "serve/falconsai_mi300.json.gz", piece_bytes=piece_bytes))
 
 
-def assert_same_in_words(plain: Trace, scanned: Trace) -> None:
+def assert_same_in_words(plain: Capture, scanned: Capture) -> None:
     """The same but for the numbers of texts, which follow the pieces."""
     for name in ("meta", "problems", "lacks", "truncated"):
         assert getattr(scanned, name) == getattr(plain, name), name
-    for table in tables.SCHEMAS:
+    for table in TABLES:
         ours, theirs = (getattr(one, table).as_dict() for one in (scanned, plain))
         for column in theirs:
             mine, wanted = ours[column], theirs[column]
-            if column in tables.TEXT_COLUMNS:
+            if column in TEXTS:
                 mine, wanted = scanned.text(mine), plain.text(wanted)
             np.testing.assert_array_equal(mine, wanted, err_msg=f"{table}.{column}")
 

@@ -104,6 +104,7 @@ def test_both_sides_name_the_same_columns_and_tables():
         "other_indices": 1,
         "meta": 2,
         "waits": 0,
+        "foreign": 0,
     }
     assert rows["kernel_comms"].row.tolist() == [2] and rows["copies"].row.tolist() == [1]
     assert rows["launches"].grid_y.tolist() == [2] and rows["kernels"].block_z.tolist() == [6, -1, 6]
@@ -121,8 +122,8 @@ def test_categories_are_those_of_the_plain_form(category):
         return
     found = {name for name, table in rows.items() if len(table) and not name.endswith("indices")}
     table = TABLE_OF.get(category.lower(), "")
-    expected = {"functions": "modules", "flows": "", "names": ""}.get(table, table)
-    assert found == ({expected} if expected else set())
+    expected = {"functions": "modules", "flows": "", "names": "", "": "foreign"}.get(table, table)
+    assert found == ({expected} if expected and category else set())
 
 
 @compiled

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.recordings.tables import OP_COLUMNS, Table
+from lab.recordings.capture import RANGE_COLUMNS
+from lab.recordings.tables import Table
 from lab.rooms.kernels.catalogue.align import align, common, in_order, segments_of_ops, segments_of_records
 from lab.rooms.kernels.schema import RecordedOp
 
@@ -37,9 +38,9 @@ def test_the_common_subsequence_is_one_and_as_long_as_the_plain_one(a, b):
 
 def ops_of(rows: list[tuple[str, int, int]], with_ids: bool = True) -> tuple[Table, np.ndarray]:
     """Ops (name, start, duration) of one thread, ids in the order given."""
-    columns = {name: np.full(len(rows), -1, dtype=kind) for name, kind in OP_COLUMNS.items()}
-    columns["ts_ns"] = np.array([start for _, start, _ in rows], dtype=np.int64)
-    columns["dur_ns"] = np.array([dur for _, _, dur in rows], dtype=np.int64)
+    columns = {name: np.full(len(rows), -1, dtype=kind) for name, kind in RANGE_COLUMNS.items()}
+    columns["start_ns"] = np.array([start for _, start, _ in rows], dtype=np.int64)
+    columns["end_ns"] = np.array([start + dur for _, start, dur in rows], dtype=np.int64)
     if with_ids:
         columns["external_id"] = np.arange(len(rows), dtype=np.int64)
     columns["pid"] = columns["tid"] = np.ones(len(rows), dtype=np.int64)

@@ -65,8 +65,8 @@ def test_gpu_rows_of_torch_1_12_are_read_under_their_old_categories(tmp_path, ca
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
     trace = read_kineto(path)
-    assert trace.kernels.kind.tolist() == [kind]
-    assert (len(trace.runtime), len(trace.ops)) == (1, 1)
+    assert trace.ops.kind.tolist() == [kind]
+    assert (len(trace.api), len(trace.operators)) == (1, 1)
 
 
 def test_record_function_ids_and_multiprocessors_are_read(tmp_path):
@@ -78,5 +78,5 @@ def test_record_function_ids_and_multiprocessors_are_read(tmp_path):
     document["deviceProperties"] = [{"id": 0, "name": "NVIDIA H200", "numSms": 132}]
     path.write_text(json.dumps(document))
     trace = read_kineto(path)
-    assert trace.ops.rf_id.tolist() == [17, -1]
+    assert trace.operators.rf_id.tolist() == [17, -1]
     assert trace.meta.num_sms == (132,)

@@ -67,4 +67,4 @@ def two_shapes(folder: Path, *, steps: tuple[int, ...] = (1, 2)) -> Path:
 
 
 def read(root: Path) -> SweepData:
-    return read_sweep(root, cache=None, workers=1)
+    return read_sweep(root, workers=1)

@@ -25,16 +25,16 @@ def bars_of(ranks: Sequence[RankData]) -> Bars:
 
 
 def _frame(rank: RankData) -> pd.DataFrame:
-    table = rank.trace.kernels if rank.on_gpu else rank.trace.ops
+    table = rank.trace.ops if rank.on_gpu else rank.trace.operators
     table = table.take(rank.rows)
-    ops, texts, op_id = rank.trace.ops, *_owners(rank)
+    ops, texts, op_id = rank.trace.operators, *_owners(rank)
     own = np.where(rank.owner < len(ops), rank.owner, -1)
     bars: pd.DataFrame = pd.DataFrame(
         {
             "rank": rank.rank,
             "device": table.device if rank.on_gpu else -1,
             "stream": table.stream if rank.on_gpu else table.tid,
-            "start_ns": table.ts_ns,
+            "start_ns": table.start_ns,
             "dur_us": table.dur_ns / 1000,
             "family": _families(rank, texts, table.name_id, op_id, table.kind if rank.on_gpu else None),
             "name": rank.trace.text(table.name_id),
@@ -53,7 +53,7 @@ def _owners(rank: RankData) -> tuple[list[str], np.ndarray]:
     trace = rank.trace
     borrowed = [op.name for op in rank.replayed.ops] if rank.replayed else []
     names = len(trace.strings) + np.arange(len(borrowed))
-    op_id: np.ndarray = np.concatenate([trace.ops.name_id, names, [-1]])[rank.owner]
+    op_id: np.ndarray = np.concatenate([trace.operators.name_id, names, [-1]])[rank.owner]
     return [*trace.strings, *borrowed, ""], op_id
 
 
@@ -93,17 +93,17 @@ def _sources(rank: RankData, own: np.ndarray) -> np.ndarray:
     line or file that Inductor generated, "" where nothing is known. own: rows of `ops`, -1 for none."""
     found = np.full(len(own), "", dtype=object)
     if rank.frames is not None and (own >= 0).any():
-        ops = rank.trace.ops
+        ops = rank.trace.operators
         used, which = np.unique(own, return_inverse=True)
         at = np.maximum(used, 0)
         lines = lines_of(
-            rank.frames, Table({"pid": ops.pid[at], "tid": ops.tid[at], "start_ns": ops.ts_ns[at]})
+            rank.frames, Table({"pid": ops.pid[at], "tid": ops.tid[at], "start_ns": ops.start_ns[at]})
         )
         lines[used < 0] = ""
         found = lines[which.reshape(-1)]
     if rank.compiled is None:
         return found
-    kernels = rank.trace.text(rank.trace.kernels.name_id)
+    kernels = rank.trace.text(rank.trace.ops.name_id)
     for row in np.flatnonzero(rank.compiled.hashes != "").tolist():
         hash_ = str(rank.compiled.hashes[row])
         origin = rank.compiled.provenance.of(str(kernels[row]), hash_)
@@ -116,7 +116,7 @@ def _marks(ranks: Sequence[RankData], zero_ns: int) -> list[Span]:
     """The forwards of the first rank that has any, by what they launched."""
     for rank in ranks:
         start = rank.start_ns()
-        table = rank.trace.kernels if rank.on_gpu else rank.trace.ops
+        table = rank.trace.ops if rank.on_gpu else rank.trace.operators
         end = start + table.dur_ns[rank.rows]
         found = []
         for index, name in enumerate(rank.marks.names):

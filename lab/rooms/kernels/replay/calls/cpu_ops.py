@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lab.rooms.kernels.replay.calls.trace import Op
+from lab.rooms.kernels.replay.calls.recording import Op
 
 # Leaf ops of a CPU recording that move no data.
 NO_WORK = re.compile(
@@ -20,7 +20,7 @@ HELPERS = re.compile(
 
 def working(ops: list[Op]) -> list[int]:
     """Indices of the ops that do the work: those without a worker inside, apart from their own helpers."""
-    heavy = [_can_work(op) and not HELPERS.match(op.event.name) for op in ops]
+    heavy = [_can_work(op) and not HELPERS.match(op.name) for op in ops]
     holds = [False] * len(ops)
     for index in range(len(ops) - 1, -1, -1):  # children come after their parents
         if ops[index].parent >= 0 and (heavy[index] or holds[index]):
@@ -35,4 +35,4 @@ def working(ops: list[Op]) -> list[int]:
 
 
 def _can_work(op: Op) -> bool:
-    return "::" in op.event.name and not NO_WORK.match(op.event.name)
+    return "::" in op.name and not NO_WORK.match(op.name)

@@ -7,22 +7,22 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from lab.rooms.kernels.replay.args import Call, Forward
-from lab.rooms.kernels.replay.calls.trace import FORWARD, Event, Op
+from lab.rooms.kernels.replay.calls.recording import FORWARD, Recording
 
 
 class ForwardSpans:
     """The marked forwards by the host's time, and one more for everything outside of them."""
 
-    def __init__(self, marks: list[Event], ops: list[Op]) -> None:
-        self.marks = sorted(marks, key=lambda mark: mark.ts)
-        self._starts = [mark.ts for mark in self.marks]
+    def __init__(self, recording: Recording) -> None:
+        self.marks, ops = recording.marks, recording.ops
+        self._starts = [mark.start_us for mark in self.marks]
         self.outside = len(self.marks)
-        self._span = (ops[0].event.ts, max(op.event.ts + op.event.dur for op in ops))
+        self._length_us = max(op.start_us + op.dur_us for op in ops) - ops[0].start_us
 
-    def at(self, ts: float) -> int:
+    def at(self, ts_us: float) -> int:
         """Index of the forward that runs at a time."""
-        index = bisect_right(self._starts, ts) - 1
-        if index >= 0 and ts <= self.marks[index].ts + self.marks[index].dur:
+        index = bisect_right(self._starts, ts_us) - 1
+        if index >= 0 and ts_us <= self.marks[index].end_us:
             return index
         return self.outside
 
@@ -31,8 +31,11 @@ class ForwardSpans:
         spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
         for call in calls:
             spans[call.forward] += [(ts, ts + dur) for ts, dur in zip(call.ts_us, call.dur_us, strict=True)]
-        named = [(mark.name, FORWARD.match(mark.name)[1], mark.dur) for mark in self.marks]  # type: ignore[index]
-        rest = ("between", "between", 0.0) if self.marks else ("all", "all", self._span[1] - self._span[0])
+        named = [
+            (mark.name, FORWARD.match(mark.name)[1], mark.end_us - mark.start_us)  # type: ignore[index]
+            for mark in self.marks
+        ]
+        outside = ("between", "between", 0.0) if self.marks else ("all", "all", self._length_us)
         return tuple(
             Forward(
                 name=name,
@@ -40,7 +43,7 @@ class ForwardSpans:
                 wall_us=round(wall, 3),
                 busy_us=round(_covered(spans[index]), 3) if on_gpu else 0.0,
             )
-            for index, (name, phase, wall) in enumerate([*named, rest])
+            for index, (name, phase, wall) in enumerate([*named, outside])
         )
 
 

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lab.recordings.compiled import InductorKernel, is_inductor, read_inductor, read_provenance
-from lab.rooms.kernels.replay.args import Arg, TritonKernel
+from lab.rooms.kernels.replay.args import Arg, RawArgs, TritonKernel
 from lab.rooms.kernels.replay.arguments.described import Described
 from lab.rooms.kernels.replay.arguments.from_trace import traced_tensor
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved, literal_of
-from lab.rooms.kernels.replay.calls.trace import Op
+from lab.rooms.kernels.replay.calls.recording import Op
 from lab.rooms.kernels.tensors import DTYPES
 
 __all__ = ["InductorKernels", "is_inductor"]
@@ -34,7 +34,7 @@ class InductorKernels:
 
     def reason(self, op: Op) -> str:
         """Why this kernel cannot be replayed; "" if it can."""
-        kernel = self._kernels.get(op.args.external_id)
+        kernel = self._kernels.get(op.external_id)
         if kernel is None:
             return (
                 "an Inductor kernel, and the recording has no hash of its file (torch 2.6 or newer writes it)"
@@ -47,14 +47,14 @@ class InductorKernels:
             return (
                 f"an Inductor kernel, and its file {kernel.hash}.py was changed: its content has another hash"
             )
-        if op.args.types is None:
+        if op.raw is None:
             return "an Inductor kernel, and the trace has no argument types: record with record_shapes=True"
         return ""
 
     def describe(self, op: Op) -> Described:
         """Arguments in the order of the recording: tensors, then the sizes. Raises Unresolved."""
-        kernel = self._kernels[op.args.external_id]
-        args = tuple(_arg(op, index) for index in range(len(op.args.types or ())))
+        kernel = self._kernels[op.external_id]
+        args = tuple(_arg(op.raw, index) for index in range(len(op.raw.types))) if op.raw else ()
         self.needed[kernel.hash] = TritonKernel(
             name=kernel.name,
             hash=kernel.hash,
@@ -79,15 +79,15 @@ def hash_of(source: str) -> str:
     return "c" + base64.b32encode(digest)[:51].decode().lower()
 
 
-def _arg(op: Op, index: int) -> Arg:
-    kind = (op.args.types or ())[index]
+def _arg(raw: RawArgs, index: int) -> Arg:
+    kind = raw.types[index]
     name = f"arg{index}"
     if kind in DTYPES:
-        stride = op.args.strides[index] if index < len(op.args.strides) else []
+        stride = raw.strides[index] if index < len(raw.strides) else []
         return Arg(
-            name=name, type="Tensor", tensor=traced_tensor(kind, op.args.dims[index], stride, number=False)
+            name=name, type="Tensor", tensor=traced_tensor(kind, raw.dims[index], stride, number=False)
         )
-    literal = op.args.concrete[index] if index < len(op.args.concrete) else ""
+    literal = raw.concrete[index] if index < len(raw.concrete) else ""
     if literal == "":
         raise Unresolved(f"the trace does not hold argument {index} of this Triton kernel")
     return Arg(name=name, type="int", value=literal_of(literal))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from lab.rooms.kernels.catalogue.execution_trace import Node
-from lab.rooms.kernels.replay.args import Call, Launch, Orphan, RawArgs, Signature
+from lab.rooms.kernels.replay.args import Call, Launch, Orphan, Signature
 from lab.rooms.kernels.replay.arguments.described import Described, from_execution_trace, from_recorder
 from lab.rooms.kernels.replay.arguments.schemas import Unresolved
 from lab.rooms.kernels.replay.calls.cpu_ops import working
@@ -17,7 +17,7 @@ from lab.rooms.kernels.replay.calls.forwards import ForwardSpans
 from lab.rooms.kernels.replay.calls.inductor import InductorKernels, is_inductor
 from lab.rooms.kernels.replay.calls.owners import COLLECTIVE, why_orphan
 from lab.rooms.kernels.replay.calls.recorded_calls import RecordedCalls
-from lab.rooms.kernels.replay.calls.trace import Event, Op, TraceArgs, as_number, launch_of
+from lab.rooms.kernels.replay.calls.recording import GpuWork, Op
 
 
 class SignatureBook:
@@ -38,31 +38,31 @@ class SignatureBook:
 
     def add_launches(
         self,
-        gpu: Sequence[tuple[Event, TraceArgs]],
-        owners: dict[int, int],
+        work: Sequence[GpuWork],
+        owners: Mapping[int, int],
         forwards: ForwardSpans,
-        of_graphs: Collection[int] = (),
     ) -> None:
         """Group launches by the op that owns them; collectives and launches without op are orphans."""
         groups: dict[int, list[int]] = defaultdict(list)
-        for index, (event, args) in enumerate(gpu):
+        for index, row in enumerate(work):
             owner = owners.get(index, -1)
-            reason = why_orphan(event.name, self._ops[owner] if owner >= 0 else None)
-            if index in of_graphs:
+            reason = why_orphan(row.launch.name, self._ops[owner] if owner >= 0 else None)
+            if row.replayed:
                 reason = "a graph replayed it: replay an eager trace of the same model"
             reason = reason or self._why_not(self._ops[owner])
             if reason:
-                self.orphans.append(Orphan(launch_of(event, args), event.dur, reason))
+                self.orphans.append(Orphan(row.launch, row.dur_us, reason))
             else:
                 groups[owner].append(index)
         for owner, indices in sorted(groups.items()):
-            events = [gpu[index] for index in indices]
-            launches = tuple(launch_of(event, args) for event, args in events)
-            self._add(owner, launches, events, forwards.at(self._ops[owner].event.ts))
+            rows = [work[index] for index in indices]
+            launches = tuple(row.launch for row in rows)
+            times = [(row.start_us, row.dur_us) for row in rows]
+            self._add(owner, launches, times, forwards.at(self._ops[owner].start_us), rows[0].stream)
 
     def _why_not(self, op: Op) -> str:
         """Why an Inductor kernel cannot be replayed; "" for other ops."""
-        if self._inductor is None or not is_inductor(op.event.name):
+        if self._inductor is None or not is_inductor(op.name):
             return ""
         return self._inductor.reason(op)
 
@@ -70,38 +70,38 @@ class SignatureBook:
         """Without a GPU: every op that works on data, with its own time instead of a kernel's."""
         leaves = {op: op for op in working(self._ops)}
         if self._recorder.calls and not self._nodes:
-            leaves = self._recorder.recorded_owners(leaves, self._ops)
-        for op in sorted(set(leaves.values())):
-            event = self._ops[op].event
-            if event.name.startswith("c10d::"):
-                launch = Launch(name=event.name, kind="cpu_op")
-                self.orphans.append(Orphan(launch, event.dur, COLLECTIVE))
+            leaves = self._recorder.recorded_owners(leaves)
+        for index in sorted(set(leaves.values())):
+            op = self._ops[index]
+            if op.name.startswith("c10d::"):
+                self.orphans.append(Orphan(Launch(name=op.name, kind="cpu_op"), op.dur_us, COLLECTIVE))
                 continue
-            self._add(op, (), [(event, self._ops[op].args)], forwards.at(event.ts))
+            self._add(index, (), [(op.start_us, op.dur_us)], forwards.at(op.start_us))
 
     def _add(
         self,
         owner: int,
         launches: tuple[Launch, ...],
-        events: Sequence[tuple[Event, TraceArgs]],
+        times_us: Sequence[tuple[float, float]],
         forward: int,
+        stream: int = 0,
     ) -> None:
         described = self._describe(owner)
         call = Call(
             sig=self._signature(self._ops[owner], launches, described),
             forward=forward,
-            dur_us=tuple(event.dur for event, _ in events),
-            ts_us=tuple(round(event.ts, 3) for event, _ in events),
+            dur_us=tuple(dur_us for _, dur_us in times_us),
+            ts_us=tuple(start_us for start_us, _ in times_us),
             ins=described.ins,
             outs=described.outs,
-            stream=as_number(events[0][1].stream),
+            stream=stream,
         )
         self.calls.append(call)
 
     def _signature(self, op: Op, launches: tuple[Launch, ...], described: Described) -> int:
         """Index of the signature of a call, added if it is new."""
-        raw = _raw(op) if described.args is None else None
-        key = msgspec.json.encode((op.event.name, described.overload, described.args, raw, launches))
+        raw = op.raw if described.args is None else None
+        key = msgspec.json.encode((op.name, described.overload, described.args, raw, launches))
         index = self._index.setdefault(key, len(self.signatures))
         if index < len(self.signatures):
             return index
@@ -110,7 +110,7 @@ class SignatureBook:
             reason = described.reason or "the trace has no argument types: record with record_shapes=True"
         signature = Signature(
             sig_id=hashlib.sha256(key).hexdigest()[:12],
-            op=described.op or op.event.name,
+            op=described.op or op.name,
             overload=described.overload,
             args=described.args,
             raw=raw,
@@ -125,22 +125,14 @@ class SignatureBook:
     def _describe(self, owner: int) -> Described:
         """From the execution trace or the recorder; if neither can, a description without arguments."""
         op, call = self._ops[owner], self._recorder.call(owner)
-        node = self._nodes.get(op.args.rf_id)
+        node = self._nodes.get(op.rf_id)
         try:
-            if self._inductor is not None and is_inductor(op.event.name):
+            if self._inductor is not None and is_inductor(op.name):
                 return self._inductor.describe(op)
-            if node is not None and node.name == op.event.name and node.op_schema:
+            if node is not None and node.name == op.name and node.op_schema:
                 return from_execution_trace(node, call)
             if call is not None and not self._nodes:
                 return from_recorder(call)
         except Unresolved as why:
             return Described(reason=str(why))
         return Described()
-
-
-def _raw(op: Op) -> RawArgs | None:
-    """The arguments as the trace records them; None without argument types."""
-    args = op.args
-    if args.types is None:
-        return None
-    return RawArgs(args.types, args.dims, args.strides, args.concrete)

@@ -16,10 +16,10 @@ from lab.rooms.kernels.replay.args import Origin, ReplayPlan
 from lab.rooms.kernels.replay.calls.cpu_ops import working
 from lab.rooms.kernels.replay.calls.forwards import ForwardSpans
 from lab.rooms.kernels.replay.calls.inductor import InductorKernels, is_inductor
-from lab.rooms.kernels.replay.calls.owners import find_owners, gather, graph_rows, nest
+from lab.rooms.kernels.replay.calls.owners import gather
 from lab.rooms.kernels.replay.calls.recorded_calls import RecordedCalls
+from lab.rooms.kernels.replay.calls.recording import read_recording
 from lab.rooms.kernels.replay.calls.signatures import SignatureBook
-from lab.rooms.kernels.replay.calls.trace import decode_trace, sort_events
 
 
 def read_plan(
@@ -36,8 +36,8 @@ def read_plan(
 
     Raises MissingError and BadDataError for files that cannot be read.
     """
-    document = decode_trace(trace)
-    ops, gpu, runtime, marks = sort_events(document.events)
+    recording = read_recording(trace)
+    ops, work, meta = recording.ops, recording.work, recording.capture.meta
     if not ops:
         raise BadDataError(
             "the trace holds no ops, so the ops that launched its kernels are unknown",
@@ -45,31 +45,29 @@ def read_plan(
             fix="record CPU and CUDA activities together, with record_shapes",
         )
     nodes = read_execution_trace(execution_trace) if execution_trace else {}
-    nest(ops)
-    recorder = RecordedCalls(ops, marks, recorded_ops)
-    generated = InductorKernels(trace, inductor) if any(is_inductor(op.event.name) for op in ops) else None
-    book, forwards = SignatureBook(ops, nodes, recorder, generated), ForwardSpans(marks, ops)
-    if gpu:
-        owners = find_owners(ops, gpu, runtime)
-        owners = owners if nodes else recorder.recorded_owners(owners, ops)
-        book.add_launches(gpu, gather(ops, owners), forwards, graph_rows(gpu, runtime))
+    recorder = RecordedCalls(recording, recorded_ops)
+    generated = InductorKernels(trace, inductor) if any(is_inductor(op.name) for op in ops) else None
+    book, forwards = SignatureBook(ops, nodes, recorder, generated), ForwardSpans(recording)
+    if work:
+        owners = {index: row.owner for index, row in enumerate(work) if row.owner >= 0}
+        owners = owners if nodes else recorder.recorded_owners(owners)
+        book.add_launches(work, gather(ops, owners), forwards)
     else:
         book.add_leaves(forwards)
     if nodes:
         _check_of_one_run(book, execution_trace)
-    device = document.devices[0] if document.devices else {}
     return ReplayPlan(
         origin=Origin(
             trace=str(trace),
             execution_trace=str(execution_trace or ""),
             recorder=str(recorded_ops or ""),
-            device_name=str(device.get("name", "")),
-            num_sms=int(device.get("numSms", 0)),
+            device_name=meta.devices[0] if meta.devices else "",
+            num_sms=meta.num_sms[0] if meta.num_sms else 0,
             run=run,
             model=str((config or {}).get("model", "")),
-            has_kernels=bool(gpu),
+            has_kernels=bool(work),
         ),
-        forwards=forwards.finished(book.calls, bool(gpu)),
+        forwards=forwards.finished(book.calls, bool(work)),
         signatures=tuple(book.signatures),
         calls=tuple(book.calls),
         orphans=tuple(book.orphans),
@@ -102,6 +100,5 @@ def _notes(execution_trace: Path | None, recorded_ops: Path | None) -> tuple[str
 
 def working_ops(trace: Path) -> list[int]:
     """External ids of a CPU recording's ops that stand in for launches."""
-    ops = sort_events(decode_trace(trace).events)[0]
-    nest(ops)
-    return [ops[index].args.external_id for index in working(ops)]
+    ops = read_recording(trace).ops
+    return [ops[index].external_id for index in working(ops)]

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from lab.recordings.capture import OP
+from lab.recordings.kineto import read_kineto
+from lab.recordings.tables import Table
+from lab.recordings.views.launches import launch_calls
 from lab.rooms.kernels.replay.args import Launch
-from lab.rooms.kernels.replay.calls.trace import KINDS, OPS, RUNTIME, decode_trace, event_args, launch_of
+from lab.rooms.kernels.replay.calls.launches import launches_of
 from lab.rooms.kernels.workload.replay.machine import synchronize
 
 LABEL = "lab#"
@@ -55,37 +59,39 @@ class Observer:
         return record_function(LABEL + text)
 
     def _read(self, path: Path) -> None:
-        events = [event for event in decode_trace(path).events if event.ph == "X"]
-        labelled = [e for e in events if e.name.startswith(LABEL) and not e.cat.startswith("gpu_")]
-        marks = [(e.ts, e.ts + e.dur, e.name.removeprefix(LABEL)) for e in labelled]
-        marks.sort(key=lambda mark: mark[0])
-        calls = {event_args(e).correlation: e.ts for e in events if e.cat.lower() in RUNTIME}
-        work: dict[int, list[tuple[float, float, Launch]]] = defaultdict(list)
-        for event in events:
-            if event.cat.lower() in KINDS:
-                args = event_args(event)
-                index = _mark_around(marks, calls.get(args.correlation, -1.0))
-                if index >= 0:
-                    work[index].append((event.ts, event.dur, launch_of(event, args)))
-        op_us = _op_times(marks, events)
-        for index, (_, _, name) in enumerate(marks):
-            done = sorted(work[index], key=lambda one: one[0])
-            launches, dur_us = tuple(one[2] for one in done), tuple(one[1] for one in done)
-            self.seen[name].append(Seen(launches, dur_us, op_us[index]))
+        capture = read_kineto(path)
+        names = capture.text(capture.ranges.text_id)
+        labelled = np.array([name.startswith(LABEL) for name in names], dtype=bool)
+        marks = capture.ranges.where(labelled)
+        by_start = np.argsort(marks.start_ns, kind="stable")
+        marks, labels = marks.take(by_start), names[labelled][by_start].tolist()
+        call = launch_calls(capture)
+        called = np.flatnonzero(call >= 0)
+        index = _mark_around(marks, capture.api.start_ns[call[called]])
+        rows, index = called[index >= 0], index[index >= 0]
+        by_time = np.argsort(capture.ops.start_ns[rows], kind="stable")
+        work: dict[int, list[tuple[Launch, float]]] = defaultdict(list)
+        launches = launches_of(capture, rows[by_time])
+        dur_us = (capture.ops.dur_ns[rows[by_time]] / 1000).tolist()
+        for mark, launch, launch_us in zip(index[by_time].tolist(), launches, dur_us, strict=True):
+            work[mark].append((launch, launch_us))
+        op_us = _op_times(marks, capture.ranges.where(~labelled & (capture.ranges.kind == OP)))
+        for mark, label in enumerate(labels):
+            times = tuple(launch_us for _, launch_us in work[mark])
+            seen = Seen(tuple(launch for launch, _ in work[mark]), times, op_us[mark])
+            self.seen[label.removeprefix(LABEL)].append(seen)
 
 
-def _op_times(marks: list[tuple[float, float, str]], events: list[Any]) -> list[float]:
+def _op_times(marks: Table, operators: Table) -> list[float]:
     """The longest op inside each mark, us: the call itself, without its surroundings."""
-    longest = [0.0] * len(marks)
-    for event in events:
-        if event.cat.lower() in OPS and not event.name.startswith(LABEL):
-            index = _mark_around(marks, event.ts)
-            if index >= 0:
-                longest[index] = max(longest[index], event.dur)
-    return longest
+    longest_ns = np.zeros(len(marks) + 1, dtype=np.int64)  # the last is outside all
+    np.maximum.at(longest_ns, _mark_around(marks, operators.start_ns), operators.dur_ns)
+    times: list[float] = (longest_ns[:-1] / 1000).tolist()
+    return times
 
 
-def _mark_around(marks: list[tuple[float, float, str]], ts: float) -> int:
-    """Index of the mark around a time, or -1. Marks do not overlap."""
-    index = bisect_right(marks, ts, key=lambda mark: mark[0]) - 1
-    return index if index >= 0 and ts <= marks[index][1] else -1
+def _mark_around(marks: Table, ts_ns: np.ndarray) -> np.ndarray:
+    """Index (n,) of the mark around each time, or -1. Marks do not overlap."""
+    index = np.searchsorted(marks.start_ns, ts_ns, side="right") - 1
+    inside = (index >= 0) & (ts_ns <= np.append(marks.end_ns, 0)[index])
+    return np.where(inside, index, -1)

@@ -67,7 +67,7 @@ def write_comparison(
         raise UsageError("a comparison needs at least two sweeps", fix="lab gemm compare A B [C...]")
     names = _labels(folders, labels)
     sweeps = [
-        read_for_comparison(folder, name, out / ".cache" / "traces", workers, progress)
+        read_for_comparison(folder, name, workers, progress)
         for folder, name in zip(folders, names, strict=True)
     ]
     base, others = sweeps[0], sweeps[1:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -12,10 +11,10 @@ import pandas as pd
 from lab.core.manifest import Manifest
 from lab.core.run import Run
 from lab.errors import LabError
-from lab.recordings.cache import load_trace
+from lab.recordings.capture import Meta
+from lab.recordings.load import load_torch_trace
 from lab.recordings.pool import map_traces
 from lab.recordings.ranks import RankWork, work_of
-from lab.recordings.tables import TraceMeta
 from lab.rooms.sweep.assemble import sweep_tables
 from lab.rooms.sweep.expected import expected_rows
 from lab.rooms.sweep.knobs import Key
@@ -40,19 +39,18 @@ class Sweep:
 def read_for_comparison(
     folder: Path,
     label: str,
-    cache: Path,
     workers: int,
     progress: Callable[[int, int, Path], None] | None = None,
 ) -> Sweep:
-    """Tables and environment of one sweep, each trace read once through the cache."""
+    """Tables and environment of one sweep, each trace read once."""
     run = Run.open(folder) if Run.is_run(folder) else None
     expected = expected_rows(run)
     configs = find_configs(folder)
     jobs = [(number, trace) for number, config in enumerate(configs) for trace in config.traces]
     on_done = None if progress is None else lambda done, total, job: progress(done, total, job[1].path)
-    results = map_traces(partial(_read, cache), jobs, workers=workers, progress=on_done)
+    results = map_traces(_read, jobs, workers=workers, progress=on_done)
     read: list[list[RankFigures]] = [[] for _ in configs]
-    metas: list[TraceMeta] = []
+    metas: list[Meta] = []
     works: dict[Key, dict[int, RankWork]] = {}
     for (number, trace), result in zip(jobs, results, strict=True):
         if isinstance(result, LabError):
@@ -66,8 +64,8 @@ def read_for_comparison(
     return Sweep(label, folder, tables, environment, bound_by_hosts(by_setting(works)) or "")
 
 
-def _read(cache: Path, job: tuple[int, TraceFile]) -> tuple[RankFigures, TraceMeta, RankWork]:
-    trace = load_trace(job[1].path, cache=cache)
+def _read(job: tuple[int, TraceFile]) -> tuple[RankFigures, Meta, RankWork]:
+    trace = load_torch_trace(job[1].path)
     figures = figures_of(job[1], trace)
     return figures, trace.meta, work_of(trace, figures.rank)
 
@@ -85,9 +83,7 @@ def environments(sweeps: Sequence[Sweep]) -> pd.DataFrame:
     return ordered
 
 
-def _environment(
-    manifest: Manifest | None, metas: Sequence[TraceMeta], tables: SweepTables
-) -> dict[str, str]:
+def _environment(manifest: Manifest | None, metas: Sequence[Meta], tables: SweepTables) -> dict[str, str]:
     """What every recording says in its traces, and what lab recorded in the manifest."""
 
     def recorded(name: str) -> str:

@@ -69,7 +69,6 @@ class SweepData:
 def read_sweep(
     sweep: Path,
     *,
-    cache: Path | None,
     workers: int = 2,
     workbooks: Path | None = None,
     salvage: bool = False,
@@ -84,7 +83,7 @@ def read_sweep(
     """
     configs = configs_of(sweep, may_be_empty=bool(expected))
     jobs = [
-        RankJob(trace, number, config.key, cache, workbooks, salvage)
+        RankJob(trace, number, config.key, workbooks, salvage)
         for number, config in enumerate(configs)
         for trace in config.traces
     ]

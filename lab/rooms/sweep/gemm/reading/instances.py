@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.tables import KERNEL, Table, Trace
+from lab.recordings.capture import Capture
+from lab.recordings.tables import KERNEL, Table
 from lab.rooms.sweep.gemm.columns import FREE, FULL, NO_LAUNCH, PARTIAL
 from lab.rooms.sweep.gemm.sheets import families
 from lab.rooms.sweep.gemm.sheets.launches import Launches
@@ -36,9 +37,9 @@ def gemm_table(found: Launches, collectives: Table) -> Table:
     window = np.stack([table.ts_ns, table.end_ns], axis=1)
     comm_ns = overlap(window, spans(collectives.ts_ns, collectives.dur_ns))
     share = comm_ns / np.maximum(table.end_ns - table.ts_ns, 1)
-    computing = (trace.kernels.kind == KERNEL) & (views.classify(trace) == views.COMP)
-    kernels = trace.kernels.where(computing)
-    other_ns = load(window, spans(kernels.ts_ns, kernels.dur_ns)) - table.own_ns if len(kernels) else 0
+    computing = (trace.ops.kind == KERNEL) & (views.classify(trace) == views.COMP)
+    kernels = trace.ops.where(computing)
+    other_ns = load(window, spans(kernels.start_ns, kernels.dur_ns)) - table.own_ns if len(kernels) else 0
     classes = np.where(comm_ns == 0, FREE, np.where(share >= FULL_SHARE, FULL, PARTIAL)).astype(object)
     cold, unfinished = _odd_steps(table.step)
     return with_columns(
@@ -51,8 +52,8 @@ def gemm_table(found: Launches, collectives: Table) -> Table:
         unfinished=unfinished,
         family=_texts([families.family(name.split(" ; ")[0]) for name in table.kernels.tolist()]),
         kernels=_texts(table.kernels.tolist()),
-        uid=np.where(table.op_row >= 0, trace.ops.external_id[table.op_row], -1)
-        if len(trace.ops)
+        uid=np.where(table.op_row >= 0, trace.operators.external_id[table.op_row], -1)
+        if len(trace.operators)
         else table.op_row,
     )
 
@@ -62,11 +63,11 @@ def _windows(found: Launches, gemm: Table) -> tuple[np.ndarray, np.ndarray]:
     trace = found.trace
     if views.device_of(trace) == "cpu":
         return gemm.ts_ns + gemm.dur_ns, gemm.dur_ns
-    rows = np.flatnonzero((found.launcher >= 0) & (trace.kernels.kind == KERNEL))
+    rows = np.flatnonzero((found.launcher >= 0) & (trace.ops.kind == KERNEL))
     end_ns = np.zeros(len(found.launchers), dtype=np.int64)
     own_ns = np.zeros(len(found.launchers), dtype=np.int64)
-    kernels = trace.kernels.take(rows)
-    np.maximum.at(end_ns, found.launcher[rows], kernels.ts_ns + kernels.dur_ns)
+    kernels = trace.ops.take(rows)
+    np.maximum.at(end_ns, found.launcher[rows], kernels.end_ns)
     np.add.at(own_ns, found.launcher[rows], kernels.dur_ns)
     at = np.searchsorted(found.launchers, gemm.op_row)
     return end_ns[at], own_ns[at]
@@ -76,17 +77,14 @@ def _by_kernel(found: Launches, known: Table) -> Table:
     """GEMM kernels that no GEMM op launched, one row per kernel, with the columns of `known`."""
     trace = found.trace
     is_gemm = np.zeros(len(trace.strings) + 1, dtype=bool)
-    for name_id in set(trace.kernels.name_id.tolist()):
+    for name_id in set(trace.ops.name_id.tolist()):
         is_gemm[name_id] = name_id >= 0 and bool(families.family(trace.strings[name_id]))
     other = np.isin(found.kernel_category.astype(str), FOUND_BY_KERNEL) if len(found.link) else found.link > 0
     rows = np.flatnonzero(
-        (trace.kernels.kind == KERNEL)
-        & is_gemm[trace.kernels.name_id]
-        & other
-        & ~np.isin(found.link, known.op_row)
+        (trace.ops.kind == KERNEL) & is_gemm[trace.ops.name_id] & other & ~np.isin(found.link, known.op_row)
     )
-    kernels, link = trace.kernels.take(rows), found.link[rows]
-    n, ops = len(rows), trace.ops.take(np.maximum(link, 0)) if len(trace.ops) else None
+    kernels, link = trace.ops.take(rows), found.link[rows]
+    n, ops = len(rows), trace.operators.take(np.maximum(link, 0)) if len(trace.operators) else None
     names = trace.text(ops.name_id) if ops else _texts([""] * n)
     dims = trace.text(ops.dims_id) if ops else _texts([""] * n)
     unknown = np.full(n, -1, dtype=np.int64)
@@ -96,13 +94,13 @@ def _by_kernel(found: Launches, known: Table) -> Table:
         "op": np.where(link >= 0, names, NO_LAUNCH),
         "dims": np.where(link >= 0, dims, ""),
         "bias": np.zeros(n, dtype=bool),
-        "ts_ns": kernels.ts_ns,
+        "ts_ns": kernels.start_ns,
         "dur_ns": kernels.dur_ns,
-        "end_ns": kernels.ts_ns + kernels.dur_ns,
+        "end_ns": kernels.end_ns,
         "own_ns": kernels.dur_ns,
         "rank": np.full(n, -1 if trace.meta.rank is None else trace.meta.rank),
         "step": views.kernel_steps(trace)[rows],
-        "correlation": kernels.correlation,
+        "correlation": kernels.corr,
         "kernels": trace.text(kernels.name_id),
         "op_row": link,
         "tid": np.where(link >= 0, ops.tid, -1) if ops else unknown,
@@ -110,11 +108,11 @@ def _by_kernel(found: Launches, known: Table) -> Table:
     return Table({name: columns[name] for name in known})
 
 
-def _unknown_dims(trace: Trace, gemm: Table) -> np.ndarray:
+def _unknown_dims(trace: Capture, gemm: Table) -> np.ndarray:
     """The arguments' sizes as written, where they could not be read as M, N, K; else ""."""
     if len(gemm) == 0:
         return np.empty(0, dtype=object)
-    return np.where(gemm.M < 0, trace.text(trace.ops.dims_id[gemm.op_row]), "")
+    return np.where(gemm.M < 0, trace.text(trace.operators.dims_id[gemm.op_row]), "")
 
 
 def _odd_steps(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

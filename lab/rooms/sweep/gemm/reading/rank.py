@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.cache import load_trace
-from lab.recordings.owners import traces_of_ranks
+from lab.recordings.capture import Capture
+from lab.recordings.load import load_torch_trace
+from lab.recordings.processes import rank_captures
 from lab.recordings.ranks import RankWork, work_of
-from lab.recordings.tables import Table, Trace
+from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.naming import report_name
 from lab.rooms.sweep.gemm.reading.instances import gemm_table, with_columns
 from lab.rooms.sweep.gemm.sheets.collectives import coll_analysis
@@ -30,7 +31,6 @@ class RankJob:
     trace: TraceFile
     config: int
     setting: Key
-    cache: Path | None = None
     workbooks: Path | None = None
     salvage: bool = False
 
@@ -60,13 +60,13 @@ class RankTables:
 
 def read_rank_tables(job: RankJob) -> list[RankTables]:
     """Everything of each rank in one file, of one in most; raises LabError if it cannot be read."""
-    traces = traces_of_ranks(load_trace(job.path, cache=job.cache, salvage=job.salvage))
+    traces = rank_captures(load_torch_trace(job.path, salvage=job.salvage))
     if len(traces) > 1:  # the path's rank is that of a merged file as a whole
         job = replace(job, trace=replace(job.trace, rank=None))
     return [_tables_of(job, trace) for trace in traces]
 
 
-def _tables_of(job: RankJob, trace: Trace) -> RankTables:
+def _tables_of(job: RankJob, trace: Capture) -> RankTables:
     figures = figures_of(job.trace, trace)
     found = launches(trace)
     collectives = views.collective_instances(trace)

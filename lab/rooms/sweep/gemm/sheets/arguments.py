@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.tables import Trace
+from lab.recordings.capture import Capture
 
 ARGUMENTS = {
     "Input Dims": "dims_id",
@@ -19,9 +19,9 @@ ARGUMENTS = {
 }
 
 
-def op_arguments(trace: Trace, op_rows: np.ndarray) -> dict[str, list[str]]:
+def op_arguments(trace: Capture, op_rows: np.ndarray) -> dict[str, list[str]]:
     """Columns Input Dims, Input type, Input Strides, Concrete Inputs of ops (n,), written as lists."""
-    ops = trace.ops.take(op_rows)
+    ops = trace.operators.take(op_rows)
     return {
         title: [str(load_argument(text)) if text else "" for text in trace.text(getattr(ops, name))]
         for title, name in ARGUMENTS.items()

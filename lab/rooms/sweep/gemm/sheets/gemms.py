@@ -61,7 +61,9 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
             **{f"{rate}_{key}": values[key] for rate, values in rates.items() for key in S5},
             **{
                 f"{name}_first": column
-                for name, column in who(found.trace, found.trace.ops.pid[gemm.op_row[first]], tid).items()
+                for name, column in who(
+                    found.trace, found.trace.operators.pid[gemm.op_row[first]], tid
+                ).items()
             },
             "Compute Spec": [f"matrix_{rate_name(dtype) or dtype}" for dtype in shape.dtype],
             **_gemm_details(found, gemm, group, n),
@@ -77,7 +79,7 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
 
 
 def _calls(found: Launches, op_rows: np.ndarray) -> list[OpCall]:
-    trace, ops = found.trace, found.trace.ops.take(op_rows)
+    trace, ops = found.trace, found.trace.operators.take(op_rows)
     columns = [trace.text(getattr(ops, name)) for name in ("name_id", *ARGUMENTS.values())]
     return [OpCall.from_profiler(*texts) for texts in zip(*columns, strict=True)]
 
@@ -97,7 +99,7 @@ def _factors(calls: Sequence[OpCall], transpose: np.ndarray) -> dict[str, list[s
 
 
 def _gemm_details(found: Launches, gemm: Table, group: np.ndarray, num_groups: int) -> dict[str, list[str]]:
-    of_op = np.full(len(found.trace.ops) + 1, -1, dtype=np.int64)
+    of_op = np.full(len(found.trace.operators) + 1, -1, dtype=np.int64)
     of_op[gemm.op_row] = group
     details = kernel_details(found, of_op[found.link], num_groups)
     return {

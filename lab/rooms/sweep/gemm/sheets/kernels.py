@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from lab.recordings.tables import KERNEL, Table, Trace
+from lab.recordings.capture import Capture
+from lab.recordings.tables import KERNEL, Table
 from lab.rooms.sweep.gemm.sheets import families
 from lab.rooms.sweep.gemm.sheets.arguments import Cached, as_tuple
 from lab.rooms.sweep.gemm.sheets.figures import most_first, percent, sheet
@@ -20,10 +21,12 @@ BINS = 100
 
 def kernel_summary(found: Launches, total_us: float) -> Table:
     """One row per op, kernel and stream; kernels whose launch was not recorded have no op."""
-    kernels = found.trace.kernels
+    kernels = found.trace.ops
     rows = np.flatnonzero(kernels.kind == KERNEL)
     link, kernels = found.link[rows], kernels.take(rows)
-    op_name = np.where(link >= 0, found.trace.ops.name_id[link] if len(found.trace.ops) else -1, -1)
+    op_name = np.where(
+        link >= 0, found.trace.operators.name_id[link] if len(found.trace.operators) else -1, -1
+    )
     keys = np.stack([op_name, kernels.name_id, kernels.stream], axis=1)
     distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     stats = grouped(kernels.dur_ns / 1000, group.ravel(), len(distinct), (95,))
@@ -44,9 +47,9 @@ def kernel_summary(found: Launches, total_us: float) -> Table:
     return most_first(found_rows, "Kernel duration (µs)_sum")
 
 
-def short_kernel_histogram(trace: Trace) -> Table:
+def short_kernel_histogram(trace: Capture) -> Table:
     """Kernels below 10 µs in 100 bins between the shortest and the longest of them."""
-    dur_us = trace.kernels.dur_ns[trace.kernels.kind == KERNEL] / 1000
+    dur_us = trace.ops.dur_ns[trace.ops.kind == KERNEL] / 1000
     count, edges = np.histogram(dur_us[dur_us < SHORT_US], bins=BINS)
     some = slice(None) if count.sum() else slice(0)
     return Table({"bin_start": edges[:-1][some], "bin_end": edges[1:][some], "count": count[some]})
@@ -54,10 +57,10 @@ def short_kernel_histogram(trace: Trace) -> Table:
 
 def short_kernels_summary(found: Launches, total_us: float) -> Table:
     """Kernels below 10 µs by the op that launched them and its arguments."""
-    kernels = found.trace.kernels
+    kernels = found.trace.ops
     is_short = (kernels.kind == KERNEL) & (kernels.dur_ns < SHORT_US * 1000) & (found.link >= 0)
     rows = np.flatnonzero(is_short)
-    ops, text = found.trace.ops.take(found.link[rows]), found.trace.text
+    ops, text = found.trace.operators.take(found.link[rows]), found.trace.text
     keys = np.stack([ops.name_id, ops.dims_id, ops.strides_id, ops.concrete_id, kernels.name_id[rows]], 1)
     distinct, group = distinct_rows(keys)
     stats = grouped(kernels.dur_ns[rows] / 1000, group.ravel(), len(distinct))
@@ -84,7 +87,7 @@ def kernel_details(found: Launches, group: np.ndarray, num_groups: int) -> dict[
     group: 0..num_groups-1 or -1 for each row of `kernels` (n,).
     """
     rows = np.flatnonzero(group >= 0)
-    kernels = found.trace.kernels.take(rows)
+    kernels = found.trace.ops.take(rows)
     keys = np.stack([group[rows], kernels.name_id, kernels.stream], axis=1)
     distinct, which = distinct_rows(keys)
     stats = grouped(kernels.dur_ns / 1000, which.ravel(), len(distinct))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.tables import Table, Trace, once
+from lab.recordings.capture import Capture, once
+from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.sheets import families
 from lab.stats.columns import distinct_rows
 from lab.stats.intervals import enclosing, spans, totals
@@ -22,7 +23,7 @@ class Launches:
     kernels, and of those of the ops inside it too (m,). category (m,) and kernel_category (n,) are texts.
     """
 
-    trace: Trace
+    trace: Capture
     link: np.ndarray
     launchers: np.ndarray
     launcher: np.ndarray
@@ -33,20 +34,20 @@ class Launches:
 
     @property
     def ops(self) -> Table:
-        return self.trace.ops.take(self.launchers)
+        return self.trace.operators.take(self.launchers)
 
 
-def launches(trace: Trace) -> Launches:
+def launches(trace: Capture) -> Launches:
     """Link the kernels of a trace to its ops and add up their time."""
     link = views.link_ops(trace)
     linked = np.flatnonzero(link >= 0)
     launchers, index = np.unique(link[linked], return_inverse=True)
     launcher = np.full(len(link), -1, dtype=np.int64)
     launcher[linked] = index
-    every = spans(trace.kernels.ts_ns, trace.kernels.dur_ns)
+    every = spans(trace.ops.start_ns, trace.ops.dur_ns)
     op, kernel = _ancestry(trace, link, launchers)
     of_kernel = _kernel_categories(trace, link)
-    first = linked[np.lexsort((trace.kernels.ts_ns[linked], index))]
+    first = linked[np.lexsort((trace.ops.start_ns[linked], index))]
     first = first[np.unique(launcher[first], return_index=True)[1]]
     return Launches(
         trace=trace,
@@ -60,9 +61,9 @@ def launches(trace: Trace) -> Launches:
     )
 
 
-def _ancestry(trace: Trace, link: np.ndarray, launchers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _ancestry(trace: Capture, link: np.ndarray, launchers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pairs (k,), (k,): index into launchers, row of `kernels`, for all launchers around or at a launch."""
-    index_of = np.full(len(trace.ops) + 1, -1, dtype=np.int64)
+    index_of = np.full(len(trace.operators) + 1, -1, dtype=np.int64)
     index_of[launchers] = np.arange(len(launchers))
     parent = op_parents(trace)
     kernel = np.flatnonzero(link >= 0)
@@ -79,27 +80,27 @@ def _ancestry(trace: Trace, link: np.ndarray, launchers: np.ndarray) -> tuple[np
 
 
 @once
-def op_parents(trace: Trace) -> np.ndarray:
+def op_parents(trace: Capture) -> np.ndarray:
     """Row of the innermost op around each op of the trace on its own thread (n,), or -1."""
-    return parents(trace.ops)
+    return parents(trace.operators)
 
 
 def parents(ops: Table) -> np.ndarray:
     """Row of the innermost op around each op on its own thread (n,), or -1."""
-    order = np.lexsort((-ops.dur_ns, ops.ts_ns, ops.tid, ops.pid))
+    order = np.lexsort((-ops.dur_ns, ops.start_ns, ops.tid, ops.pid))
     pid, tid = ops.pid[order], ops.tid[order]
     edges = np.flatnonzero((np.diff(pid) != 0) | (np.diff(tid) != 0)) + 1
     parent = np.full(len(order), -1, dtype=np.int64)
     for rows in np.split(order, edges):
-        above = enclosing(spans(ops.ts_ns[rows], ops.dur_ns[rows]))
+        above = enclosing(spans(ops.start_ns[rows], ops.dur_ns[rows]))
         parent[rows] = np.where(above >= 0, rows[above], -1) if len(rows) else above
     return parent
 
 
-def _kernel_categories(trace: Trace, link: np.ndarray) -> np.ndarray:
+def _kernel_categories(trace: Capture, link: np.ndarray) -> np.ndarray:
     """Category text of each kernel (n,), "" where its op is not known."""
-    op_name = np.where(link >= 0, trace.ops.name_id[link] if len(trace.ops) else -1, -1)
-    pairs, which = distinct_rows(np.stack([op_name, trace.kernels.name_id], 1))
+    op_name = np.where(link >= 0, trace.operators.name_id[link] if len(trace.operators) else -1, -1)
+    pairs, which = distinct_rows(np.stack([op_name, trace.ops.name_id], 1))
     texts = [
         families.category(op, kernel) if op else ""
         for op, kernel in zip(trace.text(pairs[:, 0]), trace.text(pairs[:, 1]), strict=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.recordings.tables import Table, Trace
+from lab.recordings.capture import Capture
+from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, Cached, as_tuple
 from lab.rooms.sweep.gemm.sheets.figures import ranked, sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_details
@@ -81,16 +82,22 @@ def ops_unique_args(found: Launches) -> Table:
     return ranked(found_rows, "total_direct_kernel_time_sum")
 
 
-def who(trace: Trace, pid: np.ndarray, tid: np.ndarray) -> dict[str, np.ndarray]:
+def who(trace: Capture, pid: np.ndarray, tid: np.ndarray) -> dict[str, np.ndarray]:
     """Columns process_name, process_label, thread_name of each (pid, tid); "" where not recorded."""
     names, labels = (
-        dict(zip(trace.processes.pid.tolist(), trace.text(getattr(trace.processes, column)), strict=True))
+        dict(
+            zip(
+                trace.process_names.pid.tolist(),
+                trace.text(getattr(trace.process_names, column)),
+                strict=True,
+            )
+        )
         for column in ("name_id", "label_id")
     )
     threads = dict(
         zip(
-            zip(trace.threads.pid.tolist(), trace.threads.tid.tolist(), strict=True),
-            trace.text(trace.threads.name_id),
+            zip(trace.thread_names.pid.tolist(), trace.thread_names.tid.tolist(), strict=True),
+            trace.text(trace.thread_names.name_id),
             strict=True,
         )
     )

@@ -15,7 +15,8 @@ import numpy as np
 from lab.perfmodel.boards import Board, board_of, matrix_rate, vector_rate
 from lab.perfmodel.calls import OpCall, Work
 from lab.perfmodel.ops import has_model, work_of
-from lab.recordings.tables import Table, Trace
+from lab.recordings.capture import Capture
+from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.sheets.arguments import ARGUMENTS, as_tuple, op_arguments
 from lab.rooms.sweep.gemm.sheets.families import category
 from lab.rooms.sweep.gemm.sheets.figures import most_first, ranked, sheet
@@ -58,7 +59,7 @@ def perf_model_sheets(found: Launches) -> dict[str, Table]:
     """unified_perf_summary and the sheets of SHEETS that have a row."""
     trace = found.trace
     mine = _instances(found)
-    ops = trace.ops.take(mine.rows)
+    ops = trace.operators.take(mine.rows)
     keys = np.stack([ops.name_id, *(getattr(ops, name) for name in ARGUMENTS.values()), ops.pid, ops.tid], 1)
     distinct, first, group = np.unique(keys, axis=0, return_index=True, return_inverse=True)
     works = [_work(trace, key) for key in distinct[:, :5].tolist()]
@@ -73,7 +74,7 @@ def perf_model_sheets(found: Launches) -> dict[str, Table]:
 
 
 def _instances(found: Launches) -> _Instances:
-    ops, trace = found.trace.ops, found.trace
+    ops, trace = found.trace.operators, found.trace
     named = np.array([*(has_model(text) for text in trace.strings), False])
     modelled = named[ops.name_id] if len(ops) else np.zeros(0, dtype=bool)
     above = op_parents(trace)
@@ -90,11 +91,11 @@ def _instances(found: Launches) -> _Instances:
     linked = np.flatnonzero(found.launcher >= 0)
     of_kernel = np.full(len(found.launcher), -1, dtype=np.int64)
     of_kernel[linked] = index.ravel()[found.launcher[linked]]
-    every = spans(trace.kernels.ts_ns, trace.kernels.dur_ns)
+    every = spans(trace.ops.start_ns, trace.ops.dur_ns)
     return _Instances(rows, totals(every[linked], of_kernel[linked], len(rows)) / 1000, of_kernel)
 
 
-def _work(trace: Trace, key: Sequence[int]) -> Work | None:
+def _work(trace: Capture, key: Sequence[int]) -> Work | None:
     name, dims, types, strides, concrete = (trace.text(np.array([index]))[0] for index in key)
     return work_of(OpCall.from_profiler(name, dims, types, strides, concrete))
 
@@ -108,9 +109,9 @@ def _unified(
     board: Board | None,
 ) -> Table:
     trace, n = found.trace, len(first)
-    ops = trace.ops.take(mine.rows[first])
+    ops = trace.operators.take(mine.rows[first])
     stats = grouped(mine.time_us, group, n)
-    host = grouped(trace.ops.dur_ns[mine.rows] / 1000, group, n)
+    host = grouped(trace.operators.dur_ns[mine.rows] / 1000, group, n)
     rates = _rates(mine.time_us, group, works)
     details = kernel_details(found, _looked_up(group, mine.of_kernel), n)
     found_rows = sheet(
@@ -158,7 +159,7 @@ def _sheet(
 ) -> Table:
     """One row per op and parameters; the same parameters by other arguments are one row, as in TraceLens."""
     trace = found.trace
-    names = trace.text(trace.ops.name_id[mine.rows[first[list(chosen)]]])
+    names = trace.text(trace.operators.name_id[mine.rows[first[list(chosen)]]])
     number: dict[tuple[str, str], int] = {}
     of_group = np.full(len(works), -1, dtype=np.int64)
     leads: list[int] = []
@@ -176,7 +177,7 @@ def _sheet(
     stats = grouped(mine.time_us[kept], row[kept], n)
     rates = _rates(mine.time_us[kept], row[kept], own)
     rows = mine.rows[first[leads]]
-    ops = trace.ops.take(rows)
+    ops = trace.operators.take(rows)
     details = kernel_details(found, _looked_up(row, mine.of_kernel), n)
     found_rows = sheet(
         {
@@ -203,12 +204,12 @@ def _categories(found: Launches, mine: _Instances, first: np.ndarray) -> np.ndar
     lead = np.full(len(mine.rows), -1, dtype=np.int64)
     order = np.flatnonzero(mine.of_kernel >= 0)[::-1]
     lead[mine.of_kernel[order]] = order
-    names = found.trace.text(found.trace.ops.name_id[mine.rows[first]])
-    kernels = found.trace.text(found.trace.kernels.name_id[lead[first]])
+    names = found.trace.text(found.trace.operators.name_id[mine.rows[first]])
+    kernels = found.trace.text(found.trace.ops.name_id[lead[first]])
     return objects([category(name, kernel) for name, kernel in zip(names, kernels, strict=True)])
 
 
-def _readable(trace: Trace, ids: np.ndarray) -> np.ndarray:
+def _readable(trace: Capture, ids: np.ndarray) -> np.ndarray:
     return objects([as_tuple(text) for text in trace.text(ids)])
 
 
@@ -239,10 +240,10 @@ def _rates(
         }
 
 
-def _board(trace: Trace) -> Board | None:
+def _board(trace: Capture) -> Board | None:
     """The data sheet of the recording's first device."""
-    meta = trace.meta
-    return board_of(meta.devices[0], meta.num_sms[0] if meta.num_sms else None) if meta.devices else None
+    device = next(iter(trace.devices), None)
+    return board_of(device.name, device.num_sms) if device else None
 
 
 def _roofs(

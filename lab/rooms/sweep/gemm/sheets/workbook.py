@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from lab.recordings import views
-from lab.recordings.tables import Table, Trace
+from lab.recordings.capture import Capture
+from lab.recordings.tables import Table
 from lab.rooms.sweep.gemm.sheets.figures import sheet
 from lab.rooms.sweep.gemm.sheets.kernels import kernel_summary, short_kernel_histogram, short_kernels_summary
 from lab.rooms.sweep.gemm.sheets.launches import Launches
@@ -42,7 +43,7 @@ def perf_sheets(found: Launches, gemm: Table, collectives: Table) -> dict[str, T
     }
 
 
-def gpu_timeline(trace: Trace) -> Table:
+def gpu_timeline(trace: Capture) -> Table:
     """Where the time went. As in TraceLens, `time ms` leaves out kernels whose launch was not recorded."""
     columns = {}
     for suffix, linked_only in (("", True), (" (all kernels)", False)):

@@ -153,7 +153,7 @@ def test_a_broken_trace_is_an_error_in_words(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(BadDataError) as caught:
         read_plan(path)
-    assert caught.value.location == str(path)
+    assert str(caught.value.location).startswith(str(path))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def test_a_broken_trace_and_a_missing_rank_are_named_and_the_rest_is_analysed(tm
 
 def test_one_trace_and_a_folder_of_ranks_can_be_read_too(tmp_path):
     one = write_rank(tmp_path / "a", 3, ranks=4)
-    data = read_sweep(one, cache=None, workers=1, workbooks=tmp_path / "out")
+    data = read_sweep(one, workers=1, workbooks=tmp_path / "out")
     assert set(data.gemm["rank"]) == {3} and data.files == [
         tmp_path / "out/individual_reports/perf_rank3.xlsx"
     ]
@@ -47,5 +47,5 @@ def test_a_cpu_sweep_has_instances_and_no_collective_without_gloo(tmp_path):
 
 def test_two_workers_read_the_same_as_one(tmp_path):
     root = write_sweep(tmp_path, threads=(256,))
-    two = read_sweep(root, cache=tmp_path / "cache", workers=2)
+    two = read_sweep(root, workers=2)
     pd.testing.assert_frame_equal(two.gemm, read(root).gemm)

@@ -21,7 +21,7 @@ def test_the_parent_is_the_op_around_that_began_last_on_the_same_thread(rows):
     rows = sorted(rows, key=lambda row: (row[0], row[1], -row[2]))
     rows = [row for i, row in enumerate(rows) if not any(_crosses(row, other) for other in rows[:i])]
     tid, start, dur = (np.array(column, dtype=np.int64) for column in zip(*rows, strict=True))
-    ops = Table({"pid": np.zeros_like(tid), "tid": tid, "ts_ns": start, "dur_ns": dur})
+    ops = Table({"pid": np.zeros_like(tid), "tid": tid, "start_ns": start, "end_ns": start + dur})
     for row, parent in enumerate(parents(ops).tolist()):
         around = [
             i

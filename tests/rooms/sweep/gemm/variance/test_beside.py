@@ -23,7 +23,7 @@ def test_a_collective_waits_until_its_last_rank_has_come(tmp_path):
 @pytest.mark.data
 def test_the_longest_collective_beside_every_h200_gemm_is_that_of_a_plain_loop(shared_data):
     config = shared_data / "sweep_h200/512thread/nccl_28channels"
-    data = read_sweep(config, cache=None, workers=2)
+    data = read_sweep(config, workers=2)
     found = beside(data)
     setting = Key(512, 28)
     for rank in (0, 5):

@@ -55,7 +55,7 @@ GOLDEN = {
 
 @pytest.mark.data
 def test_the_h200_sweep_gives_its_golden_slowdowns(shared_data):
-    effects, _, causes = effect_tables(read_sweep(shared_data / "sweep_h200", cache=None, workers=2))
+    effects, _, causes = effect_tables(read_sweep(shared_data / "sweep_h200", workers=2))
     table = effects[(effects["threads"] == 256) & (effects["channel"] == 28)]
     table = table.set_index(["M", "N", "K", "strides"])
     for shape, (free_us, beside_us, free_n, beside_n) in GOLDEN.items():

@@ -75,7 +75,7 @@ GOLDEN = {
 
 @pytest.mark.data
 def test_the_h200_sweep_gives_its_golden_shares_and_slowdowns_within_cells(shared_data):
-    data = read_sweep(shared_data / "sweep_h200", cache=None, workers=2)
+    data = read_sweep(shared_data / "sweep_h200", workers=2)
     found = {knobs[:2]: one for knobs, one in pooled_by_setting(data).items()}
     assert set(found) == set(GOLDEN)
     for setting, (shared, unique, both, ratio, cells) in GOLDEN.items():

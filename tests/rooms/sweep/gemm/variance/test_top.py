@@ -69,7 +69,7 @@ def test_every_instance_is_kept(tmp_path):
 
 @pytest.mark.data
 def test_the_h200_list_is_read_by_header_and_finds_its_instances(shared_data):
-    data = read_sweep(shared_data / "sweep_h200", cache=None, workers=2)
+    data = read_sweep(shared_data / "sweep_h200", workers=2)
     top = rules.top_rows(groups(data), 5)
     assert len(top) == 5 * 32 and top["time_diff_us"].is_monotonic_decreasing
     assert (top["n"] == top["col_name_count"]).all()

@@ -118,7 +118,7 @@ def report(tmp_path):
 
 
 def reported(sweep, out, *, workers=1):
-    data = read_sweep(sweep, cache=out / ".cache" / "traces", workers=workers, workbooks=out)
+    data = read_sweep(sweep, workers=workers, workbooks=out)
     return write_reports(data, out)
 
 
@@ -200,7 +200,7 @@ def test_a_missing_rank_leaves_incomplete_collectives_and_is_said(tmp_path):
 
 def test_a_sweep_read_already_is_not_read_again(tmp_path):
     root = write_sweep(tmp_path / "sweep", threads=(256,))
-    data = read_sweep(root, cache=None, workers=1, workbooks=tmp_path / "out")
+    data = read_sweep(root, workers=1, workbooks=tmp_path / "out")
     for path in root.rglob("*.json.gz"):
         path.unlink()
     assert len(write_reports(data, tmp_path / "out").files) == 2 + 1 + 4
@@ -279,7 +279,7 @@ def test_a_sweep_of_which_no_trace_can_be_read_is_an_error_with_the_first_reason
     place.parent.mkdir(parents=True)
     place.write_text('{"traceEvents": [{"ph": "X"')
     with pytest.raises(BadDataError, match="none of 1 trace can be read: the trace is truncated"):
-        read_sweep(tmp_path, cache=None, workers=1, workbooks=tmp_path / "out")
+        read_sweep(tmp_path, workers=1, workbooks=tmp_path / "out")
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -293,7 +293,7 @@ def test_gemms_that_took_no_time_cost_nobody_the_report(tmp_path):
     writer.gemm(8, 8, 8, 700, 0)
     writer.all_reduce(1024, 490, 50)
     path = writer.write(tmp_path / "256thread/nccl_28channels/torch_profiler/rank0/trace_step9.json")
-    data = read_sweep(path, cache=None, workers=1, workbooks=tmp_path / "out")
+    data = read_sweep(path, workers=1, workbooks=tmp_path / "out")
     assert data.missing == [] and data.files
     assert sorted(data.gemm["M"]) == [-1, 4, 4, 4, 4, 8]
     rates = data.groups.set_index("param: M")["TFLOPS/s_median"]
