@@ -27,7 +27,7 @@ def part_a(cell: CellData, _: Sequence[CellData]) -> Answer:
         values["python_profiled_ms"] = recorded.mean
     sentence = f"The range `forward` takes {spread(ranges)}"
     if plain is None:
-        sentence += "; a time without a profiler to compare it with was not measured."
+        sentence += "; it was not timed without a profiler."
     else:
         compared = _compared(ranges, plain, values)
         sentence += f", Python in a process without a profiler {spread(plain)}: {compared}"
