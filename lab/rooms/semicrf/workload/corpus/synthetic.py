@@ -101,6 +101,6 @@ class Truth:
         blurred = 0.25 * np.roll(clean, 1, axis=0) + 0.5 * clean + 0.25 * np.roll(clean, -1, axis=0)
         blurred[[0, -1]] = clean[[0, -1]]
         noise = dice.normal(0.0, self.noise, clean.shape)
-        for at in range(1, len(noise)):
-            noise[at] = 0.6 * noise[at - 1] + 0.8 * noise[at]
+        for frame in range(1, len(noise)):
+            noise[frame] = 0.6 * noise[frame - 1] + 0.8 * noise[frame]
         return (blurred + noise).astype(np.float32)
