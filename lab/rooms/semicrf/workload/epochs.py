@@ -37,7 +37,9 @@ def train_epoch(
     even = len(order) - len(order) % context.world_size
     rank_order = order[context.rank : even : context.world_size]
     validator = validator_of(task.tagger)
-    losses, norms, named = [], [], []
+    losses: list[Tensor] = []
+    norms: list[Tensor] = []
+    named: list[list[str]] = []
     synchronize(task.device)
     begin = time.perf_counter()
     for chosen in batches(train, config.batch_size, rank_order):

@@ -35,11 +35,11 @@ def synthetic(config: TrainConfig) -> Corpus:
         "dev": max(2, config.utterances // 4),
         "test": max(2, config.utterances // 4),
     }
-    splits = {
-        split: [truth.utterance(dice, f"{split}_{at:05d}", config.mean_segments) for at in range(count)]
+    train, dev, test = (
+        [truth.utterance(dice, f"{split}_{number:05d}", config.mean_segments) for number in range(count)]
         for split, count in sizes.items()
-    }
-    return normalised(Corpus(**splits, phones=PHONES_39[: config.phones], origin="synthetic"))
+    )
+    return normalised(Corpus(train, dev, test, PHONES_39[: config.phones], "synthetic"))
 
 
 @dataclass(frozen=True)
