@@ -87,13 +87,13 @@ def diagnose(ctx: click.Context, /, case: Path | None, **values: Any) -> Experim
     from lab.rooms.semicrf.config import DiagnoseConfig
     from lab.rooms.semicrf.plan import plan_diagnose
 
-    own = {name: values.pop(name) for name in ("plant", "repeats", "orders", "steps")}
+    settings = {name: values.pop(name) for name in ("plant", "repeats", "orders", "steps")}
     # The matrix has many trainings; each need only be long enough to fail.
     values.update(preset=values["preset"] or "smoke", models=["semicrf"])
     config = DiagnoseConfig(
         train=train_config(with_corpus_path(ctx, values), gpus=True),
         case=None if case is None else absolute(case),
-        **own,
+        **settings,
     )
     return Experiment("semicrf", lambda site, root: plan_diagnose(config, site), options_of(ctx))
 

@@ -82,18 +82,18 @@ def divergence(cells: Iterable[Row]) -> str:
 def classic_steps(cells: Sequence[Row], tested: str, reference: str) -> list[Row]:
     """The guide's four steps, answered from the cells. None is read as a cause where nothing failed."""
     plain = [c for c in cells if c["backend"] == reference and c["reg"] > 0 and c["lengths"] == "variable"]
-    own = [c for c in cells if c["backend"] == tested and c["reg"] == 0]
-    fixed = [c for c in own if c["lengths"] == "fixed"]
-    first = [c for c in own if c["lengths"] == "variable"]
+    unregularised = [c for c in cells if c["backend"] == tested and c["reg"] == 0]
+    fixed = [c for c in unregularised if c["lengths"] == "fixed"]
+    variable = [c for c in unregularised if c["lengths"] == "variable"]
     sizes = drift_sentences(cells)
-    failing = _failed(first)
+    failing = _failed(variable)
     stale = f"{tested} fails with code compiled from its present source: no stale kernel"
     apart = f"{tested} is suspect: {reference} passes" if not _failed(plain) else "shared code: both fail"
     lengths = "not the lengths: it fails with one length too" if _failed(fixed) else "boundary handling"
     return [
         {
             "step": "1 clear the kernel cache",
-            "answer": f"compiled code is found by the hash of its source; {_passed(first)}",
+            "answer": f"compiled code is found by the hash of its source; {_passed(variable)}",
             "reading": stale if failing else NOTHING,
         },
         {

@@ -88,8 +88,8 @@ def train_config(values: dict[str, Any], *, gpus: bool) -> Any:
     preset = PRESETS[values.pop("preset") or ("timit" if gpus else "tiny")]
     if values.pop("no_triton"):
         values["backends"] = ["torch" if name == "auto" else name for name in values["backends"]]
-    given = {name: value for name, value in values.items() if value is not None}
-    return msgspec.convert({**preset, **given}, TrainConfig)
+    settings = {name: value for name, value in values.items() if value is not None}
+    return msgspec.convert({**preset, **settings}, TrainConfig)
 
 
 def with_corpus_path(ctx: click.Context, values: dict[str, Any]) -> dict[str, Any]:

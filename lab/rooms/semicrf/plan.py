@@ -70,12 +70,12 @@ def plan_check(config: CheckConfig, site: Site) -> Plan:
 
 def cases(config: TrainConfig) -> list[tuple[str, str]]:
     """(head, backend) pairs; pytorch-crf has one backend, its own."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for model in config.models:
-        found += [(model, "own")] if model == "pytorch-crf" else [(model, name) for name in config.backends]
-    if len(set(found)) != len(found):
+        pairs += [(model, "own")] if model == "pytorch-crf" else [(model, name) for name in config.backends]
+    if len(set(pairs)) != len(pairs):
         raise UsageError("a head and backend are named twice", fix="name each once")
-    return found
+    return pairs
 
 
 def resolved(backends: list[str]) -> list[str]:

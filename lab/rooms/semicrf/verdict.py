@@ -44,11 +44,11 @@ def diagnose(cells: Sequence[Row], probes: Sequence[Row], tested: str, reference
     """One cause. Without probes only the matrix counts."""
     dirty = [row for row in probes if not row["clean"]]
     for rule in RULES:
-        found = rule(dirty, tested, reference)
-        if found:
-            head = f"The cause is {CAUSES[found.cause]}: {found.seen}."
-            sentences = [head, *matrix_sentences(cells), f"What to do: {found.advice}."]
-            return Diagnosis(found.cause, sentences, _evidence(dirty, found.cause))
+        ruling = rule(dirty, tested, reference)
+        if ruling:
+            head = f"The cause is {CAUSES[ruling.cause]}: {ruling.seen}."
+            sentences = [head, *matrix_sentences(cells), f"What to do: {ruling.advice}."]
+            return Diagnosis(ruling.cause, sentences, _evidence(dirty, ruling.cause))
     return by_matrix(cells, tested, reference, probed=bool(probes))
 
 
@@ -65,21 +65,23 @@ def by_matrix(cells: Sequence[Row], tested: str, reference: str, *, probed: bool
         return Diagnosis("unseen", ["Nothing was looked at: no part of this run finished."])
     if not failed:
         return Diagnosis("none", [_all_clear(cells, probed), *drift_sentences(cells), *_not_probed(probed)])
-    where = {key: {cell[key] for cell in failed} for key in AXES}
+    failing = {key: {cell[key] for cell in failed} for key in AXES}
     ran = {key: {cell[key] for cell in cells} for key in AXES}
-    only = {key: where[key] for key in where if where[key] != ran[key]}
+    only = {key: failing[key] for key in failing if failing[key] != ran[key]}
     if only.get("lengths") == {"variable"}:
-        cause, why = "boundary", "with one length for all nothing fails"
+        cause, reason = "boundary", "with one length for all nothing fails"
     elif only.get("backend") == {tested} and tested != reference:
-        cause, why = "kernel", f"{tested} fails and {reference} passes on the same batches"
+        cause, reason = "kernel", f"{tested} fails and {reference} passes on the same batches"
     elif only.get("reg") == {0.0}:
-        cause, why = "objective", "regularisation alone keeps it from failing"
+        cause, reason = "objective", "regularisation alone keeps it from failing"
     elif "backend" not in only and len(ran["backend"]) > 1:
-        cause, why = "shared", f"{tested} and {reference} both fail"
+        cause, reason = "shared", f"{tested} and {reference} both fail"
     else:
         cause = "optimiser"
-        why = "kernels, objective and input are clean, and a training still failed: learning rate or clipping"
-    sentences = [f"The cause is {CAUSES[cause]}: {why}.", *matrix_sentences(cells)]
+        reason = (
+            "kernels, objective and input are clean, and a training still failed: learning rate or clipping"
+        )
+    sentences = [f"The cause is {CAUSES[cause]}: {reason}.", *matrix_sentences(cells)]
     return Diagnosis(cause, sentences, [f"{failed[0]['message']}."])
 
 

@@ -39,14 +39,14 @@ class Call:
         """The counts; and the gradients for `grad_B` where the form made them beside sound counts."""
         gradients: list[Tensor] | None = None
         if hasattr(self.engine, "differentiate"):
-            found, gradients = self.engine.differentiate(state, grad_B)
+            posteriors, gradients = self.engine.differentiate(state, grad_B)
         else:
-            found = self.engine.backward(state)
+            posteriors = self.engine.backward(state)
         if self.alarm is not None:
-            self.alarm(found)  # before what is wrong is mended: a fault is to be seen
-            found = replace(found, fetched=None)  # the audit as the alarm leaves it
-        mended = finish(problem, found)  # waits for a GPU, so the gradients are queued before
-        return found, None if mended else gradients
+            self.alarm(posteriors)  # before what is wrong is mended: a fault is to be seen
+            posteriors = replace(posteriors, fetched=None)  # the audit as the alarm leaves it
+        mended = finish(problem, posteriors)  # waits for a GPU, so the gradients are queued before
+        return posteriors, None if mended else gradients
 
 
 class LogPartition(torch.autograd.Function):
@@ -77,8 +77,8 @@ class LogPartition(torch.autograd.Function):
                     call.alarm(call.engine.backward(state))
             return (None, None, *graph_gradients(call.model(lengths_B, floats), grad_B, wanted))
         with torch.no_grad():
-            found, fast = call.counts(problem, state, grad_B)
-            values = gradients(problem, found, grad_B, wanted) if fast is None else fast
+            posteriors, fast = call.counts(problem, state, grad_B)
+            values = gradients(problem, posteriors, grad_B, wanted) if fast is None else fast
         return (None, None, *(x if want else None for x, want in zip(values, wanted, strict=True)))
 
 
@@ -86,9 +86,9 @@ def graph_gradients(problem: Problem, grad_B: Tensor, wanted: Sequence[bool]) ->
     """Gradients that can be differentiated again."""
     inputs = [value for value, want in zip(problem.floats(), wanted, strict=True) if want]
     log_z_B = log_domain.log_partition(problem)
-    found = torch.autograd.grad(log_z_B, inputs, grad_B.double(), create_graph=True, allow_unused=True)
-    rest = iter(found)
-    return [next(rest) if want else None for want in wanted]
+    derivatives = torch.autograd.grad(log_z_B, inputs, grad_B.double(), create_graph=True, allow_unused=True)
+    remaining = iter(derivatives)
+    return [next(remaining) if want else None for want in wanted]
 
 
 def log_partition(engine: Any, alarm: Alarm | None, problem: Problem) -> Tensor:
@@ -121,10 +121,10 @@ def posteriors(engine: Any, problem: Problem) -> Posteriors:
 
 
 def gradients(
-    problem: Problem, found: Posteriors, grad_B: Tensor, wanted: Sequence[bool]
+    problem: Problem, posteriors: Posteriors, grad_B: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """Counts weighted by the incoming gradient, in the dtype of each input and the order of `floats()`."""
-    grad_B = grad_B.double().masked_fill(torch.isneginf(found.log_z_B), 0.0)
+    grad_B = grad_B.double().masked_fill(torch.isneginf(posteriors.log_z_B), 0.0)
 
     def of(value: Tensor, count: Tensor) -> Tensor:
         if value.dim() < count.dim():  # shared by the sequences
@@ -132,7 +132,7 @@ def gradients(
         weight = grad_B.to(count.dtype).view(-1, *(1,) * (count.dim() - 1))
         return (count * weight).to(value.dtype)
 
-    inputs = zip(problem.floats(), found.counts(problem), wanted, strict=True)
+    inputs = zip(problem.floats(), posteriors.counts(problem), wanted, strict=True)
     return [of(value, count) if want else None for value, count, want in inputs]
 
 

@@ -80,15 +80,15 @@ class SegmentDistribution:
         if key not in self._kept or self._kept[key][1] != self._versions(self._kept[key][0]):
             value = compute()
             self._kept[key] = value, self._versions(value)
-        kept: Kept = self._kept[key][0]
-        return kept
+        cached: Kept = self._kept[key][0]
+        return cached
 
     def _tensors(self) -> list[Tensor]:
         return [*self.problem.floats(), self.problem.lengths_B]
 
     def _versions(self, value: Any) -> list[tuple[int, bool]]:
-        own = vars(value).values() if isinstance(value, Posteriors) else [value]
-        tensors = [*self._tensors(), *(tensor for tensor in own if isinstance(tensor, Tensor))]
+        results = vars(value).values() if isinstance(value, Posteriors) else [value]
+        tensors = [*self._tensors(), *(tensor for tensor in results if isinstance(tensor, Tensor))]
         return [(tensor._version, tensor.requires_grad) for tensor in tensors]
 
     def __repr__(self) -> str:
@@ -208,10 +208,10 @@ def scores_as(problem: Problem, named: Mapping[str, Tensor]) -> Problem:
         "duration_KC": zeros(problem, longest, labels),
         **named,
     }
-    made = make_problem(transition_CC=scores.pop("transition"), **scores, lengths_B=problem.lengths_B)
-    if made.shape != problem.shape:
-        raise UsageError(f"f has (B, T, K, C) = {made.shape}, the distribution {problem.shape}")
-    return made
+    scored = make_problem(transition_CC=scores.pop("transition"), **scores, lengths_B=problem.lengths_B)
+    if scored.shape != problem.shape:
+        raise UsageError(f"f has (B, T, K, C) = {scored.shape}, the distribution {problem.shape}")
+    return scored
 
 
 def zeros(problem: Problem, *shape: int) -> Tensor:
@@ -231,12 +231,12 @@ def alike(p: Problem, q: Problem) -> Problem:
     longest = max(p.shape[2], q.shape[2])
     changes: dict[str, Tensor] = {}
     if longest > p.shape[2]:
-        more = (0, 0, 0, longest - p.shape[2])
-        changes["duration_KC"] = pad(p.duration_KC, more, value=-torch.inf)
+        padding = (0, 0, 0, longest - p.shape[2])
+        changes["duration_KC"] = pad(p.duration_KC, padding, value=-torch.inf)
         if p.by_duration:
-            changes["transition"] = pad(p.transition, (0, 0, *more))
+            changes["transition"] = pad(p.transition, (0, 0, *padding))
         if p.segment_BTKC is not None:
-            changes["segment_BTKC"] = pad(p.segment_BTKC, more)
+            changes["segment_BTKC"] = pad(p.segment_BTKC, padding)
     if q.transition.dim() > p.transition.dim() == 2:
         sizes = (batch, frames) if q.per_frame else (longest,)
         changes["transition"] = p.transition.expand(*sizes, -1, -1)

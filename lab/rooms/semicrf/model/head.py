@@ -217,24 +217,24 @@ class SemiCRF(nn.Module):
 
         Frames past a sequence's end are zeroed first, because a NaN there must not reach a weight's gradient.
         """
-        kept, inside_BT1 = hidden_BTH, None
+        frames_BTH, inside_BT1 = hidden_BTH, None
         if lengths_B is not None:
             lengths_B = whole_lengths(lengths_B, len(hidden_BTH))
             inside_BT1 = inside(hidden_BTH.shape[1], lengths_B, hidden_BTH.device)[..., None]
-            kept = torch.where(inside_BT1, hidden_BTH, hidden_BTH.new_zeros(()))
-        score_BTC = kept if self.projection is None else self.projection(kept)
+            frames_BTH = torch.where(inside_BT1, hidden_BTH, hidden_BTH.new_zeros(()))
+        score_BTC = frames_BTH if self.projection is None else self.projection(frames_BTH)
         if self.validator:
-            self.validator.scores(kept, score_BTC, projected=self.projection is not None)
+            self.validator.scores(frames_BTH, score_BTC, projected=self.projection is not None)
         if self.poison_padding and inside_BT1 is not None:
             score_BTC = torch.where(inside_BT1, score_BTC, score_BTC.new_full((), float("nan")))
         return score_BTC
 
     def log_partition(self, score_BTC: Tensor, lengths_B: Tensor | None) -> Tensor:
         arguments = {**self._ends(), "backend": self.backend}
-        given = (score_BTC, self.transitions(), self.duration_KC)
+        inputs = (score_BTC, self.transitions(), self.duration_KC)
         if not self.validator:
-            return self.partition(*given, lengths_B, **arguments)
-        leaves = [tensor.view_as(tensor) for tensor in given]
+            return self.partition(*inputs, lengths_B, **arguments)
+        leaves = [tensor.view_as(tensor) for tensor in inputs]
         name = backend_name(self.backend, score_BTC)
         watch = CRFWatch(self.validator, leaves, lengths_B, (self.start_C, self.end_C), name)
         logZ_B = self.partition(*leaves, lengths_B, alarm=watch.posteriors, **arguments)

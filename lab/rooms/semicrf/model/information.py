@@ -19,36 +19,36 @@ NEGLIGIBLE = 1e-12
 FAR = 1e4
 
 
-def entropy(problem: Problem, found: Posteriors) -> Tensor:
-    """H(p) (B,), 0 where nothing is feasible; `found` are the counts of `problem`."""
-    return at_least_0(less_expected(found.log_z_B, problem.floats(), problem, found))
+def entropy(problem: Problem, posteriors: Posteriors) -> Tensor:
+    """H(p) (B,), 0 where nothing is feasible; `posteriors` are the counts of `problem`."""
+    return at_least_0(less_expected(posteriors.log_z_B, problem.floats(), problem, posteriors))
 
 
-def cross_entropy(problem: Problem, found: Posteriors, other: Problem, other_log_z_B: Tensor) -> Tensor:
+def cross_entropy(problem: Problem, posteriors: Posteriors, other: Problem, other_log_z_B: Tensor) -> Tensor:
     """-E_p[log q] (B,): +inf where p gives mass to what q forbids, 0 where p has nothing feasible."""
-    return at_least_0(less_expected(other_log_z_B, other.floats(), problem, found))
+    return at_least_0(less_expected(other_log_z_B, other.floats(), problem, posteriors))
 
 
-def kl(problem: Problem, found: Posteriors, other: Problem, other_log_z_B: Tensor) -> Tensor:
+def kl(problem: Problem, posteriors: Posteriors, other: Problem, other_log_z_B: Tensor) -> Tensor:
     """KL(p||q) (B,), infinite as the cross-entropy is; exactly 0 where p and q are the same numbers."""
     pairs = list(zip(problem.floats(), other.floats(), strict=True))
     apart = [torch.where(p == q, torch.zeros_like(q, dtype=torch.float64), q.double() - p) for p, q in pairs]
     equal = all(torch.equal(p, q) for p, q in pairs)
-    log_B = torch.zeros_like(found.log_z_B) if equal else less(other_log_z_B, found.log_z_B)
-    return at_least_0(less_expected(log_B, apart, problem, found))
+    log_B = torch.zeros_like(posteriors.log_z_B) if equal else less(other_log_z_B, posteriors.log_z_B)
+    return at_least_0(less_expected(log_B, apart, problem, posteriors))
 
 
-def expected(scores: Sequence[Tensor], problem: Problem, found: Posteriors) -> Tensor:
+def expected(scores: Sequence[Tensor], problem: Problem, posteriors: Posteriors) -> Tensor:
     """<scores, counts> (B,): a score that is not used adds zero, finite or not; -inf where one is -inf."""
-    mean_B, endless_B = _expected(scores, problem, found)
+    mean_B, endless_B = _expected(scores, problem, posteriors)
     return mean_B.masked_fill(endless_B, -torch.inf)
 
 
-def _expected(scores: Sequence[Tensor], problem: Problem, found: Posteriors) -> tuple[Tensor, Tensor]:
+def _expected(scores: Sequence[Tensor], problem: Problem, posteriors: Posteriors) -> tuple[Tensor, Tensor]:
     """<scores, counts> (B,) of what is finite, and where a score that is used is -inf: no gradient has it."""
-    total_B = torch.zeros_like(found.log_z_B)
+    total_B = torch.zeros_like(posteriors.log_z_B)
     endless_B = torch.zeros_like(problem.lengths_B, dtype=torch.bool)
-    for index, (score, count) in enumerate(zip(scores, found.counts(problem), strict=True)):
+    for index, (score, count) in enumerate(zip(scores, posteriors.counts(problem), strict=True)):
         count, unused = count.double(), count == 0
         if index == 0:
             unused = unused | ((count < NEGLIGIBLE) & ~(score.detach().abs() <= FAR))
@@ -59,10 +59,12 @@ def _expected(scores: Sequence[Tensor], problem: Problem, found: Posteriors) -> 
     return total_B, endless_B
 
 
-def less_expected(log_B: Tensor, scores: Sequence[Tensor], problem: Problem, found: Posteriors) -> Tensor:
+def less_expected(
+    log_B: Tensor, scores: Sequence[Tensor], problem: Problem, posteriors: Posteriors
+) -> Tensor:
     """`log_B` - <scores, counts> (B,), 0 where the model of the counts has nothing feasible."""
-    nothing_B = torch.isneginf(found.log_z_B.detach())
-    mean_B, endless_B = _expected(scores, problem, found)
+    nothing_B = torch.isneginf(posteriors.log_z_B.detach())
+    mean_B, endless_B = _expected(scores, problem, posteriors)
     rest_B = log_B.masked_fill(nothing_B, 0.0) - mean_B.masked_fill(nothing_B, 0.0)
     return rest_B.masked_fill(endless_B & ~nothing_B, torch.inf)
 

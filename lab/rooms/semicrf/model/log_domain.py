@@ -76,11 +76,13 @@ def by_batch(value_KBC: Tensor) -> Tensor:
 
 def padded(problem: Problem) -> Problem:
     """With forbidden labels up to a multiple of `LINE`."""
-    more = -problem.shape[3] % LINE
-    if not more:
+    padding = -problem.shape[3] % LINE
+    if not padding:
         return problem
     forbidden = dict.fromkeys(("score_BTC", "duration_KC", "start_C", "end_C", "transition"), -torch.inf)
-    sides = {name: (0, more, 0, more) if name == "transition" else (0, more) for name in problem.names()}
+    sides = {
+        name: (0, padding, 0, padding) if name == "transition" else (0, padding) for name in problem.names()
+    }
     values = zip(problem.names(), problem.floats(), strict=True)
     return problem.with_floats(
         [pad(value.double(), sides[name], value=forbidden.get(name, 0.0)) for name, value in values]
@@ -202,8 +204,8 @@ def _assembled(state: State, never_TBC: Tensor, counts: Sequence[Tensor]) -> Pos
 def crossed_shape(problem: Problem) -> tuple[int, ...]:
     """Of one sequence's transition counts: (C, C), (K, C, C) or (T, C, C)."""
     _, frames, longest, labels = problem.shape
-    more = (longest,) if problem.by_duration else (frames,) if problem.per_frame else ()
-    return (*more, labels, labels)
+    leading = (longest,) if problem.by_duration else (frames,) if problem.per_frame else ()
+    return (*leading, labels, labels)
 
 
 def _window(state: State, t: int, reach: int) -> Tensor:

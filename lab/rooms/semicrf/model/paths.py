@@ -27,10 +27,10 @@ def best(problem: Problem, count: int) -> list[list[tuple[float, list[Segment]]]
     final_BCN = (alpha[problem.lengths_B, :, rows] + problem.end_C.double()).transpose(1, 2)
     score_BN, at_BN = largest(final_BCN.flatten(1), count, 1)
     tables = (ended.cpu().numpy(), entered.cpu().numpy())
-    found = zip(problem.lengths_B.tolist(), score_BN.tolist(), at_BN.tolist(), strict=True)
+    sequences = zip(problem.lengths_B.tolist(), score_BN.tolist(), at_BN.tolist(), strict=True)
     return [
         [(score, way_back(*tables, b, t, at)) for score, at in zip(*lists, strict=True) if score > -np.inf]
-        for b, (t, *lists) in enumerate(found)
+        for b, (t, *lists) in enumerate(sequences)
     ]
 
 
@@ -54,15 +54,15 @@ def best_messages(problem: Problem, count: int) -> tuple[Tensor, Tensor, Tensor]
         window, codes = pending[t : t + longest], taken[t : t + longest]
         coming = gamma + terms.lasting(t)[:, None]
         # A later start is a shorter segment: it wins ties.
-        value, at = largest(torch.cat([coming, window], 1), count, 1)
-        codes.copy_(torch.cat([coming_codes, codes], 1).gather(1, at))
+        value, indices = largest(torch.cat([coming, window], 1), count, 1)
+        codes.copy_(torch.cat([coming_codes, codes], 1).gather(1, indices))
         window.copy_(value + terms.frame_TBC[t])
         alpha.append(terms.closed(window[0], t).clone())
         crossing = terms.crossing(t + 1).transpose(2, 3)[..., None]
         sent = (alpha[-1].permute(1, 2, 0)[:, None, None] + crossing).flatten(3)  # (B, X, C, C' N)
-        value, at = largest(sent, count, 3)
+        value, indices = largest(sent, count, 3)
         gamma = terms.opened(value.permute(1, 3, 0, 2), t + 1)
-        entered.append(at.permute(1, 3, 0, 2).int())
+        entered.append(indices.permute(1, 3, 0, 2).int())
     return torch.stack(alpha), taken[:frames], torch.stack(entered)
 
 
@@ -70,8 +70,8 @@ def largest(value: Tensor, count: int, dim: int) -> tuple[Tensor, Tensor]:
     """The `count` largest in descending order, the first of equals first; and where."""
     if count == 1:  # a sort takes several times as long
         return value.max(dim, keepdim=True)
-    found, at = torch.sort(value, stable=True, dim=dim, descending=True)
-    return found.narrow(dim, 0, count), at.narrow(dim, 0, count)
+    values, indices = torch.sort(value, stable=True, dim=dim, descending=True)
+    return values.narrow(dim, 0, count), indices.narrow(dim, 0, count)
 
 
 def way_back(ended: np.ndarray, entered: np.ndarray, b: int, t: int, at: int) -> list[Segment]:

@@ -96,10 +96,10 @@ class Problem:
     def rows(self, which: Tensor | list[int]) -> Problem:
         """The same model over some sequences of the batch, by their numbers or a mask."""
         index = torch.as_tensor(which, device=self.lengths_B.device)
-        own = ["score_BTC", "lengths_B", *self.names()[5:]]
-        own += ["transition"] if self.transition.dim() > 3 else []
-        own += ["duration_KC"] if self.duration_KC.dim() > 2 else []
-        return replace(self, **{name: getattr(self, name)[index] for name in own})
+        per_sequence = ["score_BTC", "lengths_B", *self.names()[5:]]
+        per_sequence += ["transition"] if self.transition.dim() > 3 else []
+        per_sequence += ["duration_KC"] if self.duration_KC.dim() > 2 else []
+        return replace(self, **{name: getattr(self, name)[index] for name in per_sequence})
 
     def detached(self) -> Problem:
         return self.with_floats([value.detach() for value in self.floats()])
@@ -142,9 +142,9 @@ class Posteriors:
         """The count that belongs to each of `problem.floats()`."""
         first_BC, last_BC = self.starts_BTC[:, 0], self.end_BC(problem.lengths_B)
         extras = (self.starts_BTC, self.ends_BTC, self.segment_BTKC)
-        every = (self.label_BTC, self.transition, self.duration_BKC, first_BC, last_BC, *extras)
-        own = dict(zip(FLOATS, every, strict=True))
-        return tuple(own[name] for name in problem.names())  # type: ignore[misc]  # given with its scores
+        counts = (self.label_BTC, self.transition, self.duration_BKC, first_BC, last_BC, *extras)
+        by_name = dict(zip(FLOATS, counts, strict=True))
+        return tuple(by_name[name] for name in problem.names())  # type: ignore[misc]  # given with its scores
 
     def replace_rows(self, rows: Tensor, counts: Posteriors) -> None:
         """Replace counts and masses of these sequences by those of `counts`, in place; log Z stays."""
@@ -259,10 +259,10 @@ def refuse(problem: Problem, name: str) -> None:
         return
     index = [int(i) for i in refused.nonzero()[0].tolist()]
     number, title = float(value[tuple(index)]), NAMES[FLOATS.index(name)]
-    where = f"sequence {index[0]}, frame {index[1]}" if name == "score_BTC" else f"{title}{index}"
+    location = f"sequence {index[0]}, frame {index[1]}" if name == "score_BTC" else f"{title}{index}"
     raise BadDataError(
         f"{title} is {number:g}, and numbers must not be NaN or above {LIMIT:g}",
-        location=where,
+        location=location,
         fix="look for where it came from; to forbid something use -inf",
     )
 
@@ -338,8 +338,8 @@ def whole_lengths(lengths_B: object, batch: int) -> Tensor:
     if not isinstance(lengths_B, Tensor):
         kind = type(lengths_B).__name__
         raise UsageError(f"lengths must be a tensor, got {kind}", fix="torch.tensor(lengths)")
-    whole = not (lengths_B.is_floating_point() or lengths_B.is_complex() or lengths_B.dtype == torch.bool)
-    if tuple(lengths_B.shape) != (batch,) or not whole:
+    integers = not (lengths_B.is_floating_point() or lengths_B.is_complex() or lengths_B.dtype == torch.bool)
+    if tuple(lengths_B.shape) != (batch,) or not integers:
         raise UsageError(f"lengths must be {batch} integers, got {lengths_B.dtype} {tuple(lengths_B.shape)}")
     return lengths_B.to(torch.int64)
 

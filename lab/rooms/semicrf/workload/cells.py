@@ -135,10 +135,10 @@ def endless(train: list[Utterance], config: TrainConfig, order: int) -> Any:
 
 def digest(tagger: Tagger) -> str:
     """A digest of the exact bits of all weights."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for value in tagger.state_dict().values():
-        found.update(value.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()[:16]
+        hashed.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return hashed.hexdigest()[:16]
 
 
 def replaced(config: TrainConfig, **changes: Any) -> TrainConfig:

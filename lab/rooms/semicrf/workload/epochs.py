@@ -35,20 +35,22 @@ def train_epoch(
     # Ranks take every n-th utterance of one order, and as many steps each, or they would wait forever.
     order = epoch_order(len(train), config.seed, epoch)
     even = len(order) - len(order) % context.world_size
-    mine = order[context.rank : even : context.world_size]
+    rank_order = order[context.rank : even : context.world_size]
     validator = validator_of(task.tagger)
-    losses, norms, named = [], [], []
+    losses: list[Tensor] = []
+    norms: list[Tensor] = []
+    named: list[list[str]] = []
     synchronize(task.device)
     begin = time.perf_counter()
-    for chosen in batches(train, config.batch_size, mine):
+    for chosen in batches(train, config.batch_size, rank_order):
         if validator:
             validator.settle()
         named.append([utterance.name for utterance in chosen])
         try:
             loss, norm = train_step(module, optimizer, to_batch(chosen, task.device), config.clip)
         except BadDataError as error:
-            where = f"{step_of(epoch, len(losses), named[-1])}: {error.location}"
-            raise StepFailed(error.problem, location=where, fix=error.fix) from error
+            location = f"{step_of(epoch, len(losses), named[-1])}: {error.location}"
+            raise StepFailed(error.problem, location=location, fix=error.fix) from error
         losses.append(loss)
         norms.append(norm)
         if not norm.is_cuda and not bool(torch.isfinite(norm)):
@@ -92,10 +94,10 @@ def mean_loss(losses: Tensor, ranks: int, epoch: int) -> float:
     if ranks > 1:
         dist.all_reduce(loss)
         loss = loss / ranks
-    found = float(loss)
-    if not math.isfinite(found):
-        raise StepFailed(f"the loss of epoch {epoch} is {found}", fix="lab run semicrf diagnose says why")
-    return found
+    value = float(loss)
+    if not math.isfinite(value):
+        raise StepFailed(f"the loss of epoch {epoch} is {value}", fix="lab run semicrf diagnose says why")
+    return value
 
 
 def evaluated(task: TrainingTask, utterances: list[Utterance]) -> dict[str, Any]:
@@ -111,8 +113,8 @@ def evaluated(task: TrainingTask, utterances: list[Utterance]) -> dict[str, Any]
     # The linear head and split segments give neighbours of one label; a phone ends where the label changes.
     reference = [metrics.merged(list(u.segments)) for u in utterances]
     predicted = [metrics.merged(segments) for segments in predicted]
-    found = metrics.score(reference, predicted, task.corpus.phones, task.config.max_duration)
-    return {**found, "decode_s": seconds}
+    scores = metrics.score(reference, predicted, task.corpus.phones, task.config.max_duration)
+    return {**scores, "decode_s": seconds}
 
 
 def report_epoch(task: TrainingTask, row: dict[str, Any]) -> None:

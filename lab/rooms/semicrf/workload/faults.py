@@ -110,17 +110,17 @@ def _stale(partition: Partition) -> Partition:
         alarm: Alarm | None = None,
         **more: Any,
     ) -> Tensor:
-        def spoil(found: Posteriors) -> None:
-            whole_B = torch.full_like(found.mass_frame_B, score.shape[1])
+        def spoil(posteriors: Posteriors) -> None:
+            whole_B = torch.full_like(posteriors.mass_frame_B, score.shape[1])
             lengths_B = whole_B if lengths is None else lengths.to(whole_B.device)
-            found.label_BTC[0, : 1 + int(lengths_B[0]) // 4] *= math.exp(0.5)
-            error_B, frame_B = mass(found.label_BTC, lengths_B, found.log_z_B)
-            found.mass_error_B.copy_(error_B)
-            found.mass_frame_B.copy_(frame_B)
-            if found.imbalance_B is not None:
-                found.imbalance_B.copy_(error_B)
+            posteriors.label_BTC[0, : 1 + int(lengths_B[0]) // 4] *= math.exp(0.5)
+            error_B, frame_B = mass(posteriors.label_BTC, lengths_B, posteriors.log_z_B)
+            posteriors.mass_error_B.copy_(error_B)
+            posteriors.mass_frame_B.copy_(frame_B)
+            if posteriors.imbalance_B is not None:
+                posteriors.imbalance_B.copy_(error_B)
             if alarm is not None:
-                alarm(found)
+                alarm(posteriors)
 
         return partition(score, transition, duration, lengths, alarm=spoil, **more)
 

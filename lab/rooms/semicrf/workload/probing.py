@@ -43,8 +43,8 @@ def probes(config: DiagnoseConfig, backend: str, device: torch.device, out: Path
     if PLAINER[backend] != backend:
         rows += kernel_probes(replace(tested, backend=PLAINER[backend], partition=planted(None)))
     rows += precision_rows(tested)
-    for found in rows:
-        log.info("%-7s %-32s %s", "clean" if found["clean"] else "DIRTY", found["probe"], found["text"])
+    for probe in rows:
+        log.info("%-7s %-32s %s", "clean" if probe["clean"] else "DIRTY", probe["probe"], probe["text"])
     reproducer = reproduce(config, tested, rows, out)
     return {"probes": rows, "reproducer": reproducer}
 
@@ -81,9 +81,9 @@ def given_case(config: DiagnoseConfig, rows: list[dict[str, Any]]) -> Case:
 
 def sound(case: Case, rows: list[dict[str, Any]]) -> Case:
     """The case itself, or one of its shape where its scores are broken: those would blame the kernels."""
-    found = list(score_probes(case))
-    rows += found
-    if all(one["clean"] for one in found):
+    probes = list(score_probes(case))
+    rows += probes
+    if all(one["clean"] for one in probes):
         return case
     size, frames, classes = case.score_BTC.shape
     return random_case(

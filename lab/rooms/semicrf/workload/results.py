@@ -70,8 +70,8 @@ def journal(out: Path, context: RankContext) -> Iterator[Any]:
 
         def note(row: dict[str, Any]) -> None:
             with writing(path):
-                kept = {k: v for k, v in row.items() if k != "duration_stats"}
-                file.write(msgspec.json.encode(kept) + b"\n")
+                columns = {k: v for k, v in row.items() if k != "duration_stats"}
+                file.write(msgspec.json.encode(columns) + b"\n")
                 file.flush()
 
         yield note

@@ -106,10 +106,10 @@ def to_batch(utterances: Sequence[Utterance], device: torch.device, *, frames: i
     arrays = collate(utterances)
     batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
     if frames is not None and frames > batch["labels"].shape[1]:
-        more = frames - batch["labels"].shape[1]
-        batch["features"] = nn.functional.pad(batch["features"], (0, 0, 0, more))
-        batch["labels"] = nn.functional.pad(batch["labels"], (0, more))
-        batch["starts"] = nn.functional.pad(batch["starts"], (0, more))
+        padding = frames - batch["labels"].shape[1]
+        batch["features"] = nn.functional.pad(batch["features"], (0, 0, 0, padding))
+        batch["labels"] = nn.functional.pad(batch["labels"], (0, padding))
+        batch["starts"] = nn.functional.pad(batch["starts"], (0, padding))
     return {
         name: tensor if name == "lengths" else tensor.to(device, non_blocking=True)
         for name, tensor in batch.items()

@@ -132,34 +132,34 @@ def recompute(state: State, again: Tensor) -> None:
 
 def backward(state: State) -> Posteriors:
     """All expected counts, parallel over time; flagged sequences from the log domain."""
-    found = state.found or run_counts(state)
+    posteriors = state.found or run_counts(state)
     if state.again is not None and not state.settled:
         rows = admitted(state.problem.rows(state.again))
         redone = log_domain.posteriors(rows)
-        found.replace_rows(state.again, redone)
-        assert found.imbalance_B is not None
+        posteriors.replace_rows(state.again, redone)
+        assert posteriors.imbalance_B is not None
         balance_B = torch.where(torch.isfinite(redone.log_z_B), imbalance(rows, redone), 0.0)
-        found.imbalance_B[state.again] = balance_B
-        found = state.found = replace(found, fetched=None)
+        posteriors.imbalance_B[state.again] = balance_B
+        posteriors = state.found = replace(posteriors, fetched=None)
         state.settled = True
-    return found
+    return posteriors
 
 
 def differentiate(state: State, grad_B: Tensor) -> tuple[Posteriors, Gradients | None]:
     """The counts, and beside them the gradients of a loss in the order of `Problem.floats`, if no count is
     computed elsewhere; `grad_B` is the loss's gradient by log Z. What the audit finds is not looked at.
     """
-    found = backward(state)
+    posteriors = backward(state)
     if state.again is not None:
-        return found, None
+        return posteriors, None
     gradients = [torch.empty_like(value) for value in state.problem.floats()]
     by_log_z = grad_B if grad_B.dtype == torch.float64 else grad_B.to(torch.float64)
     by_log_z = by_log_z if by_log_z.stride(0) in (0, 1) else by_log_z.contiguous()
-    counts = dict(zip(COUNTED, attrgetter(*COUNTED.values())(found), strict=True))
+    counts = dict(zip(COUNTED, attrgetter(*COUNTED.values())(posteriors), strict=True))
     named = dict(zip(GRADIENTS, gradients, strict=True))
     plan = plan_gradients(state.shape, by_log_z.stride(0))
     state.machine.run(plan, **state.bound, **counts, by_log_z=by_log_z, **named)
-    return found, gradients
+    return posteriors, gradients
 
 
 Gradients = list[Tensor]

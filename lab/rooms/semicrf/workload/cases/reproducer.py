@@ -49,8 +49,8 @@ def shrunk(case: Case, fails: Callable[[Case], bool]) -> Case:
     for smaller in (_without_last, Case.without_first):
         step = int(case.lengths_B.max()) // 2
         while step >= 1:
-            rest = int(case.lengths_B.min()) - step
-            if rest >= 1 and fails(smaller(case, step)):
+            remaining = int(case.lengths_B.min()) - step
+            if remaining >= 1 and fails(smaller(case, step)):
                 case = smaller(case, step)
                 step = min(step, int(case.lengths_B.max()) // 2)
             else:

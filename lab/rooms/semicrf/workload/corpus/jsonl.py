@@ -28,7 +28,7 @@ def _read_jsonl(path: Path) -> Iterator[Utterance]:
                 yield _utterance(line, f"{path}:{number}")
 
 
-def _utterance(line: bytes, where: str) -> Utterance:
+def _utterance(line: bytes, location: str) -> Utterance:
     try:
         row: dict[str, Any] = decoded(line)
         with np.errstate(over="ignore"):  # named below
@@ -36,19 +36,19 @@ def _utterance(line: bytes, where: str) -> Utterance:
         segments = tuple((index(s), index(e), index(c)) for s, e, c in row["segments"])  # 5.9 is no frame
         name, speaker = str(row["utterance_id"]), str(row["speaker_id"])
     except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-        raise BadDataError(f"not an utterance: {type(error).__name__}: {error}", location=where) from error
+        raise BadDataError(f"not an utterance: {type(error).__name__}: {error}", location=location) from error
     if features.ndim != 2 or not features.size:
-        raise BadDataError("its frames have no features", location=where)
+        raise BadDataError("its frames have no features", location=location)
     try:
         segments, mended = tiled(segments, len(features))
     except ValueError as error:
-        raise BadDataError(str(error), location=f"{where}, utterance {name}") from error
+        raise BadDataError(str(error), location=f"{location}, utterance {name}") from error
     if not np.isfinite(features).all():
         t, d = np.argwhere(~np.isfinite(features))[0].tolist()
         number = {"nan": "NaN"}.get(str(features[t, d]), f"{features[t, d]} in float32")
-        what = f"utterance {name}, frame {t}, feature {d} is {number}"
+        problem = f"utterance {name}, frame {t}, feature {d} is {number}"
         raise BadDataError(
-            what, location=where, fix="leave the utterance out: it would spoil all by their mean"
+            problem, location=location, fix="leave the utterance out: it would spoil all by their mean"
         )
     return Utterance(name, speaker, features, segments, mended)
 

@@ -99,14 +99,14 @@ def reject_unlike(utterances: list[Utterance], phones: int, folder: Path) -> Non
     """Raises BadDataError for features of another number than the first's, which numpy may repeat to fit,
     and for a label that is no phone.
     """
-    for one in utterances:
-        features, first = one.features.shape[1], utterances[0].features.shape[1]
-        if features != first:
-            text = f"utterance {one.name} has {features} features per frame, the first {first}"
+    for utterance in utterances:
+        features, expected = utterance.features.shape[1], utterances[0].features.shape[1]
+        if features != expected:
+            text = f"utterance {utterance.name} has {features} features per frame, the first {expected}"
             raise BadDataError(text, location=folder)
-        highest = max(label for _, _, label in one.segments)
+        highest = max(label for _, _, label in utterance.segments)
         if highest >= phones:
-            text = f"utterance {one.name} has the label {highest}, and there are {phones} phones"
+            text = f"utterance {utterance.name} has the label {highest}, and there are {phones} phones"
             raise BadDataError(text, location=folder, fix="phone_mapping.json beside it names them")
 
 

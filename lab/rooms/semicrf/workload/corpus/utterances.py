@@ -128,8 +128,8 @@ def normalised(corpus: Corpus) -> Corpus:
 
 
 def batches(utterances: Sequence[Utterance], size: int, order: np.ndarray) -> Iterator[list[Utterance]]:
-    for at in range(0, len(order), size):
-        yield [utterances[index] for index in order[at : at + size]]
+    for begin in range(0, len(order), size):
+        yield [utterances[index] for index in order[begin : begin + size]]
 
 
 def collate(utterances: Sequence[Utterance]) -> dict[str, np.ndarray]:
@@ -142,8 +142,8 @@ def collate(utterances: Sequence[Utterance]) -> dict[str, np.ndarray]:
     features = np.zeros((size, longest, utterances[0].features.shape[1]), dtype=np.float32)
     labels = np.zeros((size, longest), dtype=np.int64)
     starts = np.zeros((size, longest), dtype=bool)
-    for at, utterance in enumerate(utterances):
-        features[at, : lengths[at]] = utterance.features
-        labels[at, : lengths[at]] = utterance.labels
-        starts[at, [s[0] for s in utterance.segments]] = True
+    for row, utterance in enumerate(utterances):
+        features[row, : lengths[row]] = utterance.features
+        labels[row, : lengths[row]] = utterance.labels
+        starts[row, [s[0] for s in utterance.segments]] = True
     return {"features": features, "labels": labels, "starts": starts, "lengths": lengths}

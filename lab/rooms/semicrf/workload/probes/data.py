@@ -64,10 +64,10 @@ def score_probes(case: Case) -> Iterator[Row]:
     )
 
 
-def first_place(found: torch.Tensor) -> str:
-    b, t = found.nonzero()[0].tolist()
+def first_place(marked: torch.Tensor) -> str:
+    b, t = marked.nonzero()[0].tolist()
     return f"{b}, frame {t}"
 
 
-def some_of(texts: list[str], most: int = 3) -> str:
-    return "; ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+def some_of(texts: list[str], limit: int = 3) -> str:
+    return "; ".join(texts[:limit]) + (f" and {len(texts) - limit} more" if len(texts) > limit else "")

@@ -54,11 +54,13 @@ def kernel_probes(bench: Bench) -> Iterator[Row]:
 
 def _repeats(bench: Bench) -> Answer:
     case = bench.on_device()
-    first = solve(case, bench.backend, bench.partition)
+    reference = solve(case, bench.backend, bench.partition)
     repeats = (
         3 if bench.backend == "naive" else REPEATS
     )  # the definition is slow and has one order of its sums
-    apart = sum(not same_bits(first, solve(case, bench.backend, bench.partition)) for _ in range(repeats - 1))
+    apart = sum(
+        not same_bits(reference, solve(case, bench.backend, bench.partition)) for _ in range(repeats - 1)
+    )
     return (
         not apart,
         apart,
@@ -76,10 +78,10 @@ def _padding(bench: Bench) -> Answer:
     dirty = solve(bench.on_device().padded(PADDING, math.nan), bench.backend, bench.partition)
     frames = bench.case.score_BTC.shape[1]
     inside = (torch.arange(frames) < bench.case.lengths_B[:, None])[..., None].to(bench.device)
-    kept = torch.where(inside, dirty.score_BTC[:, :frames], torch.zeros_like(plain.score_BTC))
-    before = torch.where(inside, plain.score_BTC, torch.zeros_like(plain.score_BTC))
+    unpadded = torch.where(inside, dirty.score_BTC[:, :frames], torch.zeros_like(plain.score_BTC))
+    expected = torch.where(inside, plain.score_BTC, torch.zeros_like(plain.score_BTC))
     wild = dirty.first_nonfinite(bench.case.lengths_B)
-    apart = not (bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(kept, before))
+    apart = not (bits_equal(dirty.logZ_B, plain.logZ_B) and bits_equal(unpadded, expected))
     text = (
         f"NaN past the ends gives {wild} not finite"
         if wild
@@ -93,30 +95,32 @@ def _padding(bench: Bench) -> Answer:
 def _composition(bench: Bench) -> Answer:
     """Each sequence alone, and the batch in reverse order, against the whole batch."""
     case = bench.on_device()
-    whole = solve(case, bench.backend, bench.partition).logZ_B
-    order = list(range(len(whole)))[::-1]
+    together = solve(case, bench.backend, bench.partition).logZ_B
+    order = list(range(len(together)))[::-1]
     turned = solve(case.rows(order), bench.backend, bench.partition).logZ_B.flip(0)
     alone = torch.cat([solve(case.rows([b]), bench.backend, bench.partition).logZ_B for b in order[::-1]])
-    apart = int((whole != turned).sum() + (whole != alone).sum())
+    apart = int((together != turned).sum() + (together != alone).sum())
     return (
         not apart,
         apart,
         0,
-        f"{apart} of {2 * len(whole)} log Z change in bits" if apart else "log Z keeps its bits in any batch",
+        f"{apart} of {2 * len(together)} log Z change in bits"
+        if apart
+        else "log Z keeps its bits in any batch",
     )
 
 
 def _mass(bench: Bench) -> Answer:
     case = bench.on_device()
-    found = solve(case, bench.backend, bench.partition)
-    lines = mass_lines(bench.case, found)
+    solution = solve(case, bench.backend, bench.partition)
+    lines = mass_lines(bench.case, solution)
     name, worst = max(lines.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
-    clean = worst <= LEDGER_LIMIT and not found.mended
+    clean = worst <= LEDGER_LIMIT and not solution.mended
     return (
         clean,
         worst,
         LEDGER_LIMIT,
-        found.mended or f"the worst line of the ledger is {name}: off by {worst:.3g}",
+        solution.mended or f"the worst line of the ledger is {name}: off by {worst:.3g}",
     )
 
 

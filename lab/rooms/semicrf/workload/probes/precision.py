@@ -22,8 +22,8 @@ def precision_rows(bench: Bench) -> Iterator[Row]:
         score = torch.randn(1, frames, classes, generator=dice)
         case = replace(bench.case, score_BTC=score, lengths_B=torch.tensor([frames]))
         exact = solve(case.to("cpu", torch.float64), "torch").logZ_B
-        found = solve(case.to(bench.device, torch.float32), bench.backend).logZ_B.double().cpu()
-        gap, limit = float((found - exact).abs().max()), 1e-8 * float(exact.abs().max()) + 2e-5
+        log_z_B = solve(case.to(bench.device, torch.float32), bench.backend).logZ_B.double().cpu()
+        gap, limit = float((log_z_B - exact).abs().max()), 1e-8 * float(exact.abs().max()) + 2e-5
         yield {
             **row(
                 f"float32 at T={frames}, K={longest}",
