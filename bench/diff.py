@@ -13,10 +13,9 @@ from bench.table import Row, at_most, measured
 MODULES = traces.DATA / "captures" / "h200_decoder" / "infer_eager_modules.json.gz"
 BOTH = """
     import sys
-    from pathlib import Path
-    from lab.recordings.as_trace import load_traces
+    from lab.recordings.load import load_capture
     for path in sys.argv[1:]:
-        load_traces(Path(path))
+        load_capture(path)
 """
 DIFF = """
     import sys

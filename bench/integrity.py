@@ -17,11 +17,11 @@ from bench.table import Row, at_most, measured
 JUDGED = "import sys; from lab.recordings.load import load_capture; load_capture(sys.argv[1])"
 ALONE = """
     import sys
-    from lab.recordings import cache
+    from lab.recordings import load
     from lab.recordings.kineto import indices
     indices.EventIndices.add = lambda self, rows: None
     cache.integrity_of_trace = lambda trace: ()
-    cache.load_capture(sys.argv[1])
+    load.load_capture(sys.argv[1])
 """
 BEFORE = """
     import sys

@@ -1,6 +1,6 @@
-"""64 real traces through `lab gemm all` with two workers, and again from the cache (bar: 10x faster).
+"""64 real traces through `lab gemm all` with two workers, and again from what it remembers (bar: 10x faster).
 
-Medians of LAB_BENCH_ROUNDS rounds; each begins without a cache.
+Medians of LAB_BENCH_ROUNDS rounds; each begins in an empty folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
         limit, met = at_least(ratio, 10)
         measured(
             Row(
-                "`lab gemm all`, two workers, from the cache",
+                "`lab gemm all`, two workers, again",
                 size="64 traces",
                 cost=f"{second[0]:.1f} s, {second[1]:.1f} CPU s",
                 memory_mb=second[2],

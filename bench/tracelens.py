@@ -31,9 +31,8 @@ OURS_EXCEL = """
     with needs("analysis"):
         from lab.rooms.sweep.gemm.reading.data import read_sweep
         from lab.rooms.sweep.gemm.workbooks.write import write_reports
-    import shutil; shutil.rmtree(sys.argv[2], ignore_errors=True)  # with it goes the cache
+    import shutil; shutil.rmtree(sys.argv[2], ignore_errors=True)
     out = Path(sys.argv[2])
-    cache = out / ".cache" / "traces"
     write_reports(read_sweep(Path(sys.argv[1]), workers=1, workbooks=out), out)
 """
 THEIRS = """
