@@ -173,7 +173,7 @@ def open_or_create(root: Path, manifest: Manifest, plan: Plan, options: Options)
     return run
 
 
-def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root: Path) -> Manifest:
+def first_manifest(name: str, plan: Plan, site: Site, engine: Engine, root: Path) -> Manifest:
     """What is known before the first step: all steps planned, none run."""
     created, secrets = utc_now(), secret_values()
     identity = provenance.lab_with_content()
@@ -187,7 +187,7 @@ def first_manifest(room_name: str, plan: Plan, site: Site, engine: Engine, root:
     }
     return Manifest(
         id=root.resolve().name,
-        room=room_name,
+        room=name,
         created_utc=created,
         lab=msgspec.structs.replace(identity, used=used),
         engine=engine.name,

@@ -49,7 +49,7 @@ class StepRunner:
             while waiting or running:
                 go_on = not self.stop.is_set() and trouble is None
                 while go_on and waiting and len(running) < jobs:
-                    picked = pick(waiting[0], free)  # in order: a step that has to wait holds the others up
+                    picked = pick(waiting[0], free)  # in order: a step that waits holds up the others
                     if picked is None:
                         break
                     step = waiting.pop(0)

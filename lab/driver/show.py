@@ -56,10 +56,11 @@ def show_plan(
     options: Options,
     preview: Callable[..., dict[str, Any]] | None = None,
 ) -> None:
-    """Print exactly what would run, for a machine or a person, without secrets.
+    """Print exactly what would run, without secrets.
 
     preview: what the engine would start for a step, in place of its `preview`.
     """
+    title = name if preview else f"room {name}"
     preview, identity = preview or engine.preview, lab_with_content()
     steps = [
         {
@@ -90,7 +91,7 @@ def show_plan(
     if site.gpus and not site.resolved:
         gpus += " (not on this machine: architecture and driver are not checked)"
     lines = [
-        f"{name}, engine {engine.name}, {plural(len(steps), 'step')} into {root}",
+        f"{title}, engine {engine.name}, {plural(len(steps), 'step')} into {root}",
         f"GPUs: {gpus}",
         f"lab: {described(identity)}; every step imports this one",
         *(f"note: {note}" for note in plan.notes),

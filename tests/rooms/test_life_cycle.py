@@ -130,7 +130,7 @@ def test_a_room_is_added_by_a_folder_and_an_entry_and_runs_to_its_page(tree, tmp
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Print a number.") == 1 and "The number is 7." in done.stdout
     assert "The number is 7." in (tmp_path / "run/report.html").read_text()
-    again = run_lab(tree, ["run", "tiny", "-n", "3", "-o", "other"], ["analyze", "other"], cwd=tmp_path)
+    again = run_lab(tree, ["run", "-o", "other", "tiny", "-n", "3"], ["analyze", "other"], cwd=tmp_path)
     assert again.returncode == 0 and again.stdout.count("The number is 3.") == 2, again.stderr
 
 
