@@ -7,7 +7,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import subprocess
 from collections.abc import Sequence
 
 import click
@@ -15,7 +14,7 @@ import click
 from lab.cli.registry import EXTRAS, SCANNERS
 from lab.core.gpu import Gpu
 from lab.core.words import printable, size_text
-from lab.engines.checkup import Check, as_root, join_group_of, program_path
+from lab.engines.checkup import Check, as_root, join_group_of
 from lab.errors import LabError, StepFailed
 from lab.gpus.cdi import Devices, read_cdi, with_cdi_names
 from lab.gpus.discover import look
@@ -76,28 +75,20 @@ def _check_reader(reads: str, module: str) -> Check:
 
 
 def _check_gpus(cdi: Devices) -> tuple[list[Gpu], list[Check]]:
+    cards = cards_without_driver(os.environ)
+    load = f"{as_root('modprobe nvidia')}, or install the driver" if cards else ""
     try:
         gpus, notes = look()
         gpus = with_cdi_names(gpus, cdi)
     except LabError as error:
-        return [], [Check("gpu", "bad", str(error), _load_driver())]
+        return [], [Check("gpu", "bad", str(error), load)]
     rows = [_gpu_row(gpu) for gpu in gpus]
-    if not gpus and (cards := cards_without_driver(os.environ)):
-        rows = [Check("gpu", "warn", f"{cards}: runs use the CPU", _load_driver())]
+    if not gpus and cards:
+        rows = [Check("gpu", "warn", f"{cards}: runs use the CPU", load)]
     elif not gpus:
         rows = [Check("gpu", "-", "none found: runs here use the CPU")]
     rows += [Check("gpu", "warn", note) for note in notes]
     return gpus, rows + [Check("cdi", "warn", problem) for problem in cdi.problems]
-
-
-def _load_driver() -> str:
-    """The command that loads NVIDIA's driver where a card has none and the kernel has its module."""
-    program = program_path("modprobe", os.environ)
-    if program is None or not cards_without_driver(os.environ):
-        return ""
-    argv = [program, "--dry-run", "--quiet", "nvidia"]
-    dry_run = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False)
-    return as_root("modprobe nvidia") if dry_run.returncode == 0 else ""
 
 
 def _gpu_row(gpu: Gpu) -> Check:

@@ -39,7 +39,7 @@ def images() -> None:
 def images_list(as_json: bool) -> None:
     """One line per image: whether the engine here has it, and whether the lab in it is this one.
 
-    Exit code 1 if an image holds another lab; what to type then is said.
+    Another lab in an image is noted; `lab images check` exits 1 for it.
     """
     try:
         ids = listed()
@@ -50,15 +50,14 @@ def images_list(as_json: bool) -> None:
     for image in map(spec.load, spec.names()):
         targets = targets_of(image)
         built = None if ids is None else {target.ref: id_of(target.ref, ids) for target in targets}
-        differences = [_difference(target) for target in targets if built and built[target.ref]]
-        row = {"built": built, "differences": [text for text in differences if text]}
+        texts = [_difference(target) for target in targets if built and built[target.ref]]
+        row = {"built": built, "differences": [text for text in texts if text]}
         rows.append(msgspec.to_builtins(image) | row)
     if as_json:
         print_json(rows)
     for row in () if as_json else rows:
         state = "differs" if row["differences"] else _state(row["built"])
         click.echo(f"{row['name']:8} {row['vendor']:7} {row['ref']:20} {state:7} {row['summary']}")
-    for row in () if as_json else rows:
         for text in row["differences"]:
             click.echo(f"note: {text}", err=True)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from lab.core.words import listed
 from lab.errors import BadDataError, MissingError, needs
 from lab.terminal.findings import REQUIRE, raise_for_holes, raise_unless_complete
 from lab.terminal.options import PATH, as_json, print_json
@@ -39,10 +40,8 @@ def inspect(paths: tuple[Path, ...], as_json: bool, require: str | None) -> None
         click.echo(rows_text(rows))
     unread = [row for row in rows if row.error is not None]
     if unread:
-        raise BadDataError(
-            f"{len(unread)} of {len(rows)} cannot be read:\n"
-            + "\n".join(f"  {row.path}: {row.error}" for row in unread)
-        )
+        lines = [f"{row.path}: {row.error}" for row in unread]
+        raise BadDataError(listed(f"{len(unread)} of {len(rows)} cannot be read", lines))
     if require == "complete":
         doubtful = [row for row in rows if row.verdict not in ("complete", None)]
         lacks = [f"{row.path}: {text}" for row in doubtful for text in sentences(row.lacks)]

@@ -95,7 +95,7 @@ DIFF_OF_LOGS = "lab.rooms.nan.nixnan.cli"
 # {args} stands for the arguments after the old name. A row goes with the next release.
 REMOVED: dict[str, str] = {
     **{name: f"lab run {name} {{args}}" for name in ("sweep", "nixnan", "semicrf", "trials", "replay")},
-    "doctor --fix": "lab doctor  # below a finding stands what to type to mend it",
+    "doctor --fix": "lab doctor  # it prints what to type",
     "run --attach": "lab run --resume {args}",
     "run --repeat-both": "lab check {args}",
     # Reading commands

@@ -46,9 +46,7 @@ SEE = "see lab doctor"
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be pulled or built, and do nothing.")
 @quiet("Hide the builder's own output.")
 def setup(image: str | None, registry: str | None, release: Path | None, dry_run: bool, quiet: bool) -> None:
-    """Bring the image that this machine's GPUs need, and lab/cpu, which analyses; try them; say what is next.
-
-    The engine is looked at first, and the image is tried with one of the GPUs, which it has to see.
+    """Get the image that this machine's GPUs need, and lab/cpu for analyses; try them; print the next command.
 
     An image that is here is kept. Otherwise it is pulled from a release or a registry that you name, or built
     from this checkout. Nothing else in lab pulls images.
@@ -62,7 +60,7 @@ def setup(image: str | None, registry: str | None, release: Path | None, dry_run
             console.say(f"note: {cards}: this prepares runs on the CPU; install it, then lab setup again")
         image = image_for(gpus)
     asked = targets([image])
-    image = asked[0].image  # --image takes no target's name, such as cpu-torch
+    image = asked[0].image  # of a target such as cpu-torch
     suited = [gpu for gpu in gpus if suits(load(image), gpu)][:1]
     if not suited and load(image).vendor != "none":
         console.say(f"note: no GPU here fits the image {image}: it is tried without one")

@@ -71,14 +71,14 @@ def raise_for_holes(recordings: Mapping[Path | str, Sequence[Lack]]) -> None:
     from lab.recordings.integrity.words import sentences
     from lab.recordings.lacks import holes
 
-    torn = {path: sentences(holes(lacks)) for path, lacks in recordings.items() if holes(lacks)}
-    if not torn:
-        return
-    if len(recordings) == 1:
-        ((path, texts),) = torn.items()
+    torn = {path: texts for path, lacks in recordings.items() if (texts := sentences(holes(lacks)))}
+    if torn and len(recordings) > 1:
+        lines = [f"{path}: {text}" for path, texts in torn.items() for text in texts]
+        raise StepFailed(
+            listed(f"{len(torn)} of {len(recordings)} recordings are incomplete", lines), fix=_FIX
+        )
+    for path, texts in torn.items():
         raise StepFailed(listed("the recording is incomplete", texts), location=path, fix=_FIX)
-    texts = [f"{path}: {text}" for path, sentences_of in torn.items() for text in sentences_of]
-    raise StepFailed(listed(f"{len(torn)} of {len(recordings)} recordings are incomplete", texts), fix=_FIX)
 
 
 def raise_unless_complete(incomplete: Sequence[str], source: Path | str) -> None:

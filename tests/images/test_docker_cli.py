@@ -66,7 +66,7 @@ def test_an_engine_that_does_not_answer_is_not_one_without_images(tmp_path, monk
     an_engine(tmp_path, monkeypatch, "echo no daemon >&2; exit 1")
     (line, *rest) = CliRunner().invoke(cli, ["images", "list"]).output.splitlines()
     assert line.startswith("note: which images are here is not known") and "no daemon" in line
-    assert len(rest) == len(spec.names()) and all(row.split()[3] == "?" for row in rest)
+    assert len(rest) == len(spec.names()) and all(row.split()[3] == "unknown" for row in rest)
     (row, *_) = [row for row in check(["cpu"]) if row.check == "as built"]
     assert row.state == "skipped" and "no daemon" in row.detail
     with pytest.raises(EngineError, match="no daemon"):
