@@ -46,7 +46,7 @@ SEE = "see lab doctor"
 @click.option("-n", "--dry-run", is_flag=True, help="Say what would be pulled or built, and do nothing.")
 @quiet("Hide the builder's own output.")
 def setup(image: str | None, registry: str | None, release: Path | None, dry_run: bool, quiet: bool) -> None:
-    """Get the image that this machine's GPUs need, and lab/cpu for analyses; try them; print the next command.
+    """Get the image that this machine's GPUs need, and lab/cpu for analyses; try them; say what is next.
 
     An image that is here is kept. Otherwise it is pulled from a release or a registry that you name, or built
     from this checkout. Nothing else in lab pulls images.
