@@ -28,7 +28,8 @@ def silent(
     together = _together(list(truths.values()))
     for figure in [*asked.figures, *_absent(asked, together)]:
         unknown = figure.name[0] == "owner" and not operators
-        if unknown or figure.name[0] == "op" or NO_SYMBOL in str(figure.name):
+        nameless = "" in figure.name[-2:-1] or NO_SYMBOL in str(figure.name)  # says that it is not known
+        if unknown or figure.name[0] == "op" or nameless:
             continue
         alone = figure.process is None or len(truths) == 1
         truth = together if alone else truths.get(figure.process)  # a process that no id names has none
