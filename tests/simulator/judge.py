@@ -38,7 +38,9 @@ def silent(
             continue
         if truth and figure.name[0] == "idle_ms" and figure.bound:
             right = truth.idle_recorded_ms
-        holds = not bounded or _bounded(figure, right)
+        # Where operators are lost, the one around them has their launches.
+        moved = figure.name[0] == "owner" and any(lack["axis"] == "ops" for lack in asked.lacks)
+        holds = moved or not bounded or _bounded(figure, right)
         if whole or not ((_in_doubt(asked, figure) and holds) or _without_owner(asked, figure, right)):
             words = f"{figure.bound} {figure.value:.6f}".strip()
             sentences.append(f"{figure.command}, {_words(figure)}: {words}, true {right:.6f}")
