@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lab.cli.main import main
 from lab.rooms.sweep.gemm.reading.rank import RankJob, read_rank_tables
 from lab.rooms.sweep.layout import configs_of
@@ -207,9 +205,9 @@ def sheets_of(path: Path) -> list[Figure]:
         ops, gemm = tables.sheets["ops_summary"], tables.gemm
         for name, ms in zip(ops.name.tolist(), ops.total_direct_kernel_time_ms.tolist(), strict=True):
             values["op", name, "ms"] += ms
-        inside = gemm.step >= 0 if gemm is not None and len(read) == 1 else np.zeros(0, dtype=bool)
-        if inside.any() and (gemm.M[inside] > 0).all():
-            flops = 2.0 * gemm.M * gemm.N * gemm.K * np.maximum(gemm.B, 1)
-            numbers = tuple(sorted(set(gemm.step[inside].tolist())))
-            values["step", numbers, "tflop"] = float(flops[inside].sum()) / len(numbers) / 1e12
+        if gemm is not None and len(gemm) and len(read) == 1 and (gemm.step >= 0).all():
+            groups, numbers = tables.groups.as_dict(), tuple(sorted(set(gemm.step.tolist())))
+            gflop = float((groups["GFLOPS_first"] * groups["name_count"]).sum())
+            if gflop == gflop:  # every shape is known
+                values["step", numbers, "tflop"] = gflop / len(numbers) / 1e3
     return [Figure("ops_summary", name, value) for name, value in values.items()]

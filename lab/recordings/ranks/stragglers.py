@@ -101,7 +101,7 @@ def _late_hosts(account: Account, rows: Sequence[Row]) -> list[Excess]:
 def _copies(account: Account, rows: Sequence[Row]) -> list[Excess]:
     exposed_ns = {row.rank: row.parts["copy_ns"] for row in rows}
     excesses = []
-    for excess in _over(rows, list(exposed_ns.values()), COPIES):
+    for excess in _over(rows, [row.parts["copy_ns"] for row in rows], COPIES):
         work = account.together.works[account.ranks.index(excess.rank)]
         copies = (work.kind == COPY) & _in_step(account, excess, work.start)
         less_ns = np.where(copies, (work.end - work.start) * (excess.ns / exposed_ns[excess.rank]), 0.0)

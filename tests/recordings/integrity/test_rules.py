@@ -20,10 +20,8 @@ from lab.recordings.integrity.calls import (
 )
 from lab.recordings.integrity.words import bound, idle_bound, integrity_lines
 from lab.recordings.lacks import Lack, holes, verdict_of
-from lab.recordings.load import load_capture
 from lab.recordings.tables import KERNEL, MEMCPY, MEMSET, Table
 from tests.recordings.integrity.made import judged, made
-from tests.tracegen import TraceWriter, training_step
 
 LAUNCHES = [("cudaLaunchKernel", i) for i in range(1, 11)]
 
@@ -85,10 +83,6 @@ def test_the_host_share_is_of_gpu_time_and_not_of_rows():
     capture = made([("cudaLaunchKernel", 10)], rows(10, 11))
     ends = capture.ops.end_ns.copy()
     ends[1] += 992  # 8 ns and 1000 ns
-    from dataclasses import replace
-
-    from lab.recordings.tables import Table
-
     capture = replace(capture, ops=Table(capture.ops.as_dict() | {"end_ns": ends}))
     assert judged(capture)["host", "tail", "H"].share == pytest.approx(1000 / 1008)
 
@@ -253,16 +247,6 @@ def test_a_row_launched_while_another_thread_waits_may_outlast_the_wait():
     assert judged(moved) == {}
 
 
-def test_rows_that_are_there_twice_are_counted_and_called_so():
-    capture = made(LAUNCHES, rows(*range(1, 11)))
-    ops = capture.ops
-    twice = np.concatenate([np.arange(10), [3, 3, 7]])
-    found = judged(replace(capture, ops=ops.take(np.random.default_rng(1).permutation(twice))))
-    assert set(found) == {("gpu", "all", "W")}
-    lack = found["gpu", "all", "W"]
-    assert (lack.n, lack.of) == (3, 13) and holes([lack]) == [lack] and verdict_of([lack]) == "unknown"
-
-
 def test_calls_that_are_there_twice_are_counted_and_calls_without_a_correlation_are_not():
     capture = made(LAUNCHES, rows(*range(1, 11)))
     twice = capture.api.take(np.concatenate([np.arange(10), [2, 5]]))
@@ -308,21 +292,3 @@ def test_copies_and_fills_without_a_duration_are_unmeasured_unless_the_clock_is_
         found = judged(replace(capture, ops=Table(capture.ops.as_dict() | {"end_ns": ends, "kind": kind})))
         assert {one for one in found if one[2] == "Z"} == expected
         assert not expected or found["gpu", "all", "Z"].text.startswith("2 of 4 copies and fills took 0 ns")
-
-
-@pytest.mark.parametrize("name", ["", " "])
-def test_kernels_without_a_name_are_no_complete_recording(name):
-    capture = made(LAUNCHES, [(name if corr in (2, 5) else "k", corr) for corr in range(1, 11)])
-    lack = judged(capture)["gpu", "all", "U"]
-    assert (lack.n, lack.of) == (2, 10) and "20.0% of kernel time" in lack.text and holes([lack]) == [lack]
-
-
-def test_nanoseconds_written_as_microseconds_are_noticed(tmp_path):
-    writer = TraceWriter()
-    for number in range(3):
-        training_step(writer, number, 1000 * number + 10_000)
-    for event in writer.events:
-        if event["cat"] == "kernel":
-            event["ts"] *= 100_000
-    lacks = load_capture(writer.write(tmp_path / "a.json")).lacks
-    assert any(one.rule == "K" for one in lacks)
