@@ -79,7 +79,7 @@ def gemm_sheet(found: Launches, gemm: Table) -> Table:
 
 
 def _calls(found: Launches, op_rows: np.ndarray) -> list[OpCall]:
-    trace, ops = found.trace, found.trace.ops.take(op_rows)
+    trace, ops = found.trace, found.trace.operators.take(op_rows)
     columns = [trace.text(getattr(ops, name)) for name in ("name_id", *ARGUMENTS.values())]
     return [OpCall.from_profiler(*texts) for texts in zip(*columns, strict=True)]
 
